@@ -1,0 +1,28 @@
+"""Errors meant for people: one sentence that names the culprit, the rule and the remedy.
+
+The command line prints them without a traceback and exits with ``exit_code``.
+"""
+
+
+class RegressError(Exception):
+    """Base of every error a user can cause or mend."""
+
+    exit_code = 1
+
+
+class ConfigError(RegressError):
+    """A configuration key is unknown, of the wrong type, or part of an impossible combination."""
+
+    exit_code = 2
+
+
+class DumpError(RegressError):
+    """A dump cannot be written, or is missing, incomplete or damaged."""
+
+
+class ReplayError(RegressError):
+    """Recorded trajectories do not fit the run that asks for them."""
+
+
+class TaskError(RegressError):
+    """A task, reward or tokenizer cannot do what the configuration asks."""
