@@ -7,10 +7,12 @@ A microbatch is a selection of them, together with the ``[B, T]`` tensors that t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from regress.dump.trajectory import Trajectory
@@ -75,34 +77,36 @@ class Microbatch:
         return out
 
 
-@dataclass(frozen=True)
 class TokenBatch:
     """Samples laid end to end.
 
     Args:
         trajectories: the samples, in canonical order.
-        loss_masks: the positions that enter the loss, one list per sample; a trajectory's own mask by default.
+        loss_masks: the positions that enter the loss, one list per sample; by default the trajectories' own.
         device: where the tensors live.
+
+    Attributes:
+        lengths: tokens of each sample.
+        offsets: ``[N + 1]`` start of each sample in flat token tensors.
+        mask: ``[sum(lengths)]`` True at loss tokens.
+        sequence: ``[K]`` sample index of each loss token.
     """
 
-    trajectories: Sequence[Trajectory]
-    loss_masks: Sequence[Sequence[int]] | None = None
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-
-    def __post_init__(self) -> None:
-        lengths = [len(trajectory.tokens) for trajectory in self.trajectories]
-        masks = self.loss_masks or [trajectory.loss_mask for trajectory in self.trajectories]
-        mask = np.concatenate([np.asarray(mask, dtype=bool) for mask in masks])
-        sample = np.repeat(np.arange(len(lengths)), lengths)
-        object.__setattr__(self, "lengths", lengths)
-        object.__setattr__(self, "offsets", offsets_of(lengths))
-        object.__setattr__(self, "mask", mask)
-        object.__setattr__(self, "sequence", torch.from_numpy(sample[mask]).to(self.device))
-
-    lengths: list[int] = field(init=False)
-    offsets: np.ndarray[tuple[int], np.dtype[np.int64]] = field(init=False)
-    mask: np.ndarray[tuple[int], np.dtype[np.bool_]] = field(init=False)
-    sequence: Tensor = field(init=False)
+    def __init__(
+        self,
+        trajectories: Sequence[Trajectory],
+        *,
+        loss_masks: Sequence[Sequence[int]] | None = None,
+        device: torch.device | None = None,
+    ) -> None:
+        self.trajectories = trajectories
+        self.device = device or torch.device("cpu")
+        self.lengths = [len(trajectory.tokens) for trajectory in trajectories]
+        self.offsets = offsets_of(self.lengths)
+        masks = loss_masks or [trajectory.loss_mask for trajectory in trajectories]
+        self.mask = np.concatenate([np.asarray(mask, dtype=bool) for mask in masks])
+        sample = np.repeat(np.arange(len(trajectories)), self.lengths)
+        self.sequence = self._tensor(sample[self.mask])
 
     def loss_tokens(self) -> LossTokens:
         """The ``K`` loss tokens of the batch, without quantities yet."""
@@ -122,7 +126,7 @@ class TokenBatch:
         order = np.cumsum(self.mask) - 1
         return [self._project(layout, tokens, order) for layout in plan_microbatches(self.lengths, plan)]
 
-    def _project(self, layout: TokenLayout, tokens: np.ndarray, order: np.ndarray) -> Microbatch:
+    def _project(self, layout: TokenLayout, tokens: NDArray[np.int64], order: NDArray[np.int64]) -> Microbatch:
         canonical, local = layout.indices(self.offsets)
         wanted = self.mask[canonical]
         widths = [segment.stop - segment.start for segment in layout.segments]
@@ -141,5 +145,5 @@ class TokenBatch:
             sample_ids=keys,
         )
 
-    def _tensor(self, array: np.ndarray) -> Tensor:
+    def _tensor(self, array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(array).to(self.device)

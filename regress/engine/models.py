@@ -20,13 +20,12 @@ _ROPE_SIZES: Mapping[str, Any] = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "head_dim": 16,
     "intermediate_size": 128,
     "max_position_embeddings": 512,
 }
 
 TINY: Mapping[str, Mapping[str, Any]] = {
-    "qwen3": _ROPE_SIZES,
+    "qwen3": {**_ROPE_SIZES, "head_dim": 16},
     "llama": _ROPE_SIZES,
     "qwen3_moe": {
         **_ROPE_SIZES,
