@@ -59,7 +59,7 @@ def build_model(
     model = model.to(DTYPES[config.dtype])
     if config.gradient_checkpointing:
         context_fn = functools.partial(checkpoint_contexts, DTYPES[config.dtype])
-        model.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": context_fn})
+        model.activation_checkpointing_enable({"use_reentrant": False, "context_fn": context_fn})
     return model.train()
 
 

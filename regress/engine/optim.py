@@ -12,15 +12,16 @@ from transformers import get_scheduler
 from regress.engine.config.schema import OptimizerConfig
 
 
-def build_optimizer(parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> torch.optim.AdamW:
-    """AdamW with the configured constants on all parameters."""
-    return torch.optim.AdamW(
-        parameters,
-        lr=config.learning_rate,
-        betas=(config.betas[0], config.betas[1]),
-        eps=config.eps,
-        weight_decay=config.weight_decay,
-    )
+def adamw(
+    named: Iterable[tuple[str, nn.Parameter]],
+    learning_rate: float,
+    *,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+) -> torch.optim.AdamW:
+    """AdamW over all parameters, which it knows by name."""
+    return torch.optim.AdamW(named, lr=learning_rate, betas=betas, eps=eps, weight_decay=weight_decay)
 
 
 def build_scheduler(

@@ -65,7 +65,7 @@ class LocalPolicy:
         """One microbatch after the other; see :class:`Policy`."""
         results: list[Result] = []
         for index, micro in enumerate(microbatches):
-            share, result = loss(index, micro, self._forward(micro, entropy=True))
+            share, result = loss(index, micro, self._forward(micro, entropy=self.entropy))
             with arithmetic(self.dtype):
                 share.backward()  # type: ignore[no-untyped-call]
             results.append(result)
@@ -85,8 +85,9 @@ class LocalPolicy:
 
     def _forward(self, micro: Microbatch, *, entropy: bool) -> TokenLogProbs:
         implementation = self.model.config._attn_implementation
-        mask = None
-        if implementation != VARLEN:
+        if implementation == VARLEN:
+            mask = torch.from_numpy(micro.layout.attention_mask).to(self.device)
+        else:
             mask = block_causal_mask(micro.layout, implementation, self.dtype, self.device)
         # the hidden state that predicts a token lies one column before it
         with arithmetic(self.dtype), logits_at(self.model, micro.local - 1):

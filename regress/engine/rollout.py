@@ -12,11 +12,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from regress.dump.trajectory import Trajectory
 from regress.engine.sampling import Completion, SamplingParams, sample
-from regress.tasks import Problem
+from regress.tasks.problem import Problem
+from regress.tasks.rewards import Reward
 
 TRAIN, VAL = "train", "val"
 
-Score = Callable[[Problem, str], dict[str, float]]
+Score = Callable[[Problem, str], Reward]
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class HFRolloutWorker:
         model: the policy's model; its current weights are used.
         tokenizer: decodes completions for the rewards.
         params: how to sample; evaluation is greedy with the same limits.
-        score: rewards by name for a problem and the text of a completion, ``total`` among them.
+        score: the reward of the text of a completion.
         batch_size: completions sampled at once.
         seed: with step, split and batch it determines every draw, so no state is carried along.
     """
@@ -82,7 +83,7 @@ class HFRolloutWorker:
 
     def _trajectory(self, prompt: Prompt, run: int, completion: Completion, split: str) -> Trajectory:
         text = self._tokenizer.decode(completion.tokens, skip_special_tokens=True)
-        rewards = self._score(prompt.problem, text)
+        reward = self._score(prompt.problem, text)
         prompt_length = len(prompt.tokens)
         log_probs = completion.log_probs.numpy()
         return Trajectory(
@@ -90,12 +91,12 @@ class HFRolloutWorker:
             run_id=run,
             tokens=[*prompt.tokens, *completion.tokens],
             loss_mask=[0] * prompt_length + [1] * len(completion.tokens),
-            reward=rewards["total"],
+            reward=reward.total,
             is_val=split == VAL,
             prompt_length=prompt_length,
             log_probs=np.concatenate([np.zeros(prompt_length, log_probs.dtype), log_probs]),
             finish_reason=completion.finish_reason,
-            rewards={name: value for name, value in rewards.items() if name != "total"},
+            rewards=dict(reward.parts),
             task_id=prompt.problem.task_id,
             prompt=prompt.problem.prompt,
             response=text,
