@@ -1,0 +1,48 @@
+"""The valid names nearest to a mistyped one."""
+
+from collections.abc import Iterable
+from difflib import SequenceMatcher
+
+WRONG_SECTION = 2
+"""What the right last component in a wrong section costs, in edits: more than one typo, less than most."""
+
+
+def nearest_keys(unknown: str, valid: Iterable[str]) -> list[str]:
+    """The valid dotted keys nearest to ``unknown``; several only if they are equally near.
+
+    Nearness counts edits of the full key, so that one wrong character always leads back to the key that was
+    meant, or of its last component alone, for a key written into the wrong section. `difflib` decides when
+    that leaves more than three.
+    """
+    keys = list(valid)
+    distances = {key: _key_distance(unknown, key) for key in keys}
+    least = min(distances.values())
+    ties = [key for key in keys if distances[key] == least]
+    if len(ties) <= 3:
+        return ties
+    return [max(ties, key=lambda key: SequenceMatcher(None, unknown, key).ratio())]
+
+
+def nearest(unknown: str, valid: Iterable[str]) -> str:
+    """The one valid name nearest to ``unknown``."""
+    return max(valid, key=lambda name: (-edits(unknown, name), SequenceMatcher(None, unknown, name).ratio()))
+
+
+def _key_distance(unknown: str, key: str) -> int:
+    last = edits(unknown.rpartition(".")[2], key.rpartition(".")[2])
+    return min(edits(unknown, key), WRONG_SECTION + last)
+
+
+def edits(a: str, b: str) -> int:
+    """Insertions, deletions, replacements and swaps of neighbors that turn ``a`` into ``b``."""
+    before: list[int] = []
+    above = list(range(len(b) + 1))
+    for i, x in enumerate(a, 1):
+        row = [i]
+        for j, y in enumerate(b, 1):
+            cost = min(above[j] + 1, row[j - 1] + 1, above[j - 1] + (x != y))
+            if i > 1 and j > 1 and x == b[j - 2] and a[i - 2] == y:
+                cost = min(cost, before[j - 2] + 1)
+            row.append(cost)
+        before, above = above, row
+    return above[-1]
