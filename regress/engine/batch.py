@@ -87,6 +87,7 @@ class TokenBatch:
 
     Attributes:
         lengths: tokens of each sample.
+        loss_masks: as given.
         offsets: ``[N + 1]`` start of each sample in flat token tensors.
         mask: ``[sum(lengths)]`` True at loss tokens.
         sequence: ``[K]`` sample index of each loss token.
@@ -103,8 +104,8 @@ class TokenBatch:
         self.device = device or torch.device("cpu")
         self.lengths = [len(trajectory.tokens) for trajectory in trajectories]
         self.offsets = offsets_of(self.lengths)
-        masks = loss_masks or [trajectory.loss_mask for trajectory in trajectories]
-        self.mask = np.concatenate([np.asarray(mask, dtype=bool) for mask in masks])
+        self.loss_masks = loss_masks or [trajectory.loss_mask for trajectory in trajectories]
+        self.mask = np.concatenate([np.asarray(mask, dtype=bool) for mask in self.loss_masks])
         sample = np.repeat(np.arange(len(trajectories)), self.lengths)
         self.sequence = self._tensor(sample[self.mask])
 

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from regress.dump.taps import at
 from regress.engine.attention import VARLEN, block_causal_mask
 from regress.engine.batch import Microbatch
 from regress.engine.precision import arithmetic
 from regress.grpo.logprobs import TokenLogProbs, token_log_probs
 
 Result = TypeVar("Result")
-Loss = Callable[[int, Microbatch, TokenLogProbs], tuple[Tensor, Result]]
+Loss = Callable[[Microbatch, TokenLogProbs], tuple[Tensor, Result]]
 
 
 class Policy(Protocol):
@@ -28,8 +29,9 @@ class Policy(Protocol):
     def forward_backward(self, microbatches: Sequence[Microbatch], loss: Loss[Result]) -> list[Result]:
         """Forward and backward over all microbatches; gradients accumulate.
 
-        ``loss`` gets the index of the microbatch, the microbatch and the log-probs of its loss tokens, and
-        returns the scalar to back-propagate (that microbatch's share of the loss) and anything else to hand back.
+        ``loss`` gets a microbatch and the log-probs of its loss tokens, and returns the scalar to back-propagate
+        (that microbatch's share of the loss) and anything else to hand back. It is called under the coordinates
+        of the microbatch (``dump.at(micro=...)``).
         """
 
     def zero_grad(self) -> None:
@@ -48,13 +50,22 @@ class LocalPolicy:
     Args:
         model: a Hugging Face causal language model.
         temperature: the logits are divided by it, as in the sampler.
+        entropy_gradient: whether the loss has an entropy term.
     """
 
-    def __init__(self, model: PreTrainedModel, *, temperature: float = 1.0) -> None:
+    def __init__(
+        self, model: PreTrainedModel, *, temperature: float = 1.0, entropy_gradient: bool = False
+    ) -> None:
         self.model = model
         self.temperature = temperature
+        self._entropy: bool | Literal["no_grad"] = True if entropy_gradient else "no_grad"
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
+
+    @property
+    def log_prob_dtype(self) -> torch.dtype:
+        """float64 for a float64 model, else float32."""
+        return torch.float64 if self.dtype == torch.float64 else torch.float32
 
     def log_probs(self, microbatches: Sequence[Microbatch]) -> list[Tensor]:
         """Log-probs of the loss tokens of each microbatch, ``[K]`` each, without a graph."""
@@ -65,7 +76,8 @@ class LocalPolicy:
         """One microbatch after the other; see :class:`Policy`."""
         results: list[Result] = []
         for index, micro in enumerate(microbatches):
-            share, result = loss(index, micro, self._forward(micro, entropy=self.entropy))
+            with at(micro=index):
+                share, result = loss(micro, self._forward(micro, entropy=self._entropy))
             with arithmetic(self.dtype):
                 share.backward()  # type: ignore[no-untyped-call]
             results.append(result)
@@ -83,7 +95,7 @@ class LocalPolicy:
         """Parameters under the names of the Hugging Face model; tied ones once."""
         return self.model.named_parameters()
 
-    def _forward(self, micro: Microbatch, *, entropy: bool) -> TokenLogProbs:
+    def _forward(self, micro: Microbatch, *, entropy: bool | Literal["no_grad"]) -> TokenLogProbs:
         implementation = self.model.config._attn_implementation
         if implementation == VARLEN:
             mask = torch.from_numpy(micro.layout.attention_mask).to(self.device)

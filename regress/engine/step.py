@@ -75,6 +75,7 @@ def train_step(
     objective: Objective,
     *,
     max_grad_norm: float | None,
+    target_params: str = ".*",
 ) -> StepOutcome:
     """One optimizer update on one mini-batch.
 
@@ -82,12 +83,13 @@ def train_step(
         tokens: weights, advantages and recorded log-probs of its ``K`` loss tokens.
         microbatches: the same tokens under a layout.
         max_grad_norm: the gradient is scaled down to this 2-norm; ``None`` leaves it.
+        target_params: pattern of the parameters whose gradients, values and optimizer state are dumped.
 
     Raises:
         RegressError: if the loss or the gradient is not finite; the parameters are then unchanged.
     """
 
-    def loss(index: int, micro: Microbatch, out: TokenLogProbs) -> tuple[Tensor, Share]:
+    def loss(micro: Microbatch, out: TokenLogProbs) -> tuple[Tensor, Share]:
         part = tokens.select(micro.select, micro.sequence, len(micro.sample_ids))
         assert part.weights is not None and part.advantages is not None
         old = out.log_probs.detach() if part.old_log_probs is None else part.old_log_probs
@@ -103,17 +105,16 @@ def train_step(
             entropy_K=out.entropy,
         )
         share = (part.weights.to(terms.loss_K.dtype) * terms.loss_K).sum()
-        taps.microbatch(index, micro, part, out, terms, share)
+        taps.microbatch(micro, part, out, terms, share, objective)
         return share, Share(share.detach(), token_metrics(terms))
 
     policy.zero_grad()
     shares = policy.forward_backward(microbatches, loss)
-    taps.gradients(policy)
+    taps.gradients(policy, target_params)
     grad_norm = policy.clip_grad_norm(max_grad_norm)
     _refuse_nonfinite(microbatches, shares, grad_norm)
     optimizer.step()
-    taps.parameters(policy)
-    taps.optimizer_state(policy, optimizer)
+    taps.after_update(policy, optimizer, grad_norm, target_params)
     total = torch.stack([share.loss for share in shares]).sum()
     metrics = functools.reduce(add_metrics, (share.metrics for share in shares))
     return StepOutcome(total.item(), grad_norm.item(), metrics)

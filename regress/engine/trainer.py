@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from regress import dump
+from regress.dump.taps import at, tap_trajectories
 from regress.dump.trajectory import Trajectory
 from regress.engine import taps
 from regress.engine.batch import LossTokens, Microbatch, TokenBatch
@@ -46,14 +47,15 @@ class Trainer:
     scheduler: LRScheduler
     worker: RolloutWorker
     prompts: Callable[[int], Sequence[Prompt]]
+    trajectory_meta: Mapping[str, Any]
 
     def step(self, step: int) -> dict[str, float]:
         """Roll out, then update the policy ``epochs * mini_batches`` times; returns the metrics of the step."""
         trajectories = self.worker.rollout(step, self.prompts(step), TRAIN)
-        with dump.at(step=step, rank=0):
-            taps.trajectories(trajectories)
-            minis = self._mini_batches(trajectories)
-            taps.old_log_probs(minis)
+        minis = self._mini_batches(trajectories)  # outside of at(): these forward passes are not recorded
+        with at(step=step):
+            tap_trajectories(trajectories, meta=self.trajectory_meta)
+            taps.before_updates(trajectories, [(mini.batch, mini.tokens) for mini in minis])
             outcomes = self._updates(minis)
         if self.reference is not None:
             self.reference.after_step(step)
@@ -66,7 +68,7 @@ class Trainer:
         for epoch in range(epochs):
             for index, mini in enumerate(minis):
                 update = len(outcomes) if several else None
-                with dump.at(update=update, epoch=epoch, mini_batch=index):
+                with at(update=update, epoch=epoch, mini_batch=index, rank=0):
                     outcomes.append(
                         train_step(
                             self.policy,
@@ -75,6 +77,7 @@ class Trainer:
                             mini.microbatches,
                             self.config.algorithm,
                             max_grad_norm=self.config.optimizer.max_grad_norm,
+                            target_params=self.config.debug.target_param_pattern,
                         )
                     )
                 self.scheduler.step()

@@ -36,7 +36,7 @@ def warm_start(
         batch = TokenBatch(examples(step), device=policy.device)
         count = len(batch.sequence)
 
-        def loss(_: int, __: Microbatch, out: TokenLogProbs, count: int = count) -> tuple[Tensor, Tensor]:
+        def loss(_: Microbatch, out: TokenLogProbs, count: int = count) -> tuple[Tensor, Tensor]:
             share = -out.log_probs.sum() / count
             return share, share.detach()
 
