@@ -55,8 +55,8 @@ class Objective:
     )
     scale: str = _value(
         "group",
-        "what grpo and rloo advantages are divided by: standard deviation of the rewards of the group, of the "
-        "whole batch, or none (Dr. GRPO); the reinforce_plus_plus estimators are scaled by whitening instead",
+        "what grpo and rloo advantages are divided by: standard deviation of the rewards of the group, of "
+        "the whole batch, or none (Dr. GRPO); the reinforce_plus_plus estimators whiten instead",
         choices=SCALES,
     )
     eps: float = _value(1e-6, "added to the standard deviation that divides the advantage", minimum=0.0)
