@@ -17,7 +17,6 @@ from regress.dump.jsontext import plain
 from regress.dump.record import Record
 from regress.dump.trajectory import Trajectory, from_record, to_record
 
-_KEYS = frozenset(("step", "num_trajectories", "trajectories"))
 _TEXTS = ("finish_reason", "task_id", "prompt", "response", "ground_truth", "temperature")
 
 
@@ -65,24 +64,14 @@ def trajectory_tensors(payload: Mapping[str, Any], dtypes: Mapping[str, np.dtype
         raise Damage(f"its list of trajectories is malformed ({error})") from None
 
 
-def is_foreign(payload: Mapping[str, Any]) -> bool:
-    """Whether a payload without a `regress` block is exactly what NexRL dumps as trajectories."""
-    return "trajectories" in payload and payload.keys() <= _KEYS
+def foreign_trajectories(payload: Mapping[str, Any], step: int) -> Record:
+    """The record of trajectories that NexRL dumped; raises `Damage` or `DumpError` for malformed ones.
 
-
-def read_foreign(payload: Mapping[str, Any]) -> Record:
-    """The record of NexRL's own trajectory payload; raises `Damage` for a malformed one.
-
-    `log_probs` of the old generation are taken at the token's own position, in float64 (lists have no type).
+    `logprobs` of the old generation are taken at the token's own position, in float64 (lists have no type).
     """
     items = payload["trajectories"]
-    step = payload.get("step", 0)
-    if (
-        not isinstance(items, list)
-        or not all(isinstance(item, dict) for item in items)
-        or type(step) is not int
-    ):
-        raise Damage("its trajectories are not a list of dicts under an integer step")
+    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+        raise Damage("its trajectories are not a list of dicts")
     if payload.get("num_trajectories", len(items)) != len(items):
         raise Damage(f"it announces {payload['num_trajectories']} trajectories but holds {len(items)}")
     return to_record([_from_dict(item, index) for index, item in enumerate(items)], step)

@@ -16,8 +16,8 @@ import numpy as np
 
 from regress.dump.arrays import DTYPES, Array, canonical_nans, is_float
 from regress.dump.damage import Damage
+from regress.dump.foreign import read_foreign
 from regress.dump.jsontext import float_name, loads, nonfinite, tag_floats
-from regress.dump.nexrl import is_foreign, read_foreign
 from regress.dump.payload import from_payload, to_payload
 from regress.dump.record import Record, replace_tensors
 from regress.errors import DumpError
@@ -81,20 +81,13 @@ def decode(data: bytes) -> list[Record]:
 def _decode_line(line: bytes) -> Record:
     text, seal, _ = line.rpartition(_SEAL)
     if not seal:
-        return _decode_foreign(line)
+        return read_foreign(json.loads(line))  # NexRL writes bare NaN; what it may mean is judged there
     if text + _seal(text) != line + b"\n":
         raise Damage("its text does not match its checksum")
     payload = loads(text + b"}")
     if not isinstance(payload, dict) or "regress" not in payload:
         raise Damage("it holds no record")
     return from_payload(payload, _read_array)
-
-
-def _decode_foreign(line: bytes) -> Record:
-    payload = json.loads(line)  # NexRL writes bare NaN, which only the validation of trajectories judges
-    if not isinstance(payload, dict) or not is_foreign(payload):
-        raise Damage("it ends without its checksum, or is no record")
-    return read_foreign(payload)
 
 
 def _read_array(leaf: Any) -> Array:

@@ -17,7 +17,7 @@ import numpy as np
 
 from regress.dump.arrays import Array, to_numpy, to_torch
 from regress.dump.damage import Damage
-from regress.dump.nexrl import is_foreign, read_foreign
+from regress.dump.foreign import read_foreign
 from regress.dump.payload import from_payload, normalized, to_payload
 from regress.dump.record import Record
 
@@ -70,13 +70,9 @@ def decode(data: bytes) -> list[Record]:
         raise Damage("its content does not match its checksum")
     _check_archive(data)
     payload = _load(data)
-    if not isinstance(payload, dict):
-        raise Damage(f"it holds a {type(payload).__name__} instead of a dict")
-    if sealed and "regress" in payload:
+    if sealed and isinstance(payload, dict) and "regress" in payload:
         return [from_payload(payload, _to_numpy)]
-    if not sealed and is_foreign(payload):
-        return [read_foreign(payload)]
-    raise Damage("it ends without its checksum, or is no record")
+    return [read_foreign(payload, _to_numpy)]
 
 
 def _check_archive(data: bytes) -> None:
