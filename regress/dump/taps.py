@@ -87,15 +87,21 @@ def _here(type: str) -> Coordinates:
 
 
 @contextmanager
-def at(**coordinates: int | None) -> Iterator[Coordinates]:
-    """Set some of `step, update, epoch, mini_batch, rank, micro` for the taps inside; inherit the others."""
+def at(**coordinates: int | None) -> Iterator[None]:
+    """Set some of `step, update, epoch, mini_batch, rank, micro` for the taps inside; inherit the others.
+
+    The outermost one has to give a step, unless nothing is being recorded.
+    """
     outer = _where.get()
     if outer is None and coordinates.get("step") is None:
-        raise DumpError("at() needs a step, given here or by an enclosing at(step=...)")
+        if _recorder.get() is not None:
+            raise DumpError("at() needs a step, given here or by an enclosing at(step=...)")
+        yield
+        return
     where = replace(outer or Coordinates(0), **coordinates)  # type: ignore[arg-type]
     token = _where.set(where)
     try:
-        yield where
+        yield
     finally:
         _where.reset(token)
         recorder = _recorder.get()

@@ -6,10 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from regress.dump.coordinates import parse_stem
-from regress.dump.formats import SUFFIXES
-from regress.dump.reader import read
-from regress.dump.trajectory import Trajectory, from_record
+from regress.dump.recorded import RecordedStep, read_trajectories
+from regress.dump.trajectory import Trajectory
 from regress.engine.rollout import VAL, Prompt
 from regress.errors import ReplayError
 
@@ -24,21 +22,24 @@ class Expectations:
     tokenizer: str
     temperature: float
     max_completion_length: int
-    environment: Mapping[str, str] | None
+    environment: Mapping[str, object] | None
 
 
 class MockRolloutWorker:
     """Serves recorded trajectories, matched by ``(group_id, run_id)``.
 
     Args:
-        folders: for each split the recording's files: one file, or a directory that holds ``step_*`` files.
+        paths: for each split its recording: one file, a directory of ``step_*`` files, or a whole dump.
         format: the files' format, or ``auto``.
         expect: see :class:`Expectations`.
+
+    Raises:
+        DumpError: if a recording is missing, incomplete or damaged.
     """
 
-    def __init__(self, folders: Mapping[str, Path], format: str, expect: Expectations) -> None:
-        self._folders = folders
-        self._files = {split: _step_files(folder, format) for split, folder in folders.items()}
+    def __init__(self, paths: Mapping[str, Path], format: str, expect: Expectations) -> None:
+        self._paths = paths
+        self._steps = {split: read_trajectories(path, format) for split, path in paths.items()}
         self._expect = expect
 
     def require(self, steps: Sequence[int], split: str) -> None:
@@ -48,24 +49,18 @@ class MockRolloutWorker:
             ReplayError: naming the first missing step, the steps there are, and the likely causes.
         """
         for step in steps:
-            self._file(step, split)
+            self._recorded(step, split)
 
     def rollout(self, step: int, prompts: Sequence[Prompt], split: str) -> list[Trajectory]:
         """The recorded trajectories of these prompts, in their order.
 
         Raises:
             ReplayError: if anything in the recording differs from what the run asks for.
-            DumpError: if the file is damaged.
         """
-        path = self._file(step, split)
-        record = read(path)
-        if record.step != step:
-            raise ReplayError(
-                f"{path}: the file was recorded at step {record.step} but step {step} asks for it; "
-                "a file may not be renamed, give the one of this step"
-            )
-        recorded = {trajectory.key: trajectory for trajectory in from_record(record)}
-        self._check_meta(path, record.meta)
+        found = self._recorded(step, split)
+        path = found.path
+        self._check_meta(found)
+        recorded = {trajectory.key: trajectory for trajectory in found.trajectories}
         wanted = [(prompt, run) for prompt in prompts for run in range(prompt.group_size)]
         for prompt, run in wanted:
             self._check(path, prompt, run, recorded.get((prompt.group_id, run)), split)
@@ -78,32 +73,32 @@ class MockRolloutWorker:
             )
         return [recorded[prompt.group_id, run] for prompt, run in wanted]
 
-    def _file(self, step: int, split: str) -> Path:
-        files = self._files[split]
-        if step not in files:
+    def _recorded(self, step: int, split: str) -> RecordedStep:
+        steps = self._steps[split]
+        if step not in steps:
             raise ReplayError(
-                f"[Rollout Mock] {self._folders[split]} holds no recording of {split} step {step} "
-                f"(it holds {_ranges(sorted(files))}); record that step first, lower max_steps, or check the "
-                f"directory and that the recording was made in {split} mode"
+                f"[Rollout Mock] {self._paths[split]} holds no recording of {split} step {step} "
+                f"(it holds {_ranges(sorted(steps))}); record that step first, lower max_steps, or check the "
+                f"path and that the recording was made in {split} mode"
             )
-        return files[step]
+        return steps[step]
 
-    def _check_meta(self, path: Path, meta: Mapping[str, object]) -> None:
-        recorded = meta.get("tokenizer")
+    def _check_meta(self, found: RecordedStep) -> None:
+        recorded = found.meta.get("tokenizer")
         if recorded is not None and recorded != self._expect.tokenizer:
             raise ReplayError(
-                f"{path}: recorded with tokenizer {str(recorded)[:12]} but this run uses "
+                f"{found.path}: recorded with tokenizer {str(recorded)[:12]} but this run uses "
                 f"{self._expect.tokenizer[:12]}; give the recorded run's tokenizer.path or task"
             )
-        environment = meta.get("environment")
+        environment = found.meta.get("environment")
         if self._expect.environment is None or not isinstance(environment, Mapping):
             return
         for name in sorted({*environment, *self._expect.environment}):
             then, now = environment.get(name), self._expect.environment.get(name)
             if then != now:
                 raise ReplayError(
-                    f"{path}: recorded with {name}={then!r} but it is {now!r} now, which may change arithmetic; set "
-                    f"it under system_envs, or rollout_worker.allow_environment_mismatch=true to replay all the same"
+                    f"{found.path}: recorded with {name}={then!r} but it is {now!r} now, which may change arithmetic; "
+                    "set it as it was, or rollout_worker.allow_environment_mismatch=true to replay all the same"
                 )
 
     def _check(self, path: Path, prompt: Prompt, run: int, found: Trajectory | None, split: str) -> None:
@@ -132,37 +127,6 @@ class MockRolloutWorker:
                 f"{where} has {length} completion tokens but data.max_completion_length is "
                 f"{self._expect.max_completion_length}; set it as in the recorded run"
             )
-
-
-def _step_files(path: Path, format: str) -> dict[int, Path]:
-    """Step -> file, for one file or a directory of them.
-
-    Raises:
-        ReplayError: if there is none, a name says no step, or two files hold the same step.
-    """
-    if not path.exists():
-        raise ReplayError(
-            f"[Rollout Mock] {path} does not exist; record it first with debug.dump_options.trajectory=true "
-            "or rollout_mock.mode=dump, or check the path"
-        )
-    inner = path / "trajectory"
-    folder = inner if inner.is_dir() else path
-    suffixes = SUFFIXES.values() if format == "auto" else [SUFFIXES[format]]
-    candidates = [path] if path.is_file() else sorted(p for p in folder.iterdir() if p.suffix in suffixes)
-    files: dict[int, Path] = {}
-    for file in candidates:
-        where = parse_stem(file.stem)
-        if where is None or file.suffix not in suffixes:
-            raise ReplayError(f"{file}: a recording is named step_000000{'|'.join(suffixes)}; give its path or directory")
-        if where.step in files:
-            raise ReplayError(
-                f"{file}: step {where.step} is recorded in {files[where.step].name} too; "
-                "set rollout_worker.trajectory_format to the one to use"
-            )
-        files[where.step] = file
-    if not files:
-        raise ReplayError(f"{folder} holds no {' or '.join(suffixes)} file; check the path and trajectory_format")
-    return files
 
 
 def _ranges(steps: Sequence[int]) -> str:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from regress.dump.trajectory import Trajectory
+from regress.dump.recorder import Recorder
+from regress.dump.trajectory import Trajectory, to_record
 from regress.engine.sampling import Completion, SamplingParams, sample
+from regress.engine.tokenizer import completion_text
 from regress.tasks.problem import Problem
 from regress.tasks.rewards import Reward
 
@@ -52,7 +55,7 @@ class HFRolloutWorker:
     def __init__(
         self,
         model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerFast,
+        tokenizer: PreTrainedTokenizerBase,
         params: SamplingParams,
         score: Score,
         *,
@@ -82,7 +85,7 @@ class HFRolloutWorker:
         return trajectories
 
     def _trajectory(self, prompt: Prompt, run: int, completion: Completion, split: str) -> Trajectory:
-        text = self._tokenizer.decode(completion.tokens, skip_special_tokens=True)
+        text = completion_text(self._tokenizer, completion.tokens)
         reward = self._score(prompt.problem, text)
         prompt_length = len(prompt.tokens)
         log_probs = completion.log_probs.numpy()
@@ -103,6 +106,27 @@ class HFRolloutWorker:
             ground_truth=prompt.problem.answer,
             temperature=self._params.temperature,
         )
+
+
+class RecordingWorker(AbstractContextManager["RecordingWorker"]):
+    """Hands on another worker's trajectories and records them: ``<dump_dir>/{train,val}/step_000000.<ext>``.
+
+    Leaving the context completes the recording, unless by an exception.
+    """
+
+    def __init__(self, worker: RolloutWorker, recorder: Recorder, meta: Mapping[str, Any]) -> None:
+        self._worker = worker
+        self._recorder = recorder
+        self._meta = meta
+
+    def rollout(self, step: int, prompts: Sequence[Prompt], split: str) -> list[Trajectory]:
+        """The other worker's trajectories."""
+        trajectories = self._worker.rollout(step, prompts, split)
+        self._recorder.put(to_record(trajectories, step, self._meta), folder=split)
+        return trajectories
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._recorder.close(complete=kind is None)
 
 
 def _seed(*parts: object) -> int:
