@@ -84,7 +84,9 @@ def train(
     result = run(loaded.config, console)
     console.print(f"{loaded.config.max_steps} steps done; metrics and final model: {result.output_dir}")
     if result.dump_dir is not None:
-        console.print(f"dumped tensors: {result.dump_dir} (look into them: regress dump show {result.dump_dir})")
+        console.print(
+            f"dumped tensors: {result.dump_dir} (look into them: regress dump show {result.dump_dir})"
+        )
 
 
 @main.group()

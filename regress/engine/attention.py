@@ -39,7 +39,9 @@ class VarlenSegments:
         return cls(None if full else local_index, lengths)
 
 
-def block_causal_mask(layout: TokenLayout, implementation: str, dtype: torch.dtype, device: torch.device) -> Tensor:
+def block_causal_mask(
+    layout: TokenLayout, implementation: str, dtype: torch.dtype, device: torch.device
+) -> Tensor:
     """``[B, 1, T, T]`` mask: a token sees itself and the earlier tokens of its own sample.
 
     Padding sees only itself, so that no row of the softmax is empty. Boolean for ``sdpa``; additive, of the
@@ -54,7 +56,9 @@ def block_causal_mask(layout: TokenLayout, implementation: str, dtype: torch.dty
     allowed = ((same & real & causal) | itself)[:, None]
     if implementation != "eager":
         return allowed
-    return torch.zeros(allowed.shape, dtype=dtype, device=device).masked_fill_(~allowed, torch.finfo(dtype).min)
+    return torch.zeros(allowed.shape, dtype=dtype, device=device).masked_fill_(
+        ~allowed, torch.finfo(dtype).min
+    )
 
 
 def varlen_attention(
@@ -83,7 +87,9 @@ def varlen_attention(
         ValueError: if the model did not hand on ``varlen``.
     """
     if varlen is None:
-        raise ValueError(f"{type(module).__name__} does not hand keyword arguments on to its attention; use sdpa")
+        raise ValueError(
+            f"{type(module).__name__} does not hand keyword arguments on to its attention; use sdpa"
+        )
     batch, heads, columns, width = query.shape
     gqa = key.shape[1] != heads
     parts = [

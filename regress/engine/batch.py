@@ -127,13 +127,16 @@ class TokenBatch:
         order = np.cumsum(self.mask) - 1
         return [self._project(layout, tokens, order) for layout in plan_microbatches(self.lengths, plan)]
 
-    def _project(self, layout: TokenLayout, tokens: NDArray[np.int64], order: NDArray[np.int64]) -> Microbatch:
+    def _project(
+        self, layout: TokenLayout, tokens: NDArray[np.int64], order: NDArray[np.int64]
+    ) -> Microbatch:
         canonical, local = layout.indices(self.offsets)
         wanted = self.mask[canonical]
         widths = [segment.stop - segment.start for segment in layout.segments]
         segment_of = np.repeat(np.arange(len(widths)), widths)
         keys = tuple(
-            (self.trajectories[s.sample].group_id, self.trajectories[s.sample].run_id) for s in layout.segments
+            (self.trajectories[s.sample].group_id, self.trajectories[s.sample].run_id)
+            for s in layout.segments
         )
         return Microbatch(
             layout=layout,

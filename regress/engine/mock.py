@@ -110,7 +110,9 @@ class MockRolloutWorker:
             )
         if found.is_val != (split == VAL):
             kind = "evaluation" if found.is_val else "training"
-            raise ReplayError(f"{where} was recorded in {kind} but {split} mode asks for it; give the other folder")
+            raise ReplayError(
+                f"{where} was recorded in {kind} but {split} mode asks for it; give the other folder"
+            )
         if found.tokens[: found.prompt_length] != list(prompt.tokens):
             raise ReplayError(
                 f"{where} was recorded for another prompt than {prompt.problem.prompt!r}; "

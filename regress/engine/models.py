@@ -78,7 +78,9 @@ def _from_family(
     hf = AutoConfig.for_model(config.family, **values, tie_word_embeddings=config.tie_word_embeddings)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(_without_dropout(hf), dtype=torch.float32, **_implementations(config))
+        model = AutoModelForCausalLM.from_config(
+            _without_dropout(hf), dtype=torch.float32, **_implementations(config)
+        )
     return model
 
 
@@ -91,11 +93,17 @@ def _from_directory(config: ModelConfig, vocab_size: int) -> PreTrainedModel:
     try:
         hf = AutoConfig.from_pretrained(path, local_files_only=True)
         model = AutoModelForCausalLM.from_pretrained(
-            path, config=_without_dropout(hf), dtype=torch.float32, local_files_only=True, **_implementations(config)
+            path,
+            config=_without_dropout(hf),
+            dtype=torch.float32,
+            local_files_only=True,
+            **_implementations(config),
         )
     except (OSError, ValueError, RuntimeError) as error:
         first = str(error).splitlines()[0]
-        raise ConfigError(f"model.path={str(path)!r}: the checkpoint cannot be loaded ({first}); save it again") from error
+        raise ConfigError(
+            f"model.path={str(path)!r}: the checkpoint cannot be loaded ({first}); save it again"
+        ) from error
     if model.config.vocab_size < vocab_size:
         raise ConfigError(
             f"model.path={str(path)!r}: the model knows {model.config.vocab_size} tokens and the tokenizer {vocab_size}; "

@@ -89,7 +89,9 @@ class LocalPolicy:
 
     def clip_grad_norm(self, max_norm: float | None) -> Tensor:
         """Total 2-norm of the gradient before clipping."""
-        return nn.utils.clip_grad_norm_(self.model.parameters(), float("inf") if max_norm is None else max_norm)
+        return nn.utils.clip_grad_norm_(
+            self.model.parameters(), float("inf") if max_norm is None else max_norm
+        )
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Parameters under the names of the Hugging Face model; tied ones once."""

@@ -51,6 +51,8 @@ def arithmetic(dtype: torch.dtype) -> AbstractContextManager[Any]:
     return TrueFloat64() if dtype == torch.float64 else nullcontext()
 
 
-def checkpoint_contexts(dtype: torch.dtype) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+def checkpoint_contexts(
+    dtype: torch.dtype,
+) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
     """``context_fn`` of ``torch.utils.checkpoint``: the recompute runs in the same arithmetic as the forward."""
     return nullcontext(), arithmetic(dtype)

@@ -120,9 +120,7 @@ def train_step(
     return StepOutcome(total.item(), grad_norm.item(), metrics)
 
 
-def _refuse_nonfinite(
-    microbatches: Sequence[Microbatch], shares: Sequence[Share], grad_norm: Tensor
-) -> None:
+def _refuse_nonfinite(microbatches: Sequence[Microbatch], shares: Sequence[Share], grad_norm: Tensor) -> None:
     for index, (micro, share) in enumerate(zip(microbatches, shares, strict=True)):
         if not share.loss.isfinite():
             samples = ", ".join(f"{group}/{run}" for group, run in micro.sample_ids)

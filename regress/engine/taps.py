@@ -25,7 +25,9 @@ from regress.layout import BatchPlan
 QUANTITIES = ("old_log_probs", "ref_log_probs")
 
 
-def before_updates(trajectories: Sequence[Trajectory], batches: Sequence[tuple[TokenBatch, LossTokens]]) -> None:
+def before_updates(
+    trajectories: Sequence[Trajectory], batches: Sequence[tuple[TokenBatch, LossTokens]]
+) -> None:
     """Log-probs of the policy and of the reference before the first update: the whole rollout, right padded."""
     for quantity in QUANTITIES:
         values = [getattr(tokens, quantity) for _, tokens in batches]
@@ -55,7 +57,12 @@ def microbatch(
     if wanted("is_loss_debug"):
         tap("is_loss_debug", layout=micro.layout, meta=meta, **_loss_terms(micro, part, out, terms, share))
     if wanted("loss"):
-        tap("loss", layout=micro.layout, meta={**meta, **_reduction(part, objective)}, **_loss(part, terms, share))
+        tap(
+            "loss",
+            layout=micro.layout,
+            meta={**meta, **_reduction(part, objective)},
+            **_loss(part, terms, share),
+        )
 
 
 def gradients(policy: Policy, pattern: str) -> None:

@@ -128,7 +128,9 @@ class Trainer:
         penalty = None
         if objective.kl_in_reward:
             penalty = torch.cat([_penalty(mini.tokens, self.config) for mini in minis])
-        rewards = torch.tensor([t.reward for t in trajectories], dtype=torch.float64, device=self.policy.device)
+        rewards = torch.tensor(
+            [t.reward for t in trajectories], dtype=torch.float64, device=self.policy.device
+        )
         group = torch.tensor([groups[t.group_id] for t in trajectories], device=self.policy.device)
         advantages = token_advantages(rewards, group, sequence, objective, penalty)
         return advantages.to(self.policy.log_prob_dtype)
