@@ -94,7 +94,11 @@ def raw(array: Array) -> memoryview:
 
 def canonical_nans(array: Array) -> Array:
     """The same values with every NaN in its default bit pattern: text formats cannot carry NaN payloads."""
-    if not is_float(array.dtype) or not (nan := np.isnan(array)).any():
+    if not is_float(array.dtype):
+        return array
+    with np.errstate(invalid="ignore"):  # signaling NaNs raise the processor's flag when looked at
+        nan = np.isnan(array)
+    if not nan.any():
         return array
     array = array.copy()
     array[nan] = np.asarray(np.nan, dtype=np.float64).astype(array.dtype)

@@ -29,7 +29,7 @@ _SAMPLES = 50  # rows of a trajectory table
 
 
 def directory_rows(folder: str | Path) -> list[Row]:
-    """One row for each sub-folder with records, or for the folder itself: steps, ranks, micros, files, bytes."""
+    """One row for each sub-folder with records, or for the folder itself: its steps, ranks, files, bytes."""
     folder = Path(folder).absolute()
     groups: dict[str, list[Path]] = {}
     for path in sorted((*folder.glob("*"), *folder.glob("*/*"))):
@@ -68,7 +68,8 @@ def tensor_rows(record: Record) -> list[Row]:
 
 def _statistics(array: Array) -> Row:
     row: Row = {"dtype": array.dtype.name, "shape": list(array.shape)}
-    values = array.astype(np.float64) if is_float(array.dtype) else array
+    with np.errstate(invalid="ignore"):
+        values = array.astype(np.float64) if is_float(array.dtype) else array
     finite = values[np.isfinite(values)]
     nan, inf = int(np.isnan(values).sum()), int(np.isinf(values).sum())
     low, high = (finite.min().item(), finite.max().item()) if finite.size else (None, None)

@@ -73,7 +73,7 @@ def _decode(path: Path, data: bytes, format: str) -> list[Record]:
         raise DumpError(f"{path} is no intact {found.name} record: {damage}; {damage.remedy}") from None
     except DumpError as error:
         raise DumpError(f"{path} cannot be used: {error}") from None
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, MemoryError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError) as error:
         raise DumpError(f"{path} is no intact {found.name} record ({error}); {CUT_OFF}") from None
 
 

@@ -120,7 +120,8 @@ def from_head(head: Any, tensors: Mapping[str, Array]) -> Record:
         raise Damage("it lacks the type or metadata of its record")
     place = {key: head.get(key) for key in _PLACE}
     record = Record(head["type"], tensors=dict(tensors), meta=head["meta"], **place)  # type: ignore[arg-type]
-    stage_index(record.type)
+    if dumps({key: value for key, value in head.items() if key != "sha256"}) != dumps(record.head()):
+        raise Damage("its description of the record contradicts itself")
     return record
 
 

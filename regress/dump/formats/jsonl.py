@@ -73,7 +73,7 @@ def decode(data: bytes) -> list[Record]:
     for number, line in enumerate(lines, start=1):
         try:
             records.append(_decode_line(line))
-        except (Damage, DumpError, ValueError, KeyError, TypeError) as error:
+        except (Damage, DumpError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise Damage(f"line {number} of {len(lines)} is damaged: {error}") from None
     return records
 
