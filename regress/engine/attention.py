@@ -107,7 +107,8 @@ def _segments(tensor: Tensor, varlen: VarlenSegments) -> tuple[Tensor, ...]:
     flat = tensor.transpose(1, 2).flatten(0, 1)
     if varlen.index is not None:
         flat = flat.index_select(0, varlen.index)
-    return flat.transpose(0, 1).unsqueeze(0).split(list(varlen.lengths), dim=2)
+    parts: tuple[Tensor, ...] = flat.transpose(0, 1).unsqueeze(0).split(list(varlen.lengths), dim=2)
+    return parts
 
 
 AttentionInterface.register(VARLEN, varlen_attention)

@@ -14,7 +14,7 @@ from regress.dump.recorder import Recorder
 from regress.engine.config.schema import Config
 from regress.engine.evaluation import due
 from regress.engine.mock import Expectations, MockRolloutWorker
-from regress.engine.models import build_model
+from regress.engine.models import build_model, place
 from regress.engine.optim import adamw, build_scheduler
 from regress.engine.policy import LocalPolicy
 from regress.engine.prompts import PromptSource
@@ -59,8 +59,8 @@ def build(config: Config, resources: ExitStack, progress: Progress) -> Run:
     policy = _policy(config, tokenizer)
     worker = _worker(config, policy, tokenizer, origin)
     if config.rollout_mock.enable and config.rollout_mock.mode == "dump":
-        recorder = Recorder(config.rollout_mock.dump_dir, options={}, provenance=origin)
-        worker = resources.enter_context(RecordingWorker(worker, recorder, trajectory_meta(origin)))
+        rollouts = Recorder(config.rollout_mock.dump_dir, options={}, provenance=origin)
+        worker = resources.enter_context(RecordingWorker(worker, rollouts, trajectory_meta(origin)))
     recorder = _recorder(config, origin) if config.debug.enable_data_dump else None
     if config.warm_start.steps:
         advance = progress("warm start", config.warm_start.steps)
@@ -83,7 +83,7 @@ def _policy(config: Config, tokenizer: PreTrainedTokenizerBase) -> LocalPolicy:
         eos_id=tokenizer.eos_token_id,
     )
     return LocalPolicy(
-        model.to(config.device),
+        place(model, config.device),
         temperature=config.rollout_worker.temperature,
         entropy_gradient=config.algorithm.entropy_coef != 0.0,
     )

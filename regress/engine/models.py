@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from regress.engine import attention  # noqa: F401 - registers the varlen implementation
@@ -56,11 +57,18 @@ def build_model(
         model = _from_directory(config, vocab_size)
     else:
         model = _from_family(config, seed=seed, vocab_size=vocab_size, pad_id=pad_id, eos_id=eos_id)
-    model = model.to(DTYPES[config.dtype])
+    model = place(model, DTYPES[config.dtype])
     if config.gradient_checkpointing:
         context_fn = functools.partial(checkpoint_contexts, DTYPES[config.dtype])
         model.activation_checkpointing_enable({"use_reentrant": False, "context_fn": context_fn})
-    return model.train()
+    model.train()
+    return model
+
+
+def place(model: PreTrainedModel, where: str | torch.dtype) -> PreTrainedModel:
+    """The model on a device, or in a dtype."""
+    moved: PreTrainedModel = nn.Module.to(model, where)
+    return moved
 
 
 def _from_family(
@@ -78,7 +86,7 @@ def _from_family(
     hf = AutoConfig.for_model(config.family, **values, tie_word_embeddings=config.tie_word_embeddings)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
             _without_dropout(hf), dtype=torch.float32, **_implementations(config)
         )
     return model

@@ -79,7 +79,7 @@ class LocalPolicy:
             with at(micro=index):
                 share, result = loss(micro, self._forward(micro, entropy=self._entropy))
             with arithmetic(self.dtype):
-                share.backward()  # type: ignore[no-untyped-call]
+                share.backward()
             results.append(result)
         return results
 

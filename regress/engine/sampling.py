@@ -44,7 +44,7 @@ class Completion:
     finish_reason: str
 
 
-class LogProbRecorder(LogitsProcessor):  # type: ignore[misc] - the base class is untyped
+class LogProbRecorder(LogitsProcessor):
     """Reads the distribution each token is drawn from; the token itself is known one call later.
 
     Only one ``[B, V]`` tensor is held at a time.

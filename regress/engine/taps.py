@@ -36,7 +36,7 @@ def before_updates(
         masks = [mask for batch, _ in batches for mask in batch.loss_masks]
         (whole,) = TokenBatch(trajectories, loss_masks=masks).microbatches(BatchPlan())
         tensors = {quantity: whole.scatter(torch.cat(values).cpu())}
-        tap(quantity, layout=whole.layout, meta={"samples": whole.sample_ids}, **tensors)
+        tap(quantity, tensors, layout=whole.layout, meta={"samples": whole.sample_ids})
 
 
 @torch.no_grad()
@@ -50,26 +50,22 @@ def microbatch(
 ) -> None:
     """Inputs, forward data, the terms of the loss token by token, and the loss of one microbatch."""
     meta = {"samples": micro.sample_ids}
+    layout = micro.layout
     if wanted("batch_inputs"):
-        tap("batch_inputs", layout=micro.layout, meta=meta, **_batch_inputs(micro, part))
+        tap("batch_inputs", _batch_inputs(micro), layout=layout, meta=meta)
     if wanted("forward_data"):
-        tap("forward_data", layout=micro.layout, meta=meta, **_forward_data(micro, out))
+        tap("forward_data", _forward_data(micro, out), layout=layout, meta=meta)
     if wanted("is_loss_debug"):
-        tap("is_loss_debug", layout=micro.layout, meta=meta, **_loss_terms(micro, part, out, terms, share))
+        tap("is_loss_debug", _loss_terms(micro, part, out, terms, share), layout=layout, meta=meta)
     if wanted("loss"):
-        tap(
-            "loss",
-            layout=micro.layout,
-            meta={**meta, **_reduction(part, objective)},
-            **_loss(part, terms, share),
-        )
+        tap("loss", _loss(part, terms, share), layout=layout, meta={**meta, **_reduction(part, objective)})
 
 
 def gradients(policy: Policy, pattern: str) -> None:
     """Gradients after full accumulation, before clipping; parameters without one are left out."""
     if wanted("gradient"):
         named = matching_parameters(policy.named_parameters(), pattern)
-        tap("gradient", **{name: p.grad for name, p in named.items() if p.grad is not None})
+        tap("gradient", {name: p.grad for name, p in named.items() if p.grad is not None})
 
 
 def after_update(policy: Policy, optimizer: Optimizer, grad_norm: Tensor, pattern: str) -> None:
@@ -77,17 +73,17 @@ def after_update(policy: Policy, optimizer: Optimizer, grad_norm: Tensor, patter
     if not (wanted("param") or wanted("optimizer")):
         return
     named = matching_parameters(policy.named_parameters(), pattern)
-    tap("param", **named)
+    tap("param", named)
     if wanted("optimizer"):
         state = {
             f"{name}/{key}": value
             for name, parameter in named.items()
             for key, value in optimizer.state[parameter].items()
         }
-        tap("optimizer", meta={"grad_norm": grad_norm.item()}, **state)
+        tap("optimizer", state, meta={"grad_norm": grad_norm.item()})
 
 
-def _batch_inputs(micro: Microbatch, part: LossTokens) -> dict[str, Tensor]:
+def _batch_inputs(micro: Microbatch) -> dict[str, Tensor]:
     return {
         "input_ids": micro.input_ids,
         "position_ids": micro.position_ids,

@@ -1,4 +1,7 @@
-"""The configuration of a run: YAML files, environment and command line, typed and checked. Imports no torch."""
+"""The configuration of a run: YAML files, environment and command line, typed and checked.
+
+Imports no torch, because what it reads (``system_envs``) has to be set before torch starts.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

@@ -6,14 +6,15 @@ their defaults lists), environment, command line. A config group chosen on the c
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, get_type_hints
 
-from regress.engine.config.defaults import FileLayer, locate
+from regress.engine.config.defaults import FileLayer
 from regress.engine.config.environment import apply_environment
-from regress.engine.config.leaves import leaves
+from regress.engine.config.leaves import Leaf, leaves
 from regress.engine.config.origins import DEFAULT, PRESET, Origin
 from regress.engine.config.overrides import parse_overrides, searchpath_override
+from regress.engine.config.primary import find_primary
 from regress.engine.config.resolve import Resolver, environment
 from regress.engine.config.rules import check_rules
 from regress.engine.config.schema import Config
@@ -22,8 +23,6 @@ from regress.engine.config.values import checked
 from regress.errors import ConfigError
 from regress.grpo.checks import check_objective
 from regress.grpo.presets import PRESETS
-
-PRESET_PATH = ("algorithm", "preset")
 
 
 @dataclass(frozen=True)
@@ -44,9 +43,9 @@ def load_config(
 
     Args:
         config_path: a directory, or the YAML file itself; ``None``: the working directory.
-        config_name: name of a YAML file there (or of a built-in one), with or without suffix; ``None``: no file.
+        config_name: a YAML file there or a built-in one, with or without suffix; ``None``: no file.
         overrides: ``key=value``, ``group=name``, ``~key``, in Hydra's grammar.
-        environ: variables for the environment layer and for ``${oc.env:NAME}``; ``None``: the process's.
+        environ: variables for the environment layer and ``${oc.env:NAME}``; ``None``: the process's.
 
     Raises:
         ConfigError: for everything that is wrong, in one sentence.
@@ -54,7 +53,7 @@ def load_config(
     environ = os.environ if environ is None else environ
     with environment(environ):
         store = Store()
-        files = FileLayer(locate(config_path, config_name), searchpath_override(overrides))
+        files = FileLayer(find_primary(config_path, config_name, searchpath_override(overrides)))
         command_line = parse_overrides(overrides, files.is_group)
         files.apply(command_line.choices, store)
         apply_environment(environ, store)
@@ -68,35 +67,37 @@ def load_config(
 
 def _expand_preset(store: Store) -> None:
     """Lay the fields of ``algorithm.preset`` under those that anybody gave."""
-    resolver = Resolver(store.tree(), store.origin)
-    name = checked(leaves()["algorithm.preset"], resolver.resolved(PRESET_PATH), store.origin(PRESET_PATH))
-    for key, value in PRESETS[name].items() if name is not None else ():
-        path = ("algorithm", key)
+    leaf = leaves()["algorithm.preset"]
+    name = _value(leaf, Resolver(store.tree(), store.origin), store)
+    for field, value in PRESETS[name].items() if name is not None else ():
+        path = ("algorithm", field)
         if store.origin(path).layer == DEFAULT:
             store.put(Entry(path, value, Origin(PRESET, name)))
 
 
 def _build(store: Store) -> Config:
     resolver = Resolver(store.tree(), store.origin)
-    values: dict[str, Any] = {}
-    for leaf in leaves().values():
-        value = checked(leaf, resolver.resolved(leaf.path), store.origin(leaf.path))
-        if leaf.kind is dict:
-            members = {name: (*leaf.path, name) for name in value}
-            value = {name: checked(leaf.member(path), value[name], store.origin(path)) for name, path in members.items()}
-        values[leaf.key] = value
-    config: Config = _typed(Config, values, "")
+    config: Config = _typed(
+        Config, {key: _value(leaf, resolver, store) for key, leaf in leaves().items()}, ""
+    )
     return config
 
 
-def _typed(kind: type, values: Mapping[str, Any], prefix: str) -> Any:
-    hints = get_type_hints(kind)
-    return kind(
-        **{
-            name: _typed(hint, values, f"{prefix}{name}.") if is_dataclass(hint) else values[f"{prefix}{name}"]
-            for name, hint in hints.items()
-        }
-    )
+def _value(leaf: Leaf, resolver: Resolver, store: Store) -> Any:
+    value = checked(leaf, resolver.resolved(leaf.path), store.origin(leaf.path))
+    if leaf.kind is not dict:
+        return value
+    members = {name: leaf.member(name) for name in value}
+    return {name: checked(entry, value[name], store.origin(entry.path)) for name, entry in members.items()}
+
+
+def _typed(kind: Any, values: Mapping[str, Any], prefix: str) -> Any:
+    """The dataclass ``kind`` with its sections, from values by dotted key."""
+    hints, members = get_type_hints(kind), {}
+    for spec in fields(kind):
+        key, hint = f"{prefix}{spec.name}", hints[spec.name]
+        members[spec.name] = _typed(hint, values, f"{key}.") if is_dataclass(hint) else values[key]
+    return kind(**members)
 
 
 def _check_algorithm(config: Config) -> None:

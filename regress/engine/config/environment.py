@@ -2,7 +2,7 @@
 
 Section and key are joined by two underscores, in capitals or not. Values are YAML (``[0.9, 0.95]``,
 ``null``, ``true``), except for keys that hold text, which take them as they are. Below a free mapping
-names become lower case (``REGRESS_MODEL__CONFIG__HIDDEN_SIZE``), except for ``system_envs``.
+names become lower case (``REGRESS_MODEL__CONFIG__HIDDEN_SIZE``), except below ``system_envs``.
 """
 
 from collections.abc import Iterator, Mapping
@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from omegaconf import OmegaConf
 
-from regress.engine.config.leaves import KeyPath, Leaf, find_leaf, holds_text
+from regress.engine.config.leaves import KeyPath, Leaf, find_leaf
 from regress.engine.config.origins import COMMAND_LINE, ENVIRONMENT, Origin
 from regress.engine.config.store import Entry, Store
 from regress.errors import ConfigError
@@ -35,23 +35,26 @@ def environment_entries(environ: Mapping[str, str]) -> Iterator[Entry]:
             origin = Origin(ENVIRONMENT, variable)
             path = variable_path(variable)
             leaf = find_leaf(path, environ[variable], origin)
-            yield Entry(path, _value(leaf, environ[variable], origin), origin)
+            value = environ[variable] if leaf is None else _value(leaf, path, environ[variable], origin)
+            yield Entry(path, value, origin)
 
 
 def variable_path(variable: str) -> KeyPath:
-    names = variable[len(PREFIX) :].split(SEPARATOR)
-    if names[0].lower() == VERBATIM:
-        return (VERBATIM, *names[1:])
-    return tuple(name.lower() for name in names)
+    """The key that a variable means."""
+    first, *rest = variable[len(PREFIX) :].split(SEPARATOR)
+    if first.lower() == VERBATIM:
+        return (VERBATIM, *rest)
+    return (first.lower(), *(name.lower() for name in rest))
 
 
-def _value(leaf: Leaf | None, text: str, origin: Origin) -> Any:
-    if leaf is not None and leaf.optional and text == "null":
+def _value(leaf: Leaf, path: KeyPath, text: str, origin: Origin) -> Any:
+    if leaf.optional and text == "null":
         return None
-    if leaf is None or holds_text(leaf) or "${" in text:
+    if leaf.holds_text(path) or text.startswith("${"):
         return text
     try:
-        holder = OmegaConf.create(f"value: {text}")
+        # a scalar in OmegaConf's YAML, where 1e-3 is a number
+        parsed: Any = OmegaConf.to_container(OmegaConf.create(f"value: {text}"), resolve=False)
     except yaml.YAMLError as error:
-        raise ConfigError(f"{leaf.key}={text} ({origin}) is no valid YAML; quote it or write it in one line.") from error
-    return OmegaConf.to_container(holder, resolve=False)["value"]  # type: ignore[call-overload, index]
+        raise ConfigError(f"{'.'.join(path)}={text} ({origin}) is no valid YAML; quote it.") from error
+    return parsed["value"]

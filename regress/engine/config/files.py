@@ -1,7 +1,7 @@
 """YAML files of the configuration: reading one, and finding them on the search path."""
 
 import importlib.util
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,17 +10,18 @@ from typing import Any
 import yaml
 from omegaconf import OmegaConf
 
+from regress.engine.config.leaves import KeyPath
 from regress.engine.config.nearest import nearest
 from regress.engine.config.origins import shown_path
+from regress.engine.config.text import shortened
 from regress.errors import ConfigError
 
 SUFFIX = ".yaml"
-BUILT_IN = Path(__file__).parent / "conf"
 
 
 @dataclass(frozen=True)
 class Written:
-    """Where and how a key is written: its line (from 1), and the source text of a scalar value."""
+    """The line on which a key is written (from 1), and the source text of its value if that is a scalar."""
 
     line: int
     text: str | None
@@ -32,10 +33,10 @@ class YamlFile:
 
     path: Path
     values: dict[str, Any]
-    written: Mapping[tuple[str, ...], Written]
+    written: Mapping[KeyPath, Written]
 
-    def where(self, key: tuple[str, ...]) -> str:
-        """``path:line`` of a key, or of the nearest key above it."""
+    def where(self, key: KeyPath) -> str:
+        """``path:line`` of a key, or of the nearest key above it that the file spells out."""
         for depth in range(len(key), 0, -1):
             if key[:depth] in self.written:
                 return f"{shown_path(self.path)}:{self.written[key[:depth]].line}"
@@ -45,67 +46,71 @@ class YamlFile:
 def read_yaml(path: Path) -> YamlFile:
     """Raises `ConfigError` naming file, line and remedy if it is not a UTF-8 file with one YAML mapping."""
     with file_errors(path):
-        text = path.read_text(encoding="utf-8")
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        node = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
         if node is not None and not isinstance(node, yaml.MappingNode):
             where = f"{shown_path(path)}:{node.start_mark.line + 1}"
-            raise ConfigError(f"File {where} must hold a mapping of keys to values; write KEY: VALUE lines.")
+            raise ConfigError(f"File {where} must hold a mapping; write lines of KEY: VALUE.")
         values: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
-    return YamlFile(path, values, dict(_written(node, ())) if node is not None else {})
+    return YamlFile(path, values, dict(_written(node, ())))
 
 
 @contextmanager
 def file_errors(path: Path) -> Iterator[None]:
-    """Turn what reading ``path`` (or a file it inherits from) can raise into `ConfigError`."""
+    """Turn what reading ``path``, or a file that it inherits from, can raise into `ConfigError`."""
     try:
         yield
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        where = f"{shown_path(Path(mark.name) if mark and Path(mark.name).is_file() else path)}"
-        line = f":{mark.line + 1}" if mark else ""
-        raise ConfigError(f"File {where}{line} is no valid YAML ({error.problem}); correct that line.") from error
+        mark = error.problem_mark
+        named = Path(mark.name) if mark is not None and Path(mark.name).is_file() else path
+        line = f":{mark.line + 1}" if mark is not None else ""
+        raise ConfigError(
+            f"File {shown_path(named)}{line} is no valid YAML ({error.problem}); correct that line."
+        ) from error
     except yaml.YAMLError as error:
-        raise ConfigError(f"File {shown_path(path)} is no valid YAML; it holds control characters.") from error
+        raise ConfigError(f"File {shown_path(path)} is no text but binary data; give a YAML file.") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"File {shown_path(path)} is not UTF-8 text (byte {error.start}); save it as UTF-8.") from error
+        raise ConfigError(f"File {shown_path(path)} is not UTF-8 text; save it as UTF-8.") from error
     except OSError as error:
         named = Path(error.filename) if isinstance(error.filename, str) else path
-        raise ConfigError(f"File {shown_path(named)} cannot be read ({error.strerror}); check path and rights.") from error
+        raise ConfigError(
+            f"File {shown_path(named)} cannot be read ({error.strerror}); check its path and permissions."
+        ) from error
 
 
-def find_yaml(name: str, directories: list[Path]) -> Path | None:
-    """The first file of that name (without or with suffix) on the search path."""
-    for directory in directories:
-        path = directory / with_suffix(name)
-        if path.is_file():
-            return path
-    return None
+def find_yaml(name: str, directories: Sequence[Path]) -> Path | None:
+    """The first file of that name (with or without suffix) on the search path."""
+    candidates = (directory / f"{name.removesuffix(SUFFIX)}{SUFFIX}" for directory in directories)
+    return next((path for path in candidates if path.is_file()), None)
 
 
-def missing_yaml(name: str, directories: list[Path]) -> str:
-    """Why `find_yaml` found nothing, with the nearest name there is."""
-    stems = sorted({path.stem for directory in directories for path in directory.glob(f"*{SUFFIX}")})
-    searched = ", ".join(shown_path(directory) for directory in directories)
-    return f"Configuration {name} is in none of the directories {searched}; the nearest name is {nearest(name, stems)}."
+def names_in(directories: Sequence[Path]) -> list[str]:
+    """Names of the configurations that lie in the directories."""
+    return sorted({path.stem for directory in directories for path in directory.glob(f"*{SUFFIX}")})
 
 
-def with_suffix(name: str) -> str:
-    return name if name.endswith(SUFFIX) else name + SUFFIX
+def not_found(name: str, directories: Sequence[Path]) -> str:
+    """What is missing, where it was looked for and what there is instead, to be put in a sentence."""
+    searched, names = ", ".join(shown_path(directory) for directory in directories), names_in(directories)
+    instead = f"the nearest name is {nearest(name, names)}" if names else "they hold no YAML files"
+    return f"{name.removesuffix(SUFFIX)}{SUFFIX} is in none of the directories {searched}; {instead}"
 
 
 def search_directory(entry: Any) -> Path:
-    """The directory that an entry of ``hydra.searchpath`` means: ``file://`` (from here), ``pkg://`` or plain."""
+    """The directory that an entry of ``hydra.searchpath`` means.
+
+    As in Hydra: ``file://`` or nothing before a path that is seen from the working directory, ``pkg://``
+    before a Python package. Raises `ConfigError` if there is no such directory.
+    """
+    stated = f"hydra.searchpath={shortened(entry)}"
     if not isinstance(entry, str):
-        raise ConfigError(f"hydra.searchpath={entry} must be a list of directories such as file://./configs.")
+        raise ConfigError(f"{stated} must be a list of directories such as [file://./configs].")
     scheme, _, rest = entry.rpartition("://")
     if scheme not in ("", "file", "pkg"):
-        raise ConfigError(f"hydra.searchpath={entry} has an unknown scheme; use file://DIRECTORY or pkg://PACKAGE.")
+        raise ConfigError(f"{stated} has an unknown scheme; write file://DIRECTORY or pkg://PACKAGE.")
     directory = _package_directory(rest) if scheme == "pkg" else Path(rest)
     if directory is None or not directory.is_dir():
-        raise ConfigError(
-            f"hydra.searchpath={entry} is no directory, seen from {Path.cwd()}; correct it or start from elsewhere."
-        )
-    return directory
+        raise ConfigError(f"{stated} is no directory, seen from {Path.cwd()}; correct the path.")
+    return directory.absolute()
 
 
 def _package_directory(package: str) -> Path | None:
@@ -113,11 +118,11 @@ def _package_directory(package: str) -> Path | None:
         spec = importlib.util.find_spec(package.replace("/", "."))
     except (ImportError, ValueError):
         return None
-    places = list(spec.submodule_search_locations or []) if spec is not None else []
+    places = spec.submodule_search_locations if spec is not None else None
     return Path(places[0]) if places else None
 
 
-def _written(node: yaml.Node, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Written]]:
+def _written(node: yaml.Node | None, path: KeyPath) -> Iterator[tuple[KeyPath, Written]]:
     if not isinstance(node, yaml.MappingNode):
         return
     for key, value in node.value:

@@ -17,10 +17,14 @@ KeyPath = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Leaf:
-    """One key of the schema: ``kind`` is str, int, float, bool, list or dict; ``item`` the type of a member."""
+    """One key of the schema.
+
+    ``kind`` is ``str``, ``int``, ``float``, ``bool``, ``list``, ``dict`` (a free mapping) or ``Any``;
+    ``item`` the kind of the members of a list or mapping; ``rules`` the metadata of the field.
+    """
 
     path: KeyPath
-    kind: type
+    kind: Any
     item: Any
     optional: bool
     default: Any
@@ -30,9 +34,13 @@ class Leaf:
     def key(self) -> str:
         return ".".join(self.path)
 
-    def member(self, path: KeyPath) -> "Leaf":
-        """The entry of a free mapping as a leaf of its own."""
-        return Leaf(path, self.item, None, False, None, {})
+    def member(self, name: str) -> "Leaf":
+        """An entry of a free mapping as a leaf of its own."""
+        return Leaf((*self.path, name), self.item, None, False, None, {})
+
+    def holds_text(self, path: KeyPath) -> bool:
+        """Whether the value at ``path``, the leaf or an entry of it, is text."""
+        return (self.kind if path == self.path else self.item) is str
 
 
 @cache
@@ -42,9 +50,10 @@ def leaves() -> Mapping[str, Leaf]:
 
 
 @cache
-def sections() -> frozenset[str]:
-    """Dotted keys that hold further keys; the root is the empty string."""
-    return frozenset(".".join(leaf.path[:depth]) for leaf in leaves().values() for depth in range(len(leaf.path)))
+def sections() -> tuple[str, ...]:
+    """Dotted keys that hold further keys."""
+    above = [".".join(leaf.path[:depth]) for leaf in leaves().values() for depth in range(1, len(leaf.path))]
+    return tuple(dict.fromkeys(above))
 
 
 def find_leaf(path: KeyPath, value: Any, origin: Origin) -> Leaf | None:
@@ -54,27 +63,21 @@ def find_leaf(path: KeyPath, value: Any, origin: Origin) -> Leaf | None:
     """
     for depth in range(len(path), 0, -1):
         leaf = leaves().get(".".join(path[:depth]))
-        if leaf is not None and (depth == len(path) or leaf.kind is dict):
+        if leaf is not None and path[:depth] == leaf.path and (depth == len(path) or leaf.kind is dict):
             return leaf
     if ".".join(path) in sections():
         return None
     raise ConfigError(_unknown(path, value, origin))
 
 
-def holds_text(leaf: Leaf | None) -> bool:
-    """Whether values of the key (or of the free mapping) are text."""
-    return leaf is not None and str in (leaf.kind, leaf.item)
-
-
 def _unknown(path: KeyPath, value: Any, origin: Origin) -> str:
     key = ".".join(path)
     stated = f"{key}={shortened(value)} ({origin}) is no key of the configuration"
     if key in leaves():
-        return f"{stated} because its dots are written within one name; nest it as sections."
+        return f"{stated} when its dots are part of one name; nest it, one level for each dot."
     # a mapping was meant as a section, anything else as a value
-    candidates = [name for name in sections() if name] if isinstance(value, dict) else []
-    near = nearest_keys(key, [*leaves(), *sorted(candidates)])
-    return f"{stated}; the nearest valid key is {' or '.join(near)}."
+    candidates = sections() if isinstance(value, dict) else ()
+    return f"{stated}; the nearest valid key is {' or '.join(nearest_keys(key, [*leaves(), *candidates]))}."
 
 
 def _walk(kind: type, prefix: KeyPath) -> Iterator[Leaf]:

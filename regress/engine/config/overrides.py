@@ -8,7 +8,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
-from regress.engine.config.leaves import KeyPath, find_leaf, holds_text
+from regress.engine.config.leaves import KeyPath, find_leaf
 from regress.engine.config.origins import COMMAND_LINE, Origin
 from regress.engine.config.store import Entry, Store
 from regress.errors import ConfigError
@@ -27,7 +27,7 @@ class CommandLine:
     def apply(self, store: Store) -> None:
         """Lay values over the store, in the order they were written."""
         for override in self.values:
-            path = key_path(override)
+            path = tuple(override.key_or_group.split("."))
             if override.is_delete():
                 find_leaf(path, None, ORIGIN)
                 store.remove(path)
@@ -38,53 +38,49 @@ class CommandLine:
 def parse_overrides(lines: Sequence[str], is_group: Callable[[str], bool]) -> CommandLine:
     """Sort overrides by what they change; ``is_group`` tells whether a config group of that name exists.
 
-    Raises `ConfigError` for anything outside the grammar, and for sweeps.
+    Raises `ConfigError` for anything outside the grammar, for sweeps, and for Hydra's own settings.
     """
     parsed = CommandLine()
     for line in lines:
         override = _parse(line)
         if override.key_or_group == SEARCHPATH:
             continue
-        if override.key_or_group.partition(".")[0] == "hydra":
+        if override.is_hydra_override():
             raise ConfigError(
-                f"Override {line} (command line) configures Hydra, of which only {SEARCHPATH} is used; remove it."
+                f"Override {line} (command line) is a setting of Hydra, of which only {SEARCHPATH} is used; "
+                "remove it."
             )
-        if is_group(override.key_or_group):
-            parsed.choices.append(override)
-        else:
-            parsed.values.append(override)
+        chooses = is_group(override.key_or_group) and not isinstance(override.value(), dict)
+        (parsed.choices if chooses else parsed.values).append(override)
     return parsed
 
 
 def searchpath_override(lines: Sequence[str]) -> Any:
     """The value of ``hydra.searchpath=[...]`` among the overrides, if any."""
-    given = [line for line in lines if line.startswith(SEARCHPATH)]
-    return _parse(given[-1]).value() if given else None
-
-
-def key_path(override: Override) -> KeyPath:
-    return tuple(override.key_or_group.split("."))
+    given = [override for override in map(_parse, lines) if override.key_or_group == SEARCHPATH]
+    return given[-1].value() if given else None
 
 
 def _parse(line: str) -> Override:
     try:
-        override = OverridesParser.create().parse_overrides([line])[0]
-    except (HydraException, ValueError) as error:
+        override = OverridesParser.create().parse_override(line)
+    except HydraException as error:
         raise ConfigError(
-            f"Override {line} (command line) is malformed; write KEY=VALUE, KEY=[A,B], +GROUP=NAME or ~KEY, and quote "
-            f"a value with special characters as KEY='\"VALUE\"'."
+            f"Override {line} (command line) is malformed; write KEY=VALUE, KEY=[A,B], GROUP=NAME or ~KEY, "
+            "and a value with special characters as KEY='\"VALUE\"'."
         ) from error
     if override.is_sweep_override():
         raise ConfigError(
-            f"Override {line} (command line) is a sweep over several values, and a run takes one; "
-            "write a list as KEY=[A,B] and text that holds commas as KEY='\"A,B\"'."
+            f"Override {line} (command line) gives several values to sweep over, and a run takes one; write "
+            "a list as KEY=[A,B], and text with commas as KEY='\"A,B\"'."
         )
     return override
 
 
 def _value(override: Override, path: KeyPath) -> Any:
-    """The parsed value; for a key that holds text, numbers and booleans exactly as they were written."""
+    """The parsed value; for a key that holds text, numbers and booleans exactly as they were typed."""
     value = override.value()
-    if isinstance(value, bool | int | float) and holds_text(find_leaf(path, value, ORIGIN)):
-        return str(override.input_line).partition("=")[2].strip()
+    leaf = find_leaf(path, value, ORIGIN)
+    if isinstance(value, bool | int | float) and leaf is not None and leaf.holds_text(path):
+        return override.get_value_string()
     return value

@@ -1,11 +1,10 @@
-"""The configuration tree: one dataclass per section, attribute names exactly as the YAML keys. Imports no torch.
+"""The configuration tree: one dataclass per section, attributes named as the YAML keys. Imports no torch.
 
 Field metadata holds ``help`` and, where they apply, ``choices``, ``minimum``, ``exclusive_minimum``,
-``maximum``, ``length`` (of a list) and ``regex``; `regress.engine.config.values` enforces them.
-All fields are of types that OmegaConf's structured configs know.
+``maximum``, ``exclusive_maximum``, ``length`` (of a list) and ``regex``; `regress.engine.config.values`
+enforces them. All fields are of types that OmegaConf's structured configs know.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,22 +25,18 @@ BLOCKS = r"^((model|transformer)\.(embed_tokens|wte|wpe|layers\.\d+|h\.\d+|norm|
 
 def _value(default: Any, help: str, **rules: Any) -> Any:
     """A field with its help text and the rules of its value."""
-    if isinstance(default, list | dict):
-        prototype = default
-        return field(default_factory=lambda: prototype.copy(), metadata={"help": help, **rules})
     return field(default=default, metadata={"help": help, **rules})
-
-
-def _section(kind: Callable[[], Any], help: str) -> Any:
-    return field(default_factory=kind, metadata={"help": help})
 
 
 @dataclass
 class ModelConfig:
+    """The policy."""
+
     path: str | None = _value(None, "local checkpoint directory; null: a tiny seeded model of `family`")
     family: str = _value("qwen3", "architecture of the tiny seeded model", choices=FAMILIES)
-    config: dict[str, Any] = _value(
-        {}, "values that override the Hugging Face configuration, e.g. hidden_size: 64"
+    config: dict[str, Any] = field(
+        default_factory=dict,
+        metadata={"help": "values that override the Hugging Face configuration, e.g. hidden_size: 64"},
     )
     tie_word_embeddings: bool = _value(False, "input and output embeddings are one parameter")
     dtype: str = _value("float32", "precision of weights and computation", choices=DTYPES)
@@ -53,11 +48,15 @@ class ModelConfig:
 
 @dataclass
 class TokenizerConfig:
+    """The tokenizer."""
+
     path: str | None = _value(None, "local tokenizer directory; null: trained from the text of the task")
 
 
 @dataclass
 class ReferenceConfig:
+    """The reference model of the KL term."""
+
     sync_every_n_steps: int | None = _value(
         None, "update the reference model from the policy every so many steps; null: frozen", minimum=1
     )
@@ -71,16 +70,24 @@ class ReferenceConfig:
 
 @dataclass
 class TaskConfig:
+    """What is trained on."""
+
     name: str = _value("reverse_string", "name of the task")
     level: int = _value(1, "difficulty of the generated prompts", minimum=1)
-    params: dict[str, Any] = _value({}, "parameters of the generator that override the level's")
+    params: dict[str, Any] = field(
+        default_factory=dict, metadata={"help": "parameters of the generator that override the level's"}
+    )
     train_size: int = _value(512, "prompts in the training split", minimum=1)
     eval_size: int = _value(64, "prompts in the held-out split", minimum=0)
-    rewards: dict[str, float] = _value({"exact_match": 1.0}, "weight of each reward by its name")
+    rewards: dict[str, float] = field(
+        default_factory=lambda: {"exact_match": 1.0}, metadata={"help": "weight of each reward by its name"}
+    )
 
 
 @dataclass
 class DataConfig:
+    """Batch and sequence sizes."""
+
     prompts_per_step: int = _value(8, "prompts (groups) in a rollout batch", minimum=1)
     group_size: int = _value(8, "completions sampled per prompt", minimum=1)
     max_prompt_length: int = _value(32, "longest prompt in tokens", minimum=1)
@@ -90,6 +97,8 @@ class DataConfig:
 
 @dataclass
 class WarmStartConfig:
+    """Supervised steps before the first rollout."""
+
     steps: int = _value(0, "supervised steps before the first rollout", minimum=0)
     batch_size: int = _value(32, "examples per supervised step", minimum=1)
     learning_rate: float = _value(3e-3, "learning rate of the supervised steps", minimum=0.0)
@@ -97,7 +106,9 @@ class WarmStartConfig:
 
 @dataclass
 class RolloutWorkerConfig:
-    type: str = _value("hf", "hf samples from the policy, mock replays recorded trajectories", choices=WORKERS)
+    """Where completions come from."""
+
+    type: str = _value("hf", "hf samples from the policy, mock replays a recording", choices=WORKERS)
     need_llm_inference: bool = _value(True, "whether completions are generated; a mock worker needs false")
     trajectory_load_path: str | None = _value(
         None, "mock: a trajectory file, or a directory that holds step_*.<ext>"
@@ -123,6 +134,8 @@ class RolloutWorkerConfig:
 
 @dataclass
 class RolloutMockConfig:
+    """Record or replay whole rollouts."""
+
     enable: bool = _value(False, "record every rollout, or replay it, as mode says")
     mode: str = _value("dump", "dump records rollouts, mock replays them", choices=("dump", "mock"))
     dump_dir: str = _value("./rollout_mock_dumps", "directory of the recorded rollouts (train/ and val/)")
@@ -130,6 +143,8 @@ class RolloutMockConfig:
 
 @dataclass
 class AlgorithmConfig(Objective):
+    """The objective."""
+
     preset: str | None = _value(
         None, "named objective that sets the fields nobody set explicitly", choices=tuple(PRESETS)
     )
@@ -137,6 +152,8 @@ class AlgorithmConfig(Objective):
 
 @dataclass
 class BatchingConfig:
+    """How samples become microbatches."""
+
     layout: str = _value("padded", "one sample per row, or several packed in one", choices=LAYOUTS)
     padding_side: str = _value("right", "side of the padding in padded rows", choices=SIDES)
     pad_to_multiple_of: int = _value(1, "row lengths are rounded up to a multiple of this", minimum=1)
@@ -154,6 +171,8 @@ class BatchingConfig:
 
 @dataclass
 class TrainerConfig:
+    """Mini-batches and epochs."""
+
     epochs: int = _value(1, "passes over a rollout batch", minimum=1)
     mini_batch_size: int | None = _value(
         None, "samples per optimizer update; null: the whole rollout batch", minimum=1
@@ -162,9 +181,17 @@ class TrainerConfig:
 
 @dataclass
 class OptimizerConfig:
+    """AdamW, clipping and schedule."""
+
     learning_rate: float = _value(1e-3, "peak learning rate of AdamW", minimum=0.0)
-    betas: list[float] = _value(
-        [0.9, 0.999], "decay of the first and second moment", length=2, minimum=0.0, exclusive_maximum=1.0
+    betas: list[float] = field(
+        default_factory=lambda: [0.9, 0.999],
+        metadata={
+            "help": "decay of the first and second moment",
+            "length": 2,
+            "minimum": 0.0,
+            "exclusive_maximum": 1.0,
+        },
     )
     eps: float = _value(1e-8, "added to the root of the second moment", exclusive_minimum=0.0)
     weight_decay: float = _value(0.0, "decoupled weight decay", minimum=0.0)
@@ -177,12 +204,16 @@ class OptimizerConfig:
 
 @dataclass
 class EvaluationConfig:
+    """Greedy pass rate on held-out prompts."""
+
     every_n_steps: int = _value(0, "evaluate every so many steps; 0: only where a command asks", minimum=0)
     batch_size: int = _value(64, "prompts evaluated at once", minimum=1)
 
 
 @dataclass
 class DumpOptions:
+    """What is dumped."""
+
     trajectory: bool = _value(False, "rollout trajectories")
     old_log_probs: bool = _value(False, "log-probs of the policy before the update")
     ref_log_probs: bool = _value(False, "log-probs of the reference model")
@@ -198,12 +229,14 @@ class DumpOptions:
 
 @dataclass
 class DebugConfig:
+    """The dump."""
+
     enable_data_dump: bool = _value(False, "write the tensors that dump_options names")
     dump_dir: str = _value("${output_dir}/debug_dump", "directory of the dump")
     dump_format: str = _value("safetensors", "file format of the dump", choices=DUMP_FORMATS)
     dump_every_n_steps: int = _value(1, "dump only every so many steps", minimum=1)
     overwrite: bool = _value(False, "replace an earlier dump in dump_dir instead of refusing to mix with it")
-    dump_options: DumpOptions = _section(DumpOptions, "what is dumped")
+    dump_options: DumpOptions = field(default_factory=DumpOptions)
     target_param_pattern: str = _value(
         ".*", "regular expression; all parameters whose full name matches are dumped", regex=True
     )
@@ -224,18 +257,20 @@ class Config:
     )
     device: str = _value("cpu", "torch device")
     threads: int = _value(1, "CPU threads of torch; results may change with it", minimum=1)
-    system_envs: dict[str, str] = _value({}, "environment variables set before torch starts")
-    model: ModelConfig = _section(ModelConfig, "the policy")
-    tokenizer: TokenizerConfig = _section(TokenizerConfig, "the tokenizer")
-    reference: ReferenceConfig = _section(ReferenceConfig, "the reference model of the KL term")
-    task: TaskConfig = _section(TaskConfig, "what is trained on")
-    data: DataConfig = _section(DataConfig, "batch and sequence sizes")
-    warm_start: WarmStartConfig = _section(WarmStartConfig, "supervised steps before the first rollout")
-    rollout_worker: RolloutWorkerConfig = _section(RolloutWorkerConfig, "where completions come from")
-    rollout_mock: RolloutMockConfig = _section(RolloutMockConfig, "record or replay whole rollouts")
-    algorithm: AlgorithmConfig = _section(AlgorithmConfig, "the objective")
-    batching: BatchingConfig = _section(BatchingConfig, "how samples become microbatches")
-    trainer: TrainerConfig = _section(TrainerConfig, "mini-batches and epochs")
-    optimizer: OptimizerConfig = _section(OptimizerConfig, "AdamW, clipping and schedule")
-    evaluation: EvaluationConfig = _section(EvaluationConfig, "greedy pass rate on held-out prompts")
-    debug: DebugConfig = _section(DebugConfig, "the dump")
+    system_envs: dict[str, str] = field(
+        default_factory=dict, metadata={"help": "environment variables set before torch starts"}
+    )
+    model: ModelConfig = field(default_factory=ModelConfig)
+    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    reference: ReferenceConfig = field(default_factory=ReferenceConfig)
+    task: TaskConfig = field(default_factory=TaskConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
+    rollout_worker: RolloutWorkerConfig = field(default_factory=RolloutWorkerConfig)
+    rollout_mock: RolloutMockConfig = field(default_factory=RolloutMockConfig)
+    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    batching: BatchingConfig = field(default_factory=BatchingConfig)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    debug: DebugConfig = field(default_factory=DebugConfig)

@@ -13,7 +13,7 @@ from regress.engine.config.text import in_yaml
 
 
 def print_config(loaded: Loaded, console: Console | None = None) -> None:
-    """Print the listing: a table on a terminal, elsewhere lines of ``key: value  # origin`` that are YAML."""
+    """Print the listing: a table on a terminal, elsewhere lines of YAML, ``key: value  # origin``."""
     console = console or Console()
     if console.is_terminal:
         console.print(_table(loaded))

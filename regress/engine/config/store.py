@@ -18,7 +18,10 @@ class Entry(NamedTuple):
 
 
 class Store:
-    """Explicitly given values; what nobody gives comes from the schema."""
+    """Explicitly given values, flat; what nobody gives comes from the schema.
+
+    Free mappings merge entry by entry, as in Hydra, but the first entry given replaces the schema's default.
+    """
 
     def __init__(self) -> None:
         self._entries: dict[KeyPath, Entry] = {}
@@ -26,14 +29,16 @@ class Store:
     def put(self, entry: Entry) -> None:
         """Lay ``entry`` over what is there: mappings merge, everything else replaces.
 
-        Raises `ConfigError` for a path that the schema does not know.
+        Raises `ConfigError` for a path that the schema does not know, and for a section given a plain value.
         """
-        leaf = find_leaf(entry.path, entry.value, entry.origin) if entry.path else None
-        if leaf is None:
-            self._put_section(entry)
-        elif _is_mapping(entry.value) and leaf.kind is dict:
-            for key, value in entry.value.items():
-                self.put(Entry((*entry.path, key), value, entry.origin))
+        in_section = find_leaf(entry.path, entry.value, entry.origin) is None
+        if in_section and entry.value is None:
+            return  # all lines of the section are commented out
+        if in_section and not isinstance(entry.value, dict):
+            raise ConfigError(_not_a_section(entry))
+        if in_section or is_tree(entry.value):
+            for name, value in entry.value.items():
+                self.put(Entry((*entry.path, str(name)), value, entry.origin))
         else:
             self._replace(entry)
 
@@ -43,9 +48,9 @@ class Store:
             del self._entries[given]
 
     def origin(self, path: KeyPath) -> Origin:
-        """Who gave the value at ``path``, or the last value below it."""
-        below = [entry.origin for given, entry in self._entries.items() if given[: len(path)] == path]
-        return below[-1] if below else Origin(DEFAULT)
+        """Who gave the value at ``path``: the last value at or below it, or the one that contains it."""
+        given = [entry.origin for key, entry in self._entries.items() if _same_branch(key, path)]
+        return given[-1] if given else Origin(DEFAULT)
 
     def origins(self) -> dict[str, Origin]:
         """Who gave each value, by dotted key, the schema's defaults included."""
@@ -69,29 +74,26 @@ class Store:
             for entry in given:
                 yield entry.path, entry.value
 
-    def _put_section(self, entry: Entry) -> None:
-        if entry.value is None:
-            return  # a section whose lines are all commented out
-        if not isinstance(entry.value, dict):
-            raise ConfigError(_not_a_section(entry))
-        for key, value in entry.value.items():
-            self.put(Entry((*entry.path, str(key)), value, entry.origin))
-
     def _replace(self, entry: Entry) -> None:
-        self.remove(entry.path)
-        for depth in range(1, len(entry.path)):
-            self._entries.pop(entry.path[:depth], None)
+        for given in [given for given in self._entries if _same_branch(given, entry.path)]:
+            del self._entries[given]
         self._entries[entry.path] = entry
 
 
-def _is_mapping(value: Any) -> bool:
-    return isinstance(value, dict) and bool(value) and all(isinstance(key, str) for key in value)
+def is_tree(value: Any) -> bool:
+    """Whether a mapping merges entry by entry: an empty one, or one whose names are no text, is one value."""
+    return isinstance(value, dict) and bool(value) and all(isinstance(name, str) for name in value)
+
+
+def _same_branch(a: KeyPath, b: KeyPath) -> bool:
+    shared = min(len(a), len(b))
+    return a[:shared] == b[:shared]
 
 
 def _not_a_section(entry: Entry) -> str:
     key = ".".join(entry.path)
     inside = [name.removeprefix(f"{key}.") for name in leaves() if name.startswith(f"{key}.")]
     return (
-        f"{key}={shortened(entry.value)} ({entry.origin}) must be a mapping, or the name of a file {key}/NAME.yaml "
-        f"chosen in a defaults list or on the command line; its keys are {', '.join(inside)}."
+        f"{key}={shortened(entry.value)} ({entry.origin}) must be a mapping with keys of "
+        f"{', '.join(inside)}; to choose a file {key}/NAME.yaml, name one that is on the search path."
     )

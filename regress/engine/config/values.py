@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from regress.engine.config.leaves import Leaf
@@ -10,120 +11,133 @@ from regress.engine.config.origins import Origin
 from regress.engine.config.text import shortened
 from regress.errors import ConfigError
 
-NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "text", dict: "a mapping"}
-BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
-INTEGER = re.compile(r"[+-]?[0-9]+(_[0-9]+)*")
+BOOLEANS = {
+    **dict.fromkeys(("true", "yes", "on", "1"), True),
+    **dict.fromkeys(("false", "no", "off", "0"), False),
+}
+INTEGER = re.compile(r"[+-]?[0-9]+")
+NAMES: Mapping[Any, str] = {
+    str: "text",
+    bool: "true or false",
+    int: "an integer",
+    float: "a finite number",
+    dict: "a mapping",
+    Any: "made of text, finite numbers, booleans, lists and mappings",
+}
+LIMITS: Mapping[str, tuple[str, Callable[[float, float], bool]]] = {
+    "minimum": ("of at least {:g}", lambda number, limit: number >= limit),
+    "exclusive_minimum": ("greater than {:g}", lambda number, limit: number > limit),
+    "maximum": ("at most {:g}", lambda number, limit: number <= limit),
+    "exclusive_maximum": ("less than {:g}", lambda number, limit: number < limit),
+}
+
+
+class _MisfitError(Exception):
+    """A value breaks the rule of its leaf; the text, often empty, is what the rule alone does not say."""
 
 
 def checked(leaf: Leaf, value: Any, origin: Origin) -> Any:
-    """``value`` in the type of ``leaf``; text is read as the type asks, as in OmegaConf's structured configs.
+    """``value`` in the type of ``leaf``; text is read as the type asks, as OmegaConf does it.
 
     Raises `ConfigError` naming key, value, origin and rule if it does not fit.
     """
     if value is None and leaf.optional:
         return None
     try:
-        converted = _convert(leaf, value)
-    except ValueError as error:
-        given = f"{leaf.key}={shortened(value)} ({origin})"
-        raise ConfigError(f"{given} must be {_rule(leaf)}{error}{_hint(leaf, value)}") from None
-    return converted
+        return _within_rules(leaf, _read(leaf, value))
+    except _MisfitError as misfit:
+        stated = f"{leaf.key}={shortened(value)} ({origin}) must be {_rule(leaf)}{misfit}"
+    if "choices" in leaf.rules:
+        raise ConfigError(f"{stated}; did you mean {nearest(str(value), leaf.rules['choices'])}?")
+    raise ConfigError(f"{stated}.")
 
 
-def _convert(leaf: Leaf, value: Any) -> Any:
-    """Raises ``ValueError`` whose text, often empty, is what the rule alone does not say."""
+def _read(leaf: Leaf, value: Any) -> Any:
     if leaf.kind is list:
-        return _list(leaf, value)
+        return [_SCALARS[leaf.item](member) for member in _instance(list, value)]
     if leaf.kind is dict:
-        return _mapping(leaf, value)
-    scalar = _scalar(leaf.kind, value)
-    if "choices" in leaf.rules and scalar not in leaf.rules["choices"]:
-        raise ValueError("")
-    if leaf.rules.get("regex"):
-        _compile(scalar)
-    if leaf.kind in (int, float):
-        _bounds(leaf, scalar)
-    return scalar
+        return {str(name): member for name, member in _instance(dict, value).items()}
+    return _SCALARS[leaf.kind](value)
 
 
-def _scalar(kind: Any, value: Any) -> Any:
-    if kind is Any:
-        return _plain(value)
+def _text(value: Any) -> str:
     if value is None or isinstance(value, dict | list):
-        raise ValueError("")
-    if kind is str:
-        return str(value).lower() if isinstance(value, bool) else str(value)
-    if kind is bool:
-        return BOOLEANS[_one_of(str(value).lower(), BOOLEANS)]
-    if isinstance(value, bool):
-        raise ValueError("")
-    if kind is int:
-        if isinstance(value, float) or not INTEGER.fullmatch(str(value).strip()):
-            raise ValueError("")
-        return int(value)
+        raise _MisfitError
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _boolean(value: Any) -> bool:
+    if str(value).lower() not in BOOLEANS:
+        raise _MisfitError
+    return BOOLEANS[str(value).lower()]
+
+
+def _integer(value: Any) -> int:
+    if isinstance(value, bool) or not INTEGER.fullmatch(str(value)):
+        raise _MisfitError
+    return int(value)
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool | dict | list) or value is None:
+        raise _MisfitError
     try:
-        return _finite(float(value))
+        number = float(value)
     except ValueError:
-        raise ValueError(", finite") if _is_non_finite(value) else ValueError("") from None
-
-
-def _one_of(name: str, names: dict[str, bool]) -> str:
-    if name not in names:
-        raise ValueError("")
-    return name
-
-
-def _is_non_finite(value: Any) -> bool:
-    return isinstance(value, float) or str(value).strip().lower().lstrip("+-.") in ("nan", "inf", "infinity")
-
-
-def _finite(number: float) -> float:
+        raise _MisfitError from None
     if not math.isfinite(number):
-        raise ValueError(", finite")
+        raise _MisfitError
     return number
 
 
 def _plain(value: Any) -> Any:
-    """Anything that JSON can hold."""
+    """What JSON can hold, with names as text."""
     if isinstance(value, dict):
-        return {key: _plain(member) for key, member in value.items()}
+        return {str(name): _plain(member) for name, member in value.items()}
     if isinstance(value, list):
         return [_plain(member) for member in value]
-    return _finite(value) if isinstance(value, float) else value
+    if isinstance(value, float):
+        return _number(value)
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    raise _MisfitError
 
 
-def _list(leaf: Leaf, value: Any) -> list[Any]:
-    if not isinstance(value, list) or len(value) != leaf.rules.get("length", len(value)):
-        raise ValueError("")
-    numbers = [_scalar(leaf.item, member) for member in value]
-    for number in numbers:
-        _bounds(leaf, number)
-    return numbers
+_SCALARS: Mapping[Any, Callable[[Any], Any]] = {
+    str: _text,
+    bool: _boolean,
+    int: _integer,
+    float: _number,
+    Any: _plain,
+}
 
 
-def _mapping(leaf: Leaf, value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise ValueError("")
-    return dict(value)
+def _instance(kind: type, value: Any) -> Any:
+    if not isinstance(value, kind):
+        raise _MisfitError
+    return value
 
 
-def _compile(pattern: str) -> None:
+def _within_rules(leaf: Leaf, value: Any) -> Any:
+    rules = leaf.rules
+    if "choices" in rules and value not in rules["choices"]:
+        raise _MisfitError
+    if "length" in rules and len(value) != rules["length"]:
+        raise _MisfitError
+    for name, (_, holds) in LIMITS.items():
+        for number in value if leaf.kind is list else [value]:
+            if name in rules and not holds(number, rules[name]):
+                raise _MisfitError
+    if rules.get("regex"):
+        _compiles(value)
+    return value
+
+
+def _compiles(pattern: str) -> None:
     try:
         re.compile(pattern)
     except re.error as error:
-        raise ValueError(f" and this one is invalid ({error}); escape special characters with \\") from None
-
-
-def _bounds(leaf: Leaf, number: float) -> None:
-    rules = leaf.rules
-    inside = (
-        ("minimum" not in rules or number >= rules["minimum"])
-        and ("exclusive_minimum" not in rules or number > rules["exclusive_minimum"])
-        and ("maximum" not in rules or number <= rules["maximum"])
-        and ("exclusive_maximum" not in rules or number < rules["exclusive_maximum"])
-    )
-    if not inside:
-        raise ValueError("")
+        raise _MisfitError(f", which it is not: {error}; write special characters with \\") from None
 
 
 def _rule(leaf: Leaf) -> str:
@@ -131,21 +145,6 @@ def _rule(leaf: Leaf) -> str:
         return f"one of {', '.join(leaf.rules['choices'])}"
     if leaf.rules.get("regex"):
         return "a regular expression"
-    if leaf.kind is list:
-        name = f"a list of {leaf.rules['length']} numbers"
-    else:
-        name = NAMES.get(leaf.kind, "a finite value")
-    limits = (
-        ("minimum", "of at least {:g}"),
-        ("exclusive_minimum", "greater than {:g}"),
-        ("maximum", "at most {:g}"),
-        ("exclusive_maximum", "less than {:g}"),
-    )
-    bounds = " and ".join(text.format(leaf.rules[limit]) for limit, text in limits if limit in leaf.rules)
-    return f"{name} {bounds}".rstrip() + (" or null" if leaf.optional else "")
-
-
-def _hint(leaf: Leaf, value: Any) -> str:
-    if "choices" in leaf.rules:
-        return f"; did you mean {nearest(str(value), leaf.rules['choices'])}?"
-    return "."
+    name = f"a list of {leaf.rules['length']} numbers" if leaf.kind is list else NAMES[leaf.kind]
+    limits = [text.format(leaf.rules[limit]) for limit, (text, _) in LIMITS.items() if limit in leaf.rules]
+    return f"{name} {' and '.join(limits)}".rstrip() + (" or null" if leaf.optional else "")
