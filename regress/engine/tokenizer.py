@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from pathlib import Path
+from typing import cast
 
 from tokenizers import Tokenizer, decoders, models
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -42,7 +43,7 @@ def train_tokenizer(texts: Iterable[str], *, bos: bool = False) -> PreTrainedTok
     # byte-pair encoding without merges: every character is a token, and no pre-tokenizer can drop one
     backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token=UNKNOWN))
     backend.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=backend,
         pad_token=PAD,
         eos_token=END,
@@ -70,8 +71,8 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
     except Exception as error:  # transformers raises whatever its parsers raise
         reason = str(error).strip().partition("\n")[0]
         raise TaskError(
-            f"tokenizer.path: {folder} holds no tokenizer that can be loaded ({type(error).__name__}: {reason}); "
-            "give a directory made by save_pretrained"
+            f"tokenizer.path: {folder} holds no tokenizer that can be loaded ({type(error).__name__}: "
+            f"{reason}); give a directory made by save_pretrained"
         ) from error
     _check(tokenizer, folder)
     return tokenizer
@@ -112,10 +113,11 @@ def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
 
 def prompt_ids(tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[int]:
     """The ids of a conversation in which the user has asked `prompt` and the assistant is to answer."""
-    ids: list[int] = tokenizer.apply_chat_template(
-        [{"role": "user", "content": prompt}], add_generation_prompt=True, tokenize=True, return_dict=False
+    chat = [{"role": "user", "content": prompt}]
+    return cast(
+        list[int],
+        tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=True, return_dict=False),
     )
-    return ids
 
 
 def completion_ids(tokenizer: PreTrainedTokenizerBase, answer: str) -> list[int]:
@@ -124,8 +126,9 @@ def completion_ids(tokenizer: PreTrainedTokenizerBase, answer: str) -> list[int]
 
 
 def completion_text(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
-    """The text before the first eos. Other special tokens stay visible: they are mistakes, to be judged as such."""
+    """The text before the first eos. Other special tokens stay visible: they are mistakes, judged as such."""
     if tokenizer.eos_token_id in ids:
         ids = ids[: ids.index(tokenizer.eos_token_id)]
-    text: str = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    return text
+    return cast(
+        str, tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    )

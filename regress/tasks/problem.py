@@ -35,7 +35,7 @@ class Problem:
 def is_correct(problem: Problem, completion: str) -> bool:
     """Whether the completion is the answer, character by character, but for outer ASCII whitespace.
 
-    Text is compared and never parsed: "07", "+7" and a full-width 7 are not "7", and nothing a model writes is ever
-    evaluated or converted.
+    Text is compared and never parsed: "07", "+7" and a full-width 7 are not "7", and nothing a model writes
+    is ever evaluated or converted.
     """
     return completion.strip(WHITESPACE) == problem.answer

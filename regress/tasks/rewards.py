@@ -20,7 +20,7 @@ _REGISTRY: dict[str, RewardFunction] = {}
 
 
 def register_reward(name: str) -> Callable[[RewardFunction], RewardFunction]:
-    """Decorator that makes a function known to `task.rewards` under `name`. Raises TaskError if it is taken."""
+    """Decorator that makes a function known to `task.rewards`. Raises TaskError if the name is taken."""
 
     def register(function: RewardFunction) -> RewardFunction:
         if name in _REGISTRY:
@@ -50,7 +50,7 @@ def contains_answer(problem: Problem, completion: str) -> float:
 
 @register_reward("character_match")
 def character_match(problem: Problem, completion: str) -> float:
-    """Share of places with the right character, of the longer of answer and completion: dense, 1 if correct."""
+    """Share of places, to the longer text's end, with the right character: dense, and 1 only if correct."""
     text = completion.strip(WHITESPACE)
     right = sum(a == b for a, b in zip(problem.answer, text, strict=False))
     return right / max(len(problem.answer), len(text))
@@ -99,13 +99,17 @@ def make_rewards(weights: Mapping[str, float]) -> RewardSum:
     path that cannot be imported, a weight that is no finite number, and when no weight differs from 0.
     """
     for name, weight in weights.items():
-        if isinstance(weight, bool) or not isinstance(weight, Real) or not math.isfinite(weight):
-            raise TaskError(f"task.rewards.{name}: the weight must be a finite number, not {weight!r}")
+        _check_weight(name, weight)
     if not any(weights.values()):
         raise TaskError(
             "task.rewards must give at least one reward a weight other than 0, for example {exact_match: 1.0}"
         )
     return RewardSum(tuple((name, float(weight), _resolve(name)) for name, weight in weights.items()))
+
+
+def _check_weight(name: str, weight: object) -> None:
+    if isinstance(weight, bool) or not isinstance(weight, Real) or not math.isfinite(weight):
+        raise TaskError(f"task.rewards.{name}: the weight must be a finite number, not {weight!r}")
 
 
 def _resolve(name: str) -> RewardFunction:
@@ -132,7 +136,7 @@ def _resolve(name: str) -> RewardFunction:
 def _evaluate(name: str, function: RewardFunction, problem: Problem, completion: str) -> float:
     where = f"reward {name!r} on task {problem.task!r} (task_id {problem.task_id})"
     try:
-        value = function(problem, completion)
+        value: object = function(problem, completion)
     except Exception as error:
         raise TaskError(
             f"{where} raised {type(error).__name__}: {error}; a reward must return a number for every text"
