@@ -61,6 +61,33 @@ def test_values_and_gradients_equal_log_softmax(
         torch.testing.assert_close(mine, expected, rtol=1e-12, atol=1e-13)
 
 
+def test_a_shifted_view_equals_its_copy() -> None:
+    logits, targets = make(6, 3, 5, 4)
+    for view in (logits[:, :-1], logits.transpose(0, 1), logits[..., :3], logits[1:2].expand(3, 5, 4)):
+        wanted = targets[tuple(map(slice, view.shape[:-1]))].clamp(max=2) if view.shape[0] != 5 else targets.T
+        wanted = wanted.clamp(max=view.shape[-1] - 1)
+        results = []
+        for form in (view, view.contiguous()):
+            out = token_log_probs(form, wanted, vocab_chunk=2, entropy=True)
+            assert out.entropy is not None
+            upstream = torch.arange(wanted.numel(), dtype=torch.float64).view(wanted.shape)
+            total = (upstream * (out.log_probs + 2 * out.entropy)).sum()
+            results.append((out.log_probs, out.entropy, *torch.autograd.grad(total, form)))
+        for ours, theirs in zip(*results, strict=True):
+            assert torch.equal(ours, theirs)
+
+
+def test_results_may_be_changed_in_place_before_the_backward_pass() -> None:
+    logits, targets = make(7, 4, 6)
+    plain = token_log_probs(logits, targets, entropy=True)
+    changed = token_log_probs(logits, targets, entropy=True)
+    assert plain.entropy is not None
+    assert changed.entropy is not None
+    (expected,) = torch.autograd.grad(2 * plain.entropy.sum() + 3 * plain.log_probs.sum(), logits)
+    total = changed.entropy.mul_(2).sum() + changed.log_probs.mul_(3).sum()
+    assert torch.equal(torch.autograd.grad(total, logits)[0], expected)
+
+
 def test_gradcheck() -> None:
     logits, targets = make(0, 3, 5)
 

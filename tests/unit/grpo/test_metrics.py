@@ -66,6 +66,13 @@ def test_microbatches_add_up_to_the_batch(
         assert together[name].value == pytest.approx(metric.value, rel=1e-11, abs=1e-12)
 
 
+def test_sums_are_wider_than_their_terms() -> None:
+    log_p = torch.zeros(2)
+    entropy = torch.tensor([2.0**24, 1.0])
+    loss = token_loss(log_p, log_p, log_p, torch.tensor([0, 0]), 1, make_objective(), entropy_K=entropy)
+    assert token_metrics(loss)["entropy"].total == 2**24 + 1
+
+
 def test_nothing_counted_is_no_number_and_no_extreme() -> None:
     empty = torch.zeros(0)
     nothing = token_metrics(token_loss(empty, empty, empty, empty.long(), 1, make_objective()))

@@ -58,8 +58,8 @@ CONFLICTS: list[tuple[dict[str, Any], str]] = [
     ({"gamma": 1.5}, "gamma=1.5 is not possible: a discount is at most 1."),
     (
         {"clip_bounds": "absolute", "clip_low": 0.8, "clip_high": 0.2},
-        "clip_low=0.8 with clip_high=0.2 and clip_bounds=absolute is not possible: the ratio would be clipped "
-        "to [0.8, 0.2]; choose bounds that enclose 1.",
+        "clip_low=0.8 with clip_high=0.2 and clip_bounds=absolute is not possible: the ratio would be "
+        "clipped to [0.8, 0.2]; choose bounds that enclose 1.",
     ),
     (
         {"loss": "cispo", "delta": 4.0},
