@@ -82,11 +82,12 @@ def train(
     from regress.engine.run import train as run  # torch starts here, after the environment is set
 
     result = run(loaded.config, console)
-    console.print(f"{loaded.config.max_steps} steps done; metrics and final model: {result.output_dir}")
+    click.echo(f"{loaded.config.max_steps} steps done")
+    click.echo(f"metrics:      {result.output_dir / 'metrics.jsonl'}")
+    click.echo(f"final model:  {result.output_dir / 'final'}")
     if result.dump_dir is not None:
-        console.print(
-            f"dumped tensors: {result.dump_dir} (look into them: regress dump show {result.dump_dir})"
-        )
+        click.echo(f"tensors:      {result.dump_dir}")
+        click.echo(f"look at them: regress dump show {result.dump_dir}")
 
 
 @main.group()

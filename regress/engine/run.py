@@ -11,6 +11,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from transformers.utils.logging import disable_progress_bar
+
 from regress.dump.hooks import record_activations
 from regress.dump.taps import recording
 from regress.engine.build import Run, build
@@ -106,6 +108,7 @@ def metrics_log(output: Path) -> Iterator[Callable[[Mapping[str, float]], None]]
 
 def save(run: Run, folder: Path) -> None:
     """Model and tokenizer as ``save_pretrained`` writes them."""
+    disable_progress_bar()
     try:
         run.trainer.policy.model.save_pretrained(folder)
         run.tokenizer.save_pretrained(folder)

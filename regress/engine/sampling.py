@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -86,7 +87,8 @@ def sample(
     cuda = [model.device] if model.device.type == "cuda" else []
     with torch.random.fork_rng(devices=cuda), torch.no_grad(), _sampler(model), arithmetic(model.dtype):
         torch.manual_seed(seed)
-        sequences = model.generate(
+        generate = cast(Callable[..., Tensor], model.generate)
+        sequences = generate(
             input_ids=torch.tensor(rows, device=model.device),
             attention_mask=torch.tensor(mask, device=model.device),
             generation_config=GenerationConfig(
