@@ -148,8 +148,9 @@ def _configure(full: str, curriculum: Any, level: int, params: Mapping[str, Any]
     try:
         config.validate()
     except Exception as error:  # the package asserts, and compares values of any type
+        reason = str(error).partition("\n")[0]
         raise TaskError(
             f"task.params: reasoning-gym does not accept {full!r} at level {level} with {dict(params)} "
-            f"({error}); change task.level or task.params"
+            f"({reason}); change task.level or task.params"
         ) from error
     return config

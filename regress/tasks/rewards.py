@@ -143,6 +143,10 @@ def _evaluate(name: str, function: RewardFunction, problem: Problem, completion:
         ) from error
     if not isinstance(value, Real):
         raise TaskError(f"{where} returned {value!r}; a reward must return a number")
-    if not math.isfinite(value):
-        raise TaskError(f"{where} returned {value!r}; a reward must be finite")
-    return float(value)
+    try:
+        result = float(value)
+    except OverflowError:  # an int beyond the largest float
+        result = math.inf
+    if not math.isfinite(result):
+        raise TaskError(f"{where} returned {result!r}; a reward must be finite")
+    return result
