@@ -50,7 +50,8 @@ def parse_overrides(lines: Sequence[str], is_group: Callable[[str], bool]) -> Co
                 f"Override {line} (command line) is a setting of Hydra, of which only {SEARCHPATH} is used; "
                 "remove it."
             )
-        chooses = is_group(override.key_or_group) and not isinstance(override.value(), dict)
+        chooses = override.is_delete() or isinstance(override.value(), str | list)
+        chooses = chooses and is_group(override.key_or_group)
         (parsed.choices if chooses else parsed.values).append(override)
     return parsed
 
@@ -64,6 +65,8 @@ def searchpath_override(lines: Sequence[str]) -> Any:
 def _parse(line: str) -> Override:
     try:
         override = OverridesParser.create().parse_override(line)
+        if not override.key_or_group:
+            raise HydraException(f"no key in {line}")
     except HydraException as error:
         raise ConfigError(
             f"Override {line} (command line) is malformed; write KEY=VALUE, KEY=[A,B], GROUP=NAME or ~KEY, "

@@ -140,7 +140,8 @@ def _warmup(c: Config) -> str | None:
         return None
     return (
         f"optimizer.warmup_steps={c.optimizer.warmup_steps} is more than the {updates} optimizer updates "
-        f"of max_steps={c.max_steps}, so that the learning rate is never reached; lower it or raise max_steps."
+        f"of max_steps={c.max_steps}, so that the learning rate is never reached; lower it or raise "
+        "max_steps."
     )
 
 

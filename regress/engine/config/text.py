@@ -24,4 +24,5 @@ def shortened(value: Any) -> str:
     """A value in a sentence: text as it is, anything else in YAML, cut when long."""
     plain = isinstance(value, str) and value.isprintable() and value.strip() != ""
     text = value if plain else in_yaml(value)
+    text = text if text.isprintable() else repr(value)
     return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
