@@ -109,5 +109,28 @@ def show(path: Path) -> None:
     Console().print(render(path))
 
 
+@dump.command()
+@click.argument("first", type=click.Path(path_type=Path))
+@click.argument("second", type=click.Path(path_type=Path))
+@click.pass_context
+def diff(ctx: click.Context, first: Path, second: Path) -> None:
+    """Compare two dumps bit by bit.
+
+    \b
+    regress dump diff outputs/demo/debug_dump outputs/demo_replay/debug_dump
+
+    Exit codes: 0 the same bits, 1 a difference, or a dump that cannot be read.
+    """
+    from regress.dump.difference import compare_bitwise
+
+    found = compare_bitwise(first, second)
+    for difference in found.differences:
+        click.echo(f"{difference.file}: {difference.what}")
+    if found.differences:
+        click.echo(f"different: {len(found.differences)} differences in {found.records} records")
+        ctx.exit(1)
+    click.echo(f"bit-identical: {found.records} records, {found.tensors} tensors")
+
+
 if __name__ == "__main__":
     sys.exit(main())

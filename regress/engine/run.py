@@ -41,7 +41,8 @@ def train(config: Config, console: Console) -> RunResult:
     configure_torch(config.threads)
     output = Path(config.output_dir)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=console, transient=True) as bars, ExitStack() as resources:
+    bars = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    with bars, ExitStack() as resources:
 
         def progress(name: str, total: int) -> Callable[[], None]:
             task = bars.add_task(name, total=total)
