@@ -13,7 +13,7 @@ there is an error, never an overwrite. Without a recorder a tap does nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any, Protocol
@@ -96,11 +96,21 @@ def at(**coordinates: int | None) -> Iterator[Coordinates]:
     token = _where.set(where)
     try:
         yield where
-    finally:
+    except BaseException:
         _where.reset(token)
-        recorder = _recorder.get()
-        if recorder is not None and where != outer:
-            recorder.flush(where)
+        with suppress(
+            DumpError
+        ):  # what ended the block matters more; the recorder reports its failure at its end
+            _flush(where, outer)
+        raise
+    _where.reset(token)
+    _flush(where, outer)
+
+
+def _flush(where: Coordinates, outer: Coordinates | None) -> None:
+    recorder = _recorder.get()
+    if recorder is not None and where != outer:
+        recorder.flush(where)
 
 
 @contextmanager
