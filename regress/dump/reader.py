@@ -126,6 +126,8 @@ class DumpReader:
 
     def read(self, name: str) -> Record:
         """Read one file by its relative name; raises `DumpError` if it is not what was recorded."""
+        if name not in self._names:
+            raise DumpError(f"{self.folder} has no file {name!r}: choose one that names() lists")
         path, entry = self.folder / name, self.manifest.files[name]
         data = _load(path)
         if Stamp(len(data), hashlib.sha256(data).hexdigest()) != entry.stamp:

@@ -66,8 +66,10 @@ class Recorder:
     ) -> None:
         """Copy tensors into the record of `type` at `where`; several calls make one record.
 
-        Raises `DumpError` when a tensor is there already, or metadata contradicts what is there.
+        Raises `DumpError` when a tensor is there already, when metadata contradicts what is there, and for an
+        earlier failure of the writer.
         """
+        self._writer.check()
         new = Record.of(type, where, tensors, meta)
         with self._lock:
             old = self._pending.setdefault((type, where), new)

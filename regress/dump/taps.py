@@ -13,7 +13,7 @@ there is an error, never an overwrite. Without a recorder a tap does nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any, Protocol
@@ -107,12 +107,27 @@ def at(**coordinates: int | None) -> Iterator[None]:
     where = replace(outer or Coordinates(0), **coordinates)  # type: ignore[arg-type]
     token = _where.set(where)
     try:
+<<<<<<< HEAD
         yield
     finally:
+=======
+        yield where
+    except BaseException:
+>>>>>>> dump
         _where.reset(token)
-        recorder = _recorder.get()
-        if recorder is not None and where != outer:
-            recorder.flush(where)
+        with suppress(
+            DumpError
+        ):  # what ended the block matters more; the recorder reports its failure at its end
+            _flush(where, outer)
+        raise
+    _where.reset(token)
+    _flush(where, outer)
+
+
+def _flush(where: Coordinates, outer: Coordinates | None) -> None:
+    recorder = _recorder.get()
+    if recorder is not None and where != outer:
+        recorder.flush(where)
 
 
 @contextmanager
