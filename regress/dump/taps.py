@@ -107,17 +107,10 @@ def at(**coordinates: int | None) -> Iterator[None]:
     where = replace(outer or Coordinates(0), **coordinates)  # type: ignore[arg-type]
     token = _where.set(where)
     try:
-<<<<<<< HEAD
         yield
-    finally:
-=======
-        yield where
     except BaseException:
->>>>>>> dump
         _where.reset(token)
-        with suppress(
-            DumpError
-        ):  # what ended the block matters more; the recorder reports its failure at its end
+        with suppress(DumpError):  # what ended the block matters more; the recorder reports its failure later
             _flush(where, outer)
         raise
     _where.reset(token)
