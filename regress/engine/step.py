@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -80,7 +80,8 @@ def train_step(
     """One optimizer update on one mini-batch.
 
     Args:
-        tokens: weights, advantages and recorded log-probs of its ``K`` loss tokens.
+        tokens: weights, advantages and recorded log-probs of its ``K`` loss tokens; old log-probs of ``None`` are
+            those of the forward pass itself, so that every ratio is 1.
         microbatches: the same tokens under a layout.
         max_grad_norm: the gradient is scaled down to this 2-norm; ``None`` leaves it.
         target_params: pattern of the parameters whose gradients, values and optimizer state are dumped.
@@ -91,8 +92,9 @@ def train_step(
 
     def loss(micro: Microbatch, out: TokenLogProbs) -> tuple[Tensor, Share]:
         part = tokens.select(micro.select, micro.sequence, len(micro.sample_ids))
-        assert part.weights is not None and part.advantages is not None
         old = out.log_probs.detach() if part.old_log_probs is None else part.old_log_probs
+        part = replace(part, old_log_probs=old)
+        assert part.weights is not None and part.advantages is not None
         terms = token_loss(
             out.log_probs,
             old,

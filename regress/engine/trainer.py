@@ -21,6 +21,7 @@ from regress.engine.policy import LocalPolicy
 from regress.engine.reference import Reference
 from regress.engine.rollout import TRAIN, Prompt, RolloutWorker
 from regress.engine.step import StepOutcome, train_step, weigh
+from regress.errors import ReplayError
 from regress.grpo.advantages import token_advantages
 from regress.grpo.kl import kl_penalty
 from regress.grpo.metrics import add_metrics
@@ -104,11 +105,11 @@ class Trainer:
         weights = weigh(
             tokens, microbatches, objective, max_completion_length=self.config.data.max_completion_length
         )
+        old, ref = None, None
         if objective.old_log_probs == "sampler":
-            old = sampler
-        else:
+            old = _recorded_by_sampler(sampler)
+        elif objective.old_log_probs == "recompute":
             old = _collect(microbatches, self.policy.log_probs(microbatches), len(tokens))
-        ref = None
         if self.reference is not None:
             ref = _collect(microbatches, self.reference.log_probs(microbatches), len(tokens))
         return MiniBatch(
@@ -167,6 +168,15 @@ def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         "rollouts/completion_length_mean": lengths.mean().item(),
         "rollouts/truncated_ratio": truncated / len(trajectories),
     }
+
+
+def _recorded_by_sampler(log_probs: Tensor | None) -> Tensor:
+    if log_probs is None:
+        raise ReplayError(
+            "algorithm.old_log_probs=sampler needs the sampler's log-probs, but some of the trajectories have "
+            "none; set algorithm.old_log_probs=recompute"
+        )
+    return log_probs
 
 
 def _collect(microbatches: Sequence[Microbatch], parts: Sequence[Tensor], count: int) -> Tensor:
