@@ -22,6 +22,7 @@ class Expectations:
     tokenizer: str
     temperature: float
     max_completion_length: int
+    vocabulary: int
     environment: Mapping[str, object] | None
 
 
@@ -42,20 +43,11 @@ class MockRolloutWorker:
         self._steps = {split: read_trajectories(path, format) for split, path in paths.items()}
         self._expect = expect
 
-    def require(self, steps: Sequence[int], split: str) -> None:
-        """Refuse at once a run that needs steps the recording does not hold.
-
-        Raises:
-            ReplayError: naming the first missing step, the steps there are, and the likely causes.
-        """
-        for step in steps:
-            self._recorded(step, split)
-
     def rollout(self, step: int, prompts: Sequence[Prompt], split: str) -> list[Trajectory]:
         """The recorded trajectories of these prompts, in their order.
 
         Raises:
-            ReplayError: if anything in the recording differs from what the run asks for.
+            ReplayError: if the step is missing, or anything in it differs from what the run asks for.
         """
         found = self._recorded(step, split)
         path = found.path
@@ -122,6 +114,11 @@ class MockRolloutWorker:
             raise ReplayError(
                 f"{where} was sampled at temperature {found.temperature} but rollout_worker.temperature is "
                 f"{self._expect.temperature}; set it as in the recorded run"
+            )
+        if max(found.tokens) >= self._expect.vocabulary:
+            raise ReplayError(
+                f"{where} holds token {max(found.tokens)} but the model knows {self._expect.vocabulary} tokens; "
+                "give the model of the recorded run"
             )
         length = len(found.tokens) - found.prompt_length
         if length > self._expect.max_completion_length:
