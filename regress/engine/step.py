@@ -127,8 +127,8 @@ def _refuse_nonfinite(microbatches: Sequence[Microbatch], shares: Sequence[Share
         if not share.loss.isfinite():
             samples = ", ".join(f"{group}/{run}" for group, run in micro.sample_ids)
             raise RegressError(
-                f"the loss of microbatch {index} is {share.loss.item()} (samples {samples}), so the update was not made; "
-                "look at its log-probs with debug.dump_options.forward_data=true"
+                f"the loss of microbatch {index} is {share.loss.item()} (samples {samples}), so the update was not "
+                "made; look at its log-probs with debug.dump_options.forward_data=true"
             )
     if not grad_norm.isfinite():
         raise RegressError(
