@@ -101,7 +101,7 @@ class WarmStartConfig:
 
     steps: int = _value(0, "supervised steps before the first rollout", minimum=0)
     batch_size: int = _value(32, "examples per supervised step", minimum=1)
-    learning_rate: float = _value(3e-3, "learning rate of the supervised steps", minimum=0.0)
+    learning_rate: float = _value(3e-3, "learning rate of the supervised steps", minimum=0.0, maximum=1e6)
 
 
 @dataclass
@@ -183,7 +183,7 @@ class TrainerConfig:
 class OptimizerConfig:
     """AdamW, clipping and schedule."""
 
-    learning_rate: float = _value(1e-3, "peak learning rate of AdamW", minimum=0.0)
+    learning_rate: float = _value(1e-3, "peak learning rate of AdamW", minimum=0.0, maximum=1e6)
     betas: list[float] = field(
         default_factory=lambda: [0.9, 0.999],
         metadata={
@@ -193,8 +193,8 @@ class OptimizerConfig:
             "exclusive_maximum": 1.0,
         },
     )
-    eps: float = _value(1e-8, "added to the root of the second moment", exclusive_minimum=0.0)
-    weight_decay: float = _value(0.0, "decoupled weight decay", minimum=0.0)
+    eps: float = _value(1e-8, "added to the root of the second moment", exclusive_minimum=0.0, maximum=1e6)
+    weight_decay: float = _value(0.0, "decoupled weight decay", minimum=0.0, maximum=1e6)
     max_grad_norm: float | None = _value(
         1.0, "gradients are clipped to this global norm; null: never", exclusive_minimum=0.0
     )
@@ -250,13 +250,13 @@ class Config:
     """Everything a run needs to know; ``load_config`` makes it from files, environment and command line."""
 
     exp_name: str = _value("regress", "name of the run")
-    seed: int = _value(0, "seed of weights, prompts and sampling", minimum=0)
+    seed: int = _value(0, "seed of weights, prompts and sampling", minimum=0, maximum=10**18)
     max_steps: int = _value(10, "training steps", minimum=0)
     output_dir: str = _value(
         "${oc.env:EXPERIMENT_PATH,./outputs}/${exp_name}", "directory of everything the run writes"
     )
     device: str = _value("cpu", "torch device")
-    threads: int = _value(1, "CPU threads of torch; results may change with it", minimum=1)
+    threads: int = _value(1, "CPU threads of torch; results may change with it", minimum=1, maximum=1024)
     system_envs: dict[str, str] = field(
         default_factory=dict, metadata={"help": "environment variables set before torch starts"}
     )
