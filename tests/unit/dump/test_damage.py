@@ -103,6 +103,25 @@ def test_exchanged_value(tmp_path: Path, sound: bytes, format_name: str) -> None
         read(path)
 
 
+def test_flips_in_the_archives_of_others(tmp_path: Path, make_records: Any, content: Any) -> None:
+    """NexRL's files have no checksum of their own, but the archive has one for each member."""
+    saved = io.BytesIO()
+    item = {"tokens": [1, 2], "loss_mask": [0, 1], "reward": 0.5, "extra_fields": {"uid": "u", "run_id": 0}}
+    torch.save({"step": 0, "num_trajectories": 1, "trajectories": [item]}, saved)
+    sound, path = saved.getvalue(), tmp_path / "x.pt"
+    path.write_bytes(sound)
+    truth = content(read(path))
+    start = sound.index(b"num_trajectories") - 50
+    for spot in range(start, start + 300):
+        damaged = bytearray(sound)
+        damaged[spot] ^= 4
+        path.write_bytes(damaged)
+        try:
+            assert content(read(path)) == truth
+        except DumpError:
+            continue
+
+
 def test_huge_declared_sizes_allocate_nothing(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     for size in (2**24, 2**40, 2**60):
