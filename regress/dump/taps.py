@@ -100,7 +100,7 @@ def at(**coordinates: int | None) -> Iterator[Coordinates]:
         _where.reset(token)
         with suppress(
             DumpError
-        ):  # what ended the block matters more; the recorder reports its failure at its end
+        ):  # it comes up again when the recorder ends, and must not hide this exception
             _flush(where, outer)
         raise
     _where.reset(token)

@@ -103,6 +103,19 @@ def test_exchanged_value(tmp_path: Path, sound: bytes, format_name: str) -> None
         read(path)
 
 
+@pytest.mark.parametrize("format", ["pt", "jsonl"])
+def test_content_is_checked_even_where_the_text_is_sealed(
+    tmp_path: Path, make_records: Any, format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A writer that mixes up two records makes a file whose own seal is right."""
+    monkeypatch.setattr("regress.dump.record.Record.checksum", lambda self: "0" * 64)
+    data = b"".join(FORMATS[format].encode(make_records()[1]))
+    monkeypatch.undo()
+    (tmp_path / "x").write_bytes(data)
+    with pytest.raises(DumpError, match="its content does not match its checksum"):
+        read(tmp_path / "x")
+
+
 def test_flips_in_the_archives_of_others(tmp_path: Path, make_records: Any, content: Any) -> None:
     """NexRL's files have no checksum of their own, but the archive has one for each member."""
     saved = io.BytesIO()

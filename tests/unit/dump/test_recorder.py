@@ -185,8 +185,9 @@ def test_failure_does_not_hide_why_the_run_ended(tmp_path: Path, monkeypatch: py
 def _stop(recorder: Recorder) -> None:
     with at(step=0):
         tap("loss", loss=1.0)
-    _settle(recorder)
-    with at(step=1):
+        with at(micro=0):
+            tap("loss", loss=1.0)
+        _settle(recorder)
         raise ZeroDivisionError
 
 
