@@ -98,9 +98,8 @@ def at(**coordinates: int | None) -> Iterator[Coordinates]:
         yield where
     except BaseException:
         _where.reset(token)
-        with suppress(
-            DumpError
-        ):  # it comes up again when the recorder ends, and must not hide this exception
+        # A failure to write comes up again when the recorder ends; here it would hide this exception.
+        with suppress(DumpError):
             _flush(where, outer)
         raise
     _where.reset(token)
