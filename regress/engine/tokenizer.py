@@ -49,7 +49,7 @@ def train_tokenizer(texts: Iterable[str], *, bos: bool = False) -> PreTrainedTok
         eos_token=END,
         unk_token=UNKNOWN,
         bos_token=BEGIN if bos else None,
-        additional_special_tokens=[USER, ASSISTANT],
+        extra_special_tokens=[USER, ASSISTANT],
         chat_template=_TEMPLATE,
         clean_up_tokenization_spaces=False,
     )
