@@ -94,7 +94,8 @@ def train_step(
         part = tokens.select(micro.select, micro.sequence, len(micro.sample_ids))
         old = out.log_probs.detach() if part.old_log_probs is None else part.old_log_probs
         part = replace(part, old_log_probs=old)
-        assert part.weights is not None and part.advantages is not None
+        assert part.weights is not None
+        assert part.advantages is not None
         terms = token_loss(
             out.log_probs,
             old,
@@ -127,7 +128,7 @@ def _refuse_nonfinite(microbatches: Sequence[Microbatch], shares: Sequence[Share
         if not share.loss.isfinite():
             samples = ", ".join(f"{group}/{run}" for group, run in micro.sample_ids)
             raise RegressError(
-                f"the loss of microbatch {index} is {share.loss.item()} (samples {samples}), so the update was not made; "
+                f"the loss of microbatch {index} is {share.loss.item()} (samples {samples}), so no update was made; "
                 "look at its log-probs with debug.dump_options.forward_data=true"
             )
     if not grad_norm.isfinite():

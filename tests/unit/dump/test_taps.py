@@ -139,7 +139,8 @@ def test_coordinates_nest() -> None:
     assert current() is None
     with at(step=1, rank=2) as outer:
         with at(micro=3) as inner:
-            assert inner is not None and outer is not None
+            assert inner is not None
+            assert outer is not None
             assert (inner.step, inner.rank, inner.micro) == (1, 2, 3)
             with at(rank=None) as cleared:
                 assert (cleared.rank, cleared.micro) == (None, 3)
