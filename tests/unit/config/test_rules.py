@@ -91,6 +91,10 @@ IMPOSSIBLE = {
         "model.path=/ckpt and model.family=llama are both given (command line), and the checkpoint already "
         "decides the family; leave model.family away or set model.path=null."
     ),
+    f"{MOCK} {PATH} evaluation.every_n_steps=5": (
+        "rollout_worker.type=mock holds no evaluation and evaluation.every_n_steps=5 asks for it; set "
+        "evaluation.every_n_steps=0, or record and replay both with rollout_mock."
+    ),
     "rollout_worker.type=mock rollout_worker.trajectory_load_path=steps": (
         "rollout_worker.type=mock replays recorded completions and rollout_worker.need_llm_inference=true "
         "asks for new ones; set rollout_worker.need_llm_inference=false."
