@@ -81,7 +81,7 @@ IMPOSSIBLE = {
     ),
     "debug.enable_data_dump=true": (
         "debug.enable_data_dump=true dumps nothing while every one of debug.dump_options is false; set at "
-        "least one of trajectory, old_log_probs, forward_data, loss, is_loss_debug, batch_inputs, "
+        "least one of trajectory, old_log_probs, ref_log_probs, forward_data, loss, is_loss_debug, batch_inputs, "
         "activations, param, gradient, optimizer to true."
     ),
     "debug.enable_data_dump=true debug.dump_options.loss=true debug.dump_dir=''": (
