@@ -36,7 +36,7 @@ class Provenance:
         config: the whole configuration.
         versions: package -> version, see `package_versions`.
         environment: see `environment`.
-        tokenizer: `{"fingerprint": ...}`, see `tokenizer_fingerprint`; empty when no tokenizer is involved.
+        tokenizer: `{"fingerprint": ...}`; empty when no tokenizer is involved.
         mesh: `{"world_size": 1}` and the extent of each parallel dimension.
     """
 
@@ -159,14 +159,3 @@ def environment(device: str = "cpu", threads: int | None = None) -> dict[str, An
         "machine": platform.machine(),
         "system": platform.system(),
     }
-
-
-def tokenizer_fingerprint(tokenizer: Any) -> str:
-    """SHA-256 over what decides how a Hugging Face tokenizer makes tokens, chat template included."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    parts = {
-        "model": backend.to_str() if backend is not None else sorted(tokenizer.get_vocab().items()),
-        "special": {name: str(token) for name, token in tokenizer.special_tokens_map.items()},
-        "template": getattr(tokenizer, "chat_template", None),
-    }
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

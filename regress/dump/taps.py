@@ -34,9 +34,15 @@ class Layout(Protocol):
 
 
 def tap(
-    type: str, /, *, layout: Layout | None = None, meta: Mapping[str, Any] | None = None, **tensors: Any
+    type: str,
+    tensors: Mapping[str, Any] | None = None,
+    /,
+    *,
+    layout: Layout | None = None,
+    meta: Mapping[str, Any] | None = None,
+    **named: Any,
 ) -> None:
-    """Record `tensors` (torch, numpy or numbers; copied at once) under the current coordinates.
+    """Record tensors (torch, numpy or numbers; copied at once) by name under the current coordinates.
 
     `layout` is stored as `meta["layout"]`. A type that is not wanted costs one look-up. Raises `DumpError`
     outside of `at(step=...)`, for a tensor tapped twice, and for an earlier failure of the writer.
@@ -49,7 +55,7 @@ def tap(
         info = dict(meta or {})
         if layout is not None:
             info["layout"] = layout.to_json()
-        recorder.add(type, where, tensors, info)
+        recorder.add(type, where, {**(tensors or {}), **named}, info)
 
 
 def tap_trajectories(
@@ -87,11 +93,17 @@ def _here(type: str) -> Coordinates:
 
 
 @contextmanager
-def at(**coordinates: int | None) -> Iterator[Coordinates]:
-    """Set some of `step, update, epoch, mini_batch, rank, micro` for the taps inside; inherit the others."""
+def at(**coordinates: int | None) -> Iterator[Coordinates | None]:
+    """Set some of `step, update, epoch, mini_batch, rank, micro` for the taps inside; inherit the others.
+
+    The outermost one has to give a step, unless nothing is being recorded. Yields the coordinates, if any.
+    """
     outer = _where.get()
     if outer is None and coordinates.get("step") is None:
-        raise DumpError("at() needs a step, given here or by an enclosing at(step=...)")
+        if _recorder.get() is not None:
+            raise DumpError("at() needs a step, given here or by an enclosing at(step=...)")
+        yield None
+        return
     where = replace(outer or Coordinates(0), **coordinates)  # type: ignore[arg-type]
     token = _where.set(where)
     try:

@@ -19,7 +19,6 @@ from regress.dump.manifest import (
     find_manifest,
     package_versions,
     read_manifest,
-    tokenizer_fingerprint,
 )
 from regress.errors import DumpError
 
@@ -143,28 +142,6 @@ def test_environment_and_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found["device"], found["threads"]) == ("cuda:0", 3)
     versions = package_versions(("numpy", "no-such-package"))
     assert sorted(versions) == ["numpy", "python"]
-
-
-class Backend:
-    def __init__(self, text: str) -> None:
-        self.text = text
-
-    def to_str(self) -> str:
-        return self.text
-
-
-class Tokenizer:
-    special_tokens_map = {"eos_token": "</s>"}
-
-    def __init__(self, text: str, template: str | None = None) -> None:
-        self.backend_tokenizer = Backend(text)
-        self.chat_template = template
-
-
-def test_fingerprint_sees_model_and_template() -> None:
-    prints = {tokenizer_fingerprint(Tokenizer(*args)) for args in (("a",), ("b",), ("a", "t"))}
-    assert len(prints) == 3
-    assert tokenizer_fingerprint(Tokenizer("a")) == tokenizer_fingerprint(Tokenizer("a"))
 
 
 def test_no_torch() -> None:

@@ -1,0 +1,108 @@
+"""From files, environment and command line to one typed, checked configuration.
+
+Layers, the later over the earlier: defaults of the schema, ``algorithm.preset``, files (in the order of
+their defaults lists), environment, command line. A config group chosen on the command line belongs to it.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, get_type_hints
+
+from regress.engine.config.defaults import FileLayer
+from regress.engine.config.environment import apply_environment
+from regress.engine.config.files import path_errors
+from regress.engine.config.leaves import Leaf, leaves
+from regress.engine.config.origins import DEFAULT, PRESET, Origin
+from regress.engine.config.overrides import parse_overrides, searchpath_override
+from regress.engine.config.primary import find_primary
+from regress.engine.config.resolve import Resolver, environment
+from regress.engine.config.rules import check_rules
+from regress.engine.config.schema import Config
+from regress.engine.config.store import Entry, Store
+from regress.engine.config.values import checked
+from regress.errors import ConfigError
+from regress.grpo.checks import check_objective
+from regress.grpo.presets import PRESETS
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A configuration and, by dotted key (free mappings by entry), what decided each value."""
+
+    config: Config
+    origins: dict[str, Origin]
+
+
+def load_config(
+    config_path: str | None = None,
+    config_name: str | None = None,
+    overrides: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+) -> Loaded:
+    """Compose and check a configuration.
+
+    Args:
+        config_path: a directory, or the YAML file itself; ``None``: the working directory.
+        config_name: a YAML file there or a built-in one, with or without suffix; ``None``: no file.
+        overrides: ``key=value``, ``group=name``, ``~key``, in Hydra's grammar.
+        environ: variables for the environment layer and ``${oc.env:NAME}``; ``None``: the process's.
+
+    Raises:
+        ConfigError: for everything that is wrong, in one sentence.
+    """
+    environ = os.environ if environ is None else environ
+    with environment(environ), path_errors():
+        store = Store()
+        files = FileLayer(find_primary(config_path, config_name, searchpath_override(overrides)))
+        command_line = parse_overrides(overrides, files.is_group)
+        files.apply(command_line.choices, store)
+        apply_environment(environ, store)
+        command_line.apply(store)
+        _expand_preset(store)
+        config = _build(store)
+    check_rules(config, store.origin)
+    _check_algorithm(config)
+    return Loaded(config, store.origins())
+
+
+def _expand_preset(store: Store) -> None:
+    """Lay the fields of ``algorithm.preset`` under those that anybody gave."""
+    leaf = leaves()["algorithm.preset"]
+    name = _value(leaf, Resolver(store.tree(), store.origin), store)
+    for field, value in PRESETS[name].items() if name is not None else ():
+        path = ("algorithm", field)
+        if store.origin(path).layer == DEFAULT:
+            store.put(Entry(path, value, Origin(PRESET, name)))
+
+
+def _build(store: Store) -> Config:
+    resolver = Resolver(store.tree(), store.origin)
+    config: Config = _typed(
+        Config, {key: _value(leaf, resolver, store) for key, leaf in leaves().items()}, ""
+    )
+    return config
+
+
+def _value(leaf: Leaf, resolver: Resolver, store: Store) -> Any:
+    value = checked(leaf, resolver.resolved(leaf.path), store.origin(leaf.path))
+    if leaf.kind is not dict:
+        return value
+    members = {name: leaf.member(name) for name in value}
+    return {name: checked(entry, value[name], store.origin(entry.path)) for name, entry in members.items()}
+
+
+def _typed(kind: Any, values: Mapping[str, Any], prefix: str) -> Any:
+    """The dataclass ``kind`` with its sections, from values by dotted key."""
+    hints, members = get_type_hints(kind), {}
+    for spec in fields(kind):
+        key, hint = f"{prefix}{spec.name}", hints[spec.name]
+        members[spec.name] = _typed(hint, values, f"{key}.") if is_dataclass(hint) else values[key]
+    return kind(**members)
+
+
+def _check_algorithm(config: Config) -> None:
+    try:
+        check_objective(config.algorithm)
+    except ConfigError as error:
+        raise ConfigError(f"algorithm.{error}") from None

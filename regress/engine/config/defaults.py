@@ -1,0 +1,148 @@
+"""The file layer: which files make up a configuration, by Hydra's defaults lists, and what each says."""
+
+import json
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from hydra import initialize_config_dir
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.default_element import ResultDefault
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException, MissingConfigException
+from hydra.types import RunMode
+from omegaconf.errors import OmegaConfBaseException
+
+from regress.engine.config.files import YamlFile
+from regress.engine.config.inheritance import Inheritance
+from regress.engine.config.leaves import KeyPath, find_leaf, leaves
+from regress.engine.config.origins import COMMAND_LINE, FILE, Origin, shown_path
+from regress.engine.config.primary import Primary, missing_file
+from regress.engine.config.store import Entry, Store, is_tree
+from regress.errors import ConfigError
+
+HYDRA_KEYS = ("defaults", "hydra")
+"""Top-level keys of a file that say how to compose it."""
+
+
+class FileLayer:
+    """All files that a primary file and chosen config groups make up."""
+
+    def __init__(self, primary: Primary) -> None:
+        self._name = primary.file.path.stem if primary.file is not None else None
+        self._shown = shown_path(primary.file.path) if primary.file is not None else "command line"
+        self._directories = primary.directories
+        self._inheritance = Inheritance(primary.directories)
+
+    def is_group(self, name: str) -> bool:
+        """Whether overriding ``name`` chooses a file: it is a directory on the search path, and no value."""
+        return name not in leaves() and any((directory / name).is_dir() for directory in self._directories)
+
+    def apply(self, choices: Sequence[Override], store: Store) -> None:
+        """Lay the files over the store in the order of the defaults lists. Raises `ConfigError`."""
+        self._inheritance.follow([self._name] if self._name is not None else [])
+        self._inheritance.follow(f"{choice.key_or_group}/{choice.value()}" for choice in choices)
+        if self._name is None and not choices:
+            return
+        chosen = {choice.key_or_group: str(choice.input_line) for choice in choices}
+        for default in self._defaults(choices):
+            for entry in self._entries(default, chosen):
+                store.put(entry)
+
+    def _defaults(self, choices: Sequence[Override]) -> list[ResultDefault]:
+        """The flat list that Hydra makes of all defaults lists."""
+        further = json.dumps([f"file://{directory}" for directory in self._directories[1:]])
+        lines = [f"hydra.searchpath={further}"]
+        with self._errors(), _loader(self._directories[0]) as loader:
+            lists = loader.compute_defaults_list(self._name, lines, RunMode.RUN)
+            if choices:
+                lines += [_choice(override, lists.overrides.known_choices) for override in choices]
+                lists = loader.compute_defaults_list(self._name, lines, RunMode.RUN)
+        return [default for default in lists.defaults if _is_ours(default)]
+
+    def _entries(self, default: ResultDefault, chosen: Mapping[str, str]) -> Iterator[Entry]:
+        file = self._inheritance.file(str(default.config_path))
+        assert file is not None  # Hydra has just read it from there
+        package = tuple(default.package.split(".")) if default.package else ()
+        override = chosen.get(str(default.override_key).partition("@")[0])
+        for key, value in _values(file.values):
+            origin = Origin(FILE, file.where(key))
+            if override is not None:
+                origin = Origin(COMMAND_LINE, f"{override} ({file.where(key)})")
+            yield _entry(file, key, Entry((*package, *key), value, origin))
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Turn what composing can raise into `ConfigError`, and keep Hydra's warnings to ourselves."""
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # without _self_ a file comes after its defaults list
+                yield
+        except MissingConfigException as error:
+            raise ConfigError(self._missing(error)) from error
+        except (
+            HydraException,
+            OmegaConfBaseException,
+            ValueError,
+            TypeError,
+            AttributeError,
+            RecursionError,
+        ) as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise ConfigError(
+                f"The defaults lists of {self._shown} cannot be composed ({reason}); correct them."
+            ) from error
+
+    def _missing(self, error: MissingConfigException) -> str:
+        name, parent = str(error.missing_cfg_file), re.match("In '([^']*)'", str(error))
+        file = self._inheritance.file(parent[1]) if parent is not None else None
+        where = "command line" if file is None else f"file {file.where(('defaults',))}"
+        return f"{name} ({where}) is no configuration: {missing_file(name, self._directories)}."
+
+
+@contextmanager
+def _loader(directory: Path) -> Iterator[ConfigLoader]:
+    """Hydra's loader for a directory, whether or not this process already runs under Hydra."""
+    outer = GlobalHydra.instance().hydra
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(str(directory), job_name="regress", version_base=None):
+            yield GlobalHydra.instance().config_loader()
+    finally:
+        GlobalHydra.instance().hydra = outer
+
+
+def _choice(override: Override, known: Mapping[str, str | None]) -> str:
+    """The line that makes Hydra take the choice, whether or not a defaults list names the group already."""
+    line = str(override.input_line).lstrip("+")
+    is_known = override.get_key_element().lstrip("+~") in known
+    if override.is_delete() and not is_known:
+        raise ConfigError(f"Override {line} (command line) deletes a group that is not chosen; remove it.")
+    return line if is_known else f"+{line}"
+
+
+def _is_ours(default: ResultDefault) -> bool:
+    path = default.config_path
+    return path is not None and path.partition("/")[0] not in ("hydra", "_dummy_empty_config_")
+
+
+def _values(mapping: Mapping[str, Any], path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
+    for name, value in mapping.items():
+        if not path and name in HYDRA_KEYS:
+            continue
+        if is_tree(value):
+            yield from _values(value, (*path, name))
+        else:
+            yield (*path, str(name)), value
+
+
+def _entry(file: YamlFile, key: KeyPath, entry: Entry) -> Entry:
+    """For a path that holds text, numbers and booleans exactly as the file spells them."""
+    leaf = find_leaf(*entry)
+    if isinstance(entry.value, bool | int | float) and leaf is not None and leaf.holds_text(entry.path):
+        return entry._replace(value=file.written[key].text if key in file.written else entry.value)
+    return entry

@@ -1,0 +1,60 @@
+"""The environment layer: ``REGRESS_OPTIMIZER__LEARNING_RATE=1e-3`` sets ``optimizer.learning_rate``.
+
+Section and key are joined by two underscores, in capitals or not. Values are YAML (``[0.9, 0.95]``,
+``null``, ``true``), except for keys that hold text, which take them as they are. Below a free mapping
+names become lower case (``REGRESS_MODEL__CONFIG__HIDDEN_SIZE``), except below ``system_envs``.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import yaml
+from omegaconf import OmegaConf
+
+from regress.engine.config.leaves import KeyPath, Leaf, find_leaf
+from regress.engine.config.origins import COMMAND_LINE, ENVIRONMENT, Origin
+from regress.engine.config.store import Entry, Store
+from regress.errors import ConfigError
+
+PREFIX = "REGRESS_"
+SEPARATOR = "__"
+VERBATIM = "system_envs"
+
+
+def apply_environment(environ: Mapping[str, str], store: Store) -> None:
+    """Lay the variables over the store, but not over a config group that the command line chose."""
+    for entry in environment_entries(environ):
+        if store.origin(entry.path).layer != COMMAND_LINE:
+            store.put(entry)
+
+
+def environment_entries(environ: Mapping[str, str]) -> Iterator[Entry]:
+    """The variables with our prefix, by name. Raises `ConfigError` for one that names no key."""
+    for variable in sorted(environ):
+        if variable.upper().startswith(PREFIX):
+            origin = Origin(ENVIRONMENT, variable)
+            path = variable_path(variable)
+            leaf = find_leaf(path, environ[variable], origin)
+            value = environ[variable] if leaf is None else _value(leaf, path, environ[variable], origin)
+            yield Entry(path, value, origin)
+
+
+def variable_path(variable: str) -> KeyPath:
+    """The key that a variable means."""
+    first, *rest = variable[len(PREFIX) :].split(SEPARATOR)
+    if first.lower() == VERBATIM:
+        return (VERBATIM, *rest)
+    return (first.lower(), *(name.lower() for name in rest))
+
+
+def _value(leaf: Leaf, path: KeyPath, text: str, origin: Origin) -> Any:
+    if leaf.optional and text == "null":
+        return None
+    if leaf.holds_text(path) or text.startswith("${"):
+        return text
+    try:
+        # a scalar in OmegaConf's YAML, where 1e-3 is a number
+        parsed: Any = OmegaConf.to_container(OmegaConf.create(f"value: {text}"), resolve=False)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{'.'.join(path)}={text} ({origin}) is no valid YAML; quote it.") from error
+    return parsed["value"]

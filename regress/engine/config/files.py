@@ -1,0 +1,142 @@
+"""YAML files of the configuration: reading one, and finding them on the search path."""
+
+import importlib.util
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import GrammarParseError
+
+from regress.engine.config.leaves import KeyPath
+from regress.engine.config.origins import absolute, shown_path
+from regress.engine.config.text import shortened
+from regress.errors import ConfigError
+
+SUFFIX = ".yaml"
+INTERPOLATIONS = "${KEY} or ${oc.env:NAME,DEFAULT}"
+
+
+@dataclass(frozen=True)
+class Written:
+    """The line on which a key is written (from 1), and the source text of its value if that is a scalar."""
+
+    line: int
+    text: str | None
+
+
+@dataclass(frozen=True)
+class YamlFile:
+    """The keys of one file, interpolations unresolved, and where each is written."""
+
+    path: Path
+    values: dict[str, Any]
+    written: Mapping[KeyPath, Written]
+
+    def where(self, key: KeyPath) -> str:
+        """``path:line`` of a key, or of the nearest key above it that the file spells out."""
+        for depth in range(len(key), 0, -1):
+            if key[:depth] in self.written:
+                return f"{shown_path(self.path)}:{self.written[key[:depth]].line}"
+        return shown_path(self.path)
+
+
+def read_yaml(path: Path) -> YamlFile:
+    """Raises `ConfigError` naming file, line and remedy if it is not a UTF-8 file with one YAML mapping."""
+    with _errors(path):
+        node = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+        if node is not None and not isinstance(node, yaml.MappingNode):
+            where = f"{shown_path(path)}:{node.start_mark.line + 1}"
+            raise ConfigError(f"File {where} must hold a mapping; write lines of KEY: VALUE.")
+        written = dict(_written(node, ()))
+        try:
+            values: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+        except GrammarParseError as error:
+            key = str(error.full_key)
+            where = YamlFile(path, {}, written).where(tuple(key.split(".")))
+            reason = str(error).splitlines()[0]
+            raise ConfigError(
+                f"{key} (file {where}) is a malformed interpolation ({reason}); write {INTERPOLATIONS}."
+            ) from error
+    return YamlFile(path, values, written)
+
+
+@contextmanager
+def _errors(path: Path) -> Iterator[None]:
+    """Turn what reading ``path`` can raise into `ConfigError`."""
+    shown = shown_path(path)
+    try:
+        yield
+    except yaml.MarkedYAMLError as error:
+        line = f":{error.problem_mark.line + 1}" if error.problem_mark is not None else ""
+        raise ConfigError(f"File {shown}{line} is no valid YAML ({error.problem}); correct it.") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"File {shown} is no text but binary data; give a YAML file.") from error
+    except RecursionError as error:
+        raise ConfigError(f"File {shown} is nested too deeply; it is no configuration.") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"File {shown} is not UTF-8 text; save it as UTF-8.") from error
+    except OSError as error:
+        raise ConfigError(f"File {shown} cannot be read ({error.strerror}); check permissions.") from error
+
+
+@contextmanager
+def path_errors() -> Iterator[None]:
+    """Turn what looking for files can raise (names too long, directories that may not be entered) into ours."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"Path {error.filename} cannot be used ({error.strerror}); correct it.") from error
+
+
+def find_yaml(name: str, directories: Sequence[Path]) -> Path | None:
+    """The first file of that name (with or without suffix) on the search path."""
+    file = f"{name.removesuffix(SUFFIX)}{SUFFIX}"
+    candidates = (absolute(directory / file) for directory in directories)
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def names_in(directories: Sequence[Path]) -> list[str]:
+    """Names of the configurations that lie in the directories."""
+    found = (path for directory in directories for path in directory.glob(f"*{SUFFIX}"))
+    return sorted({path.stem for path in found if path.is_file()})
+
+
+def search_directory(entry: Any) -> Path:
+    """The directory that an entry of ``hydra.searchpath`` means.
+
+    As in Hydra: ``file://`` or nothing before a path that is seen from the working directory, ``pkg://``
+    before a Python package. Raises `ConfigError` if there is no such directory.
+    """
+    stated = f"hydra.searchpath={shortened(entry)}"
+    if not isinstance(entry, str):
+        raise ConfigError(f"{stated} must be a list of directories such as [file://./configs].")
+    scheme, _, rest = entry.rpartition("://")
+    if scheme not in ("", "file", "pkg"):
+        raise ConfigError(f"{stated} has an unknown scheme; write file://DIRECTORY or pkg://PACKAGE.")
+    directory = _package_directory(rest) if scheme == "pkg" else Path(rest)
+    if directory is None or not directory.is_dir():
+        raise ConfigError(f"{stated} is no directory, seen from {Path.cwd()}; correct the path.")
+    return absolute(directory)
+
+
+def _package_directory(package: str) -> Path | None:
+    try:
+        spec = importlib.util.find_spec(package.replace("/", "."))
+    except (ImportError, ValueError):
+        return None
+    places = spec.submodule_search_locations if spec is not None else None
+    return Path(places[0]) if places else None
+
+
+def _written(node: yaml.Node | None, path: KeyPath) -> Iterator[tuple[KeyPath, Written]]:
+    if not isinstance(node, yaml.MappingNode):
+        return
+    for key, value in node.value:
+        below = (*path, str(key.value))
+        text = value.value if isinstance(value, yaml.ScalarNode) else None
+        yield below, Written(key.start_mark.line + 1, text)
+        yield from _written(value, below)

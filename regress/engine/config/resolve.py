@@ -1,0 +1,97 @@
+"""Interpolations: values of the raw tree with every ``${...}`` replaced by what it stands for."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import (
+    GrammarParseError,
+    InterpolationKeyError,
+    OmegaConfBaseException,
+    UnsupportedInterpolationType,
+)
+from omegaconf.resolvers import oc
+
+from regress.engine.config.files import INTERPOLATIONS
+from regress.engine.config.leaves import KeyPath, leaves
+from regress.engine.config.nearest import nearest_keys
+from regress.engine.config.origins import Origin
+from regress.engine.config.text import shortened
+from regress.errors import ConfigError
+
+MISSING = "???"
+
+
+class Resolver:
+    """Looks values up in a tree of raw values; ``origin`` says who gave a path."""
+
+    def __init__(self, tree: dict[str, Any], origin: Callable[[KeyPath], Origin]) -> None:
+        self._raw = tree
+        self._origin = origin
+        try:
+            self._tree = OmegaConf.create(tree)
+        except GrammarParseError as error:
+            raise ConfigError(self._malformed(error)) from error
+
+    def resolved(self, path: KeyPath) -> Any:
+        """The value at ``path`` as plain data. Raises `ConfigError` for what it needs and nobody gave."""
+        raw: Any = self._raw
+        node: Any = self._tree
+        for name in path[:-1]:
+            raw, node = raw[name], node[name]
+        raw = raw[path[-1]]
+        stated = f"{'.'.join(path)}={shortened(raw)} ({self._origin(path)})"
+        if raw == MISSING:
+            raise ConfigError(f"{stated} is mandatory; give it in a file or on the command line.")
+        try:
+            value = node[path[-1]]
+            if OmegaConf.is_config(value):
+                return OmegaConf.to_container(value, resolve=True, throw_on_missing=True)
+        except OmegaConfBaseException as error:
+            raise ConfigError(f"{stated} {why_unresolved(error)}.") from error
+        return value
+
+    def _malformed(self, error: GrammarParseError) -> str:
+        key = str(error.full_key)
+        origin, reason = self._origin(tuple(key.split("."))), str(error).splitlines()[0]
+        return f"{key} ({origin}) is a malformed interpolation ({reason}); write {INTERPOLATIONS}."
+
+
+@contextmanager
+def environment(environ: Mapping[str, str]) -> Iterator[None]:
+    """Let ``${oc.env:NAME}`` read ``environ`` instead of the environment of the process."""
+
+    def lookup(name: str, *default: Any) -> str | None:
+        if name in environ:
+            return environ[name]
+        if not default:
+            raise KeyError(f"Environment variable '{name}' not found")
+        return None if default[0] is None else str(default[0])
+
+    OmegaConf.register_new_resolver("oc.env", lookup, replace=True)
+    try:
+        yield
+    finally:
+        OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
+
+
+def why_unresolved(error: OmegaConfBaseException) -> str:
+    """What is wrong with an interpolation and how to mend it, to follow the key in a sentence."""
+    message = str(error).splitlines()[0]
+    quoted = message.partition("'")[2].rpartition("'")[0]
+    if isinstance(error, InterpolationKeyError):
+        near = " or ".join(nearest_keys(quoted, leaves()))
+        return f"refers to {quoted}, which is no key of the configuration; the nearest valid key is {near}"
+    if isinstance(error, UnsupportedInterpolationType):
+        return f"uses the unknown resolver {message.rpartition(' ')[2]}; refer to a key or use oc.env"
+    if "Missing mandatory value" in message:
+        return f"needs {message.rpartition(': ')[2]}, which is mandatory; give it a value"
+    if "Recursive interpolation" in message:
+        return "refers to itself, perhaps through other keys; break the circle"
+    if "Environment variable" in message:
+        return (
+            f"needs the environment variable {quoted}, which is not set; "
+            f"set it or write ${{oc.env:{quoted},DEFAULT}}"
+        )
+    return f"cannot be resolved ({message}); correct the interpolation"

@@ -1,0 +1,75 @@
+"""Contradictions about where rollouts come from; see `regress.engine.config.rules`."""
+
+from collections.abc import Callable
+
+from regress.engine.config.schema import Config
+
+Rule = Callable[[Config], str | None]
+
+
+def _mock_inference(c: Config) -> str | None:
+    if c.rollout_worker.type != "mock" or not c.rollout_worker.need_llm_inference:
+        return None
+    return (
+        "rollout_worker.type=mock replays recorded completions and rollout_worker.need_llm_inference=true "
+        "asks for new ones; set rollout_worker.need_llm_inference=false."
+    )
+
+
+def _mock_path(c: Config) -> str | None:
+    if c.rollout_worker.type != "mock" or c.rollout_worker.trajectory_load_path:
+        return None
+    return (
+        "rollout_worker.type=mock finds nothing to replay while rollout_worker.trajectory_load_path=null; "
+        "set it to a trajectory file, or to the directory that holds the step_* files."
+    )
+
+
+def _two_mocks(c: Config) -> str | None:
+    if c.rollout_worker.type != "mock" or not c.rollout_mock.enable:
+        return None
+    return (
+        "rollout_worker.type=mock and rollout_mock.enable=true both decide where rollouts come from; set "
+        "rollout_mock.enable=false or rollout_worker.type=hf."
+    )
+
+
+def _sampler_inference(c: Config) -> str | None:
+    if c.rollout_worker.type == "mock" or c.rollout_worker.need_llm_inference:
+        return None
+    return (
+        f"rollout_worker.type={c.rollout_worker.type} generates completions and "
+        "rollout_worker.need_llm_inference=false forbids it; set rollout_worker.need_llm_inference=true or "
+        "rollout_worker.type=mock."
+    )
+
+
+def _sampler_path(c: Config) -> str | None:
+    if c.rollout_worker.type == "mock" or not c.rollout_worker.trajectory_load_path:
+        return None
+    return (
+        f"rollout_worker.trajectory_load_path={c.rollout_worker.trajectory_load_path} is not read by "
+        f"rollout_worker.type={c.rollout_worker.type}; set rollout_worker.type=mock or the path to null."
+    )
+
+
+def _empty_directories(c: Config) -> str | None:
+    asked = {
+        "debug.dump_dir": (c.debug.enable_data_dump, c.debug.dump_dir),
+        "rollout_mock.dump_dir": (c.rollout_mock.enable, c.rollout_mock.dump_dir),
+    }
+    for key, (used, directory) in asked.items():
+        if used and not directory:
+            section = key.partition(".")[0]
+            return f"{key} is empty although {section} uses it; set it to a directory."
+    return None
+
+
+ROLLOUT_RULES: tuple[Rule, ...] = (
+    _mock_inference,
+    _mock_path,
+    _two_mocks,
+    _sampler_inference,
+    _sampler_path,
+    _empty_directories,
+)

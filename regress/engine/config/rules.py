@@ -1,0 +1,225 @@
+"""Combinations of values that cannot work: each rule returns one sentence with the remedy, or ``None``."""
+
+from collections.abc import Callable
+
+from regress.engine.config.leaves import KeyPath
+from regress.engine.config.origins import DEFAULT, FILE, Origin
+from regress.engine.config.rollout_rules import ROLLOUT_RULES, Rule
+from regress.engine.config.schema import Config
+from regress.errors import ConfigError
+
+
+def check_rules(config: Config, origin: Callable[[KeyPath], Origin]) -> None:
+    """Raise `ConfigError` with the first rule that ``config`` breaks; ``origin`` says who gave a key."""
+    for rule in (*RULES, *ROLLOUT_RULES):
+        sentence = rule(config)
+        if sentence is not None:
+            raise ConfigError(sentence)
+    sentence = _path_beside_family(config, origin)
+    if sentence is not None:
+        raise ConfigError(sentence)
+
+
+def _lengths(c: Config) -> str | None:
+    prompt, completion, longest = (
+        c.data.max_prompt_length,
+        c.data.max_completion_length,
+        c.data.max_seq_length,
+    )
+    if prompt + completion <= longest:
+        return None
+    return (
+        f"data.max_prompt_length={prompt} and data.max_completion_length={completion} add up to "
+        f"{prompt + completion}, more than data.max_seq_length={longest}; shorten one of them or set "
+        f"data.max_seq_length={prompt + completion}."
+    )
+
+
+def _mini_batch(c: Config) -> str | None:
+    prompts, group, size = c.data.prompts_per_step, c.data.group_size, c.trainer.mini_batch_size
+    samples = prompts * group
+    if size is None or samples % size == 0:
+        return None
+    return (
+        f"trainer.mini_batch_size={size} does not divide the rollout batch of data.prompts_per_step="
+        f"{prompts} times data.group_size={group} = {samples} samples; choose a divisor such as "
+        f"{_nearest_divisor(samples, size)}."
+    )
+
+
+def _nearest_divisor(number: int, wanted: int) -> int:
+    divisors = [divisor for divisor in range(1, number + 1) if number % divisor == 0]
+    return min(divisors, key=lambda divisor: abs(divisor - wanted))
+
+
+def _group_size(c: Config) -> str | None:
+    estimator = c.algorithm.advantage
+    alone = c.data.group_size == 1 and c.algorithm.single_sample == "zero"
+    if not alone or estimator == "reinforce_plus_plus":
+        return None
+    return (
+        f"data.group_size=1 leaves algorithm.advantage={estimator} nothing to compare a completion with, so "
+        "that every advantage is zero; set data.group_size to at least 2, algorithm.single_sample=raw or "
+        "algorithm.advantage=reinforce_plus_plus."
+    )
+
+
+def _train_size(c: Config) -> str | None:
+    prompts, size = c.data.prompts_per_step, c.task.train_size
+    if prompts <= size:
+        return None
+    return (
+        f"data.prompts_per_step={prompts} is more than task.train_size={size}, so that a step would hold a "
+        f"prompt twice; set task.train_size to at least {prompts} or lower data.prompts_per_step."
+    )
+
+
+def _eval_size(c: Config) -> str | None:
+    if not c.evaluation.every_n_steps or c.task.eval_size:
+        return None
+    return (
+        f"evaluation.every_n_steps={c.evaluation.every_n_steps} finds no prompts while task.eval_size=0; set "
+        "task.eval_size to at least 1 or evaluation.every_n_steps=0."
+    )
+
+
+def _rewards(c: Config) -> str | None:
+    if any(c.task.rewards.values()):
+        return None
+    return (
+        "task.rewards names no reward with a weight other than 0, so that every advantage is zero; give one, "
+        "for example task.rewards.exact_match=1.0."
+    )
+
+
+def _microbatch_sizes(c: Config) -> str | None:
+    samples, tokens = c.batching.micro_batch_size, c.batching.max_tokens_per_microbatch
+    if samples is None or tokens is None:
+        return None
+    return (
+        f"batching.micro_batch_size={samples} and batching.max_tokens_per_microbatch={tokens} both decide "
+        "how large a microbatch is; set one of them to null."
+    )
+
+
+def _token_budget(c: Config) -> str | None:
+    budget, multiple = c.batching.max_tokens_per_microbatch, c.batching.pad_to_multiple_of
+    longest = max(c.data.max_seq_length, c.batching.pad_to_length or 1)
+    row = -(-longest // multiple) * multiple
+    if budget is None or budget >= row:
+        return None
+    return (
+        f"batching.max_tokens_per_microbatch={budget} cannot hold one row of {row} tokens, which is what "
+        f"data.max_seq_length={c.data.max_seq_length} and the padding may ask for; set it to at least {row}."
+    )
+
+
+def _pad_to_length(c: Config) -> str | None:
+    length, longest = c.batching.pad_to_length, c.data.max_seq_length
+    if length is None or length >= longest:
+        return None
+    return (
+        f"batching.pad_to_length={length} is shorter than data.max_seq_length={longest}, so that rows would "
+        f"differ in length after all; set it to null or to at least {longest}."
+    )
+
+
+def _packed_side(c: Config) -> str | None:
+    if c.batching.layout != "packed" or c.batching.padding_side == "right":
+        return None
+    return (
+        "batching.padding_side=left means nothing to batching.layout=packed, whose rows begin with a sample; "
+        "set batching.padding_side=right or batching.layout=padded."
+    )
+
+
+def _warmup(c: Config) -> str | None:
+    updates = c.max_steps * _updates_per_rollout(c)
+    if c.optimizer.warmup_steps <= updates:
+        return None
+    return (
+        f"optimizer.warmup_steps={c.optimizer.warmup_steps} is more than the {updates} optimizer updates "
+        f"of max_steps={c.max_steps}, so that the learning rate is never reached; lower it or raise "
+        "max_steps."
+    )
+
+
+def _updates_per_rollout(c: Config) -> int:
+    samples = c.data.prompts_per_step * c.data.group_size
+    return c.trainer.epochs * (samples // (c.trainer.mini_batch_size or samples))
+
+
+def _current_log_probs(c: Config) -> str | None:
+    updates = _updates_per_rollout(c)
+    if c.algorithm.old_log_probs != "current" or updates == 1:
+        return None
+    return (
+        f"algorithm.old_log_probs=current makes every ratio 1, but a rollout gets {updates} updates (trainer.epochs="
+        f"{c.trainer.epochs}, trainer.mini_batch_size={c.trainer.mini_batch_size}) and the policy has moved after the "
+        "first; set algorithm.old_log_probs=recompute, or trainer.epochs=1 and trainer.mini_batch_size=null."
+    )
+
+
+def _current_dump(c: Config) -> str | None:
+    if c.algorithm.old_log_probs != "current" or not c.debug.dump_options.old_log_probs:
+        return None
+    return (
+        "debug.dump_options.old_log_probs=true finds no log-probs from before the update while algorithm."
+        "old_log_probs=current; set it to false (is_loss_debug holds those used) or "
+        "algorithm.old_log_probs=recompute."
+    )
+
+
+def _reference(c: Config) -> str | None:
+    every = c.reference.sync_every_n_steps
+    if every is None or c.algorithm.needs_reference:
+        return None
+    return (
+        f"reference.sync_every_n_steps={every} finds no reference model while algorithm.kl_coef=0; give "
+        "algorithm.kl_coef a value or set reference.sync_every_n_steps=null."
+    )
+
+
+def _dump_options(c: Config) -> str | None:
+    options = vars(c.debug.dump_options)
+    if not c.debug.enable_data_dump or any(options.values()):
+        return None
+    return (
+        "debug.enable_data_dump=true dumps nothing while every one of debug.dump_options is false; set at "
+        f"least one of {', '.join(options)} to true."
+    )
+
+
+def _path_beside_family(c: Config, origin: Callable[[KeyPath], Origin]) -> str | None:
+    """A checkpoint wins over a family that another layer chose, but one author cannot mean both."""
+    family, path = origin(("model", "family")), origin(("model", "path"))
+    if c.model.path is None or family.layer == DEFAULT or _author(family) != _author(path):
+        return None
+    return (
+        f"model.path={c.model.path} and model.family={c.model.family} are both given ({_author(path)}), and "
+        "the checkpoint already decides the family; leave model.family away or set model.path=null."
+    )
+
+
+def _author(origin: Origin) -> str:
+    """The file without its line, or the layer."""
+    return str(origin).rpartition(":")[0] if origin.layer == FILE else origin.layer
+
+
+RULES: tuple[Rule, ...] = (
+    _lengths,
+    _mini_batch,
+    _group_size,
+    _train_size,
+    _eval_size,
+    _rewards,
+    _microbatch_sizes,
+    _pad_to_length,
+    _token_budget,
+    _packed_side,
+    _warmup,
+    _current_log_probs,
+    _current_dump,
+    _reference,
+    _dump_options,
+)

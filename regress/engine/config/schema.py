@@ -1,0 +1,276 @@
+"""The configuration tree: one dataclass per section, attributes named as the YAML keys. Imports no torch.
+
+Field metadata holds ``help`` and, where they apply, ``choices``, ``minimum``, ``exclusive_minimum``,
+``maximum``, ``exclusive_maximum``, ``length`` (of a list) and ``regex``; `regress.engine.config.values`
+enforces them. All fields are of types that OmegaConf's structured configs know.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from regress.grpo.objective import Objective
+from regress.grpo.presets import PRESETS
+
+FAMILIES = ("qwen3", "qwen3_moe", "llama", "gpt2")
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+ATTENTIONS = ("eager", "sdpa", "varlen")
+WORKERS = ("hf", "mock")
+DUMP_FORMATS = ("safetensors", "pt", "jsonl")
+LAYOUTS = ("padded", "packed")
+SIDES = ("right", "left")
+SCHEDULERS = ("constant", "linear", "cosine")
+# embeddings, every block, last norm and logits of all families: one module per stage of the dataflow
+BLOCKS = r"^((model|transformer)\.(embed_tokens|wte|wpe|layers\.\d+|h\.\d+|norm|ln_f)|lm_head)$"
+
+
+def _value(default: Any, help: str, **rules: Any) -> Any:
+    """A field with its help text and the rules of its value."""
+    return field(default=default, metadata={"help": help, **rules})
+
+
+@dataclass
+class ModelConfig:
+    """The policy."""
+
+    path: str | None = _value(None, "local checkpoint directory; null: a tiny seeded model of `family`")
+    family: str = _value("qwen3", "architecture of the tiny seeded model", choices=FAMILIES)
+    config: dict[str, Any] = field(
+        default_factory=dict,
+        metadata={"help": "values that override the Hugging Face configuration, e.g. hidden_size: 64"},
+    )
+    tie_word_embeddings: bool = _value(False, "input and output embeddings are one parameter")
+    dtype: str = _value("float32", "precision of weights and computation", choices=DTYPES)
+    attn_implementation: str = _value(
+        "sdpa", "attention: eager, sdpa, or varlen (packed sequences one by one)", choices=ATTENTIONS
+    )
+    gradient_checkpointing: bool = _value(False, "recompute activations in the backward pass")
+
+
+@dataclass
+class TokenizerConfig:
+    """The tokenizer."""
+
+    path: str | None = _value(None, "local tokenizer directory; null: trained from the text of the task")
+
+
+@dataclass
+class ReferenceConfig:
+    """The reference model of the KL term."""
+
+    sync_every_n_steps: int | None = _value(
+        None, "update the reference model from the policy every so many steps; null: frozen", minimum=1
+    )
+    mixup_alpha: float = _value(
+        1.0,
+        "share a of the policy in a synchronization: reference = a * policy + (1 - a) * reference",
+        exclusive_minimum=0.0,
+        maximum=1.0,
+    )
+
+
+@dataclass
+class TaskConfig:
+    """What is trained on."""
+
+    name: str = _value("reverse_string", "name of the task")
+    level: int = _value(1, "difficulty of the generated prompts", minimum=1)
+    params: dict[str, Any] = field(
+        default_factory=dict, metadata={"help": "parameters of the generator that override the level's"}
+    )
+    train_size: int = _value(512, "prompts in the training split", minimum=1)
+    eval_size: int = _value(64, "prompts in the held-out split", minimum=0)
+    rewards: dict[str, float] = field(
+        default_factory=lambda: {"exact_match": 1.0}, metadata={"help": "weight of each reward by its name"}
+    )
+
+
+@dataclass
+class DataConfig:
+    """Batch and sequence sizes."""
+
+    prompts_per_step: int = _value(8, "prompts (groups) in a rollout batch", minimum=1)
+    group_size: int = _value(8, "completions sampled per prompt", minimum=1)
+    max_prompt_length: int = _value(32, "longest prompt in tokens", minimum=1)
+    max_completion_length: int = _value(16, "longest completion in tokens", minimum=1)
+    max_seq_length: int = _value(48, "longest prompt and completion together, in tokens", minimum=2)
+
+
+@dataclass
+class WarmStartConfig:
+    """Supervised steps before the first rollout."""
+
+    steps: int = _value(0, "supervised steps before the first rollout", minimum=0)
+    batch_size: int = _value(32, "examples per supervised step", minimum=1)
+    learning_rate: float = _value(3e-3, "learning rate of the supervised steps", minimum=0.0)
+
+
+@dataclass
+class RolloutWorkerConfig:
+    """Where completions come from."""
+
+    type: str = _value("hf", "hf samples from the policy, mock replays a recording", choices=WORKERS)
+    need_llm_inference: bool = _value(True, "whether completions are generated; a mock worker needs false")
+    trajectory_load_path: str | None = _value(
+        None, "mock: a trajectory file, or a directory that holds step_*.<ext>"
+    )
+    trajectory_format: str = _value(
+        "auto", "format of the recorded trajectories; auto: by file name", choices=("auto", *DUMP_FORMATS)
+    )
+    temperature: float = _value(
+        1.0, "temperature of sampling and of the policy that is trained", exclusive_minimum=0.0
+    )
+    top_p: float = _value(
+        1.0,
+        "nucleus sampling: least probability mass that is kept",
+        exclusive_minimum=0.0,
+        maximum=1.0,
+    )
+    top_k: int = _value(0, "most likely tokens that are kept in sampling; 0: all", minimum=0)
+    batch_size: int = _value(64, "completions generated at once", minimum=1)
+    allow_environment_mismatch: bool = _value(
+        False, "replay although the recording was made under another determinism environment"
+    )
+
+
+@dataclass
+class RolloutMockConfig:
+    """Record or replay whole rollouts."""
+
+    enable: bool = _value(False, "record every rollout, or replay it, as mode says")
+    mode: str = _value("dump", "dump records rollouts, mock replays them", choices=("dump", "mock"))
+    dump_dir: str = _value("./rollout_mock_dumps", "directory of the recorded rollouts (train/ and val/)")
+
+
+@dataclass
+class AlgorithmConfig(Objective):
+    """The objective."""
+
+    preset: str | None = _value(
+        None, "named objective that sets the fields nobody set explicitly", choices=tuple(PRESETS)
+    )
+
+
+@dataclass
+class BatchingConfig:
+    """How samples become microbatches."""
+
+    layout: str = _value("padded", "one sample per row, or several packed in one", choices=LAYOUTS)
+    padding_side: str = _value("right", "side of the padding in padded rows", choices=SIDES)
+    pad_to_multiple_of: int = _value(1, "row lengths are rounded up to a multiple of this", minimum=1)
+    pad_to_length: int | None = _value(
+        None, "least row length; null: as long as the longest row of the microbatch", minimum=1
+    )
+    micro_batch_size: int | None = _value(
+        None, "samples per microbatch; null: the whole mini-batch at once", minimum=1
+    )
+    max_tokens_per_microbatch: int | None = _value(
+        None, "tokens per microbatch, instead of micro_batch_size", minimum=1
+    )
+    sort_by_length: bool = _value(False, "samples of like length share a microbatch")
+
+
+@dataclass
+class TrainerConfig:
+    """Mini-batches and epochs."""
+
+    epochs: int = _value(1, "passes over a rollout batch", minimum=1)
+    mini_batch_size: int | None = _value(
+        None, "samples per optimizer update; null: the whole rollout batch", minimum=1
+    )
+
+
+@dataclass
+class OptimizerConfig:
+    """AdamW, clipping and schedule."""
+
+    learning_rate: float = _value(1e-3, "peak learning rate of AdamW", minimum=0.0)
+    betas: list[float] = field(
+        default_factory=lambda: [0.9, 0.999],
+        metadata={
+            "help": "decay of the first and second moment",
+            "length": 2,
+            "minimum": 0.0,
+            "exclusive_maximum": 1.0,
+        },
+    )
+    eps: float = _value(1e-8, "added to the root of the second moment", exclusive_minimum=0.0)
+    weight_decay: float = _value(0.0, "decoupled weight decay", minimum=0.0)
+    max_grad_norm: float | None = _value(
+        1.0, "gradients are clipped to this global norm; null: never", exclusive_minimum=0.0
+    )
+    lr_scheduler: str = _value("constant", "learning rate after the warmup", choices=SCHEDULERS)
+    warmup_steps: int = _value(0, "optimizer updates over which the learning rate rises linearly", minimum=0)
+
+
+@dataclass
+class EvaluationConfig:
+    """Greedy pass rate on held-out prompts."""
+
+    every_n_steps: int = _value(0, "evaluate every so many steps; 0: only where a command asks", minimum=0)
+    batch_size: int = _value(64, "prompts evaluated at once", minimum=1)
+
+
+@dataclass
+class DumpOptions:
+    """What is dumped."""
+
+    trajectory: bool = _value(False, "rollout trajectories")
+    old_log_probs: bool = _value(False, "log-probs of the policy before the update")
+    ref_log_probs: bool = _value(False, "log-probs of the reference model")
+    forward_data: bool = _value(False, "log-probs and entropy of the forward pass")
+    loss: bool = _value(False, "loss values and what they were divided by")
+    is_loss_debug: bool = _value(False, "every intermediate value of the policy loss")
+    batch_inputs: bool = _value(False, "model inputs")
+    activations: bool = _value(False, "outputs of the modules that target_module_pattern names")
+    param: bool = _value(False, "parameters that target_param_pattern names")
+    gradient: bool = _value(False, "their gradients, fully accumulated")
+    optimizer: bool = _value(False, "their optimizer state")
+
+
+@dataclass
+class DebugConfig:
+    """The dump."""
+
+    enable_data_dump: bool = _value(False, "write the tensors that dump_options names")
+    dump_dir: str = _value("${output_dir}/debug_dump", "directory of the dump")
+    dump_format: str = _value("safetensors", "file format of the dump", choices=DUMP_FORMATS)
+    dump_every_n_steps: int = _value(1, "dump only every so many steps", minimum=1)
+    overwrite: bool = _value(False, "replace an earlier dump in dump_dir instead of refusing to mix with it")
+    dump_options: DumpOptions = field(default_factory=DumpOptions)
+    target_param_pattern: str = _value(
+        ".*", "regular expression; all parameters whose full name matches are dumped", regex=True
+    )
+    target_module_pattern: str = _value(
+        BLOCKS, "regular expression; outputs of all modules whose full name matches are dumped", regex=True
+    )
+
+
+@dataclass
+class Config:
+    """Everything a run needs to know; ``load_config`` makes it from files, environment and command line."""
+
+    exp_name: str = _value("regress", "name of the run")
+    seed: int = _value(0, "seed of weights, prompts and sampling", minimum=0)
+    max_steps: int = _value(10, "training steps", minimum=0)
+    output_dir: str = _value(
+        "${oc.env:EXPERIMENT_PATH,./outputs}/${exp_name}", "directory of everything the run writes"
+    )
+    device: str = _value("cpu", "torch device")
+    threads: int = _value(1, "CPU threads of torch; results may change with it", minimum=1)
+    system_envs: dict[str, str] = field(
+        default_factory=dict, metadata={"help": "environment variables set before torch starts"}
+    )
+    model: ModelConfig = field(default_factory=ModelConfig)
+    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    reference: ReferenceConfig = field(default_factory=ReferenceConfig)
+    task: TaskConfig = field(default_factory=TaskConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
+    rollout_worker: RolloutWorkerConfig = field(default_factory=RolloutWorkerConfig)
+    rollout_mock: RolloutMockConfig = field(default_factory=RolloutMockConfig)
+    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    batching: BatchingConfig = field(default_factory=BatchingConfig)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    debug: DebugConfig = field(default_factory=DebugConfig)

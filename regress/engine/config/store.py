@@ -1,0 +1,107 @@
+"""Raw values by path while layers are laid over each other; the later layer wins."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from regress.engine.config.leaves import KeyPath, find_leaf, leaves
+from regress.engine.config.origins import DEFAULT, FILE, Origin
+from regress.engine.config.text import shortened
+from regress.errors import ConfigError
+
+
+class Entry(NamedTuple):
+    """A value (perhaps an interpolation, perhaps a mapping) that a layer gives to a path."""
+
+    path: KeyPath
+    value: Any
+    origin: Origin
+
+
+class Store:
+    """Explicitly given values, flat; what nobody gives comes from the schema.
+
+    Free mappings merge entry by entry, as in Hydra, but the first entry given replaces the schema's default.
+    """
+
+    def __init__(self) -> None:
+        self._entries: dict[KeyPath, Entry] = {}
+
+    def put(self, entry: Entry) -> None:
+        """Lay ``entry`` over what is there: mappings merge, everything else replaces.
+
+        Raises `ConfigError` for a path that the schema does not know, and for a section given a plain value.
+        """
+        leaf = find_leaf(entry.path, entry.value, entry.origin)
+        if leaf is None:
+            self._put_section(entry)
+        elif leaf.kind is dict and is_tree(entry.value):
+            self._put_members(entry)
+        else:
+            self._replace(entry)
+
+    def remove(self, path: KeyPath) -> None:
+        """Forget what was given at ``path`` and below it."""
+        for given in [given for given in self._entries if given[: len(path)] == path]:
+            del self._entries[given]
+
+    def origin(self, path: KeyPath) -> Origin:
+        """Who gave the value at ``path``: the last value at or below it, or the one that contains it."""
+        given = [entry.origin for key, entry in self._entries.items() if _same_branch(key, path)]
+        return given[-1] if given else Origin(DEFAULT)
+
+    def origins(self) -> dict[str, Origin]:
+        """Who gave each value, by dotted key, the schema's defaults included."""
+        return {".".join(path): self.origin(path) for path, _ in self._values()}
+
+    def tree(self) -> dict[str, Any]:
+        """All values nested, the schema's defaults included."""
+        root: dict[str, Any] = {}
+        for path, value in self._values():
+            node = root
+            for name in path[:-1]:
+                node = node.setdefault(name, {})
+            node[path[-1]] = value
+        return root
+
+    def _values(self) -> Iterator[tuple[KeyPath, Any]]:
+        for leaf in leaves().values():
+            given = [entry for path, entry in self._entries.items() if path[: len(leaf.path)] == leaf.path]
+            if not given:
+                yield leaf.path, leaf.default
+            for entry in given:
+                yield entry.path, entry.value
+
+    def _put_section(self, entry: Entry) -> None:
+        if isinstance(entry.value, dict):
+            self._put_members(entry)
+        elif entry.value is not None or entry.origin.layer != FILE:
+            raise ConfigError(_not_a_section(entry))
+        # null in a file: all lines of the section are commented out
+
+    def _put_members(self, entry: Entry) -> None:
+        for name, value in entry.value.items():
+            self.put(Entry((*entry.path, str(name)), value, entry.origin))
+
+    def _replace(self, entry: Entry) -> None:
+        for given in [given for given in self._entries if _same_branch(given, entry.path)]:
+            del self._entries[given]
+        self._entries[entry.path] = entry
+
+
+def is_tree(value: Any) -> bool:
+    """Whether a mapping merges entry by entry: an empty one, or one whose names are no text, is one value."""
+    return isinstance(value, dict) and bool(value) and all(isinstance(name, str) for name in value)
+
+
+def _same_branch(a: KeyPath, b: KeyPath) -> bool:
+    shared = min(len(a), len(b))
+    return a[:shared] == b[:shared]
+
+
+def _not_a_section(entry: Entry) -> str:
+    key = ".".join(entry.path)
+    inside = [name.removeprefix(f"{key}.") for name in leaves() if name.startswith(f"{key}.")]
+    return (
+        f"{key}={shortened(entry.value)} ({entry.origin}) must be a mapping with keys of "
+        f"{', '.join(inside)}; to choose a file {key}/NAME.yaml, name one that is on the search path."
+    )
