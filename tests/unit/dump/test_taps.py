@@ -133,6 +133,8 @@ def test_tap_needs_a_step(tmp_path: Path) -> None:
             tap("loss", loss=1.0)
         with pytest.raises(DumpError, match=r"at\(\) needs a step"), at(micro=0):
             pass
+    with at(micro=0) as where:  # nothing is recorded, so nobody needs to know
+        assert where is None
 
 
 def test_coordinates_nest() -> None:
