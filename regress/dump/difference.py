@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from regress.dump.arrays import Array, raw
+from regress.dump.jsontext import dumps
 from regress.dump.reader import DumpReader
 from regress.dump.record import Record
 from regress.errors import DumpError
@@ -61,8 +62,9 @@ def _differences(a: Record, b: Record) -> Iterator[str]:
             yield f"{name}: only in the {'first' if name in a.tensors else 'second'} dump"
         elif (what := _unequal(a.tensors[name], b.tensors[name])) is not None:
             yield f"{name}: {what}"
-    if a.where != b.where or a.meta != b.meta:
-        keys = [key for key in dict.fromkeys([*a.meta, *b.meta]) if a.meta.get(key) != b.meta.get(key)]
+    meta_a, meta_b = ({key: dumps(value) for key, value in record.meta.items()} for record in (a, b))
+    keys = [key for key in dict.fromkeys([*meta_a, *meta_b]) if meta_a.get(key) != meta_b.get(key)]
+    if a.where != b.where or keys:  # compared as text: a NaN does not equal itself, its text does
         yield f"metadata: {', '.join(keys) or 'coordinates'}"
 
 

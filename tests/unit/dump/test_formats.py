@@ -151,6 +151,9 @@ def test_library_reads_our_safetensors(tmp_path: Path, write_record: Any) -> Non
     for name in DTYPES:
         assert loaded[name].dtype == getattr(torch, name)
         assert torch.equal(loaded[name].double(), torch.tensor(tensors[name].astype(float)))
+    header = json.loads(path.read_bytes()[8:].split(b"]}}")[0] + b"]}}")
+    for name, dtype in DTYPES.items():  # aligned, for readers that map the file
+        assert header[name]["data_offsets"][0] % dtype.itemsize == 0
     with safe_open(path, "pt") as file:
         assert json.loads(file.metadata()["regress"])["type"] == "activations"
 

@@ -20,9 +20,10 @@ class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(3, 3)
+        self.out = nn.Linear(3, 3)
 
     def forward(self, x: torch.Tensor) -> Any:
-        return ({"hidden": self.linear(x)}, None)
+        return ({"hidden": self.out(self.linear(x).tanh())}, None)
 
 
 class Model(nn.Module):
@@ -62,9 +63,9 @@ def test_outputs_of_matching_modules(tmp_path: Path) -> None:
     assert [record.micro for record in records] == [0, 1]
     tensors = records[1].tensors
     assert sorted(tensors) == names
-    expected = model.layers[0].linear(torch.arange(6.0).reshape(2, 3) + 1).detach().numpy()
-    assert (tensors["layers.0"] == expected).all()
-    assert (tensors["layers.0"] == tensors["layers.0.linear"]).all()
+    x = torch.arange(6.0).reshape(2, 3) + 1
+    assert (tensors["layers.0.linear"] == model.layers[0].linear(x).detach().numpy()).all()
+    assert (tensors["layers.0"] == model.layers[0](x)[0]["hidden"].detach().numpy()).all()
 
 
 def test_module_that_runs_twice(tmp_path: Path) -> None:
@@ -92,7 +93,7 @@ def test_pattern_without_match_suggests() -> None:
     with (
         pytest.raises(
             ConfigError,
-            match=r"target_module_pattern .* matches none of the 6 names: .* layers\.[01]\.linear",
+            match=r"target_module_pattern .* matches none of the 8 names: .* layers\.[01]\.linear",
         ),
         record_activations(Model(), r"layers\.7\.linear"),
     ):

@@ -144,14 +144,6 @@ def test_environment_and_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sorted(versions) == ["numpy", "python"]
 
 
-class Backend:
-    def __init__(self, text: str) -> None:
-        self.text = text
-
-    def to_str(self) -> str:
-        return self.text
-
-
 def test_no_torch() -> None:
     code = (
         "import sys, regress.dump, regress.dump.manifest, regress.dump.reader, regress.dump.taps, "

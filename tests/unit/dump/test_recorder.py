@@ -45,14 +45,28 @@ def test_refuses_a_directory_in_use(tmp_path: Path) -> None:
 
 def test_overwriting_removes_only_the_dump(tmp_path: Path) -> None:
     _dump(tmp_path, steps=3)
-    keep = [tmp_path / "notes.txt", tmp_path / "loss" / "notes.txt"]
+    (tmp_path / "checkpoints").mkdir()
+    keep = [
+        tmp_path / "notes.txt",
+        tmp_path / "loss" / "notes.txt",
+        tmp_path / "checkpoints" / "step_000010.pt",
+    ]
     for path in keep:
         path.write_text("mine")
     (tmp_path / "loss" / f"{TEMPORARY}1-step_000009.pt").write_text("left by a killed run")
     _dump(tmp_path, steps=1, overwrite=True, format="jsonl")
     assert len(list(DumpReader(tmp_path))) == 1
     left = {path.name for path in tmp_path.rglob("*.*")}
-    assert left == {"notes.txt", MANIFEST, "step_000000.jsonl"}
+    assert left == {"notes.txt", MANIFEST, "step_000000.jsonl", "step_000010.pt"}
+    assert [path.read_text() for path in keep] == ["mine"] * 3
+
+
+def test_folders_are_known(tmp_path: Path, make_records: Any) -> None:
+    with recording(Recorder(tmp_path, options=LOSS)) as recorder:
+        recorder.put(make_records()[0], folder="val")
+        with pytest.raises(DumpError, match="a dump has no folder 'valid': choose one of trajectory, "):
+            recorder.put(make_records()[0], folder="valid")
+    assert DumpReader(tmp_path).names() == ["val/step_000003.safetensors"]
 
 
 @pytest.mark.parametrize(
@@ -171,8 +185,9 @@ def test_failure_does_not_hide_why_the_run_ended(tmp_path: Path, monkeypatch: py
 def _stop(recorder: Recorder) -> None:
     with at(step=0):
         tap("loss", loss=1.0)
-    _settle(recorder)
-    with at(step=1):
+        with at(micro=0):
+            tap("loss", loss=1.0)
+        _settle(recorder)
         raise ZeroDivisionError
 
 

@@ -133,13 +133,16 @@ def test_tap_needs_a_step(tmp_path: Path) -> None:
             tap("loss", loss=1.0)
         with pytest.raises(DumpError, match=r"at\(\) needs a step"), at(micro=0):
             pass
+    with at(micro=0) as where:  # nothing is recorded, so nobody needs to know
+        assert where is None
 
 
 def test_coordinates_nest() -> None:
     assert current() is None
     with at(step=1, rank=2) as outer:
         with at(micro=3) as inner:
-            assert inner is not None and outer is not None
+            assert inner is not None
+            assert outer is not None
             assert (inner.step, inner.rank, inner.micro) == (1, 2, 3)
             with at(rank=None) as cleared:
                 assert (cleared.rank, cleared.micro) == (None, 3)
