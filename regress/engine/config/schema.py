@@ -101,7 +101,7 @@ class WarmStartConfig:
 
     steps: int = _value(0, "supervised steps before the first rollout", minimum=0)
     batch_size: int = _value(32, "examples per supervised step", minimum=1)
-    learning_rate: float = _value(3e-3, "learning rate of the supervised steps", minimum=0.0, maximum=1e6)
+    learning_rate: float = _value(3e-3, "learning rate of the supervised steps", minimum=0.0)
 
 
 @dataclass
@@ -183,7 +183,7 @@ class TrainerConfig:
 class OptimizerConfig:
     """AdamW, clipping and schedule."""
 
-    learning_rate: float = _value(1e-3, "peak learning rate of AdamW", minimum=0.0, maximum=1e6)
+    learning_rate: float = _value(1e-3, "peak learning rate of AdamW", minimum=0.0)
     betas: list[float] = field(
         default_factory=lambda: [0.9, 0.999],
         metadata={
@@ -193,8 +193,8 @@ class OptimizerConfig:
             "exclusive_maximum": 1.0,
         },
     )
-    eps: float = _value(1e-8, "added to the root of the second moment", exclusive_minimum=0.0, maximum=1e6)
-    weight_decay: float = _value(0.0, "decoupled weight decay", minimum=0.0, maximum=1e6)
+    eps: float = _value(1e-8, "added to the root of the second moment", exclusive_minimum=0.0)
+    weight_decay: float = _value(0.0, "decoupled weight decay", minimum=0.0)
     max_grad_norm: float | None = _value(
         1.0, "gradients are clipped to this global norm; null: never", exclusive_minimum=0.0
     )
