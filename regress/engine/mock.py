@@ -52,10 +52,11 @@ class MockRolloutWorker:
         found = self._recorded(step, split)
         path = found.path
         self._check_meta(found)
+        self._check_split(found, split)
         recorded = {trajectory.key: trajectory for trajectory in found.trajectories}
         wanted = [(prompt, run) for prompt in prompts for run in range(prompt.group_size)]
         for prompt, run in wanted:
-            self._check(path, prompt, run, recorded.get((prompt.group_id, run)), split)
+            self._check(path, prompt, run, recorded.get((prompt.group_id, run)))
         unused = recorded.keys() - {(prompt.group_id, run) for prompt, run in wanted}
         if unused:
             group, run = min(unused)
@@ -93,17 +94,21 @@ class MockRolloutWorker:
                     "set it as it was, or rollout_worker.allow_environment_mismatch=true to replay all the same"
                 )
 
-    def _check(self, path: Path, prompt: Prompt, run: int, found: Trajectory | None, split: str) -> None:
+    def _check_split(self, found: RecordedStep, split: str) -> None:
+        for trajectory in found.trajectories:
+            if trajectory.is_val != (split == VAL):
+                kind = "evaluation" if trajectory.is_val else "training"
+                raise ReplayError(
+                    f"{found.path}: group {trajectory.group_id!r} run {trajectory.run_id} was recorded in {kind} but "
+                    f"{split} mode asks for it; give the other folder"
+                )
+
+    def _check(self, path: Path, prompt: Prompt, run: int, found: Trajectory | None) -> None:
         where = f"{path}: group {prompt.group_id!r} run {run}"
         if found is None:
             raise ReplayError(
                 f"{where} is asked for but was not recorded; "
                 "set data.prompts_per_step, data.group_size, max_steps and seed as in the recorded run"
-            )
-        if found.is_val != (split == VAL):
-            kind = "evaluation" if found.is_val else "training"
-            raise ReplayError(
-                f"{where} was recorded in {kind} but {split} mode asks for it; give the other folder"
             )
         if found.tokens[: found.prompt_length] != list(prompt.tokens):
             raise ReplayError(
