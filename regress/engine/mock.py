@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from regress.dump.inspect import spans
 from regress.dump.recorded import RecordedStep, read_trajectories
 from regress.dump.trajectory import Trajectory
 from regress.engine.rollout import VAL, Prompt
@@ -71,7 +72,7 @@ class MockRolloutWorker:
         if step not in steps:
             raise ReplayError(
                 f"[Rollout Mock] {self._paths[split]} holds no recording of {split} step {step} "
-                f"(it holds {_ranges(sorted(steps))}); record that step first, lower max_steps, or check the "
+                f"(it holds the steps {spans(steps)}); record that step first, lower max_steps, or check the "
                 f"path and that the recording was made in {split} mode"
             )
         return steps[step]
@@ -131,7 +132,3 @@ class MockRolloutWorker:
                 f"{where} has {length} completion tokens but data.max_completion_length is "
                 f"{self._expect.max_completion_length}; set it as in the recorded run"
             )
-
-
-def _ranges(steps: Sequence[int]) -> str:
-    return f"steps {steps[0]} to {steps[-1]}" if len(steps) > 1 else f"step {steps[0]} only"

@@ -37,8 +37,8 @@ def update(optimizer: torch.optim.Optimizer) -> None:
         group = optimizer.param_groups[0]
         settings = ", ".join(f"{name} {group[name]:g}" for name in ("lr", "eps", "weight_decay"))
         raise RegressError(
-            f"the optimizer cannot make an update with {settings} ({reason(error)}); set the learning rate and the rest "
-            "of section optimizer to usual sizes"
+            f"the optimizer cannot make an update with {settings} ({reason(error)}); set the learning rate "
+            "and the rest of section optimizer to usual sizes"
         ) from error
 
 
