@@ -48,16 +48,28 @@ def sentence_of(result: Result) -> str:
     return line.removeprefix("error: ")
 
 
+class Code:
+    """Unpickling it makes a directory."""
+
+    def __init__(self, mark: Path) -> None:
+        self._mark = mark
+
+    def __reduce__(self) -> tuple[Callable[[str], None], tuple[str]]:
+        return os.mkdir, (str(self._mark),)
+
+
 class Case:
     """A folder of a test in which an earlier run lies, and the command to run there.
 
     Attributes:
         folder: where the test may write; nothing in it may change when the command refuses.
         run: output directory of the earlier run, which every command is given too.
+        code: an object to hide in a pickle.
     """
 
     def __init__(self, folder: Path, world: Path) -> None:
         self.folder, self.run, self._world = folder, folder / "run", world
+        self.code = Code(folder / "executed")
         shutil.copytree(world / "safetensors", self.run)
         (self.run / "notes.txt").write_text("my notes")
 
@@ -95,6 +107,11 @@ class Case:
         for path, content in before.items():
             assert after.get(path) == content, f"{path} was lost or changed"
 
+    @property
+    def executed(self) -> bool:
+        """Whether somebody has unpickled `code`."""
+        return (self.folder / "executed").exists()
+
     def checkpoint(self) -> Path:
         """Model and tokenizer of the earlier run, to be damaged."""
         return Path(shutil.copytree(self.run / "final", self.folder / "checkpoint"))
@@ -106,6 +123,15 @@ class Case:
     def rollouts(self) -> Path:
         """Recorded rollouts of training and evaluation."""
         return Path(shutil.copytree(self._world / "rollouts", self.folder / "rollouts"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_settings_from_outside() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name in list(os.environ):
+            if name.startswith("REGRESS_") or name in ("EXPERIMENT_PATH", "NCCL_ALGO", "DETERMINISTIC_MODE"):
+                patch.delenv(name)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -27,12 +27,12 @@ QUOTING = (
 OVERRIDES = {
     "optimizer.learning_rat=1": "optimizer.learning_rat=1 (command line) is no key of the configuration; the nearest "
     "valid key is optimizer.learning_rate.",
-    "model.family=qwen": "model.family=qwen (command line) must be one of qwen3, qwen3_moe, llama, gpt2; did you mean "
-    "qwen3?",
+    "model.family=qwen": "model.family=qwen (command line) must be one of qwen3, qwen3_moe, llama, gpt2; did you "
+    "mean qwen3?",
     "max_steps=two": "max_steps=two (command line) must be an integer of at least 0.",
     "data.group_size=0": "data.group_size=0 (command line) must be an integer of at least 1.",
-    'debug.target_param_pattern="("': "debug.target_param_pattern=( (command line) must be a regular expression, which "
-    "it is not: …; write special characters with \\.",
+    'debug.target_param_pattern="("': "debug.target_param_pattern=( (command line) must be a regular expression, "
+    "which it is not: …; write special characters with \\.",
     "seed=18446744073709551616": "seed=18446744073709551616 (command line) must be an integer of at least 0 and at "
     "most 4294967295.",
     "threads=2000000": "threads=2000000 (command line) must be an integer of at least 1 and at most 1024.",
@@ -46,8 +46,8 @@ OVERRIDES = {
     "rollout_worker.type=mock.",
     "rollout_worker.type=mock": "rollout_worker.type=mock replays recorded completions and "
     "rollout_worker.need_llm_inference=true asks for new ones; set rollout_worker.need_llm_inference=false.",
-    "task.rewards={exact_match: 0}": "task.rewards names no reward with a weight other than 0, so that every advantage "
-    "is zero; give one, for example task.rewards.exact_match=1.0.",
+    "task.rewards={exact_match: 0}": "task.rewards names no reward with a weight other than 0, so that every "
+    "advantage is zero; give one, for example task.rewards.exact_match=1.0.",
     "data.prompts_per_step=9": "data.prompts_per_step=9 is more than task.train_size=8, so that a step would hold a "
     "prompt twice; set task.train_size to at least 9 or lower data.prompts_per_step.",
     "device=abacus": "device=abacus cannot be used (RuntimeError: …); set device=cpu or one that this machine has",
@@ -58,8 +58,8 @@ OVERRIDES = {
     "batching.micro_batch_size, batching.pad_to_multiple_of, the sizes in data, or those of the model",
     "optimizer.learning_rate=1e300": "the optimizer cannot make an update with lr 1e+300, eps 1e-08, weight_decay 0 "
     "(RuntimeError: …); set the learning rate and the rest of section optimizer to usual sizes",
-    "task.name=revers_string": "task.name: there is no task 'revers_string'; did you mean 'reverse_string'? (datasets "
-    "of the optional reasoning-gym are named reasoning_gym/<dataset>)",
+    "task.name=revers_string": "task.name: there is no task 'revers_string'; did you mean 'reverse_string'? "
+    "(datasets of the optional reasoning-gym are named reasoning_gym/<dataset>)",
     "task.level=9": "task.level: task 'reverse_string' has levels 1 to 5, not 9",
     "task.params={min_length: 0}": "task.params.min_length: task 'reverse_string' needs a whole number from 1 to 64, "
     "not 0",
@@ -70,12 +70,12 @@ OVERRIDES = {
     "'character_match'? (your own is named by its path, \"package.module:function\")",
     "model.config={hidden_siz: 1}": "model.config.hidden_siz=1: the qwen3 configuration of transformers has no such "
     "key; the nearest is hidden_size",
-    "model.config={to_dict: 1}": "model.config.to_dict=1: the qwen3 configuration of transformers has no such key; the "
-    "nearest is …",
-    "model.config={tie_word_embeddings: true}": "model.config.tie_word_embeddings=True is decided by another key; set "
-    "model.tie_word_embeddings instead",
-    "model.config={vocab_size: 3}": "model.config={…}: the model knows 3 tokens and the tokenizer 14; leave vocab_size "
-    "away",
+    "model.config={to_dict: 1}": "model.config.to_dict=1: the qwen3 configuration of transformers has no such key; "
+    "the nearest is …",
+    "model.config={tie_word_embeddings: true}": "model.config.tie_word_embeddings=True is decided by another key; "
+    "set model.tie_word_embeddings instead",
+    "model.config={vocab_size: 3}": "model.config={…}: the model knows 3 tokens and the tokenizer 14; leave "
+    "vocab_size away",
     "model.config={hidden_size: -1}": UNFIT,
     "model.config={hidden_size: large}": UNFIT,
     "model.config={num_attention_heads: 3, num_key_value_heads: 2}": UNFIT,
@@ -118,14 +118,14 @@ def test_patterns_that_find_nothing_leave_an_earlier_dump_alone(case: Any) -> No
         *overwriting,
         "debug.dump_options.activations=true",
         "debug.target_module_pattern=lm_heat",
-        says="target_module_pattern 'lm_heat' matches none of the … names: the nearest are lm_head, …, and .* matches "
-        "all",
+        says="target_module_pattern 'lm_heat' matches none of the … names: the nearest are lm_head, …, and .* "
+        "matches all",
     )
 
 
 FILES = {
-    "max_steps: 1\nmax_step: 2\n": "max_step=2 (file my.yaml:2) is no key of the configuration; the nearest valid key "
-    "is max_steps.",
+    "max_steps: 1\nmax_step: 2\n": "max_step=2 (file my.yaml:2) is no key of the configuration; the nearest valid "
+    "key is max_steps.",
     "trainer: {epochs: many}\n": "trainer.epochs=many (file my.yaml:1) must be an integer of at least 1.",
     "data: [1\n": "File my.yaml:… is no valid YAML (…); correct it.",
     "- max_steps\n": "File my.yaml:1 must hold a mapping; write lines of KEY: VALUE.",
@@ -167,24 +167,14 @@ def test_missing_file(
     case.says(sentence(command("train", *arguments)), says)
 
 
-class Code:
-    """Unpickling it leaves a mark."""
-
-    def __init__(self, mark: Path) -> None:
-        self._mark = mark
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return os.mkdir, (str(self._mark),)
-
-
-def _bare_pickle(folder: Path) -> None:
+def _bare_pickle(folder: Path, code: object) -> None:
     (folder / "model.safetensors").unlink()
-    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Code(folder / "executed")))
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(code))
 
 
-def _zipped_pickle(folder: Path) -> None:
+def _zipped_pickle(folder: Path, code: object) -> None:
     (folder / "model.safetensors").unlink()
-    torch.save({"lm_head.weight": Code(folder / "executed")}, folder / "pytorch_model.bin")
+    torch.save({"lm_head.weight": code}, folder / "pytorch_model.bin")
 
 
 def _edit(**changes: Any) -> Callable[[Path], None]:
@@ -224,10 +214,6 @@ def _remove(name: str) -> Callable[[Path], None]:
 
 NOT_LOADED = "the checkpoint cannot be loaded (…); give a causal language model written by save_pretrained"
 SAME_MODEL = "give weights and config.json of the same model"
-CODE = (
-    "the checkpoint is a pickle that holds code, which was not executed; give one whose weights are in "
-    "model.safetensors"
-)
 NORM = "model.layers.0.self_attn.q_norm.weight"
 CHECKPOINTS: dict[str, tuple[Callable[[Path], None], str]] = {
     "no config.json": (
@@ -254,8 +240,6 @@ CHECKPOINTS: dict[str, tuple[Callable[[Path], None], str]] = {
         f"the checkpoint lacks {NORM} (1 missing in all) of the model that its config.json describes; {SAME_MODEL}",
     ),
     "no weights": (_remove("model.safetensors"), NOT_LOADED),
-    "bare pickle with code": (_bare_pickle, CODE),
-    "zipped pickle with code": (_zipped_pickle, CODE),
     **{
         f"cut at {tenths} tenths": (_cut("model.safetensors", tenths), NOT_LOADED)
         for tenths in range(0, 10, 3)
@@ -269,12 +253,23 @@ def test_checkpoint(name: str, case: Any) -> None:
     folder = case.checkpoint()
     damage(folder)
     case.refuses(f"model.path={folder}", says=f"model.path='TMP/checkpoint': {says}")
-    assert not (folder / "executed").exists()
 
 
-def test_the_pickle_of_these_tests_does_execute(tmp_path: Path) -> None:
-    pickle.loads(pickle.dumps(Code(tmp_path / "executed")))
-    assert (tmp_path / "executed").exists()
+@pytest.mark.parametrize("save", [_bare_pickle, _zipped_pickle])
+def test_pickle_with_code(save: Callable[[Path, object], None], case: Any) -> None:
+    folder = case.checkpoint()
+    save(folder, case.code)
+    case.refuses(
+        f"model.path={folder}",
+        says="model.path='TMP/checkpoint': the checkpoint is a pickle that holds code, which was not executed; give "
+        "one whose weights are in model.safetensors",
+    )
+    assert not case.executed
+
+
+def test_the_pickle_of_these_tests_does_execute(case: Any) -> None:
+    pickle.loads(pickle.dumps(case.code))
+    assert case.executed
 
 
 def test_a_sound_checkpoint_trains(case: Any) -> None:
@@ -352,8 +347,8 @@ def test_a_tokenizer_that_cannot_write_the_answers(case: Any) -> None:
     case.refuses(
         f"tokenizer.path={case.checkpoint()}",
         "task.params={alphabet: cdefghij}",
-        says="tokenizer.path: the tokenizer turns the answer '…' into '…<unk>…', so no completion could be right; give "
-        "a tokenizer that knows the characters of task reverse_string",
+        says="tokenizer.path: the tokenizer turns the answer '…' into '…<unk>…', so no completion could be right; "
+        "give a tokenizer that knows the characters of task reverse_string",
     )
 
 
