@@ -40,7 +40,8 @@ def succeeded(result: Result) -> Result:
 
 def sentence_of(result: Result) -> str:
     """The one line that a refusal prints, without its mark."""
-    assert isinstance(result.exception, SystemExit), f"traceback: {result.exception!r}"
+    if not isinstance(result.exception, SystemExit):
+        raise AssertionError("a traceback, or no refusal") from result.exception
     assert result.exit_code in (1, 2)
     assert "Traceback" not in result.output
     (line,) = result.stderr.splitlines()
@@ -174,3 +175,8 @@ def command() -> Callable[..., Result]:
 @pytest.fixture
 def sentence() -> Callable[[Result], str]:
     return sentence_of
+
+
+@pytest.fixture
+def small() -> tuple[str, ...]:
+    return SMALL
