@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from regress.engine.config.leaves import KeyPath
-from regress.engine.config.origins import DEFAULT, FILE, Origin
+from regress.engine.config.origins import FILE, Origin
 from regress.engine.config.rollout_rules import ROLLOUT_RULES, Rule
 from regress.engine.config.schema import Config
 from regress.errors import ConfigError
@@ -193,7 +193,7 @@ def _dump_options(c: Config) -> str | None:
 def _path_beside_family(c: Config, origin: Callable[[KeyPath], Origin]) -> str | None:
     """A checkpoint wins over a family that another layer chose, but one author cannot mean both."""
     family, path = origin(("model", "family")), origin(("model", "path"))
-    if c.model.path is None or family.layer == DEFAULT or _author(family) != _author(path):
+    if c.model.path is None or _author(family) != _author(path):
         return None
     return (
         f"model.path={c.model.path} and model.family={c.model.family} are both given ({_author(path)}), and "

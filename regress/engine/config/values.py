@@ -73,7 +73,7 @@ def _boolean(value: Any) -> bool:
 
 
 def _integer(value: Any) -> int:
-    if isinstance(value, bool) or not INTEGER.fullmatch(str(value)):
+    if not INTEGER.fullmatch(str(value)):
         raise _MisfitError
     return int(value)
 

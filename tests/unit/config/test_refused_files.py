@@ -41,6 +41,19 @@ def test_broken_inherited_file_is_named(content: bytes, refusal: Refusal) -> Non
     assert sentence == BROKEN[content].replace("run.yaml", "sub/run.yaml")
 
 
+@pytest.mark.parametrize(
+    "entry", ["broken", "./broken", "/task/broken", "/task: broken", "optional /task: broken"]
+)
+def test_broken_neighbor_in_a_group_is_named(entry: str, refusal: Refusal) -> None:
+    """However a defaults list spells its entries."""
+    files = {
+        "run.yaml": "defaults: [{task: hard}]",
+        "task/hard.yaml": f"defaults: [{{{entry}}}]" if ":" in entry else f"defaults: ['{entry}']",
+        "task/broken.yaml": "level: [\n",
+    }
+    assert refusal(files).startswith("File task/broken.yaml:2 is no valid YAML")
+
+
 def test_broken_group_file_is_named(refusal: Refusal) -> None:
     sentence = refusal({"run.yaml": "", "task/hard.yaml": "level: [\n"}, "task=hard")
     assert sentence.startswith("File task/hard.yaml:2 is no valid YAML")

@@ -63,6 +63,10 @@ IMPOSSIBLE = {
         "batching.max_tokens_per_microbatch=63 cannot hold one row of 64 tokens, which is what "
         "data.max_seq_length=48 and the padding may ask for; set it to at least 64."
     ),
+    "batching.max_tokens_per_microbatch=63 batching.pad_to_length=64": (
+        "batching.max_tokens_per_microbatch=63 cannot hold one row of 64 tokens, which is what "
+        "data.max_seq_length=48 and the padding may ask for; set it to at least 64."
+    ),
     "batching.pad_to_length=47": (
         "batching.pad_to_length=47 is shorter than data.max_seq_length=48, so that rows would differ in "
         "length after all; set it to null or to at least 48."
