@@ -114,7 +114,7 @@ def _from_directory(config: ModelConfig, vocab_size: int) -> PreTrainedModel:
         ) from error
     if model.config.vocab_size < vocab_size:
         raise ConfigError(
-            f"model.path={str(path)!r}: the model knows {model.config.vocab_size} tokens and the tokenizer {vocab_size}; "
+            f"model.path={str(path)!r}: the model knows {model.config.vocab_size} tokens, the tokenizer {vocab_size}; "
             "set tokenizer.path to the tokenizer the model was trained with"
         )
     return model

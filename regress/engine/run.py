@@ -10,7 +10,6 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
 from transformers.utils.logging import disable_progress_bar
 
 from regress.dump.hooks import record_activations

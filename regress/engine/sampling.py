@@ -93,13 +93,11 @@ def sample(
             attention_mask=torch.tensor(mask, device=model.device),
             generation_config=GenerationConfig(
                 do_sample=not params.greedy,
-                temperature=1.0,
-                top_k=0,
-                top_p=1.0,
                 max_new_tokens=params.max_new_tokens,
                 eos_token_id=params.eos_id,
                 pad_token_id=params.pad_id,
                 use_cache=True,
+                **({} if params.greedy else {"temperature": 1.0, "top_k": 0, "top_p": 1.0}),
             ),
             logits_processor=LogitsProcessorList([*_warpers(params), recorder]),
         )
@@ -131,8 +129,12 @@ def _warpers(params: SamplingParams) -> list[LogitsProcessor]:
 
 @contextmanager
 def _sampler(model: PreTrainedModel) -> Iterator[None]:
-    """Evaluation mode, and an attention that works with a key-value cache."""
+    """Evaluation mode, an attention that works with a key-value cache, and none of the model's own sampling defaults.
+
+    A checkpoint's generation_config.json (top_k, repetition penalty) would otherwise fill what is not set.
+    """
     implementation, training = model.config._attn_implementation, model.training
+    defaults, model.generation_config = model.generation_config, GenerationConfig()
     if implementation == VARLEN:
         model.set_attn_implementation("sdpa")
     model.eval()
@@ -140,5 +142,6 @@ def _sampler(model: PreTrainedModel) -> Iterator[None]:
         yield
     finally:
         model.train(training)
+        model.generation_config = defaults
         if implementation == VARLEN:
             model.set_attn_implementation(VARLEN)

@@ -94,7 +94,8 @@ def train_step(
         part = tokens.select(micro.select, micro.sequence, len(micro.sample_ids))
         old = out.log_probs.detach() if part.old_log_probs is None else part.old_log_probs
         part = replace(part, old_log_probs=old)
-        assert part.weights is not None and part.advantages is not None
+        assert part.weights is not None
+        assert part.advantages is not None
         terms = token_loss(
             out.log_probs,
             old,
@@ -114,9 +115,10 @@ def train_step(
     shares = policy.forward_backward(microbatches, loss)
     taps.gradients(policy, target_params)
     grad_norm = policy.clip_grad_norm(max_grad_norm)
+    taps.grad_norm(grad_norm)
     _refuse_nonfinite(microbatches, shares, grad_norm)
     optimizer.step()
-    taps.after_update(policy, optimizer, grad_norm, target_params)
+    taps.after_update(policy, optimizer, target_params)
     total = torch.stack([share.loss for share in shares]).sum()
     metrics = functools.reduce(add_metrics, (share.metrics for share in shares))
     return StepOutcome(total.item(), grad_norm.item(), metrics)
@@ -127,7 +129,7 @@ def _refuse_nonfinite(microbatches: Sequence[Microbatch], shares: Sequence[Share
         if not share.loss.isfinite():
             samples = ", ".join(f"{group}/{run}" for group, run in micro.sample_ids)
             raise RegressError(
-                f"the loss of microbatch {index} is {share.loss.item()} (samples {samples}), so the update was not made; "
+                f"the loss of microbatch {index} is {share.loss.item()} (samples {samples}), so no update was made; "
                 "look at its log-probs with debug.dump_options.forward_data=true"
             )
     if not grad_norm.isfinite():

@@ -68,7 +68,13 @@ def gradients(policy: Policy, pattern: str) -> None:
         tap("gradient", {name: p.grad for name, p in named.items() if p.grad is not None})
 
 
-def after_update(policy: Policy, optimizer: Optimizer, grad_norm: Tensor, pattern: str) -> None:
+def grad_norm(norm: Tensor) -> None:
+    """Total norm of the gradient before clipping, beside the gradients."""
+    if wanted("gradient"):
+        tap("gradient", meta={"grad_norm": norm.item()})
+
+
+def after_update(policy: Policy, optimizer: Optimizer, pattern: str) -> None:
     """Updated parameters, and the optimizer's state as ``<parameter>/<state>``."""
     if not (wanted("param") or wanted("optimizer")):
         return
@@ -80,7 +86,7 @@ def after_update(policy: Policy, optimizer: Optimizer, grad_norm: Tensor, patter
             for name, parameter in named.items()
             for key, value in optimizer.state[parameter].items()
         }
-        tap("optimizer", state, meta={"grad_norm": grad_norm.item()})
+        tap("optimizer", state)
 
 
 def _batch_inputs(micro: Microbatch) -> dict[str, Tensor]:

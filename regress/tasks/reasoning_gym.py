@@ -143,7 +143,9 @@ def _configure(full: str, curriculum: Any, level: int, params: Mapping[str, Any]
                 f"task.params.{key}: set the top-level seed and task.train_size/eval_size instead"
             )
         if key not in known:
-            raise TaskError(f"task.params: task {full!r} has no parameter {key!r}; {nearest(key, known)}")
+            raise TaskError(
+                f"task.params: task {full!r} has no parameter {key!r}; {nearest(str(key), known)}"
+            )
     config = dataclasses.replace(config, **params)
     try:
         config.validate()

@@ -1,8 +1,8 @@
 """The scene of every comparison: a tiny model on disk, recorded rollouts, and our side of the computation.
 
-A comparison gives both sides the same weights and the same rollouts, and asks for the advantages, the loss that is
-back-propagated and the gradient of every parameter. Our side runs each completion alone, without padding; the
-engines pad, mask and batch as they always do.
+A comparison gives both sides the same weights and the same rollouts, and asks for the advantages, the
+loss that is back-propagated and the gradient of every parameter. Our side runs each completion alone,
+without padding; the engines pad, mask and batch as they always do.
 """
 
 from collections.abc import Iterable, Sequence
@@ -33,7 +33,7 @@ MAX_COMPLETION_LENGTH = 12
 
 @dataclass(frozen=True)
 class Sample:
-    """One completion: ids, which of its tokens the model wrote, log-probs a rollout engine would have reported."""
+    """One completion: its ids, which of them the model wrote, and the error of the log-probs as sampled."""
 
     prompt: tuple[int, ...]
     completion: tuple[int, ...]
@@ -49,7 +49,7 @@ class Sample:
 
 @dataclass
 class World:
-    """A model directory (the reference), two policies moved away from it, and rollouts with and without tools."""
+    """A model on disk (the reference), two policies moved away from it, rollouts with and without tools."""
 
     path: Path
     reference: Qwen3ForCausalLM
@@ -109,7 +109,7 @@ def moved(model: Qwen3ForCausalLM, distance: float, *, seed: int) -> Qwen3ForCau
 
 
 def make_samples(*, tools: bool) -> list[Sample]:
-    """Unequal lengths, one-token and truncated completions, a group without variance, tool outputs in between."""
+    """Unequal lengths, one-token and truncated completions, a group without variance, tool outputs."""
     generator = torch.Generator().manual_seed(3)
 
     def integers(low: int, high: int, count: int) -> list[int]:

@@ -1,13 +1,14 @@
 """The ``trl:*`` presets against the released TRL: its own trainers, run step by step on given completions.
 
-``GRPOTrainer`` and ``RLOOTrainer`` are built as a user builds them, from a model on disk. Only the sampling is
-replaced: the recorded completions are handed to the trainer, which pads, masks, scores, shuffles, splits and
-back-propagates them itself (``training_step``). Off-policy steps are second iterations over the same rollouts
-(``num_iterations=2``), with the policy's weights exchanged in between.
+``GRPOTrainer`` and ``RLOOTrainer`` are built as a user builds them, from a model on disk. Only the
+sampling is replaced: the recorded completions are handed to the trainer, which pads, masks, scores,
+shuffles, splits and back-propagates them itself (``training_step``). Off-policy steps are second
+iterations over the same rollouts (``num_iterations=2``), with the policy's weights exchanged in between.
 
-Not covered by a preset, because TRL itself normalizes it apart from the loss: an entropy bonus, which TRL averages
-over the tokens of each microbatch whatever ``loss_type`` says (equal to ours for ``bnpo``, and for ``dapo`` without
-accumulation), and ``steps_per_generation`` other than the accumulation steps.
+What the presets do not reproduce, because TRL normalizes it apart from the loss: an entropy bonus, which
+TRL averages over the tokens of each microbatch whatever ``loss_type`` says (the same for ``bnpo``, and
+for ``dapo`` without accumulation); and ``steps_per_generation`` unequal to the accumulation steps, where
+``dapo`` and ``cispo`` divide by the mean token count of the mini-batches of a rollout batch.
 """
 
 import math
@@ -106,7 +107,7 @@ def matrix() -> list[Case]:
 def variations() -> list[Case]:
     off: dict[str, Any] = {"on_policy": False, "accumulation": 2, "tools": True}
     cases = []
-    for preset in ("trl:dapo", "trl:grpo", "trl:dr_grpo", "trl:bnpo"):
+    for preset in ("trl:dapo", "trl:grpo", "trl:dr_grpo", "trl:bnpo", "trl:gspo"):
         truncated = both("mask_truncated_completions", "mask_truncated_completions", True)
         cases.append(Case(preset, "mask_truncated", trl=truncated[0], ours=truncated[1], **off))
     for name, (trl, ours) in {

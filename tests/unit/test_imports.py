@@ -69,5 +69,7 @@ def test_a_module_imports_only_the_rooms_below_it(path: Path) -> None:
 @pytest.mark.parametrize("module", TORCH_FREE)
 def test_loads_without_torch(module: str) -> None:
     code = f"import {module}, sys; print(*sorted({{'torch', 'transformers', 'pandas'}} & sys.modules.keys()))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
     assert done.stdout.strip() == "", f"{module} imports {done.stdout.strip()}"

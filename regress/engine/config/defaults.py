@@ -13,9 +13,8 @@ from hydra.core.config_loader import ConfigLoader
 from hydra.core.default_element import ResultDefault
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException, MissingConfigException
+from hydra.errors import MissingConfigException
 from hydra.types import RunMode
-from omegaconf.errors import OmegaConfBaseException
 
 from regress.engine.config.files import YamlFile
 from regress.engine.config.inheritance import Inheritance
@@ -45,7 +44,7 @@ class FileLayer:
     def apply(self, choices: Sequence[Override], store: Store) -> None:
         """Lay the files over the store in the order of the defaults lists. Raises `ConfigError`."""
         self._inheritance.follow([self._name] if self._name is not None else [])
-        self._inheritance.follow(f"{choice.key_or_group}/{choice.value()}" for choice in choices)
+        self._inheritance.follow(map(_chosen_name, choices))
         if self._name is None and not choices:
             return
         chosen = {choice.key_or_group: str(choice.input_line) for choice in choices}
@@ -57,7 +56,7 @@ class FileLayer:
         """The flat list that Hydra makes of all defaults lists."""
         further = json.dumps([f"file://{directory}" for directory in self._directories[1:]])
         lines = [f"hydra.searchpath={further}"]
-        with self._errors(), _loader(self._directories[0]) as loader:
+        with self._errors(choices), _loader(self._directories[0]) as loader:
             lists = loader.compute_defaults_list(self._name, lines, RunMode.RUN)
             if choices:
                 lines += [_choice(override, lists.overrides.known_choices) for override in choices]
@@ -76,31 +75,27 @@ class FileLayer:
             yield _entry(file, key, Entry((*package, *key), value, origin))
 
     @contextmanager
-    def _errors(self) -> Iterator[None]:
+    def _errors(self, choices: Sequence[Override]) -> Iterator[None]:
         """Turn what composing can raise into `ConfigError`, and keep Hydra's warnings to ourselves."""
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # without _self_ a file comes after its defaults list
                 yield
         except MissingConfigException as error:
-            raise ConfigError(self._missing(error)) from error
-        except (
-            HydraException,
-            OmegaConfBaseException,
-            ValueError,
-            TypeError,
-            AttributeError,
-            RecursionError,
-        ) as error:
+            raise ConfigError(self._missing(error, choices)) from error
+        except ConfigError:
+            raise
+        except Exception as error:  # a defaults list can make Hydra raise nearly anything
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise ConfigError(
                 f"The defaults lists of {self._shown} cannot be composed ({reason}); correct them."
             ) from error
 
-    def _missing(self, error: MissingConfigException) -> str:
+    def _missing(self, error: MissingConfigException, choices: Sequence[Override]) -> str:
         name, parent = str(error.missing_cfg_file), re.match("In '([^']*)'", str(error))
-        file = self._inheritance.file(parent[1]) if parent is not None else None
-        where = "command line" if file is None else f"file {file.where(('defaults',))}"
+        chosen = name in map(_chosen_name, choices)
+        file = self._inheritance.file(parent[1]) if parent is not None and not chosen else None
+        where = f"file {file.where(('defaults',))}" if file is not None else "command line"
         return f"{name} ({where}) is no configuration: {missing_file(name, self._directories)}."
 
 
@@ -123,6 +118,10 @@ def _choice(override: Override, known: Mapping[str, str | None]) -> str:
     if override.is_delete() and not is_known:
         raise ConfigError(f"Override {line} (command line) deletes a group that is not chosen; remove it.")
     return line if is_known else f"+{line}"
+
+
+def _chosen_name(choice: Override) -> str:
+    return f"{choice.key_or_group}/{choice.value()}"
 
 
 def _is_ours(default: ResultDefault) -> bool:

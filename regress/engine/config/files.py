@@ -85,7 +85,7 @@ def _errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def path_errors() -> Iterator[None]:
-    """Turn what looking for files can raise (names too long, directories that may not be entered) into ours."""
+    """Turn what looking for files can raise (a name too long, a closed directory) into `ConfigError`."""
     try:
         yield
     except OSError as error:

@@ -4,15 +4,16 @@ from collections.abc import Iterable
 from difflib import SequenceMatcher
 
 WRONG_SECTION = 2
-"""What the right name in a wrong section costs, in edits: more than one typo, less than most."""
+ABBREVIATED = 2
+"""What the right name in a wrong section, or cut short, costs in edits: more than one typo."""
 
 
 def nearest_keys(unknown: str, valid: Iterable[str]) -> list[str]:
     """The valid dotted keys nearest to ``unknown``; several only if they are equally near.
 
     Nearness counts edits of the full key, so that one wrong character always leads back to the key that was
-    meant; a name in the wrong section and initials (``lr`` for ``learning_rate``) are near too. `difflib`
-    decides when that leaves more than three.
+    meant; a name in the wrong section and an abbreviation (``lr``, ``grad``) are near too. `difflib` decides
+    when that leaves more than three.
     """
     distances = {key: _key_distance(unknown, key) for key in valid}
     least = min(distances.values())
@@ -24,7 +25,9 @@ def nearest_keys(unknown: str, valid: Iterable[str]) -> list[str]:
 
 def nearest(unknown: str, valid: Iterable[str]) -> str:
     """The one valid name nearest to ``unknown``."""
-    return max(valid, key=lambda name: (-edits(unknown, name), SequenceMatcher(None, unknown, name).ratio()))
+    return max(
+        valid, key=lambda name: (-_distance(unknown, name), SequenceMatcher(None, unknown, name).ratio())
+    )
 
 
 def edits(a: str, b: str) -> int:
@@ -45,9 +48,15 @@ def edits(a: str, b: str) -> int:
 def _key_distance(unknown: str, key: str) -> int:
     section, _, name = key.rpartition(".")
     unknown_section, _, unknown_name = unknown.rpartition(".")
-    of_name = 1 if unknown_name == _initials(name) else edits(unknown_name, name)
-    return min(edits(unknown, key), of_name + min(WRONG_SECTION, edits(unknown_section, section)))
+    misplaced = min(WRONG_SECTION, edits(unknown_section, section))
+    return min(edits(unknown, key), misplaced + _distance(unknown_name, name))
 
 
-def _initials(name: str) -> str:
-    return "".join(word[0] for word in name.split("_") if word)
+def _distance(unknown: str, name: str) -> int:
+    exact = edits(unknown, name)
+    return min(exact, ABBREVIATED) if _abbreviates(unknown, name) else exact
+
+
+def _abbreviates(short: str, name: str) -> bool:
+    initials = "".join(word[0] for word in name.split("_") if word)
+    return short == initials or (len(short) > 2 and name.startswith(short))

@@ -23,11 +23,12 @@ class Origin:
 
 
 def absolute(path: Path) -> Path:
-    """The path without ``..``; links are kept, because a file inherits from its neighbors where it is linked."""
+    """The path without ``..``, links kept: a linked file inherits from its neighbors where the link is."""
     return Path(os.path.abspath(path))  # noqa: PTH100
 
 
 def shown_path(path: Path) -> str:
     """Relative to the working directory where the file lies below it, absolute elsewhere."""
     path, here = absolute(path), Path.cwd()
-    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+    shown = str(path.relative_to(here) if path.is_relative_to(here) else path)
+    return shown if shown.isprintable() else repr(shown)

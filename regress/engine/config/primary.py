@@ -91,11 +91,11 @@ def _own_searchpath(file: YamlFile) -> Any:
     others = [name for name in own if name != "searchpath"] if isinstance(own, dict) else [str(own)]
     if others:
         where = file.where(("hydra", others[0]))
-        raise ConfigError(
-            f"hydra.{others[0]} (file {where}) is not used, only hydra.searchpath is; remove it."
-        )
+        raise ConfigError(f"hydra.{others[0]} (file {where}) is not used, only searchpath is; remove it.")
+    if not own:
+        return None
     try:
-        resolved: Any = OmegaConf.to_container(OmegaConf.create(own), resolve=True)
+        resolved: Any = OmegaConf.to_container(OmegaConf.create(file.values)["hydra"], resolve=True)
     except OmegaConfBaseException as error:
         where = file.where(("hydra", "searchpath"))
         raise ConfigError(f"hydra.searchpath (file {where}) {why_unresolved(error)}.") from error

@@ -250,7 +250,7 @@ class Config:
     """Everything a run needs to know; ``load_config`` makes it from files, environment and command line."""
 
     exp_name: str = _value("regress", "name of the run")
-    seed: int = _value(0, "seed of weights, prompts and sampling", minimum=0)
+    seed: int = _value(0, "seed of weights, prompts and sampling", minimum=0, maximum=2**32 - 1)
     max_steps: int = _value(10, "training steps", minimum=0)
     output_dir: str = _value(
         "${oc.env:EXPERIMENT_PATH,./outputs}/${exp_name}", "directory of everything the run writes"

@@ -25,10 +25,10 @@ NAMES: Mapping[Any, str] = {
     Any: "made of text, finite numbers, booleans, lists and mappings",
 }
 LIMITS: Mapping[str, tuple[str, Callable[[float, float], bool]]] = {
-    "minimum": ("of at least {:g}", lambda number, limit: number >= limit),
-    "exclusive_minimum": ("greater than {:g}", lambda number, limit: number > limit),
-    "maximum": ("at most {:g}", lambda number, limit: number <= limit),
-    "exclusive_maximum": ("less than {:g}", lambda number, limit: number < limit),
+    "minimum": ("of at least {:.15g}", lambda number, limit: number >= limit),
+    "exclusive_minimum": ("greater than {:.15g}", lambda number, limit: number > limit),
+    "maximum": ("at most {:.15g}", lambda number, limit: number <= limit),
+    "exclusive_maximum": ("less than {:.15g}", lambda number, limit: number < limit),
 }
 
 

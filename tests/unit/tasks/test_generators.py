@@ -162,6 +162,7 @@ PINNED = {
             {"max_length": 65},
             "task.params.max_length: task 'sort' needs a whole number from 1 to 64, not 65",
         ),
+        ("sort", 1, {4: 4}, "task 'sort' has no parameter 4; known are alphabet, max_length, min_length"),
         ("sort", 1, {"max_length": 4.0}, "whole number from 1 to 64, not 4.0"),
         ("sort", 1, {"max_length": "4"}, "whole number from 1 to 64, not '4'"),
         (
