@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from regress.engine.build import Run, build
 from regress.engine.config.schema import Config
 from regress.engine.environment import configure_torch
 from regress.engine.evaluation import PASS_RATE, due, pass_rate
+from regress.engine.tracking import Log, tracking
 from regress.errors import RegressError
 
 
@@ -47,7 +47,7 @@ def train(config: Config, console: Console) -> RunResult:
             task = bars.add_task(name, total=total)
             return lambda: bars.advance(task)
 
-        log = resources.enter_context(metrics_log(output))
+        log = resources.enter_context(tracking(config))
         run = build(config, resources, progress)
         _record(run, resources)
         metrics, pass_rates = _loop(run, log, progress("training", config.max_steps), console)
@@ -58,21 +58,23 @@ def train(config: Config, console: Console) -> RunResult:
 
 def _loop(
     run: Run,
-    log: Callable[[Mapping[str, float]], None],
+    log: Log,
     advance: Callable[[], None],
     console: Console,
 ) -> tuple[dict[str, float], dict[int, float]]:
     metrics: dict[str, float] = {}
     pass_rates: dict[int, float] = {}
     for step in range(run.config.max_steps + 1):
+        row: dict[str, float] = {}
         if due(run.config, step):
-            pass_rates[step] = pass_rate(run.trainer.worker, run.prompts.evaluation(), step)
-            log({"step": step, PASS_RATE: pass_rates[step]})
+            row[PASS_RATE] = pass_rates[step] = pass_rate(run.trainer.worker, run.prompts.evaluation(), step)
             console.print(f"step {step}: greedy pass rate on held-out prompts {pass_rates[step]:.3f}")
         if step < run.config.max_steps:
             metrics = run.trainer.step(step)
-            log({"step": step, **metrics})
+            row |= metrics
             advance()
+        if row:
+            log(step, row)
     return metrics, pass_rates
 
 
@@ -84,26 +86,6 @@ def _record(run: Run, resources: ExitStack) -> None:
     debug = run.config.debug
     if debug.dump_options.activations:
         resources.enter_context(record_activations(run.trainer.policy.model, debug.target_module_pattern))
-
-
-@contextmanager
-def metrics_log(output: Path) -> Iterator[Callable[[Mapping[str, float]], None]]:
-    """``metrics.jsonl`` in the output directory: one line per step, flushed as it is written; NaN is null."""
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-        file = (output / "metrics.jsonl").open("w")
-    except OSError as error:
-        raise RegressError(
-            f"output_dir={str(output)!r} cannot be written ({error.strerror}); choose another output_dir"
-        ) from error
-
-    def log(metrics: Mapping[str, float]) -> None:
-        finite = {key: value if value == value else None for key, value in metrics.items()}
-        file.write(json.dumps(finite, allow_nan=False) + "\n")
-        file.flush()
-
-    with file:
-        yield log
 
 
 def save(run: Run, folder: Path) -> None:
