@@ -1,0 +1,86 @@
+"""Metrics add up: the parts of a batch together say what the whole batch says."""
+
+import math
+from collections.abc import Callable
+from functools import reduce
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from regress.grpo.losses import token_loss
+from regress.grpo.metrics import Metric, add_metrics, token_metrics
+from regress.grpo.presets import make_objective
+
+
+def test_values_by_hand() -> None:
+    new = torch.tensor([0.5, -0.5, 0.0, 3.0], dtype=torch.float64)
+    objective = make_objective(dual_clip=3.0)
+    advantages = torch.tensor([1.0, -1.0, 1.0, -1.0], dtype=torch.float64)
+    loss = token_loss(
+        new,
+        torch.zeros(4).double(),
+        advantages,
+        torch.tensor([0, 0, 1, 1]),
+        2,
+        objective,
+        entropy_K=new.abs(),
+    )
+    found = {name: metric.value for name, metric in token_metrics(loss).items()}
+    assert found == pytest.approx(
+        {
+            "policy_loss": (-1.2 + 0.8 - 1 + 3) / 4,
+            "clip_ratio/low": 0.25,
+            "clip_ratio/high": 0.25,
+            "clip_ratio/dual": 0.25,
+            "approx_kl/k1": -0.75,
+            "approx_kl/k3": sum(math.exp(x) - 1 - x for x in new.tolist()) / 4,
+            "ratio/mean": sum(math.exp(x) for x in new.tolist()) / 4,
+            "ratio/min": math.exp(-0.5),
+            "ratio/max": math.exp(3.0),
+            "entropy": 1.0,
+        }
+    )
+
+
+@settings(deadline=None, max_examples=25)
+@given(seed=st.integers(0, 10**6), cuts=st.lists(st.integers(0, 9), max_size=4))
+def test_microbatches_add_up_to_the_batch(
+    make_batch: Callable[..., Any], run_batch: Callable[..., Any], seed: int, cuts: list[int]
+) -> None:
+    objective = make_objective(
+        "trl:dapo", kl_coef=0.1, sampler_correction="token_truncate", correction_max=1.1, entropy_coef=0.1
+    )
+    batch = make_batch(seed)
+    edges = [0, *sorted(cuts), batch.num_sequences]
+    parts = [range(a, b) for a, b in pairwise(edges)]  # some may be empty
+    whole = token_metrics(run_batch(batch, objective, [range(batch.num_sequences)])[2][0])
+    losses = run_batch(batch, objective, [part for part in parts if len(part)])[2]
+    together = reduce(add_metrics, [token_metrics(loss) for loss in losses], {})
+    assert together.keys() == whole.keys()
+    for name, metric in whole.items():
+        assert together[name].count == metric.count
+        assert together[name].value == pytest.approx(metric.value, rel=1e-11, abs=1e-12)
+
+
+def test_sums_are_wider_than_their_terms() -> None:
+    log_p = torch.zeros(2)
+    entropy = torch.tensor([2.0**24, 1.0])
+    loss = token_loss(log_p, log_p, log_p, torch.tensor([0, 0]), 1, make_objective(), entropy_K=entropy)
+    assert token_metrics(loss)["entropy"].total == 2**24 + 1
+
+
+def test_nothing_counted_is_no_number_and_no_extreme() -> None:
+    empty = torch.zeros(0)
+    nothing = token_metrics(token_loss(empty, empty, empty, empty.long(), 1, make_objective()))
+    assert all(math.isnan(metric.value) for metric in nothing.values())
+    negative = {"ratio/max": Metric(-1.0, 2, "max")}
+    assert add_metrics(nothing, negative)["ratio/max"].value == -1.0
+
+
+def test_different_kinds_do_not_add() -> None:
+    with pytest.raises(ValueError, match=r"a mean and a min do not add up"):
+        Metric(1.0, 1) + Metric(1.0, 1, "min")
