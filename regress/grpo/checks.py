@@ -76,3 +76,6 @@ def _rollout_conflicts(o: Objective) -> Iterator[tuple[str, str]]:
     if o.sampler_correction != "none" and o.old_log_probs == "sampler":
         culprit = f"sampler_correction={o.sampler_correction} with old_log_probs=sampler"
         yield culprit, "the ratio already runs against the sampler; use old_log_probs=recompute"
+    if o.old_log_probs == "current" and o.kl_in_reward:
+        rule = "the reward needs log-probs from before the update; use kl_placement=loss or old_log_probs=recompute"
+        yield "old_log_probs=current with kl_placement=reward", rule

@@ -25,7 +25,7 @@ AGGREGATIONS = (
 )
 DENOMINATOR_SCOPES = ("global", "microbatch")
 SAMPLER_CORRECTIONS = ("none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
-OLD_LOG_PROBS = ("recompute", "sampler")
+OLD_LOG_PROBS = ("recompute", "sampler", "current")
 
 
 def _value(default: Any, help: str, *, choices: tuple[str, ...] = (), minimum: float | None = None) -> Any:
@@ -158,7 +158,9 @@ class Objective:
     )
     old_log_probs: str = _value(
         "recompute",
-        "log-probs in the denominator of r: recomputed by the trainer before the update, or as sampled",
+        "log-probs in the denominator of r: recompute (by the trainer before the update), sampler (as sampled), or "
+        "current (the values of the forward pass that is updated, which saves one forward pass; r is 1, so a "
+        "rollout gets exactly one update)",
         choices=OLD_LOG_PROBS,
     )
 

@@ -1,1 +1,6 @@
+"""Ground floor: canonical coordinates of tokens, and the layouts that map them to local tensors."""
 
+from regress.layout.planner import BatchPlan, plan_microbatches
+from regress.layout.tokens import Segment, TokenLayout, offsets_of
+
+__all__ = ["BatchPlan", "Segment", "TokenLayout", "offsets_of", "plan_microbatches"]

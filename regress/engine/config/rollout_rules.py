@@ -25,6 +25,15 @@ def _mock_path(c: Config) -> str | None:
     )
 
 
+def _mock_evaluation(c: Config) -> str | None:
+    if c.rollout_worker.type != "mock" or not c.evaluation.every_n_steps:
+        return None
+    return (
+        f"rollout_worker.type=mock holds no evaluation and evaluation.every_n_steps={c.evaluation.every_n_steps} "
+        "asks for it; set evaluation.every_n_steps=0, or record and replay both with rollout_mock."
+    )
+
+
 def _two_mocks(c: Config) -> str | None:
     if c.rollout_worker.type != "mock" or not c.rollout_mock.enable:
         return None
@@ -68,6 +77,7 @@ def _empty_directories(c: Config) -> str | None:
 ROLLOUT_RULES: tuple[Rule, ...] = (
     _mock_inference,
     _mock_path,
+    _mock_evaluation,
     _two_mocks,
     _sampler_inference,
     _sampler_path,

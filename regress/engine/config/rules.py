@@ -134,14 +134,39 @@ def _packed_side(c: Config) -> str | None:
 
 
 def _warmup(c: Config) -> str | None:
-    samples = c.data.prompts_per_step * c.data.group_size
-    updates = c.max_steps * c.trainer.epochs * (samples // (c.trainer.mini_batch_size or samples))
+    updates = c.max_steps * _updates_per_rollout(c)
     if c.optimizer.warmup_steps <= updates:
         return None
     return (
         f"optimizer.warmup_steps={c.optimizer.warmup_steps} is more than the {updates} optimizer updates "
         f"of max_steps={c.max_steps}, so that the learning rate is never reached; lower it or raise "
         "max_steps."
+    )
+
+
+def _updates_per_rollout(c: Config) -> int:
+    samples = c.data.prompts_per_step * c.data.group_size
+    return c.trainer.epochs * (samples // (c.trainer.mini_batch_size or samples))
+
+
+def _current_log_probs(c: Config) -> str | None:
+    updates = _updates_per_rollout(c)
+    if c.algorithm.old_log_probs != "current" or updates == 1:
+        return None
+    return (
+        f"algorithm.old_log_probs=current makes every ratio 1, but a rollout gets {updates} updates (trainer.epochs="
+        f"{c.trainer.epochs}, trainer.mini_batch_size={c.trainer.mini_batch_size}) and the policy has moved after the "
+        "first; set algorithm.old_log_probs=recompute, or trainer.epochs=1 and trainer.mini_batch_size=null."
+    )
+
+
+def _current_dump(c: Config) -> str | None:
+    if c.algorithm.old_log_probs != "current" or not c.debug.dump_options.old_log_probs:
+        return None
+    return (
+        "debug.dump_options.old_log_probs=true finds no log-probs from before the update while algorithm."
+        "old_log_probs=current; set it to false (is_loss_debug holds those used) or "
+        "algorithm.old_log_probs=recompute."
     )
 
 
@@ -193,6 +218,8 @@ RULES: tuple[Rule, ...] = (
     _token_budget,
     _packed_side,
     _warmup,
+    _current_log_probs,
+    _current_dump,
     _reference,
     _dump_options,
 )

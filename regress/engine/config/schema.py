@@ -216,6 +216,7 @@ class DumpOptions:
 
     trajectory: bool = _value(False, "rollout trajectories")
     old_log_probs: bool = _value(False, "log-probs of the policy before the update")
+    ref_log_probs: bool = _value(False, "log-probs of the reference model")
     forward_data: bool = _value(False, "log-probs and entropy of the forward pass")
     loss: bool = _value(False, "loss values and what they were divided by")
     is_loss_debug: bool = _value(False, "every intermediate value of the policy loss")
@@ -234,6 +235,7 @@ class DebugConfig:
     dump_dir: str = _value("${output_dir}/debug_dump", "directory of the dump")
     dump_format: str = _value("safetensors", "file format of the dump", choices=DUMP_FORMATS)
     dump_every_n_steps: int = _value(1, "dump only every so many steps", minimum=1)
+    overwrite: bool = _value(False, "replace an earlier dump in dump_dir instead of refusing to mix with it")
     dump_options: DumpOptions = field(default_factory=DumpOptions)
     target_param_pattern: str = _value(
         ".*", "regular expression; all parameters whose full name matches are dumped", regex=True

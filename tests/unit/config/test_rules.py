@@ -85,7 +85,7 @@ IMPOSSIBLE = {
     ),
     "debug.enable_data_dump=true": (
         "debug.enable_data_dump=true dumps nothing while every one of debug.dump_options is false; set at "
-        "least one of trajectory, old_log_probs, forward_data, loss, is_loss_debug, batch_inputs, "
+        "least one of trajectory, old_log_probs, ref_log_probs, forward_data, loss, is_loss_debug, batch_inputs, "
         "activations, param, gradient, optimizer to true."
     ),
     "debug.enable_data_dump=true debug.dump_options.loss=true debug.dump_dir=''": (
@@ -94,6 +94,10 @@ IMPOSSIBLE = {
     "model.path=/ckpt model.family=llama": (
         "model.path=/ckpt and model.family=llama are both given (command line), and the checkpoint already "
         "decides the family; leave model.family away or set model.path=null."
+    ),
+    f"{MOCK} {PATH} evaluation.every_n_steps=5": (
+        "rollout_worker.type=mock holds no evaluation and evaluation.every_n_steps=5 asks for it; set "
+        "evaluation.every_n_steps=0, or record and replay both with rollout_mock."
     ),
     "rollout_worker.type=mock rollout_worker.trajectory_load_path=steps": (
         "rollout_worker.type=mock replays recorded completions and rollout_worker.need_llm_inference=true "

@@ -103,6 +103,11 @@ CONFLICTS: list[tuple[dict[str, Any], str]] = [
         "against the sampler; use old_log_probs=recompute.",
     ),
     (
+        {"old_log_probs": "current", "kl_coef": 0.1, "kl_placement": "reward"},
+        "old_log_probs=current with kl_placement=reward is not possible: the reward needs log-probs from before the "
+        "update; use kl_placement=loss or old_log_probs=recompute.",
+    ),
+    (
         {"loss": "ppo-clip"},
         "loss='ppo-clip' is unknown: choose one of ppo_clip, cispo, importance_sampling, reinforce; "
         "did you mean 'ppo_clip'?",

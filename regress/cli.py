@@ -1,0 +1,136 @@
+"""The ``regress`` command."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from regress import __version__
+from regress.errors import RegressError
+
+
+class FriendlyGroup(click.Group):
+    """Prints the errors of users in one line, without a traceback, and exits with their code."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except RegressError as error:
+            lines = [f"error: {error}", *getattr(error, "__notes__", ())]
+            click.echo("\n".join(lines), err=True)
+            ctx.exit(error.exit_code)
+
+
+@click.group(cls=FriendlyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="regress")
+def main() -> None:
+    """Did you change how it is computed, or what is computed?
+
+    A numerical regression harness for GRPO and RL post-training: train with recorded tensors, replay the
+    recorded rollouts under another computation, compare.
+    """
+
+
+@main.command()
+@click.option(
+    "--config-path", "--config_path", metavar="PATH", help="Directory of configurations, or one YAML file."
+)
+@click.option(
+    "--config-name",
+    "--config_name",
+    metavar="NAME",
+    help="Configuration in that directory, or a built-in one (demo, reverse_string).",
+)
+@click.option(
+    "--print-config", is_flag=True, help="Show every key with its value and what decided it; do not run."
+)
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+def train(
+    config_path: str | None, config_name: str | None, print_config: bool, overrides: tuple[str, ...]
+) -> None:
+    """Train with GRPO, as configured.
+
+    \b
+    Values come from, the later over the earlier:
+      the defaults, the algorithm.preset, the YAML file (Hydra: defaults lists,
+      interpolation), the environment (REGRESS_OPTIMIZER__LEARNING_RATE=1e-3),
+      the command line (optimizer.learning_rate=1e-3).
+
+    \b
+    Train on a built-in task:
+      regress train --config-name reverse_string
+    Record every tensor of three steps, then replay the recorded rollouts:
+      regress train --config-name demo
+      regress train --config-name demo_replay
+    Another model family, another loss, packed batches:
+      regress train model=llama algorithm.preset=dapo batching.layout=packed
+    """
+    from regress.engine.config import load_config
+    from regress.engine.config import print_config as show
+
+    console = Console()
+    loaded = load_config(config_path, config_name, overrides)
+    if print_config:
+        show(loaded, console)
+        return
+    from regress.engine.environment import export_environment
+
+    export_environment(loaded.config.system_envs)
+    from regress.engine.run import train as run  # torch starts here, after the environment is set
+
+    result = run(loaded.config, console)
+    click.echo(f"{loaded.config.max_steps} steps done")
+    click.echo(f"metrics:      {result.output_dir / 'metrics.jsonl'}")
+    click.echo(f"final model:  {result.output_dir / 'final'}")
+    if result.dump_dir is not None:
+        click.echo(f"tensors:      {result.dump_dir}")
+        click.echo(f"look at them: regress dump show {result.dump_dir}")
+
+
+@main.group()
+def dump() -> None:
+    """Look into recorded tensors."""
+
+
+@dump.command()
+@click.argument("path", type=click.Path(path_type=Path))
+def show(path: Path) -> None:
+    """Show a dump directory, or one of its files, as a table.
+
+    \b
+    regress dump show outputs/demo/debug_dump
+    regress dump show outputs/demo/debug_dump/forward_data/step_000000_rank0_micro0.safetensors
+    """
+    from regress.dump.inspect import render
+
+    Console().print(render(path))
+
+
+@dump.command()
+@click.argument("first", type=click.Path(path_type=Path))
+@click.argument("second", type=click.Path(path_type=Path))
+@click.pass_context
+def diff(ctx: click.Context, first: Path, second: Path) -> None:
+    """Compare two dumps bit by bit.
+
+    \b
+    regress dump diff outputs/demo/debug_dump outputs/demo_replay/debug_dump
+
+    Exit codes: 0 the same bits, 1 a difference, or a dump that cannot be read.
+    """
+    from regress.dump.difference import compare_bitwise
+
+    found = compare_bitwise(first, second)
+    for difference in found.differences:
+        click.echo(f"{difference.file}: {difference.what}")
+    if found.differences:
+        click.echo(f"different: {len(found.differences)} differences in {found.records} records")
+        ctx.exit(1)
+    click.echo(f"bit-identical: {found.records} records, {found.tensors} tensors")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,39 @@
+"""File formats: one module each, all turning the same record into the same record again, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from regress.dump.formats import jsonl, pt, safetensors
+from regress.dump.record import Record
+from regress.errors import DumpError
+
+Chunks: TypeAlias = Sequence[bytes | memoryview]
+
+
+@dataclass(frozen=True)
+class Format:
+    """How one format writes a record, recognizes its files, and reads all records of a file.
+
+    `decode` raises `Damage`, or a parser's own exception, for any damage.
+    """
+
+    name: str
+    encode: Callable[[Record], Chunks]
+    matches: Callable[[bytes], bool]
+    decode: Callable[[bytes], list[Record]]
+
+
+FORMATS = {
+    module.NAME: Format(module.NAME, module.encode, module.matches, module.decode)
+    for module in (safetensors, pt, jsonl)
+}
+
+
+def format_named(name: str) -> Format:
+    """The format of that name, which is also its file suffix; raises `DumpError` listing the names."""
+    if name not in FORMATS:
+        raise DumpError(f"dump format {name!r} does not exist: choose one of {', '.join(FORMATS)}")
+    return FORMATS[name]

@@ -1,0 +1,101 @@
+"""The safetensors format: 8 bytes of header length, a JSON header, the raw tensors.
+
+Written and read here directly: no copy on writing, and a damaged file is judged by our own rules.
+The record's head stands in the header's `__metadata__` under `regress`, its checksum under `sha256`.
+Source of the format: https://github.com/huggingface/safetensors#format
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+
+from regress.dump.arrays import DTYPES, Array, dtype_name, raw
+from regress.dump.damage import Damage
+from regress.dump.jsontext import loads
+from regress.dump.record import Record, from_head, tensor_table
+
+NAME = "safetensors"
+
+_CODES = {
+    "bool": "BOOL",
+    **{f"{kind}int{bits}": f"{kind or 'I'}{bits}".upper() for kind in ("", "u") for bits in (8, 16, 32, 64)},
+    **{f"float{bits}": f"F{bits}" for bits in (16, 32, 64)},
+    "bfloat16": "BF16",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ",
+}
+
+
+def encode(record: Record) -> list[bytes | memoryview]:
+    """The file as a list of buffers; tensors are not copied."""
+    head, checksum = record.seal()
+    header: dict[str, Any] = {"__metadata__": {"regress": head, "sha256": checksum}}
+    # Widest elements first, so that each tensor is aligned: readers that map the file rely on it.
+    arrays = sorted(record.tensors.items(), key=lambda item: -item[1].dtype.itemsize)
+    end = 0
+    for name, array in arrays:
+        start, end = end, end + array.nbytes
+        code = _CODES[dtype_name(array.dtype)]
+        header[name] = {"dtype": code, "shape": list(array.shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":"), allow_nan=False).encode()
+    text += b" " * (-len(text) % 8)
+    return [len(text).to_bytes(8, "little"), text, *(raw(array) for _, array in arrays)]
+
+
+def matches(data: bytes) -> bool:
+    """Whether `data` begins like a safetensors file: a length far below that of any text, then JSON."""
+    return data[8:10] == b'{"' and data[7:8] < b" "
+
+
+def decode(data: bytes) -> list[Record]:
+    """The record of a file; raises `Damage` saying what is damaged."""
+    size = int.from_bytes(data[:8], "little")
+    if size > len(data) - 8:
+        raise Damage(f"it announces a header of {size} bytes but ends after {len(data)} bytes")
+    header = loads(data[8 : 8 + size])
+    info = header.pop("__metadata__", None) if isinstance(header, dict) else None
+    if not isinstance(info, dict) or not isinstance(info.get("regress"), str):
+        raise Damage("it holds tensors but no description of a record")
+    head = loads(info["regress"])
+    tensors = _tensors(header, tensor_table(head), memoryview(data)[8 + size :])
+    record = from_head(head, tensors)
+    if record.checksum() != info.get("sha256"):
+        raise Damage("its content does not match its checksum")
+    return [record]
+
+
+def _tensors(
+    header: dict[str, Any], table: list[tuple[str, str, tuple[int, ...]]], body: memoryview
+) -> dict[str, Array]:
+    if header.keys() != {name for name, _, _ in table}:
+        raise Damage("its header names other tensors than its description")
+    tensors = {}
+    for name, dtype, shape in table:
+        entry = header[name]
+        offsets = entry.get("data_offsets") if isinstance(entry, dict) else None
+        if offsets is None or entry != {
+            "dtype": _CODES[dtype],
+            "shape": list(shape),
+            "data_offsets": offsets,
+        }:
+            raise Damage(f"its header and its description differ about the tensor {name!r}")
+        tensors[name] = _array(body, offsets, DTYPES[dtype], shape, name)
+    if sum(array.nbytes for array in tensors.values()) != len(body):
+        raise Damage("it holds more or fewer bytes than its tensors need")
+    return tensors
+
+
+def _array(body: memoryview, offsets: Any, dtype: np.dtype[Any], shape: tuple[int, ...], name: str) -> Array:
+    match offsets:
+        case [int(start), int(end)] if 0 <= start <= end <= len(body):
+            size = 1
+            for extent in shape:
+                size *= extent
+            if size * dtype.itemsize == end - start:
+                return np.frombuffer(body[start:end], dtype=dtype).reshape(shape).copy()
+    raise Damage(f"it ends after {len(body)} bytes of tensors, before or within the tensor {name!r}")

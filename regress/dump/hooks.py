@@ -1,0 +1,87 @@
+"""Which modules and parameters are recorded: everything whose name a regular expression finds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from difflib import get_close_matches
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from regress.dump.coordinates import Coordinates
+from regress.dump.taps import current, tap, wanted
+from regress.errors import ConfigError
+
+T = TypeVar("T")
+
+
+@contextmanager
+def record_activations(model: nn.Module, pattern: str) -> Iterator[list[str]]:
+    """Tap as "activations" the output of every module of `model` whose name `re.search(pattern, name)` finds.
+
+    Keys are module names; of an output with several parts the first tensor is taken (a hidden state). A
+    module that runs again at the same coordinates gets the keys `name#1`, `name#2` ...; what gradient
+    checkpointing computes again within the backward pass is not recorded. Yields the names; raises
+    `ConfigError` if there are none.
+    """
+    modules = matching({name: module for name, module in model.named_modules() if name}, pattern, "module")
+    handles = [module.register_forward_hook(_hook(name)) for name, module in modules.items()]
+    try:
+        yield list(modules)
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _hook(name: str) -> Callable[[nn.Module, Any, Any], None]:
+    last: Coordinates | None = None
+    repeats = 0
+
+    def hook(module: nn.Module, args: Any, output: Any) -> None:
+        nonlocal last, repeats
+        if not wanted("activations") or torch._C._current_graph_task_id() != -1:
+            return
+        tensor = _first_tensor(output)
+        if tensor is not None:
+            repeats = repeats + 1 if current() == last else 0
+            last = current()
+            named: dict[str, Any] = {f"{name}#{repeats}" if repeats else name: tensor}
+            tap("activations", **named)
+
+    return hook
+
+
+def _first_tensor(output: Any) -> torch.Tensor | None:
+    if isinstance(output, torch.Tensor):
+        return output
+    if isinstance(output, Mapping):
+        output = list(output.values())
+    parts = output if isinstance(output, list | tuple) else ()
+    return next((found for part in parts if (found := _first_tensor(part)) is not None), None)
+
+
+def matching_parameters(parameters: Iterable[tuple[str, T]], pattern: str) -> dict[str, T]:
+    """All named parameters that `re.search(pattern, name)` finds; raises `ConfigError` if there are none."""
+    return matching(dict(parameters), pattern, "param")
+
+
+def matching(items: Mapping[str, T], pattern: str, kind: str) -> dict[str, T]:
+    """The items whose name the pattern finds; raises `ConfigError` with the nearest names if there are none.
+
+    `kind` is "module" or "param", as in the configuration key `target_{kind}_pattern` that holds the pattern.
+    """
+    key = f"target_{kind}_pattern"
+    try:
+        found = {name: item for name, item in items.items() if re.search(pattern, name)}
+    except re.error as error:
+        raise ConfigError(f"{key} {pattern!r} is no regular expression ({error}): correct it") from None
+    if not found:
+        near = get_close_matches(pattern.replace("\\", ""), items, n=3, cutoff=0.0)
+        raise ConfigError(
+            f"{key} {pattern!r} matches none of the {len(items)} names: "
+            f"the nearest are {', '.join(near)}, and .* matches all"
+        )
+    return found

@@ -1,0 +1,161 @@
+"""The manifest of a dump: what ran, where, under which settings, and a hash of every file. Loads no torch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from regress.dump.coordinates import Coordinates
+from regress.dump.files import Stamp, sync_folder, write_atomically
+from regress.dump.jsontext import Json, dumps, loads, plain, tag_floats
+from regress.errors import DumpError
+
+MANIFEST = "manifest.json"
+SCHEMA_VERSION = 1
+DETERMINISM_VARIABLES = (
+    *("NCCL_ALGO", "NVTE_ALLOW_NONDETERMINISTIC_ALGO", "CUBLAS_WORKSPACE_CONFIG", "DETERMINISTIC_MODE"),
+    *("ATEN_CPU_CAPABILITY", "OMP_NUM_THREADS", "MKL_NUM_THREADS"),
+)
+"""Environment variables that can change a bit of a result on the same machine."""
+
+_PACKAGES = ("torch", "transformers", "accelerate", "tokenizers", "numpy", "ml-dtypes", "grpo-regress")
+
+
+@dataclass
+class Provenance:
+    """What a run tells about itself; every field is plain JSON.
+
+    Attributes:
+        config: the whole configuration.
+        versions: package -> version, see `package_versions`.
+        environment: see `environment`.
+        tokenizer: `{"fingerprint": ...}`; empty when no tokenizer is involved.
+        mesh: `{"world_size": 1}` and the extent of each parallel dimension.
+    """
+
+    config: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=lambda: package_versions())
+    environment: dict[str, Any] = field(default_factory=lambda: environment())
+    tokenizer: dict[str, Any] = field(default_factory=dict)
+    mesh: dict[str, Any] = field(default_factory=lambda: {"world_size": 1})
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One file of a dump."""
+
+    type: str
+    where: Coordinates
+    stamp: Stamp
+
+
+@dataclass
+class Manifest:
+    """A complete dump: provenance, format, and each file by its path relative to the dump directory."""
+
+    provenance: Provenance
+    format: str
+    files: dict[str, Entry]
+
+    def to_json(self) -> dict[str, Json]:
+        """The content of manifest.json without its own checksum."""
+        files = {name: _entry_json(entry) for name, entry in self.files.items()}
+        tree = {
+            "schema_version": SCHEMA_VERSION,
+            **vars(self.provenance),
+            "format": self.format,
+            "files": files,
+            "complete": True,
+        }
+        return plain(tree, "manifest")  # type: ignore[return-value]
+
+
+def _entry_json(entry: Entry) -> dict[str, Any]:
+    return {"type": entry.type, **vars(entry.where), **vars(entry.stamp)}
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write manifest.json atomically, after all other files are safe on disk."""
+    for name in sorted({str(Path(path).parent) for path in manifest.files}):
+        sync_folder(folder / name)
+    tree = manifest.to_json()
+    tree["sha256"] = _checksum(tree)
+    text = json.dumps(tag_floats(tree), sort_keys=True, indent=1, allow_nan=False) + "\n"
+    write_atomically(folder / MANIFEST, [text.encode()])
+    sync_folder(folder)
+
+
+def _checksum(tree: Mapping[str, Json]) -> str:
+    return hashlib.sha256(dumps(dict(tree)).encode()).hexdigest()
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read and verify manifest.json; raises `DumpError` when it is missing, damaged or not of this schema."""
+    path = folder / MANIFEST
+    if not folder.is_dir():
+        raise DumpError(f"{folder} is not a folder, but a dump is one: check the path")
+    try:
+        tree = loads(path.read_bytes())
+        return _from_json(tree)
+    except FileNotFoundError:
+        raise DumpError(
+            f"{folder} is no complete dump: it has no {MANIFEST}, which is written last, so the run was "
+            "interrupted or the path is not that of a dump directory; record again or correct the path"
+        ) from None
+    except OSError as error:
+        raise DumpError(f"{path} cannot be read ({error.strerror}): check its permissions") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DumpError(f"{path} is damaged ({error}): copy the dump again or record again") from None
+
+
+def _from_json(tree: dict[str, Any]) -> Manifest:
+    checksum = tree.pop("sha256")
+    if tree["schema_version"] != SCHEMA_VERSION:
+        raise ValueError(f"schema version {tree['schema_version']}, this release reads {SCHEMA_VERSION}")
+    if checksum != _checksum(tree) or tree["complete"] is not True:
+        raise ValueError("its content does not match its checksum")
+    provenance = Provenance(**{name: tree[name] for name in Provenance.__dataclass_fields__})
+    return Manifest(provenance, tree["format"], {name: _entry(row) for name, row in tree["files"].items()})
+
+
+def _entry(row: dict[str, Any]) -> Entry:
+    where = Coordinates(**{name: row[name] for name in Coordinates.__dataclass_fields__})
+    return Entry(row["type"], where, Stamp(row["size"], row["sha256"]))
+
+
+def find_manifest(path: Path) -> Manifest | None:
+    """The manifest of the dump that a file or folder belongs to: its own or that of the two folders above."""
+    for folder in (path, *path.absolute().parents[:2]):
+        if (folder / MANIFEST).is_file():
+            return read_manifest(folder)
+    return None
+
+
+def package_versions(names: Iterable[str] = _PACKAGES) -> dict[str, str]:
+    """Versions of Python and of the installed ones among `names`, without importing them."""
+    versions = {"python": platform.python_version()}
+    for name in names:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def environment(device: str = "cpu", threads: int | None = None) -> dict[str, Any]:
+    """The determinism environment: variables that are set, device, thread count and processor."""
+    variables = {name: os.environ[name] for name in DETERMINISM_VARIABLES if name in os.environ}
+    return {
+        "variables": variables,
+        "device": device,
+        "threads": threads,
+        "machine": platform.machine(),
+        "system": platform.system(),
+    }

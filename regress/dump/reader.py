@@ -1,0 +1,145 @@
+"""Reading dumps: a single file, or a verified directory in the order of computation."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from regress.dump.coordinates import dataflow_key, parse_stem
+from regress.dump.damage import CUT_OFF, Damage
+from regress.dump.files import Stamp
+from regress.dump.formats import FORMATS, Format, format_named
+from regress.dump.manifest import MANIFEST, read_manifest
+from regress.dump.record import Record
+from regress.dump.stages import FOLDERS
+from regress.errors import DumpError
+
+
+def read(path: str | Path, format: str = "auto") -> Record:
+    """The one record of a file; see `read_all`."""
+    records = read_all(path, format)
+    if len(records) != 1:
+        raise DumpError(
+            f"{path} holds {len(records)} records, but one was asked for: read them with read_all"
+        )
+    return records[0]
+
+
+def read_all(path: str | Path, format: str = "auto") -> list[Record]:
+    """The records of a file (several only in jsonl), with the format found from the content.
+
+    Raises `DumpError` naming the file when it is missing, damaged, of another format than `format` (if that
+    is not "auto"), or holds code; nothing in the file is ever executed.
+    """
+    return _decode(Path(path), _load(Path(path)), format)
+
+
+def detect_format(data: bytes) -> Format | None:
+    """The format that `data` is written in, judged by its first bytes; None when it is none of them."""
+    for found in FORMATS.values():
+        if found.matches(data):
+            return found
+    return None
+
+
+def is_dump_file(path: Path) -> bool:
+    """Whether a file is named like a record."""
+    return path.suffix.removeprefix(".") in FORMATS and parse_stem(path.stem) is not None
+
+
+def record_files(folder: Path) -> list[Path]:
+    """All files of a dump directory that are named like records, and none of its other files."""
+    found = (path for name in FOLDERS for path in (folder / name).glob("*"))
+    return sorted(path for path in found if is_dump_file(path))
+
+
+def _load(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise DumpError(f"{path} does not exist: check the path, or record this step first") from None
+    except OSError as error:
+        raise DumpError(
+            f"{path} cannot be read ({error.strerror}): check the path and its permissions"
+        ) from error
+
+
+def _decode(path: Path, data: bytes, format: str) -> list[Record]:
+    found = detect_format(data)
+    if found is None:
+        state = "is empty" if not data else f"begins like no dump format ({', '.join(FORMATS)})"
+        raise DumpError(f"{path} {state}; {CUT_OFF}")
+    if format != "auto" and format_named(format) is not found:
+        raise DumpError(
+            f"{path} is a {found.name} file, not {format}: set the format to {found.name} or auto"
+        )
+    try:
+        return found.decode(data)
+    except Damage as damage:
+        raise DumpError(f"{path} is no intact {found.name} record: {damage}; {damage.remedy}") from None
+    except DumpError as error:
+        raise DumpError(f"{path} cannot be used: {error}") from None
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError) as error:
+        raise DumpError(f"{path} is no intact {found.name} record ({error}); {CUT_OFF}") from None
+
+
+class DumpReader:
+    """A complete dump directory.
+
+    Attributes:
+        folder: the directory.
+        manifest: its verified manifest.
+
+    Opening compares the record files on disk (all, or those of the sub-folder `only`) with the manifest
+    and raises `DumpError` for missing or additional ones; reading a file verifies its hash.
+    """
+
+    def __init__(self, path: str | Path, only: str | None = None) -> None:
+        self.folder = Path(path)
+        self.manifest = read_manifest(self.folder)
+        listed = {
+            name for name in self.manifest.files if only is None or Path(name).parent.as_posix() == only
+        }
+        found = {
+            file.relative_to(self.folder).as_posix()
+            for file in record_files(self.folder)
+            if only in (None, file.parent.name)
+        }
+        self._report("lacks", listed - found, "they were deleted or not copied: copy the dump again")
+        self._report("has additional", found - listed, "they are not of this run: move them away")
+        entries = {name: self.manifest.files[name] for name in listed}
+        self._names = sorted(entries, key=lambda n: (dataflow_key(entries[n].type, entries[n].where), n))
+
+    def _report(self, verb: str, names: set[str], advice: str) -> None:
+        if names:
+            some = ", ".join(sorted(names)[:3]) + (" ..." if len(names) > 3 else "")
+            raise DumpError(f"{self.folder} {verb} {len(names)} record files ({some}); {advice}")
+
+    def names(self, type: str | None = None, step: int | None = None) -> list[str]:
+        """Relative file names in the order of computation, of one type and step or of all."""
+        return [
+            name
+            for name in self._names
+            if type in (None, self.manifest.files[name].type)
+            and step in (None, self.manifest.files[name].where.step)
+        ]
+
+    def records(self, type: str | None = None, step: int | None = None) -> Iterator[Record]:
+        """Read records in the order of computation."""
+        return map(self.read, self.names(type, step))
+
+    __iter__ = records
+
+    def read(self, name: str) -> Record:
+        """Read one file by its relative name; raises `DumpError` if it is not what was recorded."""
+        if name not in self._names:
+            raise DumpError(f"{self.folder} has no file {name!r}: choose one that names() lists")
+        path, entry = self.folder / name, self.manifest.files[name]
+        data = _load(path)
+        if Stamp(len(data), hashlib.sha256(data).hexdigest()) != entry.stamp:
+            raise DumpError(
+                f"{path} has {len(data)} bytes that do not match the size and hash in {MANIFEST}; {CUT_OFF}"
+            )
+        (record,) = _decode(path, data, self.manifest.format)
+        return record

@@ -1,0 +1,156 @@
+"""The recorder: decides what is wanted, gathers what belongs to one record, and finishes the dump."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from regress.dump.coordinates import Coordinates
+from regress.dump.files import TEMPORARY, unwritable
+from regress.dump.formats import format_named
+from regress.dump.manifest import MANIFEST, Entry, Manifest, Provenance, write_manifest
+from regress.dump.reader import record_files
+from regress.dump.record import Record
+from regress.dump.stages import FOLDERS, stage_index
+from regress.dump.writer import Writer
+from regress.errors import DumpError
+
+
+class Recorder:
+    """Records one run into one directory.
+
+    Args:
+        dump_dir: created if missing; must hold no dump yet, complete or not: two runs never mix.
+        format: safetensors, pt or jsonl.
+        every_n_steps: steps whose number divides by it are recorded.
+        options: record type -> whether it is recorded; types left out are not.
+        provenance: what the manifest tells about the run.
+        overwrite: remove an earlier dump (its manifest, its record files, nothing else) instead of refusing.
+
+    Raises `DumpError` at once for an unknown format or type, or a directory in use or not writable.
+    """
+
+    def __init__(
+        self,
+        dump_dir: str | Path,
+        *,
+        options: Mapping[str, bool],
+        format: str = "safetensors",
+        every_n_steps: int = 1,
+        provenance: Provenance | None = None,
+        overwrite: bool = False,
+    ) -> None:
+        if every_n_steps < 1:
+            raise DumpError(
+                f"dump_every_n_steps is {every_n_steps}, but steps are counted from 1: give 1 or more"
+            )
+        self.folder = Path(dump_dir)
+        self._every = every_n_steps
+        self._types = {name for name, enabled in options.items() if stage_index(name) >= 0 and enabled}
+        self._format = format_named(format)
+        self._provenance = provenance or Provenance()
+        self._pending: dict[tuple[str, Coordinates], Record] = {}
+        self._entries: dict[Path, tuple[str, Coordinates]] = {}
+        self._lock = threading.Lock()
+        _prepare(self.folder, overwrite)
+        self._writer = Writer(self._format)
+
+    def wanted(self, type: str, step: int) -> bool:
+        """Whether records of this type are kept at this step."""
+        return type in self._types and step % self._every == 0
+
+    def add(
+        self, type: str, where: Coordinates, tensors: Mapping[str, Any], meta: Mapping[str, Any] | None = None
+    ) -> None:
+        """Copy tensors into the record of `type` at `where`; several calls make one record.
+
+        Raises `DumpError` when a tensor is there already, when metadata contradicts what is there, and for an
+        earlier failure of the writer.
+        """
+        self._writer.check()
+        new = Record.of(type, where, tensors, meta)
+        with self._lock:
+            old = self._pending.setdefault((type, where), new)
+            if old is new:
+                return
+            _refuse_twice(old, new)
+            old.tensors |= new.tensors
+            old.meta |= new.meta
+
+    def flush(self, where: Coordinates | None = None) -> None:
+        """Hand the records at `where` (None: all) to the writer; raises the writer's first `DumpError`."""
+        with self._lock:
+            keys = [key for key in self._pending if where is None or key[1] == where]
+            records = [self._pending.pop(key) for key in keys]
+        for record in records:
+            self.put(record)
+
+    def put(self, record: Record, folder: str | None = None) -> None:
+        """Hand one whole record to the writer, into `folder` (one of `FOLDERS`; default: its type).
+
+        Raises `DumpError` when a record of the same file name was written before.
+        """
+        if folder is not None and folder not in FOLDERS:
+            raise DumpError(f"a dump has no folder {folder!r}: choose one of {', '.join(FOLDERS)}")
+        path = self.folder / (folder or record.type) / f"{record.where.stem}.{self._format.name}"
+        with self._lock:
+            if path in self._entries:
+                raise DumpError(
+                    f"{path} would be written twice: tap all values of one record before leaving its "
+                    "coordinates, and number the optimizer updates of a step with at(update=...)"
+                )
+            self._entries[path] = (record.type, record.where)
+        self._writer.put(path, record)
+
+    def close(self, complete: bool = True) -> None:
+        """Write what is pending and, if the run is `complete`, the manifest; raises the first `DumpError`."""
+        try:
+            self.flush()
+        finally:
+            self._writer.close()
+        if complete:
+            stamps = self._writer.stamps
+            files = {
+                path.relative_to(self.folder).as_posix(): Entry(type, where, stamps[path])
+                for path, (type, where) in self._entries.items()
+            }
+            write_manifest(self.folder, Manifest(self._provenance, self._format.name, files))
+
+
+def _refuse_twice(old: Record, new: Record) -> None:
+    for name in new.tensors.keys() & old.tensors.keys():
+        raise DumpError(
+            f"tensor {name!r} was tapped twice for {old.type} at {old.where.stem}: "
+            "give it another name, or say with at(micro=...) or at(update=...) how the two differ"
+        )
+    for key in new.meta.keys() & old.meta.keys():
+        if old.meta[key] != new.meta[key]:
+            raise DumpError(
+                f"meta {key!r} was tapped with two values for {old.type} at {old.where.stem}: use two names"
+            )
+
+
+def _prepare(folder: Path, overwrite: bool) -> None:
+    """Create the folder, refuse or remove an earlier dump, and find out whether it can be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        earlier = record_files(folder)
+        earlier += [path for path in (folder / MANIFEST,) if path.exists()]
+        if earlier and not overwrite:
+            raise DumpError(
+                f"{folder} already holds a dump ({earlier[0].relative_to(folder)}), and runs must not mix: "
+                "choose another dump directory, delete this one, or ask for overwriting"
+            )
+        leftovers = [path for name in FOLDERS for path in (folder / name).glob(f"{TEMPORARY}*")]
+        for path in (
+            *reversed(earlier),
+            *leftovers,
+        ):  # the manifest first: half a dump must not look complete
+            path.unlink()
+        probe = folder / f"{TEMPORARY}probe"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise unwritable(folder, error) from error

@@ -1,0 +1,44 @@
+"""What can be recorded, in the order in which a training step computes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from regress.errors import DumpError
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One record type. `per_update` tells whether it belongs to an optimizer update or to the whole step."""
+
+    name: str
+    per_update: bool
+    help: str
+
+
+STAGES: tuple[Stage, ...] = (
+    Stage("trajectory", False, "sampled completions with masks, rewards and sampler log-probs"),
+    Stage("batch_inputs", True, "model inputs as packed or padded: input_ids, position_ids, masks"),
+    Stage("old_log_probs", False, "log-probs under the policy before the first update of the step"),
+    Stage("ref_log_probs", False, "log-probs under the reference model"),
+    Stage("activations", True, "outputs of the modules that target_module_pattern names"),
+    Stage("forward_data", True, "log-probs and entropy of the training forward pass"),
+    Stage("is_loss_debug", True, "intermediate values of the loss, token by token"),
+    Stage("loss", True, "the loss of a microbatch, its parts and metrics"),
+    Stage("gradient", True, "gradients after full accumulation"),
+    Stage("param", True, "parameters after the optimizer update"),
+    Stage("optimizer", True, "optimizer state after the update"),
+)
+FOLDERS = (*(stage.name for stage in STAGES), "train", "val")
+"""Sub-folders of a dump: one for each type, and those of recorded rollouts by their use."""
+
+_INDEX = {stage.name: index for index, stage in enumerate(STAGES)}
+
+
+def stage_index(name: str) -> int:
+    """Place of a record type in the dataflow; raises `DumpError` for an unknown one."""
+    if name not in _INDEX:
+        near = get_close_matches(name, _INDEX, n=1) or [", ".join(_INDEX)]
+        raise DumpError(f"record type {name!r} does not exist: did you mean {near[0]}?")
+    return _INDEX[name]

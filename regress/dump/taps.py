@@ -1,0 +1,147 @@
+"""The instrumentation of a trainer: `tap` marks a value, `at` says where, `recording` says that it is kept.
+
+    with recording(Recorder("dump", options={"loss": True})):
+        for step in range(3):
+            with at(step=step, rank=0, micro=0):
+                tap("loss", loss=loss, meta={"tokens": 57})
+
+Coordinates and recorder are context variables: they nest, and each thread or task has its own. Taps at the
+same coordinates add to one record, which is written when their innermost `at` ends; a tensor name used twice
+there is an error, never an overwrite. Without a recorder a tap does nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import replace
+from typing import Any, Protocol
+
+from regress.dump.coordinates import Coordinates
+from regress.dump.recorder import Recorder
+from regress.dump.trajectory import Trajectory, to_record
+from regress.errors import DumpError
+
+_recorder: ContextVar[Recorder | None] = ContextVar("regress_recorder", default=None)
+_where: ContextVar[Coordinates | None] = ContextVar("regress_where", default=None)
+
+
+class Layout(Protocol):
+    """What maps a local tensor to canonical coordinates, such as `regress.layout.TokenLayout`."""
+
+    def to_json(self) -> dict[str, Any]: ...
+
+
+def tap(
+    type: str,
+    tensors: Mapping[str, Any] | None = None,
+    /,
+    *,
+    layout: Layout | None = None,
+    meta: Mapping[str, Any] | None = None,
+    **named: Any,
+) -> None:
+    """Record tensors (torch, numpy or numbers; copied at once) by name under the current coordinates.
+
+    `layout` is stored as `meta["layout"]`. A type that is not wanted costs one look-up. Raises `DumpError`
+    outside of `at(step=...)`, for a tensor tapped twice, and for an earlier failure of the writer.
+    """
+    recorder = _recorder.get()
+    if recorder is None:
+        return
+    where = _here(type)
+    if recorder.wanted(type, where.step):
+        info = dict(meta or {})
+        if layout is not None:
+            info["layout"] = layout.to_json()
+        recorder.add(type, where, {**(tensors or {}), **named}, info)
+
+
+def tap_trajectories(
+    trajectories: Sequence[Trajectory], *, meta: Mapping[str, Any] | None = None, folder: str | None = None
+) -> None:
+    """Record the trajectories of a step as one whole record, if "trajectory" is wanted.
+
+    `folder` replaces the default folder `trajectory`, for instance by `train` or `val`.
+    """
+    recorder = _recorder.get()
+    if recorder is None:
+        return
+    where = _here("trajectory")
+    if recorder.wanted("trajectory", where.step):
+        place = {key: value for key, value in vars(where).items() if key != "step"}
+        recorder.put(to_record(trajectories, where.step, meta, **place), folder)
+
+
+def wanted(type: str) -> bool:
+    """Whether a tap of this type would be kept here; ask before computing something only for a tap."""
+    recorder, where = _recorder.get(), _where.get()
+    return recorder is not None and where is not None and recorder.wanted(type, where.step)
+
+
+def current() -> Coordinates | None:
+    """The coordinates in force; None outside of `at`."""
+    return _where.get()
+
+
+def _here(type: str) -> Coordinates:
+    where = _where.get()
+    if where is None:
+        raise DumpError(f"tap({type!r}) does not know its step: enclose it in at(step=...)")
+    return where
+
+
+@contextmanager
+def at(**coordinates: int | None) -> Iterator[Coordinates | None]:
+    """Set some of `step, update, epoch, mini_batch, rank, micro` for the taps inside; inherit the others.
+
+    The outermost one has to give a step, unless nothing is being recorded. Yields the coordinates, if any.
+    """
+    outer = _where.get()
+    if outer is None and coordinates.get("step") is None:
+        if _recorder.get() is not None:
+            raise DumpError("at() needs a step, given here or by an enclosing at(step=...)")
+        yield None
+        return
+    where = replace(outer or Coordinates(0), **coordinates)  # type: ignore[arg-type]
+    token = _where.set(where)
+    try:
+        yield where
+    except BaseException:
+        _where.reset(token)
+        with suppress(DumpError):  # what ended the block matters more; the recorder reports its failure later
+            _flush(where, outer)
+        raise
+    _where.reset(token)
+    _flush(where, outer)
+
+
+def _flush(where: Coordinates, outer: Coordinates | None) -> None:
+    recorder = _recorder.get()
+    if recorder is not None and where != outer:
+        recorder.flush(where)
+
+
+@contextmanager
+def recording(recorder: Recorder) -> Iterator[Recorder]:
+    """Let `recorder` receive the taps inside; a normal end completes the dump, an exception leaves it without
+    manifest."""
+    token = _recorder.set(recorder)
+    try:
+        yield recorder
+    except BaseException as error:
+        _recorder.reset(token)
+        _abandon(recorder, error)
+        raise
+    _recorder.reset(token)
+    recorder.close()
+
+
+def _abandon(recorder: Recorder, error: BaseException) -> None:
+    """Keep the files already recorded; a failure to write them must not hide why the run ended."""
+    try:
+        recorder.close(complete=False)
+    except DumpError as failure:
+        if failure is not error:
+            error.add_note(str(failure))

@@ -1,0 +1,81 @@
+"""The background writer: hands records to one thread, within a budget of memory."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from pathlib import Path
+
+from regress.dump.files import Stamp, write_atomically
+from regress.dump.formats import Format
+from regress.dump.record import Record
+from regress.errors import DumpError
+
+_BUDGET = 256 * 2**20
+
+
+class Writer:
+    """Encodes and writes records in order, off the caller's path.
+
+    Attributes:
+        stamps: path -> `Stamp` of each file written; complete after `close`.
+
+    The first failure stops all writing; it is raised by the next `put` and by `close`. At most `budget` bytes
+    of tensors wait (or one record): beyond that `put` blocks.
+    """
+
+    def __init__(self, format: Format, budget: int = _BUDGET) -> None:
+        self.stamps: dict[Path, Stamp] = {}
+        self._format = format
+        self._budget = budget
+        self._queue: deque[tuple[Path, Record] | None] = deque()
+        self._pending = 0
+        self._failure: DumpError | None = None
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="regress-dump-writer", daemon=True)
+        self._thread.start()
+
+    def put(self, path: Path, record: Record) -> None:
+        """Hand over a record that nobody changes any more; raises the writer's first `DumpError`."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._pending or self._pending + record.nbytes <= self._budget)
+            self.check()
+            self._pending += record.nbytes
+            self._queue.append((path, record))
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Wait until everything is written; raises the writer's first `DumpError`."""
+        with self._changed:
+            self._queue.append(None)
+            self._changed.notify_all()
+        self._thread.join()
+        self.check()
+
+    def check(self) -> None:
+        """Raise the writer's first `DumpError`, if it met one."""
+        if self._failure is not None:
+            raise self._failure
+
+    def _run(self) -> None:
+        while (job := self._next()) is not None:
+            path, record = job
+            if self._failure is None:
+                self._write(path, record)
+            with self._changed:
+                self._pending -= record.nbytes
+                self._changed.notify_all()
+
+    def _next(self) -> tuple[Path, Record] | None:
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._queue) > 0)
+            return self._queue.popleft()
+
+    def _write(self, path: Path, record: Record) -> None:
+        try:
+            self.stamps[path] = write_atomically(path, self._format.encode(record))
+        except DumpError as error:
+            self._failure = error
+        except Exception as error:  # whatever breaks here must reach the caller, not die with the thread
+            self._failure = DumpError(f"{path} cannot be written as {self._format.name}: {error!r}")
+            self._failure.__cause__ = error

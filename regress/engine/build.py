@@ -1,0 +1,162 @@
+"""From a configuration to the parts of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+
+from regress.dump.manifest import Provenance
+from regress.dump.recorder import Recorder
+from regress.engine.config.schema import Config
+from regress.engine.evaluation import due
+from regress.engine.mock import Expectations, MockRolloutWorker
+from regress.engine.models import build_model, place
+from regress.engine.optim import adamw, build_scheduler
+from regress.engine.policy import LocalPolicy
+from regress.engine.prompts import PromptSource
+from regress.engine.provenance import provenance, settings, trajectory_meta
+from regress.engine.reference import Reference
+from regress.engine.rollout import TRAIN, VAL, HFRolloutWorker, RecordingWorker, RolloutWorker
+from regress.engine.sampling import SamplingParams
+from regress.engine.tokenizer import fingerprint, load_tokenizer, train_tokenizer
+from regress.engine.trainer import Trainer
+from regress.engine.warm_start import warm_start
+from regress.tasks.dataset import make_dataset
+from regress.tasks.registry import make_task
+from regress.tasks.rewards import make_rewards
+
+Progress = Callable[[str, int], Callable[[], None]]
+"""``progress(name, total)`` opens a progress bar and returns what advances it."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that is ready to train; ``recorder`` is None when nothing is dumped."""
+
+    config: Config
+    tokenizer: PreTrainedTokenizerBase
+    prompts: PromptSource
+    trainer: Trainer
+    recorder: Recorder | None
+
+
+def build(config: Config, resources: ExitStack, progress: Progress) -> Run:
+    """Data, tokenizer, rollout worker, model, optional warm start, reference and optimizer.
+
+    Everything that can be refused (an unwritable dump directory, a recording that does not fit) is refused
+    before anything is computed. ``resources`` closes what the run leaves open.
+    """
+    task = make_task(config.task.name, config.task.level, config.task.params, config.seed)
+    dataset = make_dataset(task, config.task.train_size, config.task.eval_size)
+    path = config.tokenizer.path
+    tokenizer = load_tokenizer(path) if path is not None else train_tokenizer(dataset.texts())
+    prompts = PromptSource(dataset, tokenizer, config)
+    origin = provenance(config, fingerprint(tokenizer))
+    policy = _policy(config, tokenizer)
+    worker = _worker(config, policy, tokenizer, origin)
+    if config.rollout_mock.enable and config.rollout_mock.mode == "dump":
+        rollouts = Recorder(config.rollout_mock.dump_dir, options={}, provenance=origin)
+        worker = resources.enter_context(RecordingWorker(worker, rollouts, trajectory_meta(origin)))
+    recorder = _recorder(config, origin) if config.debug.enable_data_dump else None
+    if config.warm_start.steps:
+        advance = progress("warm start", config.warm_start.steps)
+        warm_start(policy, prompts.demonstrations, config.warm_start, advance)
+    return Run(config, tokenizer, prompts, _trainer(config, policy, worker, prompts, origin), recorder)
+
+
+def updates_per_step(config: Config) -> int:
+    """Optimizer updates on one rollout batch."""
+    samples = config.data.prompts_per_step * config.data.group_size
+    return config.trainer.epochs * (samples // (config.trainer.mini_batch_size or samples))
+
+
+def _policy(config: Config, tokenizer: PreTrainedTokenizerBase) -> LocalPolicy:
+    model = build_model(
+        config.model,
+        seed=config.seed,
+        vocab_size=len(tokenizer),
+        pad_id=tokenizer.pad_token_id,
+        eos_id=tokenizer.eos_token_id,
+    )
+    return LocalPolicy(
+        place(model, config.device),
+        temperature=config.rollout_worker.temperature,
+        entropy_gradient=config.algorithm.entropy_coef != 0.0,
+    )
+
+
+def _worker(
+    config: Config, policy: LocalPolicy, tokenizer: PreTrainedTokenizerBase, origin: Provenance
+) -> RolloutWorker:
+    mock, chosen = config.rollout_mock, config.rollout_worker
+    if chosen.type == "mock":
+        return _replay(config, {TRAIN: Path(str(chosen.trajectory_load_path))}, origin)
+    if mock.enable and mock.mode == "mock":
+        splits = (TRAIN, VAL) if config.evaluation.every_n_steps else (TRAIN,)
+        return _replay(config, {split: Path(mock.dump_dir) / split for split in splits}, origin)
+    params = SamplingParams(
+        max_new_tokens=config.data.max_completion_length,
+        eos_id=tokenizer.eos_token_id,
+        pad_id=tokenizer.pad_token_id,
+        temperature=chosen.temperature,
+        top_p=chosen.top_p,
+        top_k=chosen.top_k,
+    )
+    reward = make_rewards(config.task.rewards)
+    return HFRolloutWorker(
+        policy.model, tokenizer, params, reward, batch_size=chosen.batch_size, seed=config.seed
+    )
+
+
+def _replay(config: Config, paths: dict[str, Path], origin: Provenance) -> MockRolloutWorker:
+    chosen = config.rollout_worker
+    expect = Expectations(
+        tokenizer=origin.tokenizer["fingerprint"],
+        temperature=chosen.temperature,
+        max_completion_length=config.data.max_completion_length,
+        environment=None if chosen.allow_environment_mismatch else settings(origin),
+    )
+    worker = MockRolloutWorker(paths, chosen.trajectory_format, expect)
+    worker.require(range(config.max_steps), TRAIN)
+    if VAL in paths:
+        worker.require([step for step in range(config.max_steps + 1) if due(config, step)], VAL)
+    return worker
+
+
+def _recorder(config: Config, origin: Provenance) -> Recorder:
+    debug = config.debug
+    return Recorder(
+        debug.dump_dir,
+        options=vars(debug.dump_options),
+        format=debug.dump_format,
+        every_n_steps=debug.dump_every_n_steps,
+        provenance=origin,
+        overwrite=debug.overwrite,
+    )
+
+
+def _trainer(
+    config: Config, policy: LocalPolicy, worker: RolloutWorker, prompts: PromptSource, origin: Provenance
+) -> Trainer:
+    opt = config.optimizer
+    optimizer = adamw(
+        policy.named_parameters(),
+        opt.learning_rate,
+        betas=(opt.betas[0], opt.betas[1]),
+        eps=opt.eps,
+        weight_decay=opt.weight_decay,
+    )
+    return Trainer(
+        config=config,
+        policy=policy,
+        reference=Reference(policy, config.reference) if config.algorithm.needs_reference else None,
+        optimizer=optimizer,
+        scheduler=build_scheduler(optimizer, opt, updates=config.max_steps * updates_per_step(config)),
+        worker=worker,
+        prompts=prompts.train,
+        trajectory_meta=trajectory_meta(origin),
+    )

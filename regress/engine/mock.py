@@ -1,0 +1,135 @@
+"""Mock mode: recorded trajectories in place of sampling. Strict: nothing is ever invented or left over."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from regress.dump.recorded import RecordedStep, read_trajectories
+from regress.dump.trajectory import Trajectory
+from regress.engine.rollout import VAL, Prompt
+from regress.errors import ReplayError
+
+
+@dataclass(frozen=True)
+class Expectations:
+    """What a recording must share with the run that replays it.
+
+    ``environment`` is compared unless it is ``None`` (mismatches explicitly allowed).
+    """
+
+    tokenizer: str
+    temperature: float
+    max_completion_length: int
+    environment: Mapping[str, object] | None
+
+
+class MockRolloutWorker:
+    """Serves recorded trajectories, matched by ``(group_id, run_id)``.
+
+    Args:
+        paths: for each split its recording: one file, a directory of ``step_*`` files, or a whole dump.
+        format: the files' format, or ``auto``.
+        expect: see :class:`Expectations`.
+
+    Raises:
+        DumpError: if a recording is missing, incomplete or damaged.
+    """
+
+    def __init__(self, paths: Mapping[str, Path], format: str, expect: Expectations) -> None:
+        self._paths = paths
+        self._steps = {split: read_trajectories(path, format) for split, path in paths.items()}
+        self._expect = expect
+
+    def require(self, steps: Sequence[int], split: str) -> None:
+        """Refuse at once a run that needs steps the recording does not hold.
+
+        Raises:
+            ReplayError: naming the first missing step, the steps there are, and the likely causes.
+        """
+        for step in steps:
+            self._recorded(step, split)
+
+    def rollout(self, step: int, prompts: Sequence[Prompt], split: str) -> list[Trajectory]:
+        """The recorded trajectories of these prompts, in their order.
+
+        Raises:
+            ReplayError: if anything in the recording differs from what the run asks for.
+        """
+        found = self._recorded(step, split)
+        path = found.path
+        self._check_meta(found)
+        recorded = {trajectory.key: trajectory for trajectory in found.trajectories}
+        wanted = [(prompt, run) for prompt in prompts for run in range(prompt.group_size)]
+        for prompt, run in wanted:
+            self._check(path, prompt, run, recorded.get((prompt.group_id, run)), split)
+        unused = recorded.keys() - {(prompt.group_id, run) for prompt, run in wanted}
+        if unused:
+            group, run = min(unused)
+            raise ReplayError(
+                f"{path}: {len(unused)} of {len(recorded)} recorded trajectories are not asked for, such as group "
+                f"{group!r} run {run}; set data.prompts_per_step, data.group_size and seed as in the recorded run"
+            )
+        return [recorded[prompt.group_id, run] for prompt, run in wanted]
+
+    def _recorded(self, step: int, split: str) -> RecordedStep:
+        steps = self._steps[split]
+        if step not in steps:
+            raise ReplayError(
+                f"[Rollout Mock] {self._paths[split]} holds no recording of {split} step {step} "
+                f"(it holds {_ranges(sorted(steps))}); record that step first, lower max_steps, or check the "
+                f"path and that the recording was made in {split} mode"
+            )
+        return steps[step]
+
+    def _check_meta(self, found: RecordedStep) -> None:
+        recorded = found.meta.get("tokenizer")
+        if recorded is not None and recorded != self._expect.tokenizer:
+            raise ReplayError(
+                f"{found.path}: recorded with tokenizer {str(recorded)[:12]} but this run uses "
+                f"{self._expect.tokenizer[:12]}; give the recorded run's tokenizer.path or task"
+            )
+        environment = found.meta.get("environment")
+        if self._expect.environment is None or not isinstance(environment, Mapping):
+            return
+        for name in sorted({*environment, *self._expect.environment}):
+            then, now = environment.get(name), self._expect.environment.get(name)
+            if then != now:
+                raise ReplayError(
+                    f"{found.path}: recorded with {name}={then!r} but it is {now!r} now, which may change arithmetic; "
+                    "set it as it was, or rollout_worker.allow_environment_mismatch=true to replay all the same"
+                )
+
+    def _check(self, path: Path, prompt: Prompt, run: int, found: Trajectory | None, split: str) -> None:
+        where = f"{path}: group {prompt.group_id!r} run {run}"
+        if found is None:
+            raise ReplayError(
+                f"{where} is asked for but was not recorded; "
+                "set data.prompts_per_step, data.group_size, max_steps and seed as in the recorded run"
+            )
+        if found.is_val != (split == VAL):
+            kind = "evaluation" if found.is_val else "training"
+            raise ReplayError(
+                f"{where} was recorded in {kind} but {split} mode asks for it; give the other folder"
+            )
+        if found.tokens[: found.prompt_length] != list(prompt.tokens):
+            raise ReplayError(
+                f"{where} was recorded for another prompt than {prompt.problem.prompt!r}; "
+                "set task, seed and tokenizer as in the recorded run"
+            )
+        if found.temperature is not None and found.temperature != self._expect.temperature:
+            raise ReplayError(
+                f"{where} was sampled at temperature {found.temperature} but rollout_worker.temperature is "
+                f"{self._expect.temperature}; set it as in the recorded run"
+            )
+        length = len(found.tokens) - found.prompt_length
+        if length > self._expect.max_completion_length:
+            raise ReplayError(
+                f"{where} has {length} completion tokens but data.max_completion_length is "
+                f"{self._expect.max_completion_length}; set it as in the recorded run"
+            )
+
+
+def _ranges(steps: Sequence[int]) -> str:
+    return f"steps {steps[0]} to {steps[-1]}" if len(steps) > 1 else f"step {steps[0]} only"

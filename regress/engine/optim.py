@@ -1,0 +1,35 @@
+"""Optimizer and learning-rate schedule, as Hugging Face users know them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
+from transformers import get_scheduler
+
+from regress.engine.config.schema import OptimizerConfig
+
+
+def adamw(
+    named: Iterable[tuple[str, nn.Parameter]],
+    learning_rate: float,
+    *,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+) -> torch.optim.AdamW:
+    """AdamW over all parameters, which it knows by name."""
+    return torch.optim.AdamW(named, lr=learning_rate, betas=betas, eps=eps, weight_decay=weight_decay)
+
+
+def build_scheduler(
+    optimizer: torch.optim.Optimizer, config: OptimizerConfig, *, updates: int
+) -> LRScheduler:
+    """Schedule over ``updates`` optimizer updates: constant, linear or cosine, after a linear warm-up."""
+    name = "constant_with_warmup" if config.lr_scheduler == "constant" else config.lr_scheduler
+    scheduler: LRScheduler = get_scheduler(
+        name, optimizer, num_warmup_steps=config.warmup_steps, num_training_steps=updates
+    )
+    return scheduler

@@ -1,0 +1,135 @@
+"""The policy: a causal language model that turns microbatches into log-probs of their loss tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Literal, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from regress.dump.taps import at
+from regress.engine.attention import VARLEN, block_causal_mask
+from regress.engine.batch import Microbatch
+from regress.engine.precision import arithmetic
+from regress.grpo.logprobs import TokenLogProbs, token_log_probs
+
+Result = TypeVar("Result")
+Loss = Callable[[Microbatch, TokenLogProbs], tuple[Tensor, Result]]
+
+
+class Policy(Protocol):
+    """What the training step needs of a model, however it is wrapped or split."""
+
+    def log_probs(self, microbatches: Sequence[Microbatch]) -> list[Tensor]:
+        """Log-probs of the loss tokens of each microbatch, ``[K]`` each, without a graph."""
+
+    def forward_backward(self, microbatches: Sequence[Microbatch], loss: Loss[Result]) -> list[Result]:
+        """Forward and backward over all microbatches; gradients accumulate.
+
+        ``loss`` gets a microbatch and the log-probs of its loss tokens, and returns the scalar to back-propagate
+        (that microbatch's share of the loss) and anything else to hand back. It is called under the coordinates
+        of the microbatch (``dump.at(micro=...)``).
+        """
+
+    def zero_grad(self) -> None:
+        """Drop all gradients."""
+
+    def clip_grad_norm(self, max_norm: float | None) -> Tensor:
+        """Total 2-norm of the logical gradient before clipping; scales the gradients down to ``max_norm``."""
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Parameters under their logical names."""
+
+
+class LocalPolicy:
+    """A model on one device, in one process.
+
+    Args:
+        model: a Hugging Face causal language model.
+        temperature: the logits are divided by it, as in the sampler.
+        entropy_gradient: whether the loss has an entropy term.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, *, temperature: float = 1.0, entropy_gradient: bool = False
+    ) -> None:
+        self.model = model
+        self.temperature = temperature
+        self._entropy: bool | Literal["no_grad"] = True if entropy_gradient else "no_grad"
+        self.device: torch.device = model.device
+        self.dtype: torch.dtype = model.dtype
+
+    @property
+    def log_prob_dtype(self) -> torch.dtype:
+        """float64 for a float64 model, else float32."""
+        return torch.float64 if self.dtype == torch.float64 else torch.float32
+
+    def log_probs(self, microbatches: Sequence[Microbatch]) -> list[Tensor]:
+        """Log-probs of the loss tokens of each microbatch, ``[K]`` each, without a graph."""
+        with torch.no_grad():
+            return [self._forward(micro, entropy=False).log_probs for micro in microbatches]
+
+    def forward_backward(self, microbatches: Sequence[Microbatch], loss: Loss[Result]) -> list[Result]:
+        """One microbatch after the other; see :class:`Policy`."""
+        results: list[Result] = []
+        for index, micro in enumerate(microbatches):
+            with at(micro=index):
+                share, result = loss(micro, self._forward(micro, entropy=self._entropy))
+            with arithmetic(self.dtype):
+                share.backward()
+            results.append(result)
+        return results
+
+    def zero_grad(self) -> None:
+        """Drop all gradients."""
+        self.model.zero_grad(set_to_none=True)
+
+    def clip_grad_norm(self, max_norm: float | None) -> Tensor:
+        """Total 2-norm of the gradient before clipping."""
+        return nn.utils.clip_grad_norm_(
+            self.model.parameters(), float("inf") if max_norm is None else max_norm
+        )
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Parameters under the names of the Hugging Face model; tied ones once."""
+        return self.model.named_parameters()
+
+    def _forward(self, micro: Microbatch, *, entropy: bool | Literal["no_grad"]) -> TokenLogProbs:
+        implementation = self.model.config._attn_implementation
+        if implementation == VARLEN:
+            mask = torch.from_numpy(micro.layout.attention_mask).to(self.device)
+        else:
+            mask = block_causal_mask(micro.layout, implementation, self.dtype, self.device)
+        # the hidden state that predicts a token lies one column before it
+        with arithmetic(self.dtype), logits_at(self.model, micro.local - 1):
+            logits = self.model(
+                input_ids=micro.input_ids,
+                position_ids=micro.position_ids,
+                attention_mask=mask,
+                use_cache=False,
+                varlen=micro.varlen,
+            ).logits.squeeze(0)
+        return token_log_probs(logits, micro.targets, temperature=self.temperature, entropy=entropy)
+
+
+@contextmanager
+def logits_at(model: PreTrainedModel, index: Tensor) -> Iterator[None]:
+    """Within this context the model returns logits ``[1, K, V]`` of the flat positions ``index`` only.
+
+    The selection happens on the hidden states, before the output projection, so whatever the model does to its
+    logits afterwards still happens.
+    """
+
+    def keep(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        hidden, *rest = args
+        return (hidden.flatten(0, 1).index_select(0, index).unsqueeze(0), *rest)
+
+    head = model.get_output_embeddings()
+    handle = head.register_forward_pre_hook(keep)
+    try:
+        yield
+    finally:
+        handle.remove()

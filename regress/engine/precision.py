@@ -1,0 +1,58 @@
+"""Numeric types of a run, and float64 that is float64 everywhere.
+
+``model.double()`` is not a float64 model: Hugging Face modules cast normalization, rotary embeddings,
+softmax and router scores to float32 whatever the weights are. :class:`TrueFloat64` rewrites those requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+DTYPES: Mapping[str, torch.dtype] = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+class TrueFloat64(TorchFunctionMode):
+    """Inside this mode every explicit request for float32 is a request for float64.
+
+    Covers ``tensor.float()``, ``tensor.to(torch.float32)``, ``softmax(..., dtype=torch.float32)`` and tensor
+    constructors. A recompute under activation checkpointing leaves the mode, so it has to be given as the
+    checkpoint's ``context_fn`` (see :func:`checkpoint_contexts`).
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func is torch.Tensor.float:
+            func = torch.Tensor.double
+        args = tuple(_widen(value) for value in args)
+        return func(*args, **{key: _widen(value) for key, value in (kwargs or {}).items()})
+
+
+def _widen(value: Any) -> Any:
+    return torch.float64 if value is torch.float32 else value
+
+
+def arithmetic(dtype: torch.dtype) -> AbstractContextManager[Any]:
+    """The context in which a model of this dtype has to be run."""
+    return TrueFloat64() if dtype == torch.float64 else nullcontext()
+
+
+def checkpoint_contexts(
+    dtype: torch.dtype,
+) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    """``context_fn`` of ``torch.utils.checkpoint``: the recompute runs in the same arithmetic as the forward."""
+    return nullcontext(), arithmetic(dtype)

@@ -1,0 +1,75 @@
+"""From problems to prompt tokens: the groups of a step, the evaluation set, and demonstrations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from transformers import PreTrainedTokenizerBase
+
+from regress.dump.trajectory import Trajectory
+from regress.engine.config.schema import Config
+from regress.engine.rollout import Prompt
+from regress.engine.tokenizer import completion_ids, prompt_ids
+from regress.errors import ConfigError
+from regress.tasks.dataset import Dataset, training_batch
+from regress.tasks.problem import Problem
+
+
+class PromptSource:
+    """Prompts as pure functions of the step, so that resume and replay need no hidden state.
+
+    Raises:
+        ConfigError: if a prompt is longer than ``data.max_prompt_length`` tokens.
+    """
+
+    def __init__(self, dataset: Dataset, tokenizer: PreTrainedTokenizerBase, config: Config) -> None:
+        self._dataset = dataset
+        self._tokenizer = tokenizer
+        self._config = config
+        self._tokens = {p.task_id: tuple(prompt_ids(tokenizer, p.prompt)) for p in _all(dataset)}
+        longest = max(self._tokens, key=lambda task_id: len(self._tokens[task_id]))
+        length, limit = len(self._tokens[longest]), config.data.max_prompt_length
+        if length > limit:
+            raise ConfigError(
+                f"data.max_prompt_length={limit}: the prompt of problem {longest} takes {length} tokens; "
+                f"set data.max_prompt_length to at least {length} or make the task easier"
+            )
+
+    def train(self, step: int) -> list[Prompt]:
+        """The groups of a training step."""
+        data = self._config.data
+        problems = training_batch(self._dataset.train, step, data.prompts_per_step, self._config.seed)
+        return [
+            self._prompt(f"{step:06d}-{index:04d}", problem, data.group_size)
+            for index, problem in enumerate(problems)
+        ]
+
+    def evaluation(self) -> list[Prompt]:
+        """One greedy run of every held-out problem."""
+        problems = self._dataset.evaluation
+        return [self._prompt(f"eval-{index:04d}", problem, 1) for index, problem in enumerate(problems)]
+
+    def demonstrations(self, step: int) -> list[Trajectory]:
+        """Prompts with their right answers, for a supervised step."""
+        size = min(self._config.warm_start.batch_size, len(self._dataset.train))
+        problems = training_batch(self._dataset.train, step, size, self._config.seed)
+        return [self._demonstration(index, problem) for index, problem in enumerate(problems)]
+
+    def _prompt(self, group_id: str, problem: Problem, group_size: int) -> Prompt:
+        return Prompt(group_id, problem, self._tokens[problem.task_id], group_size)
+
+    def _demonstration(self, index: int, problem: Problem) -> Trajectory:
+        prompt = list(self._tokens[problem.task_id])
+        answer = completion_ids(self._tokenizer, problem.answer)
+        return Trajectory(
+            group_id=f"demonstration-{index:04d}",
+            run_id=0,
+            tokens=prompt + answer,
+            loss_mask=[0] * len(prompt) + [1] * len(answer),
+            reward=0.0,
+            prompt_length=len(prompt),
+        )
+
+
+def _all(dataset: Dataset) -> Sequence[Problem]:
+    return [*dataset.train, *dataset.evaluation]

@@ -1,0 +1,34 @@
+"""What a run tells about itself in its dumps, and which part of it a replay has to share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from regress.dump.manifest import Provenance, environment
+from regress.engine.config import to_plain
+from regress.engine.config.schema import Config
+
+_SUPERSEDED = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+"""Variables that the number of threads in force, which is recorded too, makes irrelevant."""
+
+
+def provenance(config: Config, tokenizer: str) -> Provenance:
+    """Configuration, versions, determinism environment and tokenizer fingerprint of this run."""
+    return Provenance(
+        config=to_plain(config),
+        environment=environment(config.device, config.threads),
+        tokenizer={"fingerprint": tokenizer},
+    )
+
+
+def settings(found: Provenance) -> dict[str, Any]:
+    """The settings that can change a bit of the arithmetic: variables, device, threads."""
+    variables: Mapping[str, str] = found.environment["variables"]
+    kept = {name: value for name, value in variables.items() if name not in _SUPERSEDED}
+    return {**kept, "device": found.environment["device"], "threads": found.environment["threads"]}
+
+
+def trajectory_meta(found: Provenance) -> dict[str, Any]:
+    """What lies beside recorded trajectories, so that a file on its own can be checked too."""
+    return {"tokenizer": found.tokenizer["fingerprint"], "environment": settings(found)}

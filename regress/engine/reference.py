@@ -1,0 +1,47 @@
+"""The reference policy of the KL term: a frozen copy, or none when no term uses it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from regress.engine.batch import Microbatch
+from regress.engine.config.schema import ReferenceConfig
+from regress.engine.policy import LocalPolicy
+
+
+class Reference:
+    """A frozen copy of the policy at construction.
+
+    Every ``sync_every_n_steps`` steps it moves towards the policy,
+    ``pi_ref = alpha * pi + (1 - alpha) * pi_ref`` (TRL's ``sync_ref_model``).
+    """
+
+    def __init__(self, policy: LocalPolicy, config: ReferenceConfig) -> None:
+        self._source = policy
+        self._config = config
+        model = copy.deepcopy(policy.model).requires_grad_(False)
+        self._policy = LocalPolicy(model, temperature=policy.temperature)
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The frozen model."""
+        return self._policy.model
+
+    def log_probs(self, microbatches: Sequence[Microbatch]) -> list[Tensor]:
+        """Reference log-probs of the loss tokens of each microbatch, ``[K]`` each."""
+        return self._policy.log_probs(microbatches)
+
+    @torch.no_grad()
+    def after_step(self, step: int) -> None:
+        """Synchronize if this step (counted from 0) ends an interval."""
+        interval = self._config.sync_every_n_steps
+        if interval is None or (step + 1) % interval:
+            return
+        source = self._source.model.parameters()
+        for ours, theirs in zip(self._policy.model.parameters(), source, strict=True):
+            ours.lerp_(theirs, self._config.mixup_alpha)

@@ -1,0 +1,134 @@
+"""Rollout workers: where the trajectories of a step come from."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from regress.dump.recorder import Recorder
+from regress.dump.trajectory import Trajectory, to_record
+from regress.engine.sampling import Completion, SamplingParams, sample
+from regress.engine.tokenizer import completion_text
+from regress.tasks.problem import Problem
+from regress.tasks.rewards import Reward
+
+TRAIN, VAL = "train", "val"
+
+Score = Callable[[Problem, str], Reward]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One group to roll out: a problem, its prompt tokens, and how many completions it gets."""
+
+    group_id: str
+    problem: Problem
+    tokens: tuple[int, ...]
+    group_size: int
+
+
+class RolloutWorker(Protocol):
+    """Yields the trajectories of a step, ordered by group and run."""
+
+    def rollout(self, step: int, prompts: Sequence[Prompt], split: str) -> list[Trajectory]:
+        """``group_size`` trajectories for every prompt; ``split`` is ``train`` or ``val`` (greedy)."""
+
+
+class HFRolloutWorker:
+    """Samples from the policy's own model in batches.
+
+    Args:
+        model: the policy's model; its current weights are used.
+        tokenizer: decodes completions for the rewards.
+        params: how to sample; evaluation is greedy with the same limits.
+        score: the reward of the text of a completion.
+        batch_size: completions sampled at once.
+        seed: with step, split and batch it determines every draw, so no state is carried along.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        params: SamplingParams,
+        score: Score,
+        *,
+        batch_size: int,
+        seed: int,
+    ) -> None:
+        self._model = model
+        self._tokenizer = tokenizer
+        self._params = params
+        self._score = score
+        self._batch_size = batch_size
+        self._seed = seed
+
+    def rollout(self, step: int, prompts: Sequence[Prompt], split: str) -> list[Trajectory]:
+        """Sample ``group_size`` completions of every prompt."""
+        params = replace(self._params, greedy=split == VAL)
+        runs = [(prompt, run) for prompt in prompts for run in range(prompt.group_size)]
+        trajectories: list[Trajectory] = []
+        for start in range(0, len(runs), self._batch_size):
+            chunk = runs[start : start + self._batch_size]
+            seed = _seed(self._seed, step, split, start)
+            completions = sample(self._model, [prompt.tokens for prompt, _ in chunk], params, seed=seed)
+            trajectories += [
+                self._trajectory(prompt, run, completion, split)
+                for (prompt, run), completion in zip(chunk, completions, strict=True)
+            ]
+        return trajectories
+
+    def _trajectory(self, prompt: Prompt, run: int, completion: Completion, split: str) -> Trajectory:
+        text = completion_text(self._tokenizer, completion.tokens)
+        reward = self._score(prompt.problem, text)
+        prompt_length = len(prompt.tokens)
+        log_probs = completion.log_probs.numpy()
+        return Trajectory(
+            group_id=prompt.group_id,
+            run_id=run,
+            tokens=[*prompt.tokens, *completion.tokens],
+            loss_mask=[0] * prompt_length + [1] * len(completion.tokens),
+            reward=reward.total,
+            is_val=split == VAL,
+            prompt_length=prompt_length,
+            log_probs=np.concatenate([np.zeros(prompt_length, log_probs.dtype), log_probs]),
+            finish_reason=completion.finish_reason,
+            rewards=dict(reward.parts),
+            task_id=prompt.problem.task_id,
+            prompt=prompt.problem.prompt,
+            response=text,
+            ground_truth=prompt.problem.answer,
+            temperature=self._params.temperature,
+        )
+
+
+class RecordingWorker(AbstractContextManager["RecordingWorker"]):
+    """Hands on another worker's trajectories and records them: ``<dump_dir>/{train,val}/step_000000.<ext>``.
+
+    Leaving the context completes the recording, unless by an exception.
+    """
+
+    def __init__(self, worker: RolloutWorker, recorder: Recorder, meta: Mapping[str, Any]) -> None:
+        self._worker = worker
+        self._recorder = recorder
+        self._meta = meta
+
+    def rollout(self, step: int, prompts: Sequence[Prompt], split: str) -> list[Trajectory]:
+        """The other worker's trajectories."""
+        trajectories = self._worker.rollout(step, prompts, split)
+        self._recorder.put(to_record(trajectories, step, self._meta), folder=split)
+        return trajectories
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._recorder.close(complete=kind is None)
+
+
+def _seed(*parts: object) -> int:
+    digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
+    return int.from_bytes(digest[:7], "big")

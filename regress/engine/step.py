@@ -1,0 +1,140 @@
+"""The training step: forward, loss, backward, clip, update. Written once, for every layout.
+
+How the model is wrapped, and on how many devices it lies, is the policy's business; which tokens lie where is
+the layout's. Denominators come in as per-token weights computed over the whole mini-batch, so the shares of
+microbatches and ranks only have to be added.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from regress.engine import taps
+from regress.engine.batch import LossTokens, Microbatch
+from regress.engine.policy import Policy
+from regress.errors import RegressError
+from regress.grpo.aggregation import token_weights
+from regress.grpo.logprobs import TokenLogProbs
+from regress.grpo.losses import token_loss
+from regress.grpo.metrics import Metric, add_metrics, token_metrics
+from regress.grpo.objective import Objective
+
+
+@dataclass(frozen=True)
+class Share:
+    """A microbatch's share of the loss, and its part of the metrics."""
+
+    loss: Tensor
+    metrics: dict[str, Metric]
+
+
+@dataclass(frozen=True)
+class StepOutcome:
+    """Loss of the mini-batch, gradient norm before clipping, and metrics over its loss tokens."""
+
+    loss: float
+    grad_norm: float
+    metrics: dict[str, Metric]
+
+
+def weigh(
+    tokens: LossTokens,
+    microbatches: Sequence[Microbatch],
+    objective: Objective,
+    *,
+    max_completion_length: int,
+) -> Tensor:
+    """``[K]`` weight of every loss token: the aggregation and its denominator, over the whole mini-batch.
+
+    With ``denominator_scope=microbatch`` each microbatch is averaged alone and the microbatches are averaged.
+    """
+    if objective.denominator_scope == "global":
+        return token_weights(
+            tokens.sequence, tokens.num_sequences, objective, max_completion_length=max_completion_length
+        )
+    weights = torch.zeros(len(tokens), dtype=torch.float64, device=tokens.sequence.device)
+    for micro in microbatches:
+        own = token_weights(
+            micro.sequence, len(micro.sample_ids), objective, max_completion_length=max_completion_length
+        )
+        weights[micro.select] = own.to(weights.dtype) / len(microbatches)
+    return weights
+
+
+def train_step(
+    policy: Policy,
+    optimizer: Optimizer,
+    tokens: LossTokens,
+    microbatches: Sequence[Microbatch],
+    objective: Objective,
+    *,
+    max_grad_norm: float | None,
+    target_params: str = ".*",
+) -> StepOutcome:
+    """One optimizer update on one mini-batch.
+
+    Args:
+        tokens: weights, advantages and recorded log-probs of its ``K`` loss tokens; old log-probs of ``None`` are
+            those of the forward pass itself, so that every ratio is 1.
+        microbatches: the same tokens under a layout.
+        max_grad_norm: the gradient is scaled down to this 2-norm; ``None`` leaves it.
+        target_params: pattern of the parameters whose gradients, values and optimizer state are dumped.
+
+    Raises:
+        RegressError: if the loss or the gradient is not finite; the parameters are then unchanged.
+    """
+
+    def loss(micro: Microbatch, out: TokenLogProbs) -> tuple[Tensor, Share]:
+        part = tokens.select(micro.select, micro.sequence, len(micro.sample_ids))
+        old = out.log_probs.detach() if part.old_log_probs is None else part.old_log_probs
+        part = replace(part, old_log_probs=old)
+        assert part.weights is not None
+        assert part.advantages is not None
+        terms = token_loss(
+            out.log_probs,
+            old,
+            part.advantages,
+            part.sequence,
+            part.num_sequences,
+            objective,
+            ref_log_probs_K=part.ref_log_probs,
+            sampler_log_probs_K=part.sampler_log_probs,
+            entropy_K=out.entropy,
+        )
+        share = (part.weights.to(terms.loss_K.dtype) * terms.loss_K).sum()
+        metrics = token_metrics(terms)
+        taps.microbatch(micro, part, out, terms, share, metrics, objective)
+        return share, Share(share.detach(), metrics)
+
+    policy.zero_grad()
+    shares = policy.forward_backward(microbatches, loss)
+    taps.gradients(policy, target_params)
+    grad_norm = policy.clip_grad_norm(max_grad_norm)
+    taps.grad_norm(grad_norm)
+    _refuse_nonfinite(microbatches, shares, grad_norm)
+    optimizer.step()
+    taps.after_update(policy, optimizer, target_params)
+    total = torch.stack([share.loss for share in shares]).sum()
+    metrics = functools.reduce(add_metrics, (share.metrics for share in shares))
+    return StepOutcome(total.item(), grad_norm.item(), metrics)
+
+
+def _refuse_nonfinite(microbatches: Sequence[Microbatch], shares: Sequence[Share], grad_norm: Tensor) -> None:
+    for index, (micro, share) in enumerate(zip(microbatches, shares, strict=True)):
+        if not share.loss.isfinite():
+            samples = ", ".join(f"{group}/{run}" for group, run in micro.sample_ids)
+            raise RegressError(
+                f"the loss of microbatch {index} is {share.loss.item()} (samples {samples}), so no update was made; "
+                "look at its log-probs with debug.dump_options.forward_data=true"
+            )
+    if not grad_norm.isfinite():
+        raise RegressError(
+            f"the gradient norm is {grad_norm.item()}, so the update was not made; "
+            "look for the parameter with debug.dump_options.gradient=true"
+        )

@@ -1,0 +1,134 @@
+"""Tokenizers: a local one with one token per character, or any local Hugging Face tokenizer.
+
+`apply_chat_template` writes a turn as ``<user>text<end>`` or ``<assistant>text<end>``, so a problem costs
+three special tokens besides its text, and the end-of-turn token ends generation.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import cast
+
+from tokenizers import Tokenizer, decoders, models
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from regress.errors import TaskError
+
+PAD, END, UNKNOWN, USER, ASSISTANT, BEGIN = "<pad>", "<end>", "<unk>", "<user>", "<assistant>", "<begin>"
+
+_TEMPLATE = (
+    "{{ bos_token or '' }}"
+    "{% for message in messages %}"
+    "{% if message['role'] not in ['user', 'assistant'] %}"
+    "{{ raise_exception('the roles are user and assistant, not ' ~ message['role']) }}"
+    "{% endif %}"
+    "<{{ message['role'] }}>{{ message['content'] }}{{ eos_token }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def train_tokenizer(texts: Iterable[str], *, bos: bool = False) -> PreTrainedTokenizerFast:
+    """A tokenizer with one token for each character of `texts`, in code point order after the special tokens.
+
+    The ids depend only on the set of characters. pad differs from eos; there is a bos token only if asked
+    for. Raises TaskError if there is no text.
+    """
+    characters = sorted(set().union(*texts))
+    if not characters:
+        raise TaskError("the tokenizer has no text to learn its characters from: give the task some problems")
+    specials = [PAD, END, UNKNOWN, USER, ASSISTANT, *([BEGIN] if bos else [])]
+    vocabulary = {token: index for index, token in enumerate(specials + characters)}
+    # byte-pair encoding without merges: every character is a token, and no pre-tokenizer can drop one
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token=UNKNOWN))
+    backend.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        pad_token=PAD,
+        eos_token=END,
+        unk_token=UNKNOWN,
+        bos_token=BEGIN if bos else None,
+        extra_special_tokens=[USER, ASSISTANT],
+        chat_template=_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
+    """The tokenizer saved in a local directory; never downloads and never runs code that lies beside it.
+
+    Raises TaskError if there is none, or if it lacks what the engine needs: a chat template, an eos token,
+    and a pad token other than eos (a mask made from pad would otherwise hide the end of every completion).
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        raise TaskError(
+            f"tokenizer.path: {folder} is not a directory; give a directory made by save_pretrained"
+        )
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # transformers raises whatever its parsers raise
+        reason = str(error).strip().partition("\n")[0]
+        raise TaskError(
+            f"tokenizer.path: {folder} holds no tokenizer that can be loaded ({type(error).__name__}: "
+            f"{reason}); give a directory made by save_pretrained"
+        ) from error
+    _check(tokenizer, folder)
+    return tokenizer
+
+
+def _check(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    if tokenizer.eos_token_id is None:
+        raise TaskError(
+            f"tokenizer.path: the tokenizer in {folder} has no eos token; set eos_token and save again"
+        )
+    if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
+        raise TaskError(
+            f"tokenizer.path: the tokenizer in {folder} pads with {tokenizer.pad_token!r} and ends with "
+            f"{tokenizer.eos_token!r}, but the two must be different tokens; set pad_token and save again"
+        )
+    if not tokenizer.chat_template:
+        raise TaskError(f"tokenizer.path: the tokenizer in {folder} has no chat template; set chat_template")
+
+
+def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
+    """sha256 over all that decides which ids a text gets and which text ids give.
+
+    That is: vocabulary, merges, normalizer, pre- and post-processing, decoder, special tokens and chat
+    template. Padding and truncation are left out, since every call to a tokenizer may change them.
+    """
+    content: dict[str, object] = {
+        "vocabulary": tokenizer.get_vocab(),
+        "special_tokens": {name: str(token) for name, token in tokenizer.special_tokens_map.items()},
+        "chat_template": tokenizer.chat_template,
+    }
+    if isinstance(tokenizer, PreTrainedTokenizerFast):
+        pipeline = json.loads(tokenizer.backend_tokenizer.to_str())
+        content["pipeline"] = {key: pipeline[key] for key in pipeline.keys() - {"padding", "truncation"}}
+    else:
+        content["pipeline"] = type(tokenizer).__name__
+    return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def prompt_ids(tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[int]:
+    """The ids of a conversation in which the user has asked `prompt` and the assistant is to answer."""
+    chat = [{"role": "user", "content": prompt}]
+    return cast(
+        list[int],
+        tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=True, return_dict=False),
+    )
+
+
+def completion_ids(tokenizer: PreTrainedTokenizerBase, answer: str) -> list[int]:
+    """The ids that a model should generate after `prompt_ids`: the answer and eos."""
+    return [*tokenizer.encode(answer, add_special_tokens=False), tokenizer.eos_token_id]
+
+
+def completion_text(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
+    """The text before the first eos. Other special tokens stay visible: they are mistakes, judged as such."""
+    if tokenizer.eos_token_id in ids:
+        ids = ids[: ids.index(tokenizer.eos_token_id)]
+    return cast(
+        str, tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    )

@@ -1,0 +1,192 @@
+"""The loop: rollouts, advantages, and one or more optimizer updates a step."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from regress.dump.taps import at, tap_trajectories
+from regress.dump.trajectory import Trajectory
+from regress.engine import taps
+from regress.engine.batch import LossTokens, Microbatch, TokenBatch
+from regress.engine.config.schema import Config
+from regress.engine.policy import LocalPolicy
+from regress.engine.reference import Reference
+from regress.engine.rollout import TRAIN, Prompt, RolloutWorker
+from regress.engine.step import StepOutcome, train_step, weigh
+from regress.errors import ReplayError
+from regress.grpo.advantages import token_advantages
+from regress.grpo.kl import kl_penalty
+from regress.grpo.metrics import add_metrics
+from regress.layout import BatchPlan
+
+
+@dataclass(frozen=True)
+class MiniBatch:
+    """The samples of one optimizer update: their loss tokens, and the microbatches that carry them."""
+
+    batch: TokenBatch
+    microbatches: list[Microbatch]
+    tokens: LossTokens
+
+
+@dataclass
+class Trainer:
+    """Everything a step needs; :func:`regress.engine.run.build` puts it together from a configuration."""
+
+    config: Config
+    policy: LocalPolicy
+    reference: Reference | None
+    optimizer: Optimizer
+    scheduler: LRScheduler
+    worker: RolloutWorker
+    prompts: Callable[[int], Sequence[Prompt]]
+    trajectory_meta: Mapping[str, Any]
+
+    def step(self, step: int) -> dict[str, float]:
+        """Roll out, then update the policy ``epochs * mini_batches`` times; returns the metrics of the step."""
+        trajectories = self.worker.rollout(step, self.prompts(step), TRAIN)
+        minis = self.mini_batches(trajectories)  # outside of at(): these forward passes are not recorded
+        with at(step=step):
+            tap_trajectories(trajectories, meta=self.trajectory_meta)
+            taps.before_updates(trajectories, [(mini.batch, mini.tokens) for mini in minis])
+            outcomes = self._updates(minis)
+        if self.reference is not None:
+            self.reference.after_step(step)
+        return {**rollout_metrics(trajectories), **self._update_metrics(outcomes)}
+
+    def _updates(self, minis: Sequence[MiniBatch]) -> list[StepOutcome]:
+        epochs = self.config.trainer.epochs
+        several = epochs * len(minis) > 1
+        outcomes: list[StepOutcome] = []
+        for epoch in range(epochs):
+            for index, mini in enumerate(minis):
+                update = len(outcomes) if several else None
+                with at(update=update, epoch=epoch, mini_batch=index, rank=0):
+                    outcomes.append(
+                        train_step(
+                            self.policy,
+                            self.optimizer,
+                            mini.tokens,
+                            mini.microbatches,
+                            self.config.algorithm,
+                            max_grad_norm=self.config.optimizer.max_grad_norm,
+                            target_params=self.config.debug.target_param_pattern,
+                        )
+                    )
+                self.scheduler.step()
+        return outcomes
+
+    def mini_batches(self, trajectories: Sequence[Trajectory]) -> list[MiniBatch]:
+        """Cut the rollout into mini-batches, with every quantity of the loss that precedes the updates."""
+        size = self.config.trainer.mini_batch_size or len(trajectories)
+        parts = [trajectories[start : start + size] for start in range(0, len(trajectories), size)]
+        minis = [self._recorded(part) for part in parts]
+        advantages = self._advantages(trajectories, minis).split([len(mini.tokens) for mini in minis])
+        return [
+            replace(mini, tokens=replace(mini.tokens, advantages=own))
+            for mini, own in zip(minis, advantages, strict=True)
+        ]
+
+    def _recorded(self, trajectories: Sequence[Trajectory]) -> MiniBatch:
+        """Log-probs of the sampler, of the policy before the update and of the reference; loss weights."""
+        objective = self.config.algorithm
+        batch = TokenBatch(trajectories, loss_masks=self._loss_masks(trajectories), device=self.policy.device)
+        microbatches = batch.microbatches(self._plan())
+        sampler = batch.sampler_log_probs(self.policy.log_prob_dtype)
+        tokens = batch.loss_tokens()
+        weights = weigh(
+            tokens, microbatches, objective, max_completion_length=self.config.data.max_completion_length
+        )
+        old, ref = None, None
+        if objective.old_log_probs == "sampler":
+            old = _recorded_by_sampler(sampler)
+        elif objective.old_log_probs == "recompute":
+            old = _collect(microbatches, self.policy.log_probs(microbatches), len(tokens))
+        if self.reference is not None:
+            ref = _collect(microbatches, self.reference.log_probs(microbatches), len(tokens))
+        return MiniBatch(
+            batch,
+            microbatches,
+            replace(tokens, weights=weights, old_log_probs=old, ref_log_probs=ref, sampler_log_probs=sampler),
+        )
+
+    def _advantages(self, trajectories: Sequence[Trajectory], minis: Sequence[MiniBatch]) -> Tensor:
+        """``[K]`` over the whole rollout: groups and whitening see all mini-batches."""
+        objective = self.config.algorithm
+        groups = {key: index for index, key in enumerate(dict.fromkeys(t.group_id for t in trajectories))}
+        starts = torch.tensor([0, *(mini.tokens.num_sequences for mini in minis)]).cumsum(0)
+        sequence = torch.cat(
+            [mini.tokens.sequence + int(start) for mini, start in zip(minis, starts, strict=False)]
+        )
+        penalty = None
+        if objective.kl_in_reward:
+            penalty = torch.cat([_penalty(mini.tokens, self.config) for mini in minis])
+        rewards = torch.tensor(
+            [t.reward for t in trajectories], dtype=torch.float64, device=self.policy.device
+        )
+        group = torch.tensor([groups[t.group_id] for t in trajectories], device=self.policy.device)
+        advantages = token_advantages(rewards, group, sequence, objective, penalty)
+        return advantages.to(self.policy.log_prob_dtype)
+
+    def _loss_masks(self, trajectories: Sequence[Trajectory]) -> list[list[int]]:
+        drop = self.config.algorithm.mask_truncated_completions
+        return [
+            [0] * len(t.tokens) if drop and t.finish_reason == "length" else t.loss_mask for t in trajectories
+        ]
+
+    def _plan(self) -> BatchPlan:
+        return BatchPlan(**vars(self.config.batching))
+
+    def _update_metrics(self, outcomes: Sequence[StepOutcome]) -> dict[str, float]:
+        means = functools.reduce(add_metrics, (outcome.metrics for outcome in outcomes))
+        return {
+            "training_step/loss": sum(outcome.loss for outcome in outcomes) / len(outcomes),
+            "training_step/grad_norm": sum(outcome.grad_norm for outcome in outcomes) / len(outcomes),
+            "training_step/learning_rate": float(self.scheduler.get_last_lr()[0]),
+            **{f"training_step/{name}": metric.value for name, metric in means.items()},
+        }
+
+
+def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Rewards and completion lengths of a rollout batch."""
+    rewards = torch.tensor([t.reward for t in trajectories], dtype=torch.float64)
+    lengths = torch.tensor([len(t.tokens) - t.prompt_length for t in trajectories], dtype=torch.float64)
+    truncated = sum(t.finish_reason == "length" for t in trajectories)
+    return {
+        "rollouts/returns_mean": rewards.mean().item(),
+        "rollouts/returns_std": rewards.std(correction=0).item(),
+        "rollouts/returns_max": rewards.max().item(),
+        "rollouts/returns_min": rewards.min().item(),
+        "rollouts/completion_length_mean": lengths.mean().item(),
+        "rollouts/truncated_ratio": truncated / len(trajectories),
+    }
+
+
+def _recorded_by_sampler(log_probs: Tensor | None) -> Tensor:
+    if log_probs is None:
+        raise ReplayError(
+            "algorithm.old_log_probs=sampler needs the sampler's log-probs, but some of the trajectories have "
+            "none; set algorithm.old_log_probs=recompute"
+        )
+    return log_probs
+
+
+def _collect(microbatches: Sequence[Microbatch], parts: Sequence[Tensor], count: int) -> Tensor:
+    """Values of the microbatches' loss tokens in the mini-batch's order, ``[K]``."""
+    out = parts[0].new_zeros(count)
+    for micro, values in zip(microbatches, parts, strict=True):
+        out[micro.select] = values
+    return out
+
+
+def _penalty(tokens: LossTokens, config: Config) -> Tensor:
+    assert tokens.old_log_probs is not None
+    return kl_penalty(tokens.old_log_probs, tokens.ref_log_probs, config.algorithm)

@@ -1,0 +1,50 @@
+"""A short supervised start, so that a tiny model samples right answers often enough to learn from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from regress.dump.trajectory import Trajectory
+from regress.engine.batch import Microbatch, TokenBatch
+from regress.engine.config.schema import WarmStartConfig
+from regress.engine.optim import adamw
+from regress.engine.policy import LocalPolicy
+from regress.grpo.logprobs import TokenLogProbs
+from regress.layout import BatchPlan
+
+
+def warm_start(
+    policy: LocalPolicy,
+    examples: Callable[[int], Sequence[Trajectory]],
+    config: WarmStartConfig,
+    advance: Callable[[], None],
+) -> float:
+    """Maximize the mean log-prob of the answers' tokens for ``config.steps`` AdamW steps.
+
+    Args:
+        examples: the demonstrations of a step: prompts with right answers, answers in the loss mask.
+        advance: called after every step.
+
+    Returns:
+        The negative mean log-prob of the last step, in nats per token (0 without steps).
+    """
+    optimizer = adamw(policy.named_parameters(), config.learning_rate)
+    last = 0.0
+    for step in range(config.steps):
+        batch = TokenBatch(examples(step), device=policy.device)
+        count = len(batch.sequence)
+
+        def loss(_: Microbatch, out: TokenLogProbs, count: int = count) -> tuple[Tensor, Tensor]:
+            share = -out.log_probs.sum() / count
+            return share, share.detach()
+
+        policy.zero_grad()
+        shares = policy.forward_backward(batch.microbatches(BatchPlan()), loss)
+        policy.clip_grad_norm(1.0)
+        optimizer.step()
+        advance()
+        last = sum(share.item() for share in shares)
+    policy.zero_grad()
+    return last

@@ -1,0 +1,115 @@
+"""From sample lengths to the token layouts of a mini-batch: a pure, torch-free planner.
+
+The same planner serves training, the test collector (which enumerates every microbatch before anything
+runs) and the judge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from regress.layout.tokens import Segment, TokenLayout
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """How samples are arranged into local tensors.
+
+    Args:
+        layout: ``"padded"`` (one sample a row) or ``"packed"`` (samples end to end in one row).
+        padding_side: ``"right"`` or ``"left"``; padded layout only.
+        pad_to_multiple_of: the row length is rounded up to a multiple of this.
+        pad_to_length: the least row length.
+        micro_batch_size: samples a microbatch; ``None`` puts the whole mini-batch into one.
+        max_tokens_per_microbatch: dynamic batching: a microbatch takes samples, in order, while its local
+            tensor (padding included) stays within this budget. Excludes ``micro_batch_size``.
+        sort_by_length: arrange by length, longest first (ties keep their order), before splitting.
+    """
+
+    layout: str = "padded"
+    padding_side: str = "right"
+    pad_to_multiple_of: int = 1
+    pad_to_length: int | None = None
+    micro_batch_size: int | None = None
+    max_tokens_per_microbatch: int | None = None
+    sort_by_length: bool = False
+
+
+def plan_microbatches(lengths: Sequence[int], plan: BatchPlan) -> list[TokenLayout]:
+    """Token layouts of the microbatches that hold ``N`` samples of these lengths.
+
+    Every token of every sample lies in exactly one of the layouts.
+
+    Raises:
+        ValueError: if there is no sample, a sample is empty, or one exceeds the token budget.
+    """
+    if not lengths or min(lengths) < 1:
+        raise ValueError(
+            f"cannot plan a batch of lengths {list(lengths)}; every sample needs at least one token"
+        )
+    order = list(range(len(lengths)))
+    if plan.sort_by_length:
+        order.sort(key=lambda sample: -lengths[sample])
+    groups = _split(order, lengths, plan)
+    arrange = _packed if plan.layout == "packed" else _padded
+    return [arrange(group, lengths, plan) for group in groups]
+
+
+def _split(order: list[int], lengths: Sequence[int], plan: BatchPlan) -> list[list[int]]:
+    if plan.max_tokens_per_microbatch is not None:
+        return _split_by_budget(order, lengths, plan, plan.max_tokens_per_microbatch)
+    size = plan.micro_batch_size or len(order)
+    return [order[start : start + size] for start in range(0, len(order), size)]
+
+
+def _split_by_budget(
+    order: list[int], lengths: Sequence[int], plan: BatchPlan, budget: int
+) -> list[list[int]]:
+    def cost(group: list[int]) -> int:
+        return _numel(group, lengths, plan)
+
+    groups: list[list[int]] = []
+    for sample in order:
+        if cost([sample]) > budget:
+            raise ValueError(
+                f"sample {sample} takes {cost([sample])} tokens but max_tokens_per_microbatch is {budget}; "
+                "raise the budget"
+            )
+        if groups and cost([*groups[-1], sample]) <= budget:
+            groups[-1].append(sample)
+        else:
+            groups.append([sample])
+    return groups
+
+
+def _numel(group: list[int], lengths: Sequence[int], plan: BatchPlan) -> int:
+    """Elements of the local tensor that holds this group, padding included."""
+    if plan.layout == "packed":
+        return _row_length(sum(lengths[sample] for sample in group), plan)
+    return len(group) * _row_length(max(lengths[sample] for sample in group), plan)
+
+
+def _row_length(tokens: int, plan: BatchPlan) -> int:
+    tokens = max(tokens, plan.pad_to_length or 1)
+    multiple = plan.pad_to_multiple_of
+    return -(-tokens // multiple) * multiple
+
+
+def _padded(group: list[int], lengths: Sequence[int], plan: BatchPlan) -> TokenLayout:
+    width = _row_length(max(lengths[sample] for sample in group), plan)
+    left = plan.padding_side == "left"
+    segments = tuple(
+        Segment(sample, 0, lengths[sample], row, width - lengths[sample] if left else 0)
+        for row, sample in enumerate(group)
+    )
+    return TokenLayout((len(group), width), segments)
+
+
+def _packed(group: list[int], lengths: Sequence[int], plan: BatchPlan) -> TokenLayout:
+    segments: list[Segment] = []
+    col = 0
+    for sample in group:
+        segments.append(Segment(sample, 0, lengths[sample], 0, col))
+        col += lengths[sample]
+    return TokenLayout((1, _row_length(col, plan)), tuple(segments))

@@ -1,0 +1,33 @@
+"""Random draws that give the same values on every platform and Python version.
+
+Of `random.Random` only the seeding and `random()` are guaranteed never to change, so everything here is
+built on these two. No function touches the global generator.
+"""
+
+from collections.abc import Iterator
+from random import Random
+
+
+def generator(*key: object) -> Random:
+    """A generator of its own for the purpose that `key` names, e.g. ``generator("split", seed)``."""
+    return Random(":".join(map(str, key)))
+
+
+def below(rng: Random, bound: int) -> int:
+    """A uniform integer in [0, bound), for any size of bound (bias under 2**-64)."""
+    value = 0
+    for _ in range(bound.bit_length() // 32 + 3):
+        value = value << 32 | int(rng.random() * 2**32)
+    return value % bound
+
+
+def distinct(rng: Random, bound: int) -> Iterator[int]:
+    """All integers of [0, bound) in random order, lazily: O(1) memory and time for each one drawn.
+
+    A Fisher-Yates shuffle that stores only the places it has changed, so bound may be astronomically large.
+    """
+    moved: dict[int, int] = {}
+    for start in range(bound):
+        other = start + below(rng, bound - start)
+        yield moved.get(other, other)
+        moved[other] = moved.pop(start, start)

@@ -1,0 +1,128 @@
+"""The built-in tasks: what a prompt says and what its answer is.
+
+Prompts are as short as they can be and still be read by a person, since tiny character-level models pay
+for every character. Each function yields the strata of its task (see `strata.Stratum`).
+"""
+
+from collections.abc import Callable, Iterator
+from itertools import product
+from math import gcd as greatest_common_divisor
+
+from regress.tasks.strata import Stratum
+
+
+def _spell(index: int, alphabet: str, length: int) -> str:
+    """Word number `index` of the len(alphabet)**length words of this length."""
+    letters = []
+    for _ in range(length):
+        index, digit = divmod(index, len(alphabet))
+        letters.append(alphabet[digit])
+    return "".join(letters)
+
+
+def _words(
+    verb: str, solve: Callable[[str], str], min_length: int, max_length: int, alphabet: str
+) -> Iterator[Stratum]:
+    """One stratum for each word length: "<verb> <word>" -> solve(word)."""
+
+    def of_length(length: int) -> Stratum:
+        def at(index: int) -> tuple[str, str]:
+            word = _spell(index, alphabet, length)
+            return f"{verb} {word}", solve(word)
+
+        return Stratum(len(alphabet) ** length, at)
+
+    return map(of_length, range(min_length, max_length + 1))
+
+
+def copy(min_length: int, max_length: int, alphabet: str) -> Iterator[Stratum]:
+    """ "copy abca" -> "abca"."""
+    return _words("copy", lambda word: word, min_length, max_length, alphabet)
+
+
+def reverse_string(min_length: int, max_length: int, alphabet: str) -> Iterator[Stratum]:
+    """ "rev abcd" -> "dcba"."""
+    return _words("rev", lambda word: word[::-1], min_length, max_length, alphabet)
+
+
+def sort(min_length: int, max_length: int, alphabet: str) -> Iterator[Stratum]:
+    """ "sort 3120" -> "0123", by code point, for digits and letters alike."""
+    return _words("sort", lambda word: "".join(sorted(word)), min_length, max_length, alphabet)
+
+
+def parity(min_length: int, max_length: int) -> Iterator[Stratum]:
+    """ "parity 10110" -> "1": 1 if the number of ones is odd, else 0."""
+    return _words("parity", lambda bits: str(bits.count("1") % 2), min_length, max_length, "01")
+
+
+def letter_counting(min_length: int, max_length: int, alphabet: str) -> Iterator[Stratum]:
+    """ "count a in abca" -> "2"; the letter asked for need not occur."""
+
+    def of_length(length: int) -> Stratum:
+        def at(index: int) -> tuple[str, str]:
+            index, which = divmod(index, len(alphabet))
+            word, letter = _spell(index, alphabet, length), alphabet[which]
+            return f"count {letter} in {word}", str(word.count(letter))
+
+        return Stratum(len(alphabet) ** (length + 1), at)
+
+    return map(of_length, range(min_length, max_length + 1))
+
+
+def chain_sum(min_terms: int, max_terms: int, min_digits: int, max_digits: int) -> Iterator[Stratum]:
+    """ "3+5-9" -> "-1": terms of equally many digits, added and subtracted."""
+
+    def of_shape(terms: int, digits: int) -> Stratum:
+        low = 10 ** (digits - 1) if digits > 1 else 0
+        values = 10**digits - low
+
+        def at(index: int) -> tuple[str, str]:
+            index, offset = divmod(index, values)
+            total = low + offset
+            prompt = str(total)
+            for _ in range(terms - 1):
+                index, choice = divmod(index, 2 * values)
+                minus, offset = divmod(choice, values)
+                total += -(low + offset) if minus else low + offset
+                prompt += f"{'-' if minus else '+'}{low + offset}"
+            return prompt, str(total)
+
+        return Stratum(values * (2 * values) ** (terms - 1), at)
+
+    shapes = product(range(min_terms, max_terms + 1), range(min_digits, max_digits + 1))
+    return (of_shape(terms, digits) for terms, digits in shapes)
+
+
+def modular_sum(min_terms: int, max_terms: int, max_value: int, modulus: int) -> Iterator[Stratum]:
+    """ "4+6+3 mod 5" -> "3": terms from 0 to max_value."""
+
+    def of_terms(terms: int) -> Stratum:
+        def at(index: int) -> tuple[str, str]:
+            values = []
+            for _ in range(terms):
+                index, value = divmod(index, max_value + 1)
+                values.append(value)
+            return f"{'+'.join(map(str, values))} mod {modulus}", str(sum(values) % modulus)
+
+        return Stratum((max_value + 1) ** terms, at)
+
+    return map(of_terms, range(min_terms, max_terms + 1))
+
+
+def gcd(max_value: int) -> Iterator[Stratum]:
+    """ "gcd 12 18" -> "6": ordered pairs from 1 to max_value.
+
+    One stratum for each answer: of uniform pairs 61 % have the answer 1, and a model would learn only this.
+    """
+    pairs: dict[int, list[tuple[int, int]]] = {}
+    for a, b in product(range(1, max_value + 1), repeat=2):
+        pairs.setdefault(greatest_common_divisor(a, b), []).append((a, b))
+
+    def of_answer(answer: int) -> Stratum:
+        def at(index: int) -> tuple[str, str]:
+            a, b = pairs[answer][index]
+            return f"gcd {a} {b}", str(answer)
+
+        return Stratum(len(pairs[answer]), at)
+
+    return map(of_answer, sorted(pairs))

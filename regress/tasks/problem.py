@@ -1,0 +1,41 @@
+"""One problem of a task, and the only verifier there is."""
+
+from dataclasses import dataclass, field
+from hashlib import sha256
+
+from regress.errors import TaskError
+
+WHITESPACE = " \t\r\n"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A prompt with its one right answer.
+
+    `task_id` identifies the content (task, prompt, answer): equal problems have equal ids on every machine
+    and in every run, whatever seed drew them.
+    """
+
+    task: str
+    prompt: str
+    answer: str
+    level: int = 1
+    task_id: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        if not self.answer or self.answer != self.answer.strip(WHITESPACE):
+            raise TaskError(
+                f"task {self.task!r}: the answer {self.answer!r} to {self.prompt!r} is empty or has outer "
+                "whitespace, so no completion could ever equal it: strip it in the generator"
+            )
+        content = "\x00".join((self.task, self.prompt, self.answer))
+        object.__setattr__(self, "task_id", sha256(content.encode()).hexdigest()[:16])
+
+
+def is_correct(problem: Problem, completion: str) -> bool:
+    """Whether the completion is the answer, character by character, but for outer ASCII whitespace.
+
+    Text is compared and never parsed: "07", "+7" and a full-width 7 are not "7", and nothing a model writes
+    is ever evaluated or converted.
+    """
+    return completion.strip(WHITESPACE) == problem.answer

@@ -1,0 +1,71 @@
+"""From a task's name to the task."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from regress.errors import TaskError
+from regress.tasks.draws import generator
+from regress.tasks.levels import FAMILIES, Params, resolve
+from regress.tasks.names import nearest
+from regress.tasks.problem import Problem
+from regress.tasks.strata import draw
+
+GYM = "reasoning_gym/"
+
+
+class Task(Protocol):
+    """A seeded source of problems. Drawing changes nothing: the same call gives the same problems."""
+
+    @property
+    def name(self) -> str:
+        """The name given to `make_task`."""
+        ...
+
+    @property
+    def level(self) -> int:
+        """The difficulty level, from 1 up."""
+        ...
+
+    def draw(self, count: int) -> list[Problem]:
+        """`count` problems with distinct prompts, in random order; fewer if there are no more."""
+        ...
+
+
+@dataclass(frozen=True)
+class BuiltinTask:
+    """A task of `levels.FAMILIES`, with all its parameters."""
+
+    name: str
+    level: int
+    params: Params
+    seed: int
+
+    def draw(self, count: int) -> list[Problem]:
+        """As `Task.draw`."""
+        strata = list(FAMILIES[self.name].strata(**self.params))
+        pairs = draw(strata, count, generator("task", self.name, self.seed))
+        return [Problem(self.name, prompt, answer, self.level) for prompt, answer in pairs]
+
+
+def task_names() -> tuple[str, ...]:
+    """The names of the built-in tasks."""
+    return tuple(sorted(FAMILIES))
+
+
+def make_task(name: str, level: int = 1, params: Mapping[str, Any] | None = None, seed: int = 0) -> Task:
+    """The task `name` (built-in, or "reasoning_gym/<dataset>") at a difficulty level.
+
+    `params` override single values of the level. Raises TaskError, naming the nearest valid choice, for an
+    unknown name, level or parameter, and for a value out of range.
+    """
+    if name.startswith(GYM):
+        from regress.tasks.reasoning_gym import make_gym_task  # the optional extra loads only when asked for
+
+        return make_gym_task(name.removeprefix(GYM), level, params or {}, seed)
+    if name not in FAMILIES:
+        raise TaskError(
+            f"task.name: there is no task {name!r}; {nearest(name, FAMILIES)} "
+            f"(datasets of the optional reasoning-gym are named {GYM}<dataset>)"
+        )
+    return BuiltinTask(name, level, resolve(name, level, params or {}), seed)

@@ -1,0 +1,152 @@
+"""Rewards: named plain functions of (problem, completion text), and their weighted sum.
+
+None of them parses, converts or evaluates what the model wrote; completions are only compared.
+"""
+
+import importlib
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from numbers import Real
+
+from regress.errors import TaskError
+from regress.tasks.names import nearest
+from regress.tasks.problem import WHITESPACE, Problem, is_correct
+
+RewardFunction = Callable[[Problem, str], float]
+
+_REGISTRY: dict[str, RewardFunction] = {}
+
+
+def register_reward(name: str) -> Callable[[RewardFunction], RewardFunction]:
+    """Decorator that makes a function known to `task.rewards`. Raises TaskError if the name is taken."""
+
+    def register(function: RewardFunction) -> RewardFunction:
+        if name in _REGISTRY:
+            raise TaskError(f"reward {name!r} is registered already: choose another name")
+        _REGISTRY[name] = function
+        return function
+
+    return register
+
+
+@register_reward("exact_match")
+def exact_match(problem: Problem, completion: str) -> float:
+    """1 if the completion is the answer, else 0."""
+    return float(is_correct(problem, completion))
+
+
+@register_reward("contains_answer")
+def contains_answer(problem: Problem, completion: str) -> float:
+    """1 if the answer is the completion, 0.5 if it is one of its whitespace-separated words, else 0.
+
+    Whole words: "12" is not found in "0123456789", which would be a way to be paid for everything.
+    """
+    if is_correct(problem, completion):
+        return 1.0
+    return 0.5 if problem.answer in completion.split() else 0.0
+
+
+@register_reward("character_match")
+def character_match(problem: Problem, completion: str) -> float:
+    """Share of places, to the longer text's end, with the right character: dense, and 1 only if correct."""
+    text = completion.strip(WHITESPACE)
+    right = sum(a == b for a, b in zip(problem.answer, text, strict=False))
+    return right / max(len(problem.answer), len(text))
+
+
+_FORMATS = (re.compile(r"-?[0-9]+"), re.compile(r"[a-z]+"), re.compile(r"[A-Za-z]+"), re.compile(r"\S+"))
+
+
+@register_reward("format")
+def answer_format(problem: Problem, completion: str) -> float:
+    """1 if the completion has the form of the answer (integer, lower-case word, word, one piece), else 0.
+
+    For an answer of several words any text will do that is not empty.
+    """
+    text = completion.strip(WHITESPACE)
+    for pattern in _FORMATS:
+        if pattern.fullmatch(problem.answer):
+            return float(pattern.fullmatch(text) is not None)
+    return float(bool(text))
+
+
+@dataclass(frozen=True)
+class Reward:
+    """The reward of one completion: the weighted sum, and each function's own unweighted value."""
+
+    total: float
+    parts: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class RewardSum:
+    """The weighted sum of reward functions, callable like one: `terms` holds (name, weight, function)."""
+
+    terms: tuple[tuple[str, float, RewardFunction], ...]
+
+    def __call__(self, problem: Problem, completion: str) -> Reward:
+        """Raises TaskError if a function raises or returns anything but a finite number."""
+        parts = {name: _evaluate(name, function, problem, completion) for name, _, function in self.terms}
+        return Reward(sum(weight * parts[name] for name, weight, _ in self.terms), parts)
+
+
+def make_rewards(weights: Mapping[str, float]) -> RewardSum:
+    """The sum of the rewards named in `weights` (`task.rewards`: name -> weight).
+
+    A name is a registered one or a path "package.module:function". Raises TaskError for an unknown name, a
+    path that cannot be imported, a weight that is no finite number, and when no weight differs from 0.
+    """
+    for name, weight in weights.items():
+        _check_weight(name, weight)
+    if not any(weights.values()):
+        raise TaskError(
+            "task.rewards must give at least one reward a weight other than 0, for example {exact_match: 1.0}"
+        )
+    return RewardSum(tuple((name, float(weight), _resolve(name)) for name, weight in weights.items()))
+
+
+def _check_weight(name: str, weight: object) -> None:
+    if isinstance(weight, bool) or not isinstance(weight, Real) or not math.isfinite(weight):
+        raise TaskError(f"task.rewards.{name}: the weight must be a finite number, not {weight!r}")
+
+
+def _resolve(name: str) -> RewardFunction:
+    if name in _REGISTRY:
+        return _REGISTRY[name]
+    module, colon, attribute = name.partition(":")
+    if not colon:
+        raise TaskError(
+            f"task.rewards: there is no reward {name!r}; {nearest(name, _REGISTRY)} "
+            '(your own is named by its path, "package.module:function")'
+        )
+    try:
+        function: RewardFunction = getattr(importlib.import_module(module), attribute)
+    except Exception as error:
+        raise TaskError(
+            f"task.rewards: cannot import {name!r} ({type(error).__name__}: {error}); "
+            'the form is "package.module:function" and the package must be importable from here'
+        ) from error
+    if not callable(function):
+        raise TaskError(f"task.rewards: {name!r} is not a function but {function!r}")
+    return function
+
+
+def _evaluate(name: str, function: RewardFunction, problem: Problem, completion: str) -> float:
+    where = f"reward {name!r} on task {problem.task!r} (task_id {problem.task_id})"
+    try:
+        value: object = function(problem, completion)
+    except Exception as error:
+        raise TaskError(
+            f"{where} raised {type(error).__name__}: {error}; a reward must return a number for every text"
+        ) from error
+    if not isinstance(value, Real):
+        raise TaskError(f"{where} returned {value!r}; a reward must return a number")
+    try:
+        result = float(value)
+    except OverflowError:  # an int beyond the largest float
+        result = math.inf
+    if not math.isfinite(result):
+        raise TaskError(f"{where} returned {result!r}; a reward must be finite")
+    return result

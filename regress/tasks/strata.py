@@ -1,0 +1,41 @@
+"""A task's prompts as numbered sets, so that distinct ones are drawn without trying and rejecting."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from random import Random
+
+from regress.tasks.draws import distinct
+
+
+@dataclass(frozen=True)
+class Stratum:
+    """Prompts of one kind (say, one word length): `at(index)` for index in [0, size) is (prompt, answer).
+
+    Different indices, and different strata of one task, give different prompts.
+    """
+
+    size: int
+    at: Callable[[int], tuple[str, str]]
+
+
+def shares(sizes: Sequence[int], count: int) -> list[int]:
+    """How many of `count` draws each stratum gives: equal shares; what small ones lack, larger ones add."""
+    result = [0] * len(sizes)
+    left = min(count, sum(sizes))
+    ascending = sorted(range(len(sizes)), key=lambda index: (sizes[index], index))
+    for done, index in enumerate(ascending):
+        result[index] = min(sizes[index], left // (len(sizes) - done))
+        left -= result[index]
+    return result
+
+
+def draw(strata: Sequence[Stratum], count: int, rng: Random) -> list[tuple[str, str]]:
+    """`count` (prompt, answer) pairs with distinct prompts in random order; all there are, if fewer.
+
+    The kinds are mixed evenly: drawn uniformly, nearly all words of 3 to 5 letters would have 5.
+    """
+    pairs = []
+    for stratum, share in zip(strata, shares([s.size for s in strata], count), strict=True):
+        pairs += [stratum.at(index) for index in islice(distinct(rng, stratum.size), share)]
+    return [pairs[index] for index in distinct(rng, len(pairs))]

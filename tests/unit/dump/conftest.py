@@ -1,0 +1,96 @@
+"""Records and dumps that the tests share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from regress.dump.coordinates import Coordinates
+from regress.dump.files import write_atomically
+from regress.dump.formats import FORMATS
+from regress.dump.record import Record
+from regress.dump.trajectory import Trajectory, to_record
+
+Make = Callable[..., Any]
+
+
+def _trajectory(index: int = 0, **changes: Any) -> Trajectory:
+    fields: dict[str, Any] = {
+        "group_id": "g0",
+        "run_id": index,
+        "tokens": [5, 6, 7, 8 + index],
+        "loss_mask": [0, 0, 1, 1],
+        "reward": 0.1 + index,
+        "prompt_length": 2,
+        "log_probs": np.array([0.0, 0.0, -0.3, -1.7], np.float32),
+        "finish_reason": "stop",
+        "rewards": {"exact_match": 0.1 + index},
+        "task_id": "t",
+        "prompt": "ab",
+        "response": "cd",
+        "ground_truth": "cd",
+        "temperature": 0.7,
+    }
+    return Trajectory(**{**fields, **changes})
+
+
+def _records() -> list[Record]:
+    rng = np.random.default_rng(0)
+    place = Coordinates(3, update=1, epoch=0, mini_batch=1, rank=0, micro=2)
+    tensors = {
+        "log_probs": rng.standard_normal((3, 5)).astype(np.float32),
+        "response_mask": rng.random((3, 5)) < 0.5,
+        "input_ids": rng.integers(0, 99, (3, 6)),
+    }
+    meta = {"layout": {"shape": [3, 5]}, "tokens": 9, "scale": 0.1}
+    loss = {"loss": np.float32(0.3), "pg_loss": np.float32(0.2)}
+    return [
+        to_record([_trajectory(i) for i in range(3)], 3, {"mode": "train"}),
+        Record.of("forward_data", place, tensors, meta),
+        Record.of("loss", place, loss, {"metrics": {"ratio": 1.0}}),
+        Record.of("param", Coordinates(3, rank=0), {"a.weight": rng.standard_normal((4, 3))}),
+    ]
+
+
+def _write(folder: Path, record: Record, format: str) -> Path:
+    path = folder / record.type / f"{record.where.stem}.{format}"
+    write_atomically(path, FORMATS[format].encode(record))
+    return path
+
+
+def _content(record: Record) -> list[Any]:
+    """A record down to its bytes, found without the checksum under test."""
+    head = record.head()
+    tensors = [(name, a.dtype.name, a.shape, a.tobytes()) for name, a in record.tensors.items()]
+    return [json.dumps(head, sort_keys=True), tensors]
+
+
+@pytest.fixture(scope="session")
+def make_trajectory() -> Make:
+    return _trajectory
+
+
+@pytest.fixture(scope="session")
+def make_records() -> Make:
+    return _records
+
+
+@pytest.fixture(scope="session")
+def write_record() -> Make:
+    return _write
+
+
+@pytest.fixture(scope="session")
+def content() -> Make:
+    return _content
+
+
+@pytest.fixture(params=sorted(FORMATS))
+def format_name(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
