@@ -15,7 +15,7 @@ BOOLEANS = {
     **dict.fromkeys(("true", "yes", "on", "1"), True),
     **dict.fromkeys(("false", "no", "off", "0"), False),
 }
-INTEGER = re.compile(r"[+-]?[0-9]+")
+INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 NAMES: Mapping[Any, str] = {
     str: "text",
     bool: "true or false",
