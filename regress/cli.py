@@ -19,8 +19,8 @@ class FriendlyGroup(click.Group):
         try:
             return super().invoke(ctx)
         except RegressError as error:
-            lines = [f"error: {error}", *getattr(error, "__notes__", ())]
-            click.echo("\n".join(lines), err=True)
+            sentences = " | ".join([str(error), *getattr(error, "__notes__", ())])
+            click.echo(f"error: {' '.join(sentences.splitlines())}", err=True)
             ctx.exit(error.exit_code)
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from transformers.utils.logging import disable_progress_bar
@@ -17,8 +18,9 @@ from regress.engine.build import Run, build
 from regress.engine.config.schema import Config
 from regress.engine.environment import configure_torch
 from regress.engine.evaluation import PASS_RATE, due, pass_rate
+from regress.engine.outputs import Outputs
 from regress.engine.tracking import Log, tracking
-from regress.errors import RegressError
+from regress.errors import RegressError, reason
 
 
 @dataclass(frozen=True)
@@ -38,29 +40,26 @@ def train(config: Config, console: Console) -> RunResult:
         RegressError: whatever a user can mend, in one sentence.
     """
     configure_torch(config.threads)
-    output = Path(config.output_dir)
+    disable_progress_bar()
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     bars = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-    with bars, ExitStack() as resources:
+    with bars, _memory_errors(), Outputs(Path(config.output_dir)) as outputs, ExitStack() as resources:
 
         def progress(name: str, total: int) -> Callable[[], None]:
             task = bars.add_task(name, total=total)
             return lambda: bars.advance(task)
 
-        log = resources.enter_context(tracking(config))
         run = build(config, resources, progress)
+        log = resources.enter_context(tracking(config, outputs))
         _record(run, resources)
         metrics, pass_rates = _loop(run, log, progress("training", config.max_steps), console)
-        save(run, output / "final")
+        outputs.save(run.trainer.policy.model, run.tokenizer)
     dump_dir = run.recorder.folder if run.recorder is not None else None
-    return RunResult(output, dump_dir, metrics, pass_rates)
+    return RunResult(outputs.folder, dump_dir, metrics, pass_rates)
 
 
 def _loop(
-    run: Run,
-    log: Log,
-    advance: Callable[[], None],
-    console: Console,
+    run: Run, log: Log, advance: Callable[[], None], console: Console
 ) -> tuple[dict[str, float], dict[int, float]]:
     metrics: dict[str, float] = {}
     pass_rates: dict[int, float] = {}
@@ -88,13 +87,20 @@ def _record(run: Run, resources: ExitStack) -> None:
         resources.enter_context(record_activations(run.trainer.policy.model, debug.target_module_pattern))
 
 
-def save(run: Run, folder: Path) -> None:
-    """Model and tokenizer as ``save_pretrained`` writes them."""
-    disable_progress_bar()
+@contextmanager
+def _memory_errors() -> Iterator[None]:
     try:
-        run.trainer.policy.model.save_pretrained(folder)
-        run.tokenizer.save_pretrained(folder)
-    except OSError as error:
-        raise RegressError(
-            f"{folder} cannot be written ({error.strerror}); free space there or change output_dir"
-        ) from error
+        yield
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise _too_large(error) from error
+    except RuntimeError as error:
+        if "can't allocate memory" not in str(error):
+            raise
+        raise _too_large(error) from error
+
+
+def _too_large(error: BaseException) -> RegressError:
+    return RegressError(
+        f"the memory does not suffice ({reason(error)}); lower batching.micro_batch_size, batching.pad_to_multiple_of, "
+        "the sizes in data, or those of the model"
+    )

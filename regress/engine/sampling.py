@@ -45,10 +45,18 @@ class Completion:
     finish_reason: str
 
 
+class UndefinedDistribution(Exception):  # noqa: N818 - it never reaches people; the rollout worker names the sample
+    """The scores of a row of the batch hold NaN or infinity, or exclude every token: nothing can be drawn."""
+
+    def __init__(self, row: int) -> None:
+        super().__init__(f"row {row}")
+        self.row = row
+
+
 class LogProbRecorder(LogitsProcessor):
     """Reads the distribution each token is drawn from; the token itself is known one call later.
 
-    Only one ``[B, V]`` tensor is held at a time.
+    Only one ``[B, V]`` tensor is held at a time. Raises `UndefinedDistribution` where there is none.
     """
 
     def __init__(self) -> None:
@@ -57,6 +65,9 @@ class LogProbRecorder(LogitsProcessor):
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         self._settle(input_ids[:, -1])
+        undefined = ~scores.amax(-1).isfinite()  # NaN and infinity both survive the maximum
+        if undefined.any():
+            raise UndefinedDistribution(int(undefined.nonzero()[0]))
         self._last = scores
         return scores
 
@@ -79,6 +90,9 @@ def sample(
     """One completion per prompt, in one batch (left padded), on a generator of its own.
 
     The global random state is left as it was, so a run without sampling (mock mode) sees the same one.
+
+    Raises:
+        UndefinedDistribution: naming the prompt's row, if the model gives no finite probabilities.
     """
     width = max(len(prompt) for prompt in prompts)
     rows = [[params.pad_id] * (width - len(prompt)) + list(prompt) for prompt in prompts]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from regress.engine import taps
+from regress.engine import optim, taps
 from regress.engine.batch import LossTokens, Microbatch
 from regress.engine.policy import Policy
 from regress.errors import RegressError
@@ -118,7 +118,7 @@ def train_step(
     grad_norm = policy.clip_grad_norm(max_grad_norm)
     taps.grad_norm(grad_norm)
     _refuse_nonfinite(microbatches, shares, grad_norm)
-    optimizer.step()
+    optim.update(optimizer)
     taps.after_update(policy, optimizer, target_params)
     total = torch.stack([share.loss for share in shares]).sum()
     metrics = functools.reduce(add_metrics, (share.metrics for share in shares))

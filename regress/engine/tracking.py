@@ -1,37 +1,33 @@
-"""Metrics of a run: ``metrics.jsonl`` always, and any tracker that accelerate knows beside it."""
+"""Metrics of a run: to its own files always, and to any tracker that accelerate knows beside them."""
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Any
 
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker
 
 from regress.engine.config import flat
 from regress.engine.config.schema import Config
-from regress.errors import ConfigError, RegressError
+from regress.engine.outputs import Outputs
+from regress.errors import ConfigError
 
 Log = Callable[[int, Mapping[str, float]], None]
 """``log(step, metrics)``; call it once a step, because trackers refuse to go back."""
 
 
 @contextmanager
-def tracking(config: Config) -> Iterator[Log]:
-    """Open the run's metrics file and its trackers; they are closed in the end, whatever happens.
+def tracking(config: Config, outputs: Outputs) -> Iterator[Log]:
+    """Open the trackers that ``tracking.trackers`` names; they are closed in the end, whatever happens.
 
     Raises:
-        ConfigError: if ``tracking.trackers`` names one that is unknown or not installed.
-        RegressError: if the output directory cannot be written.
+        ConfigError: if one is unknown or not installed.
     """
-    output = Path(config.output_dir)
     with ExitStack() as resources:
-        logs = [resources.enter_context(_metrics_file(output))]
-        logs += [resources.enter_context(_tracker(name, config, output)) for name in config.tracking.trackers]
+        logs: list[Log] = [outputs.log]
+        logs += [resources.enter_context(_tracker(name, config)) for name in config.tracking.trackers]
 
         def log(step: int, metrics: Mapping[str, float]) -> None:
             for write in logs:
@@ -41,27 +37,7 @@ def tracking(config: Config) -> Iterator[Log]:
 
 
 @contextmanager
-def _metrics_file(output: Path) -> Iterator[Log]:
-    """One line of strict JSON a step, flushed as it is written; what is not finite is null."""
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-        file = (output / "metrics.jsonl").open("w")
-    except OSError as error:
-        raise RegressError(
-            f"output_dir={str(output)!r} cannot be written ({error.strerror}); choose another output_dir"
-        ) from error
-
-    def log(step: int, metrics: Mapping[str, float]) -> None:
-        finite = {key: value if math.isfinite(value) else None for key, value in metrics.items()}
-        file.write(json.dumps({"step": step, **finite}, allow_nan=False) + "\n")
-        file.flush()
-
-    with file:
-        yield log
-
-
-@contextmanager
-def _tracker(name: str, config: Config, output: Path) -> Iterator[Log]:
+def _tracker(name: str, config: Config) -> Iterator[Log]:
     if name not in LOGGER_TYPE_TO_CLASS:
         near = get_close_matches(name, LOGGER_TYPE_TO_CLASS, n=1) or sorted(LOGGER_TYPE_TO_CLASS)
         raise ConfigError(
@@ -69,7 +45,7 @@ def _tracker(name: str, config: Config, output: Path) -> Iterator[Log]:
         )
     kind: Any = LOGGER_TYPE_TO_CLASS[name]
     try:
-        directory = (str(output / name),) if kind.requires_logging_directory else ()
+        directory = (f"{config.output_dir}/{name}",) if kind.requires_logging_directory else ()
         tracker: GeneralTracker = kind(config.exp_name, *directory)
         tracker.start()
     except ImportError as error:

@@ -180,6 +180,16 @@ def _reference(c: Config) -> str | None:
     )
 
 
+def _system_envs(c: Config) -> str | None:
+    for name in c.system_envs:
+        if not name or "=" in name or "\0" in name:
+            return (
+                f"system_envs.{name!r} cannot be the name of an environment variable, which is not empty and holds "
+                "no = and no NUL; correct the name."
+            )
+    return None
+
+
 def _dump_options(c: Config) -> str | None:
     options = vars(c.debug.dump_options)
     if not c.debug.enable_data_dump or any(options.values()):
@@ -221,5 +231,6 @@ RULES: tuple[Rule, ...] = (
     _current_log_probs,
     _current_dump,
     _reference,
+    _system_envs,
     _dump_options,
 )

@@ -269,7 +269,7 @@ class Config:
         "${oc.env:EXPERIMENT_PATH,./outputs}/${exp_name}", "directory of everything the run writes"
     )
     device: str = _value("cpu", "torch device")
-    threads: int = _value(1, "CPU threads of torch; results may change with it", minimum=1)
+    threads: int = _value(1, "CPU threads of torch; results may change with it", minimum=1, maximum=1024)
     system_envs: dict[str, str] = field(
         default_factory=dict, metadata={"help": "environment variables set before torch starts"}
     )

@@ -63,6 +63,8 @@ def _read(leaf: Leaf, value: Any) -> Any:
 def _text(value: Any) -> str:
     if value is None or isinstance(value, dict | list):
         raise _MisfitError
+    if "\0" in str(value):
+        raise _MisfitError(" without the character NUL, which no path and no variable can hold")
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
