@@ -79,6 +79,16 @@ IMPOSSIBLE = {
         "optimizer.warmup_steps=11 is more than the 10 optimizer updates of max_steps=10, so that the "
         "learning rate is never reached; lower it or raise max_steps."
     ),
+    "algorithm.old_log_probs=current trainer.epochs=2": (
+        "algorithm.old_log_probs=current makes every ratio 1, but a rollout gets 2 updates (trainer.epochs=2, "
+        "trainer.mini_batch_size=null) and the policy has moved after the first; set "
+        "algorithm.old_log_probs=recompute, or trainer.epochs=1 and trainer.mini_batch_size=null."
+    ),
+    "algorithm.old_log_probs=current debug.dump_options.old_log_probs=true": (
+        "debug.dump_options.old_log_probs=true finds no log-probs from before the update while "
+        "algorithm.old_log_probs=current; set it to false (is_loss_debug holds those used) or "
+        "algorithm.old_log_probs=recompute."
+    ),
     "reference.sync_every_n_steps=5": (
         "reference.sync_every_n_steps=5 finds no reference model while algorithm.kl_coef=0; give "
         "algorithm.kl_coef a value or set reference.sync_every_n_steps=null."
