@@ -87,17 +87,20 @@ def _leaf(type: str, name: str, array: Array) -> Any:
 def _single(record: Record) -> Payload:
     """NexRL's keys for the one parameter it dumps; the statistics are computed in float64."""
     ((name, array),) = record.tensors.items()
-    values = array.astype(np.float64)
-    count = max(values.size, 1)
-    mean = float(values.sum()) / count
+    count = max(array.size, 1)
+    with np.errstate(all="ignore"):  # a broken parameter has broken statistics, and no warnings
+        values = array.astype(np.float64)
+        mean = float(values.sum()) / count
+        norm = float(np.sqrt((values**2).sum()))
+        std = float(np.sqrt(((values - mean) ** 2).sum() / max(count - 1, 1)))
     return {
         "param_name": name,
         record.type: array,
         "shape": list(array.shape),
         "dtype": f"torch.{dtype_name(array.dtype)}",
-        "norm": float(np.sqrt((values**2).sum())),
+        "norm": norm,
         "mean": mean,
-        "std": float(np.sqrt(((values - mean) ** 2).sum() / max(count - 1, 1))),
+        "std": std,
     }
 
 

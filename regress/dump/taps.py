@@ -110,8 +110,7 @@ def at(**coordinates: int | None) -> Iterator[Coordinates | None]:
         yield where
     except BaseException:
         _where.reset(token)
-        # A failure to write comes up again when the recorder ends; here it would hide this exception.
-        with suppress(DumpError):
+        with suppress(DumpError):  # what ended the block matters more; the recorder reports its failure later
             _flush(where, outer)
         raise
     _where.reset(token)

@@ -44,15 +44,15 @@ class Outputs(AbstractContextManager["Outputs"]):
             probe.unlink()
         self._metrics: TextIO | None = None
 
-    def log(self, metrics: Mapping[str, float]) -> None:
-        """One line of metrics, flushed as it is written; what is not finite is null."""
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """One line of strict JSON, flushed as it is written; what is not finite is null."""
         finite = {key: value if math.isfinite(value) else None for key, value in metrics.items()}
         with self._errors():
             if (
                 self._metrics is None
             ):  # not before: a run that is refused leaves those of an earlier one alone
                 self._metrics = (self.folder / LIVE_METRICS).open("w")
-            self._metrics.write(json.dumps(finite, allow_nan=False) + "\n")
+            self._metrics.write(json.dumps({"step": step, **finite}, allow_nan=False) + "\n")
             self._metrics.flush()
 
     def save(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -19,6 +19,7 @@ from regress.engine.config.schema import Config
 from regress.engine.environment import configure_torch
 from regress.engine.evaluation import PASS_RATE, due, pass_rate
 from regress.engine.outputs import Outputs
+from regress.engine.tracking import Log, tracking
 from regress.errors import RegressError, reason
 
 
@@ -49,27 +50,30 @@ def train(config: Config, console: Console) -> RunResult:
             return lambda: bars.advance(task)
 
         run = build(config, resources, progress)
+        log = resources.enter_context(tracking(config, outputs))
         _record(run, resources)
-        metrics, pass_rates = _loop(run, outputs, progress("training", config.max_steps), console)
+        metrics, pass_rates = _loop(run, log, progress("training", config.max_steps), console)
         outputs.save(run.trainer.policy.model, run.tokenizer)
     dump_dir = run.recorder.folder if run.recorder is not None else None
     return RunResult(outputs.folder, dump_dir, metrics, pass_rates)
 
 
 def _loop(
-    run: Run, outputs: Outputs, advance: Callable[[], None], console: Console
+    run: Run, log: Log, advance: Callable[[], None], console: Console
 ) -> tuple[dict[str, float], dict[int, float]]:
     metrics: dict[str, float] = {}
     pass_rates: dict[int, float] = {}
     for step in range(run.config.max_steps + 1):
+        row: dict[str, float] = {}
         if due(run.config, step):
-            pass_rates[step] = pass_rate(run.trainer.worker, run.prompts.evaluation(), step)
-            outputs.log({"step": step, PASS_RATE: pass_rates[step]})
+            row[PASS_RATE] = pass_rates[step] = pass_rate(run.trainer.worker, run.prompts.evaluation(), step)
             console.print(f"step {step}: greedy pass rate on held-out prompts {pass_rates[step]:.3f}")
         if step < run.config.max_steps:
             metrics = run.trainer.step(step)
-            outputs.log({"step": step, **metrics})
+            row |= metrics
             advance()
+        if row:
+            log(step, row)
     return metrics, pass_rates
 
 

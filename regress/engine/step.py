@@ -108,8 +108,9 @@ def train_step(
             entropy_K=out.entropy,
         )
         share = (part.weights.to(terms.loss_K.dtype) * terms.loss_K).sum()
-        taps.microbatch(micro, part, out, terms, share, objective)
-        return share, Share(share.detach(), token_metrics(terms))
+        metrics = token_metrics(terms)
+        taps.microbatch(micro, part, out, terms, share, metrics, objective)
+        return share, Share(share.detach(), metrics)
 
     policy.zero_grad()
     shares = policy.forward_backward(microbatches, loss)

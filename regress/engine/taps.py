@@ -6,7 +6,7 @@ under the microbatch's layout, each value at its own token, 0 where there is non
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from regress.engine.batch import LossTokens, Microbatch, TokenBatch
 from regress.engine.policy import Policy
 from regress.grpo.logprobs import TokenLogProbs
 from regress.grpo.losses import TokenLoss
+from regress.grpo.metrics import Metric
 from regress.grpo.objective import Objective
 from regress.layout import BatchPlan
 
@@ -46,10 +47,11 @@ def microbatch(
     out: TokenLogProbs,
     terms: TokenLoss,
     share: Tensor,
+    metrics: Mapping[str, Metric],
     objective: Objective,
 ) -> None:
     """Inputs, forward data, the terms of the loss token by token, and the loss of one microbatch."""
-    meta = {"samples": micro.sample_ids}
+    meta: dict[str, object] = {"samples": micro.sample_ids}
     layout = micro.layout
     if wanted("batch_inputs"):
         tap("batch_inputs", _batch_inputs(micro), layout=layout, meta=meta)
@@ -58,7 +60,9 @@ def microbatch(
     if wanted("is_loss_debug"):
         tap("is_loss_debug", _loss_terms(micro, part, out, terms, share), layout=layout, meta=meta)
     if wanted("loss"):
-        tap("loss", _loss(part, terms, share), layout=layout, meta={**meta, **_reduction(part, objective)})
+        meta |= _reduction(part, objective)
+        meta["metrics"] = {name: metric.value for name, metric in metrics.items()}
+        tap("loss", _loss(part, terms, share), layout=layout, meta=meta)
 
 
 def gradients(policy: Policy, pattern: str) -> None:

@@ -3,6 +3,9 @@
 A comparison gives both sides the same weights and the same rollouts, and asks for the advantages, the
 loss that is back-propagated and the gradient of every parameter. Our side runs each completion alone,
 without padding; the engines pad, mask and batch as they always do.
+
+Weights are float64, so that what differs is mathematics, not rounding (norms and softmax stay float32
+inside the model, and both engines keep rewards and advantages in float32).
 """
 
 from collections.abc import Iterable, Sequence
@@ -84,14 +87,14 @@ def make_world(path: Path) -> World:
         eos_token_id=EOS,
         bos_token_id=None,
     )
-    Qwen3ForCausalLM(config).save_pretrained(path)
+    Qwen3ForCausalLM(config).double().save_pretrained(path)
     words = {"<pad>": PAD, "<eos>": EOS} | {f"w{i}": i for i in range(2, VOCABULARY)}
     tokenizer = Tokenizer(WordLevel(words, unk_token="w2"))
     tokenizer.pre_tokenizer = Whitespace()
     PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="w2", padding_side="left"
     ).save_pretrained(path)
-    reference = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    reference = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64)
     old = moved(reference, 0.05, seed=1)
     return World(
         path, reference, old, moved(old, 0.05, seed=2), make_samples(tools=False), make_samples(tools=True)

@@ -218,6 +218,7 @@ def make_trainer(world: World, samples: list[Sample], directory: Path, case: Cas
         "gradient_checkpointing": False,
         "bf16": False,
         "use_cpu": True,
+        "model_init_kwargs": {"dtype": "auto"},
         "report_to": "none",
     }
     settings |= SETTINGS[case.preset] | case.trl

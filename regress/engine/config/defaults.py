@@ -22,6 +22,7 @@ from regress.engine.config.leaves import KeyPath, find_leaf, leaves
 from regress.engine.config.origins import COMMAND_LINE, FILE, Origin, shown_path
 from regress.engine.config.primary import Primary, missing_file
 from regress.engine.config.store import Entry, Store, is_tree
+from regress.engine.config.text import first_line, shortened
 from regress.errors import ConfigError
 
 HYDRA_KEYS = ("defaults", "hydra")
@@ -33,7 +34,7 @@ class FileLayer:
 
     def __init__(self, primary: Primary) -> None:
         self._name = primary.file.path.stem if primary.file is not None else None
-        self._shown = shown_path(primary.file.path) if primary.file is not None else "command line"
+        self._shown = shown_path(primary.file.path) if primary.file is not None else COMMAND_LINE
         self._directories = primary.directories
         self._inheritance = Inheritance(primary.directories)
 
@@ -86,17 +87,17 @@ class FileLayer:
         except ConfigError:
             raise
         except Exception as error:  # a defaults list can make Hydra raise nearly anything
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise ConfigError(
-                f"The defaults lists of {self._shown} cannot be composed ({reason}); correct them."
+                f"The defaults lists of {self._shown} cannot be composed ({first_line(error)}); correct them."
             ) from error
 
     def _missing(self, error: MissingConfigException, choices: Sequence[Override]) -> str:
         name, parent = str(error.missing_cfg_file), re.match("In '([^']*)'", str(error))
-        chosen = name in map(_chosen_name, choices)
-        file = self._inheritance.file(parent[1]) if parent is not None and not chosen else None
-        where = f"file {file.where(('defaults',))}" if file is not None else "command line"
-        return f"{name} ({where}) is no configuration: {missing_file(name, self._directories)}."
+        file = self._inheritance.file(parent[1]) if parent is not None else None
+        where = f"file {file.where(('defaults',))}" if file is not None else self._shown
+        if name in map(_chosen_name, choices):
+            where = COMMAND_LINE
+        return f"{shortened(name)} ({where}) is no configuration: {missing_file(name, self._directories)}."
 
 
 @contextmanager

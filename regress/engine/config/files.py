@@ -9,15 +9,18 @@ from typing import Any
 
 import yaml
 from omegaconf import OmegaConf
-from omegaconf.errors import GrammarParseError
+from omegaconf.errors import GrammarParseError, OmegaConfBaseException
 
 from regress.engine.config.leaves import KeyPath
 from regress.engine.config.origins import absolute, shown_path
-from regress.engine.config.text import shortened
+from regress.engine.config.text import first_line, shortened
 from regress.errors import ConfigError
 
 SUFFIX = ".yaml"
 INTERPOLATIONS = "${KEY} or ${oc.env:NAME,DEFAULT}"
+
+UNREADABLE = (yaml.YAMLError, OmegaConfBaseException, ValueError, TypeError, AttributeError)
+"""What PyYAML and OmegaConf raise for text that they cannot turn into values."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +60,9 @@ def read_yaml(path: Path) -> YamlFile:
         except GrammarParseError as error:
             key = str(error.full_key)
             where = YamlFile(path, {}, written).where(tuple(key.split(".")))
-            reason = str(error).splitlines()[0]
             raise ConfigError(
-                f"{key} (file {where}) is a malformed interpolation ({reason}); write {INTERPOLATIONS}."
+                f"{key} (file {where}) is a malformed interpolation ({first_line(error)}); "
+                f"write {INTERPOLATIONS}."
             ) from error
     return YamlFile(path, values, written)
 
@@ -79,6 +82,10 @@ def _errors(path: Path) -> Iterator[None]:
         raise ConfigError(f"File {shown} is nested too deeply; it is no configuration.") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"File {shown} is not UTF-8 text; save it as UTF-8.") from error
+    except UNREADABLE as error:
+        raise ConfigError(
+            f"File {shown} holds what YAML cannot read ({first_line(error)}); correct it."
+        ) from error
     except OSError as error:
         raise ConfigError(f"File {shown} cannot be read ({error.strerror}); check permissions.") from error
 

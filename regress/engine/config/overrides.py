@@ -68,7 +68,7 @@ def _parse(line: str) -> Override:
         override = OverridesParser.create().parse_override(line)
         if not override.key_or_group:
             raise HydraException(f"no key in {line}")
-    except HydraException as error:
+    except (HydraException, ValueError) as error:
         raise ConfigError(
             f"Override {shortened(line)} (command line) is malformed; write KEY=VALUE, KEY=[A,B], GROUP=NAME "
             "or ~KEY, and a value with special characters as KEY='\"VALUE\"'."

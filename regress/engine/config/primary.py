@@ -19,6 +19,7 @@ from regress.engine.config.files import (
 from regress.engine.config.nearest import nearest
 from regress.engine.config.origins import absolute, shown_path
 from regress.engine.config.resolve import why_unresolved
+from regress.engine.config.text import shortened
 from regress.errors import ConfigError
 
 BUILT_IN = Path(__file__).parent / "conf"
@@ -65,11 +66,13 @@ def _locate(given: Path, config_name: str | None) -> Path:
         return given
     if not given.is_dir():
         what = "a file" if given.is_file() else "missing"
-        raise ConfigError(f"{stated} is {what}, but config_name={config_name} needs a directory; give that.")
+        raise ConfigError(
+            f"{stated} is {what}, but config_name={shortened(config_name)} needs a directory; give that."
+        )
     path = find_yaml(config_name, [given, BUILT_IN])
     if path is None:
         reason = missing_file(config_name, [given, BUILT_IN])
-        raise ConfigError(f"config_name={config_name} is no configuration: {reason}.")
+        raise ConfigError(f"config_name={shortened(config_name)} is no configuration: {reason}.")
     return path
 
 

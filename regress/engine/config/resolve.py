@@ -8,6 +8,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import (
     GrammarParseError,
     InterpolationKeyError,
+    MissingMandatoryValue,
     OmegaConfBaseException,
     UnsupportedInterpolationType,
 )
@@ -17,7 +18,7 @@ from regress.engine.config.files import INTERPOLATIONS
 from regress.engine.config.leaves import KeyPath, leaves
 from regress.engine.config.nearest import nearest_keys
 from regress.engine.config.origins import Origin
-from regress.engine.config.text import shortened
+from regress.engine.config.text import first_line, shortened
 from regress.errors import ConfigError
 
 MISSING = "???"
@@ -54,8 +55,8 @@ class Resolver:
 
     def _malformed(self, error: GrammarParseError) -> str:
         key = str(error.full_key)
-        origin, reason = self._origin(tuple(key.split("."))), str(error).splitlines()[0]
-        return f"{key} ({origin}) is a malformed interpolation ({reason}); write {INTERPOLATIONS}."
+        origin = self._origin(tuple(key.split(".")))
+        return f"{key} ({origin}) is a malformed interpolation ({first_line(error)}); write {INTERPOLATIONS}."
 
 
 @contextmanager
@@ -78,7 +79,7 @@ def environment(environ: Mapping[str, str]) -> Iterator[None]:
 
 def why_unresolved(error: OmegaConfBaseException) -> str:
     """What is wrong with an interpolation and how to mend it, to follow the key in a sentence."""
-    message = str(error).splitlines()[0]
+    message = first_line(error)
     quoted = message.partition("'")[2].rpartition("'")[0]
     if isinstance(error, InterpolationKeyError):
         near = " or ".join(nearest_keys(quoted, leaves()))
@@ -86,7 +87,8 @@ def why_unresolved(error: OmegaConfBaseException) -> str:
     if isinstance(error, UnsupportedInterpolationType):
         return f"uses the unknown resolver {message.rpartition(' ')[2]}; refer to a key or use oc.env"
     if "Missing mandatory value" in message:
-        return f"needs {message.rpartition(': ')[2]}, which is mandatory; give it a value"
+        missing = error.full_key if isinstance(error, MissingMandatoryValue) else message.rpartition(": ")[2]
+        return f"needs {missing}, which is mandatory; give it a value"
     if "Recursive interpolation" in message:
         return "refers to itself, perhaps through other keys; break the circle"
     if "Environment variable" in message:

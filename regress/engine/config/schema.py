@@ -206,8 +206,21 @@ class OptimizerConfig:
 class EvaluationConfig:
     """Greedy pass rate on held-out prompts."""
 
-    every_n_steps: int = _value(0, "evaluate every so many steps; 0: only where a command asks", minimum=0)
-    batch_size: int = _value(64, "prompts evaluated at once", minimum=1)
+    every_n_steps: int = _value(
+        0, "evaluate before the first step, every so many steps and at the end; 0: never", minimum=0
+    )
+
+
+@dataclass
+class TrackingConfig:
+    """Where metrics go besides metrics.jsonl."""
+
+    trackers: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "names of trackers, as accelerate knows them: tensorboard, wandb, trackio, swanlab and others"
+        },
+    )
 
 
 @dataclass
@@ -273,4 +286,5 @@ class Config:
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
     debug: DebugConfig = field(default_factory=DebugConfig)

@@ -131,6 +131,17 @@ def test_search_path_of_the_file(entry: str, load: Load, tmp_path: Path) -> None
     assert (config.seed, config.model.dtype) == (9, "float64")
 
 
+def test_search_path_comes_after_the_own_directory_and_before_the_built_in_one(load: Load) -> None:
+    files = {
+        "conf/run.yaml": "hydra: {searchpath: [shared]}\ndefaults: [demo, base]",
+        "conf/base.yaml": "seed: 1",
+        "shared/base.yaml": "seed: 2",
+        "shared/demo.yaml": "max_steps: 77",
+    }
+    config = load(files, path="conf", name="run").config
+    assert (config.seed, config.max_steps, config.exp_name) == (1, 77, "regress")
+
+
 def test_search_path_of_a_package(load: Load) -> None:
     text = "hydra: {searchpath: ['pkg://regress.engine.config.conf']}\ndefaults: [demo]"
     assert load({"run.yaml": text}).config.exp_name == "demo"

@@ -2,7 +2,7 @@
 
 import string
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regress.engine.config.leaves import leaves
@@ -30,6 +30,7 @@ def typos(draw: st.DrawFn) -> tuple[str, str]:
     return key, wrong
 
 
+@settings(deadline=None)
 @given(typos())
 def test_a_typo_leads_back(typo: tuple[str, str]) -> None:
     """Several keys are named only if one character makes the typo of each (top_p, top_k)."""
@@ -42,6 +43,7 @@ def test_a_typo_leads_back(typo: tuple[str, str]) -> None:
     assert len(near) <= 2
 
 
+@settings(deadline=None)
 @given(st.text(LETTERS, max_size=8), st.text(LETTERS, max_size=8), st.text(LETTERS, max_size=8))
 def test_edits_are_a_distance(a: str, b: str, c: str) -> None:
     assert edits(a, b) == edits(b, a) <= max(len(a), len(b))

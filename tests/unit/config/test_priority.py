@@ -109,6 +109,7 @@ def test_deleting_a_key_brings_the_default_back(load: Load) -> None:
     assert (loaded.config.seed, loaded.config.system_envs) == (0, {"B": "2"})
     assert not loaded.config.debug.dump_options.loss
     assert loaded.origins["seed"] == Origin("default")
+    assert load({}, "~seed", env={"REGRESS_SEED": "3"}).config.seed == 0
 
 
 def test_free_mappings_merge_but_replace_the_default(load: Load) -> None:
@@ -128,7 +129,9 @@ def test_free_mappings_merge_but_replace_the_default(load: Load) -> None:
 def test_an_empty_mapping_clears_what_was_inherited(load: Load) -> None:
     files = {"run.yaml": "defaults: [base, _self_]\nsystem_envs: {}", "base.yaml": "system_envs: {A: 1}"}
     assert load(files).config.system_envs == {}
-    assert load(files, "system_envs={}", "system_envs.B=1").config.system_envs == {"B": "1"}
+    loaded = load(files, "system_envs={}", "system_envs.B=1")
+    assert loaded.config.system_envs == {"B": "1"}
+    assert [key for key in loaded.origins if key.startswith("system_envs")] == ["system_envs.B"]
 
 
 def test_the_last_override_wins(load: Load) -> None:

@@ -24,6 +24,9 @@ BROKEN = {
     b"- seed\n": "File run.yaml:1 must hold a mapping; write lines of KEY: VALUE.",
     b"\n\nseed\n": "File run.yaml:3 must hold a mapping; write lines of KEY: VALUE.",
     b"exp_name: caf\xe9\n": "File run.yaml is not UTF-8 text; save it as UTF-8.",
+    b"null: 3\n": "File run.yaml holds what YAML cannot read (Incompatible key type 'NoneType'); correct it.",
+    b"seed: !!int abc\n": "File run.yaml holds what YAML cannot read (invalid literal for int() with base "
+    "10: 'abc'); correct it.",
     b"\x00\x01\x02": "File run.yaml is no text but binary data; give a YAML file.",
     b"a: " + b"[" * 600: "File run.yaml is nested too deeply; it is no configuration.",
 }
@@ -41,9 +44,34 @@ def test_broken_inherited_file_is_named(content: bytes, refusal: Refusal) -> Non
     assert sentence == BROKEN[content].replace("run.yaml", "sub/run.yaml")
 
 
+@pytest.mark.parametrize(
+    "entry", ["broken", "./broken", "/task/broken", "/task: broken", "optional /task: broken"]
+)
+def test_broken_neighbor_in_a_group_is_named(entry: str, refusal: Refusal) -> None:
+    """However a defaults list spells its entries."""
+    files = {
+        "run.yaml": "defaults: [{task: hard}]",
+        "task/hard.yaml": f"defaults: [{{{entry}}}]" if ":" in entry else f"defaults: ['{entry}']",
+        "task/broken.yaml": "level: [\n",
+    }
+    assert refusal(files).startswith("File task/broken.yaml:2 is no valid YAML")
+
+
 def test_broken_group_file_is_named(refusal: Refusal) -> None:
     sentence = refusal({"run.yaml": "", "task/hard.yaml": "level: [\n"}, "task=hard")
     assert sentence.startswith("File task/hard.yaml:2 is no valid YAML")
+
+
+@pytest.mark.parametrize("layer", ["file", "environment", "command line"])
+def test_number_that_python_refuses(layer: str, refusal: Refusal) -> None:
+    digits = "9" * 5000
+    sentence = {
+        "file": lambda: refusal({"run.yaml": f"seed: {digits}"}),
+        "environment": lambda: refusal({}, env={"REGRESS_SEED": digits}),
+        "command line": lambda: refusal({}, f"seed={digits}"),
+    }[layer]()
+    assert "\n" not in sentence
+    assert len(sentence) < 300
 
 
 def test_unreadable_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,6 +128,10 @@ FILE = {
     "exp_name: ${oc.env:X": f"exp_name (file run.yaml:1) {BROKEN_INTERPOLATION}",
     "exp_name: ???": f"exp_name=??? (file run.yaml:1) {MANDATORY}",
     "output_dir: ${exp_name}\nexp_name: ???": f"exp_name=??? (file run.yaml:2) {MANDATORY}",
+    "model:\n  config:\n    a: ???": "model.config={a: '???'} (file run.yaml:3) needs model.config.a, which "
+    "is mandatory; give it a value.",
+    "seed: ${max_steps}\nmax_steps: ???": "seed=${max_steps} (file run.yaml:1) needs max_steps, which is "
+    "mandatory; give it a value.",
     "hydra: {run: {dir: x}}": "hydra.run (file run.yaml:1) is not used, only searchpath is; remove it.",
     "hydra:\n  searchpath: ['${oc.env:X}']": "hydra.searchpath (file run.yaml:2) needs the environment "
     "variable X, which is not set; set it or write ${oc.env:X,DEFAULT}.",

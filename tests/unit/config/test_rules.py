@@ -63,6 +63,10 @@ IMPOSSIBLE = {
         "batching.max_tokens_per_microbatch=63 cannot hold one row of 64 tokens, which is what "
         "data.max_seq_length=48 and the padding may ask for; set it to at least 64."
     ),
+    "batching.max_tokens_per_microbatch=63 batching.pad_to_length=64": (
+        "batching.max_tokens_per_microbatch=63 cannot hold one row of 64 tokens, which is what "
+        "data.max_seq_length=48 and the padding may ask for; set it to at least 64."
+    ),
     "batching.pad_to_length=47": (
         "batching.pad_to_length=47 is shorter than data.max_seq_length=48, so that rows would differ in "
         "length after all; set it to null or to at least 48."
@@ -74,6 +78,16 @@ IMPOSSIBLE = {
     "optimizer.warmup_steps=11": (
         "optimizer.warmup_steps=11 is more than the 10 optimizer updates of max_steps=10, so that the "
         "learning rate is never reached; lower it or raise max_steps."
+    ),
+    "algorithm.old_log_probs=current trainer.epochs=2": (
+        "algorithm.old_log_probs=current makes every ratio 1, but a rollout gets 2 updates (trainer.epochs=2, "
+        "trainer.mini_batch_size=null) and the policy has moved after the first; set "
+        "algorithm.old_log_probs=recompute, or trainer.epochs=1 and trainer.mini_batch_size=null."
+    ),
+    "algorithm.old_log_probs=current debug.dump_options.old_log_probs=true": (
+        "debug.dump_options.old_log_probs=true finds no log-probs from before the update while "
+        "algorithm.old_log_probs=current; set it to false (is_loss_debug holds those used) or "
+        "algorithm.old_log_probs=recompute."
     ),
     "reference.sync_every_n_steps=5": (
         "reference.sync_every_n_steps=5 finds no reference model while algorithm.kl_coef=0; give "

@@ -65,6 +65,15 @@ def test_presets_mean_what_the_mathematics_says(preset: str, load: Load) -> None
     )
 
 
+def test_what_nobody_gives_is_the_default_of_the_schema(load: Load) -> None:
+    expected = Config(output_dir="./outputs/regress")
+    expected.debug.dump_dir = "./outputs/regress/debug_dump"
+    loaded = load({})
+    assert loaded.config == expected
+    assert set(loaded.origins) == set(leaves())
+    assert {str(origin) for origin in loaded.origins.values()} == {"default"}
+
+
 def test_values_have_the_declared_types(load: Load) -> None:
     """Whole numbers in YAML become floats where the key is a float, in sections and in mappings."""
     config = load({"run.yaml": "optimizer: {eps: 1, betas: [0, 0.5]}\ntask: {rewards: {a: 2}}"}).config
@@ -83,6 +92,8 @@ def test_hash_changes_with_every_value_and_with_nothing_else(load: Load) -> None
     base = config_hash(load({}).config)
     assert base == config_hash(load({"run.yaml": "seed: 0"}, env={"REGRESS_THREADS": "1"}).config)
     assert len(base) == 64
+    one_way, other_way = ("system_envs.A=1", "system_envs.B=2"), ("system_envs.B=2", "system_envs.A=1")
+    assert config_hash(load({}, *one_way).config) == config_hash(load({}, *other_way).config)
     changed = [
         "seed=1",
         "algorithm.eps=1e-5",

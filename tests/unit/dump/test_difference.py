@@ -58,9 +58,8 @@ def test_other_files(tmp_path: Path) -> None:
     first, second = _dump(tmp_path / "a", BASE), _dump(tmp_path / "b", BASE, rank=0)
     found = compare_bitwise(first, second)
     assert [difference.what for difference in found.differences] == [
-        f"only in {first}",
-        f"only in {second}",
-    ] * 2
+        f"only in {side}" for side in (first, first, second, second)
+    ]
 
 
 def test_nothing_to_compare(tmp_path: Path) -> None:

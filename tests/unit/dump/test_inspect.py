@@ -83,6 +83,17 @@ def test_statistics_of_anything(array: Any) -> None:
     assert row["max"] == (array.max() if array.size and not row["nan"] else None)
 
 
+@pytest.mark.parametrize("format", ["safetensors", "pt", "jsonl"])
+def test_broken_parameters_are_recorded_and_shown_without_warnings(
+    tmp_path: Path, write_record: Any, format: str
+) -> None:
+    signaling = np.array([0x7F800001], np.uint32).view(np.float32)  # a NaN that raises the processor's flag
+    for array in (signaling, np.array([1e308, -1e308, 1e308]), np.array([np.inf, -np.inf, np.nan])):
+        path = write_record(tmp_path, Record.of("param", Coordinates(0), {"w": array}), format)
+        assert np.array_equal(read(path).tensors["w"], array, equal_nan=True)
+        assert "param: step 0" in _shown(path)
+
+
 def test_samples(dump: Path) -> None:
     text = _shown(dump / "trajectory" / "step_000000.safetensors")
     assert "... and 10 more samples" in text
