@@ -43,7 +43,11 @@ def read_trajectories(path: str | Path, format: str = "auto") -> dict[int, Recor
                 f"step {record.step} is recorded in both {steps[record.step].path} and {file}: keep one"
             )
         meta = {key: value for key, value in record.meta.items() if key != "samples"}
-        steps[record.step] = RecordedStep(record.step, file, from_record(record), meta)
+        try:
+            trajectories = from_record(record)
+        except DumpError as error:
+            raise DumpError(f"{file} cannot be used: {error}") from None
+        steps[record.step] = RecordedStep(record.step, file, trajectories, meta)
     return dict(sorted(steps.items()))
 
 

@@ -210,7 +210,8 @@ def test_a_loss_that_is_nan_names_its_microbatch_and_samples(case: Any) -> None:
         "debug.dump_options.forward_data=true",
         "debug.dump_dir=new",
         says="microbatch 2 (samples 000000-0001/0) has no loss, so no update was made: log_probs_K is nan at token "
-        "0: it must be finite at every loss token, so leave such tokens out of the loss mask or find what produced them.",
+        "0: it must be finite at every loss token, so leave such tokens out of the loss mask or find what produced "
+        "them.",
     )
     culprit = read(case.folder / "new" / "forward_data" / "step_000000_rank0_micro2.safetensors")
     assert not np.isfinite(culprit.tensors["log_probs"]).all(), "the dump shows what was refused"

@@ -313,25 +313,26 @@ TAMPERED: dict[str, tuple[Callable[[Record], Record | None], tuple[str, ...], st
     "no trajectories": (
         _empty,
         (),
-        "step 0 has no trajectories, but a training step needs some: check the rollout",
+        "TMP/alone.safetensors cannot be used: step 0 has no trajectories, but a training step needs some: check the "
+        "rollout",
     ),
     "duplicate key": (
         _set("run_id", 1, 0),
         (),
-        "step 0 has two trajectories with group_id '000000-0000' and run_id 0, but these identify a sample: number "
-        "the runs of a group",
+        "TMP/alone.safetensors cannot be used: step 0 has two trajectories with group_id '000000-0000' and run_id 0, "
+        "but these identify a sample: number the runs of a group",
     ),
     "reward is NaN": (
         _set("reward", 2, np.nan),
         (),
-        "trajectory (group_id '000000-0001', run_id 0) has reward = nan, but rewards are finite numbers: mend the "
-        "reward function",
+        "TMP/alone.safetensors cannot be used: trajectory (group_id '000000-0001', run_id 0) has reward = nan, but "
+        "rewards are finite numbers: mend the reward function",
     ),
     "trained on its prompt": (
         _set("loss_mask", 3, 1),
         (),
-        "trajectory (group_id '000000-0000', run_id 0) has loss_mask 1 in its prompt or on its first token, which no "
-        "policy sampled",
+        "TMP/alone.safetensors cannot be used: trajectory (group_id '000000-0000', run_id 0) has loss_mask 1 in its "
+        "prompt or on its first token, which no policy sampled",
     ),
     "token of another model": (
         _set("tokens", -1, 99),
