@@ -138,8 +138,8 @@ def _try_out(model: PreTrainedModel, dtype: torch.dtype, stated: str) -> None:
 
 def _unfit(stated: str, error: Exception) -> ConfigError:
     return ConfigError(
-        f"{stated}: a model of this configuration cannot run ({reason(error)}); choose sizes that fit each other, such "
-        "as a hidden size that the number of attention heads divides"
+        f"{stated}: a model of this configuration cannot run ({reason(error)}); choose sizes that fit each other and "
+        "this machine, such as a hidden size that the number of attention heads divides"
     )
 
 
