@@ -49,8 +49,8 @@ def train(config: Config, console: Console) -> RunResult:
             task = bars.add_task(name, total=total)
             return lambda: bars.advance(task)
 
-        run = build(config, resources, progress)
         log = resources.enter_context(tracking(config, outputs))
+        run = build(config, resources, progress)
         _record(run, resources)
         metrics, pass_rates = _loop(run, log, progress("training", config.max_steps), console)
         outputs.save(run.trainer.policy.model, run.tokenizer)

@@ -20,6 +20,7 @@ from regress.engine.batch import LossTokens, Microbatch
 from regress.engine.policy import Policy
 from regress.errors import RegressError
 from regress.grpo.aggregation import token_weights
+from regress.grpo.inputs import InputError
 from regress.grpo.logprobs import TokenLogProbs
 from regress.grpo.losses import token_loss
 from regress.grpo.metrics import Metric, add_metrics, token_metrics
@@ -96,20 +97,27 @@ def train_step(
         part = replace(part, old_log_probs=old)
         assert part.weights is not None
         assert part.advantages is not None
-        terms = token_loss(
-            out.log_probs,
-            old,
-            part.advantages,
-            part.sequence,
-            part.num_sequences,
-            objective,
-            ref_log_probs_K=part.ref_log_probs,
-            sampler_log_probs_K=part.sampler_log_probs,
-            entropy_K=out.entropy,
-        )
+        taps.forward(micro, out)
+        try:
+            terms = token_loss(
+                out.log_probs,
+                old,
+                part.advantages,
+                part.sequence,
+                part.num_sequences,
+                objective,
+                ref_log_probs_K=part.ref_log_probs,
+                sampler_log_probs_K=part.sampler_log_probs,
+                entropy_K=out.entropy,
+            )
+        except InputError as error:
+            index = next(index for index, known in enumerate(microbatches) if known is micro)
+            raise RegressError(
+                f"{_named(index, micro)} has no loss, so no update was made: {error}"
+            ) from error
         share = (part.weights.to(terms.loss_K.dtype) * terms.loss_K).sum()
         metrics = token_metrics(terms)
-        taps.microbatch(micro, part, out, terms, share, metrics, objective)
+        taps.loss(micro, part, out, terms, share, metrics, objective)
         return share, Share(share.detach(), metrics)
 
     policy.zero_grad()
@@ -128,13 +136,17 @@ def train_step(
 def _refuse_nonfinite(microbatches: Sequence[Microbatch], shares: Sequence[Share], grad_norm: Tensor) -> None:
     for index, (micro, share) in enumerate(zip(microbatches, shares, strict=True)):
         if not share.loss.isfinite():
-            samples = ", ".join(f"{group}/{run}" for group, run in micro.sample_ids)
             raise RegressError(
-                f"the loss of microbatch {index} is {share.loss.item()} (samples {samples}), so no update was made; "
-                "look at its log-probs with debug.dump_options.forward_data=true"
+                f"{_named(index, micro)} has the loss {share.loss.item()}, so no update was made; "
+                "look at its terms with debug.dump_options.is_loss_debug=true"
             )
     if not grad_norm.isfinite():
         raise RegressError(
             f"the gradient norm is {grad_norm.item()}, so the update was not made; "
             "look for the parameter with debug.dump_options.gradient=true"
         )
+
+
+def _named(index: int, micro: Microbatch) -> str:
+    samples = ", ".join(f"{group}/{run}" for group, run in micro.sample_ids)
+    return f"microbatch {index} (samples {samples})"

@@ -41,7 +41,17 @@ def before_updates(
 
 
 @torch.no_grad()
-def microbatch(
+def forward(micro: Microbatch, out: TokenLogProbs) -> None:
+    """Inputs and forward data of one microbatch; before its loss, which refuses what is not finite."""
+    meta = {"samples": micro.sample_ids}
+    if wanted("batch_inputs"):
+        tap("batch_inputs", _batch_inputs(micro), layout=micro.layout, meta=meta)
+    if wanted("forward_data"):
+        tap("forward_data", _forward_data(micro, out), layout=micro.layout, meta=meta)
+
+
+@torch.no_grad()
+def loss(
     micro: Microbatch,
     part: LossTokens,
     out: TokenLogProbs,
@@ -50,13 +60,9 @@ def microbatch(
     metrics: Mapping[str, Metric],
     objective: Objective,
 ) -> None:
-    """Inputs, forward data, the terms of the loss token by token, and the loss of one microbatch."""
+    """The terms of the loss of one microbatch token by token, and the loss."""
     meta: dict[str, object] = {"samples": micro.sample_ids}
     layout = micro.layout
-    if wanted("batch_inputs"):
-        tap("batch_inputs", _batch_inputs(micro), layout=layout, meta=meta)
-    if wanted("forward_data"):
-        tap("forward_data", _forward_data(micro, out), layout=layout, meta=meta)
     if wanted("is_loss_debug"):
         tap("is_loss_debug", _loss_terms(micro, part, out, terms, share), layout=layout, meta=meta)
     if wanted("loss"):

@@ -41,7 +41,7 @@ def succeeded(result: Result) -> Result:
 def sentence_of(result: Result) -> str:
     """The one line that a refusal prints, without its mark."""
     if not isinstance(result.exception, SystemExit):
-        raise AssertionError("a traceback, or no refusal") from result.exception
+        raise AssertionError("a traceback, or no refusal") from result.exception  # noqa: TRY004
     assert result.exit_code in (1, 2)
     assert "Traceback" not in result.output
     (line,) = result.stderr.splitlines()

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -178,7 +179,8 @@ def test_a_limit_on_file_sizes(case: Any, small: tuple[str, ...]) -> None:
     (line,) = done.stderr.splitlines()
     case.says(
         line,
-        "error: output_dir='TMP/run' cannot be written (…File too large…); free space there or choose another output_dir",
+        "error: output_dir='TMP/run' cannot be written (…File too large…); free space there or choose another "
+        "output_dir",
     )
     case.unchanged(before)
     assert not (case.run / "final.partial").exists()
@@ -204,9 +206,15 @@ def test_a_loss_that_is_nan_names_its_microbatch_and_samples(case: Any) -> None:
         "rollout_worker.trajectory_load_path=recording",
         f"model.path={poison(case, 'model.embed_tokens.weight', token)}",
         "batching.micro_batch_size=1",
-        says="the loss of microbatch 2 is nan (samples 000000-0001/0), so no update was made; look at its log-probs "
-        "with debug.dump_options.forward_data=true",
+        "debug.enable_data_dump=true",
+        "debug.dump_options.forward_data=true",
+        "debug.dump_dir=new",
+        says="microbatch 2 (samples 000000-0001/0) has no loss, so no update was made: log_probs_K is nan at token "
+        "0: it must be finite at every loss token, so leave such tokens out of the loss mask or find what produced them.",
     )
+    culprit = read(case.folder / "new" / "forward_data" / "step_000000_rank0_micro2.safetensors")
+    assert not np.isfinite(culprit.tensors["log_probs"]).all(), "the dump shows what was refused"
+    assert not (case.folder / "new" / "manifest.json").exists()
 
 
 def groups_of(recording: Path) -> tuple[list[int], list[int]]:
