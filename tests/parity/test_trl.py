@@ -8,7 +8,8 @@ iterations over the same rollouts (``num_iterations=2``), with the policy's weig
 What the presets do not reproduce, because TRL normalizes it apart from the loss: an entropy bonus, which
 TRL averages over the tokens of each microbatch whatever ``loss_type`` says (the same for ``bnpo``, and
 for ``dapo`` without accumulation); and ``steps_per_generation`` unequal to the accumulation steps, where
-``dapo`` and ``cispo`` divide by the mean token count of the mini-batches of a rollout batch.
+``dapo`` and ``cispo`` divide by the mean token count of the mini-batches of a rollout batch. A completion
+without loss tokens adds the constant ``-A / B`` to the loss that ``RLOOTrainer`` reports, and no gradient.
 """
 
 import math

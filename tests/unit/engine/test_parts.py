@@ -147,3 +147,28 @@ def test_sampling_does_not_depend_on_evaluation(config: MakeConfig, console: Con
     """Evaluation on the global random state would change training."""
     results = [train(config(f"evaluation.every_n_steps={n}"), console) for n in (0, 1)]
     assert results[0].metrics == results[1].metrics
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa", "varlen"])
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe", "llama", "gpt2"])
+def test_trainer_and_sampler_compute_the_same_log_probs(
+    family: str, attention: str, built: Callable[..., Run]
+) -> None:
+    """An off-by-one shift or a forgotten temperature in the trainer is the same in every layout, but not here.
+
+    Basis of 1e-12: float64 on both sides, a key-value cache on one of them; about 1e-15 was measured.
+    """
+    run = built(
+        f"model.family={family}",
+        f"model.attn_implementation={attention}",
+        "model.dtype=float64",
+        "rollout_worker.temperature=0.7",
+        "batching.layout=packed",
+        "batching.micro_batch_size=3",
+    )
+    rollout = run.trainer.worker.rollout(0, run.prompts.train(0), TRAIN)
+    (mini,) = run.trainer.mini_batches(rollout)
+    assert mini.tokens.old_log_probs is not None
+    assert mini.tokens.sampler_log_probs is not None
+    torch.testing.assert_close(mini.tokens.old_log_probs, mini.tokens.sampler_log_probs, rtol=1e-12, atol=1e-12)
+    assert mini.tokens.old_log_probs.std() > 0.1, "a flat policy would hide a shift"

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
@@ -38,6 +38,7 @@ def test_special_tokens_come_first_and_then_the_characters_in_order() -> None:
     assert TOKENIZER.bos_token_id is None
 
 
+@settings(deadline=None)
 @given(texts=st.permutations(TEXTS))
 def test_the_ids_depend_only_on_the_set_of_characters(texts: list[str]) -> None:
     assert fingerprint(train_tokenizer(texts + texts[:2])) == fingerprint(TOKENIZER)
@@ -50,6 +51,7 @@ def test_ids_and_fingerprint_are_the_same_in_every_run() -> None:
     assert completion_ids(tokenizer, "cba") == [8, 7, 6, 1]
 
 
+@settings(deadline=None)
 @given(text=text_of())
 def test_text_makes_the_round_trip_one_token_a_character(text: str) -> None:
     ids = TOKENIZER.encode(text)
@@ -69,6 +71,7 @@ def test_every_problem_makes_the_round_trip_and_has_no_unknown_token(name: str) 
         assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
+@settings(deadline=None)
 @given(prompt=text_of(), answer=text_of())
 def test_a_prompt_and_its_completion_are_the_conversation(prompt: str, answer: str) -> None:
     chat = [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]

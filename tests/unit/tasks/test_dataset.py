@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regress.errors import TaskError
@@ -14,6 +14,7 @@ from regress.tasks.registry import make_task, task_names
 PROBLEMS = [Problem("t", f"p{index}", "a") for index in range(23)]
 
 
+@settings(deadline=None)
 @given(
     name=st.sampled_from(task_names()),
     seed=st.integers(),
@@ -30,6 +31,7 @@ def test_no_prompt_is_in_both_parts_or_twice_in_one(
     assert len(set(prompts)) == train_size + eval_size
 
 
+@settings(deadline=None)
 @given(name=st.sampled_from(task_names()), seed=st.integers())
 def test_the_same_seed_gives_the_same_split_and_another_seed_another(name: str, seed: int) -> None:
     first, again, other = (make_dataset(make_task(name, 2, seed=s), 60, 20) for s in (seed, seed, seed + 1))
@@ -70,6 +72,7 @@ def test_impossible_sizes_are_named(sizes: tuple[int, int]) -> None:
         make_dataset(make_task("copy"), *sizes)
 
 
+@settings(deadline=None)
 @given(size=st.integers(1, 23), batch=st.integers(1, 23), epoch=st.integers(0, 5), seed=st.integers())
 def test_an_epoch_visits_each_problem_at_most_once_and_leaves_less_than_a_step(
     size: int, batch: int, epoch: int, seed: int

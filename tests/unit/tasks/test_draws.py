@@ -4,7 +4,7 @@ import random
 from collections import Counter
 from itertools import islice
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regress.tasks.draws import below, distinct, generator
@@ -13,11 +13,13 @@ from regress.tasks.strata import Stratum, draw, shares
 SIZES = st.lists(st.integers(0, 50), min_size=1, max_size=8)
 
 
+@settings(deadline=None)
 @given(bound=st.integers(1, 300), seed=st.integers())
 def test_distinct_is_a_permutation(bound: int, seed: int) -> None:
     assert sorted(distinct(generator(seed), bound)) == list(range(bound))
 
 
+@settings(deadline=None)
 @given(bound=st.integers(2**80, 2**90), seed=st.integers())
 def test_distinct_is_lazy_for_any_bound(bound: int, seed: int) -> None:
     drawn = list(islice(distinct(generator(seed), bound), 50))
@@ -52,6 +54,7 @@ def test_the_global_generator_is_left_alone() -> None:
     assert random.getstate() == state
 
 
+@settings(deadline=None)
 @given(sizes=SIZES, count=st.integers(0, 500))
 def test_shares_are_even_as_far_as_sizes_allow(sizes: list[int], count: int) -> None:
     given_out = shares(sizes, count)
@@ -62,6 +65,7 @@ def test_shares_are_even_as_far_as_sizes_allow(sizes: list[int], count: int) -> 
     assert not unexhausted or max(given_out) - min(unexhausted) <= 1
 
 
+@settings(deadline=None)
 @given(sizes=SIZES, count=st.integers(0, 500), seed=st.integers())
 def test_draws_never_repeat(sizes: list[int], count: int, seed: int) -> None:
     strata = [

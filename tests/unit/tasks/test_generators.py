@@ -4,7 +4,7 @@ import math
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regress.errors import TaskError
@@ -37,6 +37,7 @@ def solve(name: str, prompt: str) -> str:
 
 
 @pytest.mark.parametrize("name", task_names())
+@settings(deadline=None)
 @given(level=st.integers(1, 5), seed=SEEDS)
 def test_every_answer_is_right(name: str, level: int, seed: int) -> None:
     for problem in make_task(name, level, seed=seed).draw(20):
@@ -79,6 +80,7 @@ def test_each_level_is_harder_than_the_one_before(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", task_names())
+@settings(deadline=None)
 @given(level=st.integers(1, 5))
 def test_every_level_fits_the_default_sizes_and_lengths(name: str, level: int) -> None:
     problems = make_task(name, level).draw(512 + 64)

@@ -4,7 +4,7 @@ import string
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regress.errors import TaskError
@@ -17,11 +17,13 @@ PROBLEMS = [problem for name in task_names() for problem in make_task(name, 1).d
 WORD = st.text(string.ascii_lowercase + string.digits, min_size=1, max_size=8)
 
 
+@settings(deadline=None)
 @given(problem=st.sampled_from(PROBLEMS), before=SPACE, after=SPACE)
 def test_the_answer_is_right_whatever_space_surrounds_it(problem: Problem, before: str, after: str) -> None:
     assert is_correct(problem, before + problem.answer + after)
 
 
+@settings(deadline=None)
 @given(answer=WORD, completion=st.one_of(WORD, st.text(max_size=12)))
 def test_nothing_else_is_right(answer: str, completion: str) -> None:
     problem = Problem("t", "p", answer)
@@ -29,6 +31,7 @@ def test_nothing_else_is_right(answer: str, completion: str) -> None:
     assert is_correct(problem, completion) == (completion.strip(" \t\r\n") == answer)
 
 
+@settings(deadline=None)
 @given(answer=WORD, place=st.integers(0, 8), letter=st.sampled_from("abz019 -+.\u00a0\u200b"))
 def test_one_more_character_is_wrong(answer: str, place: int, letter: str) -> None:
     completion = answer[:place] + letter + answer[place:]

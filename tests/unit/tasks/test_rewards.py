@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regress.errors import TaskError
@@ -68,6 +68,7 @@ def test_format_is_that_of_the_answer(answer: str, good: list[str], bad: list[st
     assert [answer_format(problem, text) for text in bad] == [0.0] * len(bad)
 
 
+@settings(deadline=None)
 @given(text=st.text())
 def test_every_reward_lies_between_0_and_1_and_only_the_answer_gets_full_marks(text: str) -> None:
     for problem in (NUMBER, WORD):
@@ -78,6 +79,7 @@ def test_every_reward_lies_between_0_and_1_and_only_the_answer_gets_full_marks(t
             assert (value == 1.0) == (text.strip(" \t\r\n") == problem.answer)
 
 
+@settings(deadline=None)
 @given(weights=st.tuples(*[st.floats(-10, 10)] * 3).filter(any))
 def test_the_total_is_the_weighted_sum_and_the_parts_are_kept_unweighted(weights: tuple[float, ...]) -> None:
     names = ("exact_match", "character_match", "format")
