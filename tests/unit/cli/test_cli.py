@@ -168,7 +168,7 @@ def test_record_replay_and_compare(
 ) -> None:
     """The three commands of the README, on another attention and layout too."""
     types = "{trajectory: true, forward_data: true, loss: true, gradient: true, param: true}"
-    dumping = ("debug.enable_data_dump=true", f"debug.dump_options={types}")
+    dumping = ("debug.enable_data_dump=true", f"debug.dump_options={types}", "task.rewards={format: 1.0}")
     replaying = (
         "rollout_worker.type=mock",
         "rollout_worker.need_llm_inference=false",
