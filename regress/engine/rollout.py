@@ -117,7 +117,7 @@ class HFRolloutWorker:
             prompt=prompt.problem.prompt,
             response=text,
             ground_truth=prompt.problem.answer,
-            temperature=self._params.temperature,
+            temperature=None if split == VAL else self._params.temperature,  # greedy has none
         )
 
 

@@ -17,6 +17,7 @@ from regress.dump.coordinates import Coordinates
 from regress.dump.formats import FORMATS
 from regress.dump.reader import read
 from regress.dump.record import Record
+from regress.dump.recorded import read_trajectories
 
 AS_RECORDED = "as in the recorded run"
 CUT_OFF = "it was cut off or changed after it was written: copy it again or record again"
@@ -63,7 +64,15 @@ def test_a_sound_recording_replays(format: str, case: Any) -> None:
 
 
 def test_sound_rollouts_replay(case: Any) -> None:
-    case.trains(*rolled(case.rollouts()), "evaluation.every_n_steps=1")
+    rollouts = case.rollouts()
+    case.trains(*rolled(rollouts), "evaluation.every_n_steps=1")
+    temperatures = {
+        split: {
+            t.temperature for step in read_trajectories(rollouts / split).values() for t in step.trajectories
+        }
+        for split in ("train", "val")
+    }
+    assert temperatures == {"train": {1.0}, "val": {None}}, "evaluation is greedy, whatever the temperature"
 
 
 ASKED: dict[str, tuple[tuple[str, ...], str]] = {
