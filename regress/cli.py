@@ -9,7 +9,7 @@ import click
 from rich.console import Console
 
 from regress import __version__
-from regress.errors import RegressError
+from regress.errors import DumpError, RegressError
 
 
 class FriendlyGroup(click.Group):
@@ -42,7 +42,7 @@ def main() -> None:
     "--config-name",
     "--config_name",
     metavar="NAME",
-    help="Configuration in that directory, or a built-in one (demo, reverse_string).",
+    help="Configuration in that directory, or a built-in one (demo, demo_replay, reverse_string).",
 )
 @click.option(
     "--print-config", is_flag=True, help="Show every key with its value and what decided it; do not run."
@@ -65,6 +65,8 @@ def train(
     Record every tensor of three steps, then replay the recorded rollouts:
       regress train --config-name demo
       regress train --config-name demo_replay
+    Every key, with its value and what decided it:
+      regress train --print-config
     Another model family, another loss, packed batches:
       regress train model=llama algorithm.preset=dapo batching.layout=packed
     """
@@ -79,6 +81,7 @@ def train(
     from regress.engine.environment import export_environment
 
     export_environment(loaded.config.system_envs)
+    sys.path.append(str(Path.cwd()))  # rewards of one's own: task.rewards names package.module:function
     from regress.engine.run import train as run  # torch starts here, after the environment is set
 
     result = run(loaded.config, console)
@@ -114,16 +117,20 @@ def show(path: Path) -> None:
 @click.argument("second", type=click.Path(path_type=Path))
 @click.pass_context
 def diff(ctx: click.Context, first: Path, second: Path) -> None:
-    """Compare two dumps bit by bit.
+    """Compare two dumps of the same token layout and format bit by bit.
 
     \b
     regress dump diff outputs/demo/debug_dump outputs/demo_replay/debug_dump
 
-    Exit codes: 0 the same bits, 1 a difference, or a dump that cannot be read.
+    Exit codes: 0 the same bits, 1 a difference, 2 a dump that cannot be read.
     """
     from regress.dump.difference import compare_bitwise
 
-    found = compare_bitwise(first, second)
+    try:
+        found = compare_bitwise(first, second)
+    except DumpError as error:
+        click.echo(f"error: {error}", err=True)
+        ctx.exit(2)
     for difference in found.differences:
         click.echo(f"{difference.file}: {difference.what}")
     if found.differences:

@@ -75,4 +75,8 @@ def _unequal(a: Array, b: Array) -> str | None:
         return None
     width = a.dtype.itemsize
     bytes_a, bytes_b = (np.frombuffer(raw(x), np.uint8).reshape(-1, width) for x in (a, b))
-    return f"{int((bytes_a != bytes_b).any(axis=1).sum())} of {a.size} elements differ"
+    count = int((bytes_a != bytes_b).any(axis=1).sum())
+    with np.errstate(all="ignore"):
+        x, y = a.astype(np.float64), b.astype(np.float64)
+        apart, largest = np.nanmax(np.abs(x - y), initial=0.0), np.nanmax(np.abs(x), initial=0.0)
+    return f"{count} of {a.size} elements differ, by at most {apart:.3g} (largest value {largest:.3g})"

@@ -130,14 +130,6 @@ def _entry(row: dict[str, Any]) -> Entry:
     return Entry(row["type"], where, Stamp(row["size"], row["sha256"]))
 
 
-def find_manifest(path: Path) -> Manifest | None:
-    """The manifest of the dump that a file or folder belongs to: its own or that of the two folders above."""
-    for folder in (path, *path.absolute().parents[:2]):
-        if (folder / MANIFEST).is_file():
-            return read_manifest(folder)
-    return None
-
-
 def package_versions(names: Iterable[str] = _PACKAGES) -> dict[str, str]:
     """Versions of Python and of the installed ones among `names`, without importing them."""
     versions = {"python": platform.python_version()}

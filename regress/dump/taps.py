@@ -96,12 +96,10 @@ def _here(type: str) -> Coordinates:
 def at(**coordinates: int | None) -> Iterator[Coordinates | None]:
     """Set some of `step, update, epoch, mini_batch, rank, micro` for the taps inside; inherit the others.
 
-    The outermost one has to give a step, unless nothing is being recorded. Yields the coordinates, if any.
+    Outside of any step, and without giving one, it does nothing. Yields the coordinates, if any.
     """
     outer = _where.get()
     if outer is None and coordinates.get("step") is None:
-        if _recorder.get() is not None:
-            raise DumpError("at() needs a step, given here or by an enclosing at(step=...)")
         yield None
         return
     where = replace(outer or Coordinates(0), **coordinates)  # type: ignore[arg-type]

@@ -7,17 +7,19 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from regress.dump.hooks import matching_modules, matching_parameters
-from regress.dump.manifest import Provenance
+from regress.dump.hooks import matching_modules, matching_parameters, record_activations
+from regress.dump.manifest import Provenance, read_manifest
 from regress.dump.recorder import Recorder
+from regress.dump.taps import recording
 from regress.engine.config.schema import Config
 from regress.engine.evaluation import due
 from regress.engine.mock import Expectations, MockRolloutWorker
 from regress.engine.models import build_model, place
 from regress.engine.optim import adamw, build_scheduler
 from regress.engine.policy import LocalPolicy
+from regress.engine.pretrained import checkpoint_config
 from regress.engine.prompts import PromptSource
 from regress.engine.provenance import provenance, settings, trajectory_meta
 from regress.engine.reference import Reference
@@ -37,7 +39,7 @@ Progress = Callable[[str, int], Callable[[], None]]
 
 @dataclass(frozen=True)
 class Run:
-    """A run that is ready to train; ``recorder`` is None when nothing is dumped."""
+    """A run that is ready to train and is being recorded; ``recorder`` is None when nothing is dumped."""
 
     config: Config
     tokenizer: PreTrainedTokenizerBase
@@ -54,7 +56,7 @@ def build(config: Config, resources: ExitStack, progress: Progress) -> Run:
     """
     task = make_task(config.task.name, config.task.level, config.task.params, config.seed)
     dataset = make_dataset(task, config.task.train_size, config.task.eval_size)
-    path = config.tokenizer.path
+    path = _tokenizer_path(config)
     tokenizer = load_tokenizer(path) if path is not None else train_tokenizer(dataset.texts())
     prompts = PromptSource(dataset, tokenizer, config)
     origin = provenance(config, fingerprint(tokenizer))
@@ -64,10 +66,23 @@ def build(config: Config, resources: ExitStack, progress: Progress) -> Run:
         rollouts = Recorder(config.rollout_mock.dump_dir, options={}, provenance=origin)
         worker = resources.enter_context(RecordingWorker(worker, rollouts, trajectory_meta(origin)))
     recorder = _recorder(config, policy, origin) if config.debug.enable_data_dump else None
+    if recorder is not None:
+        resources.enter_context(recording(recorder))
+        if config.debug.dump_options.activations:
+            resources.enter_context(record_activations(policy.model, config.debug.target_module_pattern))
     if config.warm_start.steps:
         advance = progress("warm start", config.warm_start.steps)
         warm_start(policy, prompts.demonstrations, config.warm_start, advance)
     return Run(config, tokenizer, prompts, _trainer(config, policy, worker, prompts, origin), recorder)
+
+
+def _tokenizer_path(config: Config) -> str | None:
+    """A checkpoint brings its own tokenizer: another one of the same size would go unnoticed."""
+    if config.tokenizer.path is None and config.model.path is not None:
+        checkpoint_config(Path(config.model.path))  # a broken checkpoint is not the tokenizer's fault
+        beside = Path(config.model.path) / "tokenizer_config.json"
+        return config.model.path if beside.is_file() else None
+    return config.tokenizer.path
 
 
 def updates_per_step(config: Config) -> int:
@@ -90,11 +105,26 @@ def _policy(config: Config, tokenizer: PreTrainedTokenizerBase) -> LocalPolicy:
             f"data.max_seq_length={config.data.max_seq_length}: the model has {positions} positions (n_positions); "
             "lower data.max_seq_length or give a model with more"
         )
+    _require_full_attention(model, config)
     return LocalPolicy(
         place(model, config.device),
         temperature=config.rollout_worker.temperature,
         entropy_gradient=config.algorithm.entropy_coef != 0.0,
     )
+
+
+def _require_full_attention(model: PreTrainedModel, config: Config) -> None:
+    """The engine's masks are causal within a sample; the sampler would apply whatever else the model asks for."""
+    text = model.config.get_text_config()
+    window = getattr(text, "sliding_window", None)
+    others = set(getattr(text, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    if others or (window is not None and window < config.data.max_seq_length):
+        kind = ", ".join(sorted(others)) or f"sliding_window of {window}"
+        raise ConfigError(
+            f"model: its {kind} is not full causal attention over "
+            f"data.max_seq_length={config.data.max_seq_length} tokens, so trainer and sampler would compute different "
+            "functions; give a model with full attention, or sequences within its window"
+        )
 
 
 def _worker(
@@ -110,6 +140,7 @@ def _worker(
         paths = {TRAIN: Path(str(chosen.trajectory_load_path))}
         return _replay(config, paths, prompts, origin, vocabulary)
     if mock.enable and mock.mode == "mock":
+        read_manifest(Path(mock.dump_dir))  # refuses a recording that was interrupted
         splits = (TRAIN, VAL) if config.evaluation.every_n_steps else (TRAIN,)
         paths = {split: Path(mock.dump_dir) / split for split in splits}
         return _replay(config, paths, prompts, origin, vocabulary)
@@ -131,12 +162,14 @@ def _replay(
     config: Config, paths: dict[str, Path], prompts: PromptSource, origin: Provenance, vocabulary: int
 ) -> MockRolloutWorker:
     """A mock worker that has served every rollout of the run once, so that nothing is left to be refused later."""
-    chosen = config.rollout_worker
+    chosen, objective = config.rollout_worker, config.algorithm
     expect = Expectations(
         tokenizer=origin.tokenizer["fingerprint"],
         temperature=chosen.temperature,
         max_completion_length=config.data.max_completion_length,
         vocabulary=vocabulary,
+        log_probs=objective.old_log_probs == "sampler" or objective.sampler_correction != "none",
+        finish_reasons=objective.mask_truncated_completions,
         environment=None if chosen.allow_environment_mismatch else settings(origin),
     )
     worker = MockRolloutWorker(paths, chosen.trajectory_format, expect)

@@ -12,18 +12,24 @@ from regress.dump.trajectory import Trajectory
 from regress.engine.rollout import VAL, Prompt
 from regress.errors import ReplayError
 
+LOG_PROB_LIMIT = 1e-2
+"""A log-softmax is at most 0 but for rounding: half a unit of bfloat16 near 1 is 0.004."""
+
 
 @dataclass(frozen=True)
 class Expectations:
     """What a recording must share with the run that replays it.
 
-    ``environment`` is compared unless it is ``None`` (mismatches explicitly allowed).
+    ``environment`` is compared unless it is ``None`` (mismatches explicitly allowed). ``log_probs`` and
+    ``finish_reasons`` tell whether the objective reads what a recording may lack.
     """
 
     tokenizer: str
     temperature: float
     max_completion_length: int
     vocabulary: int
+    log_probs: bool
+    finish_reasons: bool
     environment: Mapping[str, object] | None
 
 
@@ -54,6 +60,11 @@ class MockRolloutWorker:
         path = found.path
         self._check_meta(found)
         self._check_split(found, split)
+        if not any(any(trajectory.loss_mask) for trajectory in found.trajectories):
+            raise ReplayError(
+                f"{path}: not one token of the recording is in its loss_mask, so nothing could be learned or compared; "
+                "record it again"
+            )
         recorded = {trajectory.key: trajectory for trajectory in found.trajectories}
         wanted = [(prompt, run) for prompt in prompts for run in range(prompt.group_size)]
         for prompt, run in wanted:
@@ -126,9 +137,29 @@ class MockRolloutWorker:
                 f"{where} holds token {max(found.tokens)} but the model knows {self._expect.vocabulary} tokens; "
                 "give the model of the recorded run"
             )
+        self._check_content(where, found)
         length = len(found.tokens) - found.prompt_length
         if length > self._expect.max_completion_length:
             raise ReplayError(
                 f"{where} has {length} completion tokens but data.max_completion_length is "
                 f"{self._expect.max_completion_length}; set it as in the recorded run"
+            )
+
+    def _check_content(self, where: str, found: Trajectory) -> None:
+        if len(found.tokens) == found.prompt_length:
+            raise ReplayError(f"{where} has no completion; record the step again")
+        if self._expect.log_probs and found.log_probs is None:
+            raise ReplayError(
+                f"{where} has no sampler log-probs, which algorithm.old_log_probs=sampler and algorithm."
+                "sampler_correction need; set them to recompute and none, or record with regress"
+            )
+        if found.log_probs is not None and float(found.log_probs.max()) > LOG_PROB_LIMIT:
+            raise ReplayError(
+                f"{where} has the sampler log-prob {float(found.log_probs.max()):.3g}, more than a probability of 1; "
+                "record the step again"
+            )
+        if self._expect.finish_reasons and found.finish_reason is None:
+            raise ReplayError(
+                f"{where} does not say whether it was truncated, which algorithm.mask_truncated_completions needs; "
+                "set that to false, or record with regress"
             )

@@ -58,7 +58,7 @@ def build_model(
     if config.path is not None:
         stated = f"model.path={config.path!r}"
         remedy = "set tokenizer.path to the tokenizer the model was trained with"
-        model = load_checkpoint(Path(config.path), _implementations(config))
+        model = load_checkpoint(Path(config.path), config.config, _implementations(config))
     else:
         stated = f"model.config={config.config!r}"
         remedy = "leave vocab_size away"
@@ -90,8 +90,20 @@ def place(model: PreTrainedModel, where: str | torch.dtype) -> PreTrainedModel:
             raise ConfigError(
                 f"device={where} cannot be used ({reason(error)}); set device=cpu or one that this machine has"
             ) from error
+    buffers = dict(model.named_buffers())
     moved: PreTrainedModel = nn.Module.to(model, where)
+    if isinstance(where, torch.dtype) and where != torch.float64:
+        _restore_buffers(moved, buffers)
     return moved
+
+
+def _restore_buffers(model: PreTrainedModel, buffers: Mapping[str, torch.Tensor]) -> None:
+    """Buffers that no checkpoint holds (rotary frequencies) keep their precision, as in ``from_pretrained``."""
+    saved = model.state_dict().keys()
+    for name, value in buffers.items():
+        if name not in saved:
+            owner, _, leaf = name.rpartition(".")
+            setattr(model.get_submodule(owner), leaf, value)
 
 
 def _from_family(config: ModelConfig, special: Mapping[str, Any], seed: int, stated: str) -> PreTrainedModel:
@@ -131,7 +143,12 @@ def _try_out(model: PreTrainedModel, dtype: torch.dtype, stated: str) -> None:
     tokens = torch.zeros(1, 2, dtype=torch.long)
     try:
         with torch.no_grad(), arithmetic(dtype):
-            model(input_ids=tokens, use_cache=False, varlen=VarlenSegments(None, (2,)))
+            model(
+                input_ids=tokens,
+                attention_mask=torch.ones_like(tokens),
+                use_cache=False,
+                varlen=VarlenSegments(None, (2,)),
+            )
     except Exception as error:
         raise _unfit(stated, error) from error
 

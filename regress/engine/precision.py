@@ -17,7 +17,6 @@ DTYPES: Mapping[str, torch.dtype] = {
     "float64": torch.float64,
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
 }
 
 

@@ -9,15 +9,16 @@ from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
-import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
 from regress.errors import ConfigError, reason
 
 
-def load_checkpoint(path: Path, implementations: Mapping[str, str]) -> PreTrainedModel:
-    """The causal language model of a directory written by ``save_pretrained``, in float32, every dropout 0.
+def load_checkpoint(
+    path: Path, overrides: Mapping[str, Any], implementations: Mapping[str, str]
+) -> PreTrainedModel:
+    """The causal language model of a directory written by ``save_pretrained``, in its own dtype, every dropout 0.
 
     Nothing is downloaded, and code beside the weights or in a pickle is never run.
 
@@ -26,17 +27,14 @@ def load_checkpoint(path: Path, implementations: Mapping[str, str]) -> PreTraine
             describes: Hugging Face would fill the gaps with random numbers.
     """
     stated = f"model.path={str(path)!r}"
-    if not (path / "config.json").is_file():
-        raise ConfigError(
-            f"{stated}: the directory holds no config.json; give a directory written by save_pretrained"
-        )
+    hf = checkpoint_config(path)
+    _override(hf, overrides)
     try:
         with _quiet():
-            hf = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 path,
                 config=without_dropout(hf),
-                dtype=torch.float32,
+                dtype="auto",
                 local_files_only=True,
                 trust_remote_code=False,
                 output_loading_info=True,
@@ -49,13 +47,42 @@ def load_checkpoint(path: Path, implementations: Mapping[str, str]) -> PreTraine
             "give one whose weights are in model.safetensors"
         ) from error
     except Exception as error:  # transformers raises whatever its parsers raise
-        raise ConfigError(
-            f"{stated}: the checkpoint cannot be loaded ({reason(error)}); "
-            "give a causal language model written by save_pretrained"
-        ) from error
+        raise _unreadable(stated, error) from error
     model: PreTrainedModel = loaded[0]
     _refuse_gaps(stated, loaded[1])
     return model
+
+
+def checkpoint_config(path: Path) -> PretrainedConfig:
+    """What ``config.json`` of a checkpoint directory says.
+
+    Raises:
+        ConfigError: if there is no such directory, or it holds no configuration that can be read.
+    """
+    stated = f"model.path={str(path)!r}"
+    if not path.is_dir():
+        raise ConfigError(
+            f"{stated}: there is no such directory, and models are not downloaded; give one written by save_pretrained"
+        )
+    if not (path / "config.json").is_file():
+        raise ConfigError(
+            f"{stated}: the directory holds no config.json; give a directory written by save_pretrained"
+        )
+    try:
+        with _quiet():
+            found: PretrainedConfig = AutoConfig.from_pretrained(
+                path, local_files_only=True, trust_remote_code=False
+            )
+    except Exception as error:  # transformers raises whatever its parsers raise
+        raise _unreadable(stated, error) from error
+    return found
+
+
+def _unreadable(stated: str, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"{stated}: the checkpoint cannot be loaded ({reason(error)}); "
+        "give a causal language model written by save_pretrained"
+    )
 
 
 def without_dropout(hf: PretrainedConfig) -> PretrainedConfig:
@@ -64,6 +91,16 @@ def without_dropout(hf: PretrainedConfig) -> PretrainedConfig:
         if "drop" in key and isinstance(value, float | int) and not isinstance(value, bool):
             setattr(hf, key, 0.0)
     return hf
+
+
+def _override(hf: PretrainedConfig, overrides: Mapping[str, Any]) -> None:
+    """``model.config`` over the checkpoint's config.json, as keyword arguments of ``from_pretrained`` would be."""
+    for key, value in overrides.items():
+        if not hasattr(hf, key):
+            raise ConfigError(
+                f"model.config.{key}={value!r}: the config.json of model.path has no such key; correct or drop it"
+            )
+        setattr(hf, key, value)
 
 
 def _refuse_gaps(stated: str, found: Mapping[str, Any]) -> None:

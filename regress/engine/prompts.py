@@ -31,6 +31,7 @@ class PromptSource:
         _check_distinct(self._tokens, _all(dataset))
         for problem in _all(dataset):
             _check_answer(tokenizer, problem)
+        _check_answers_fit(tokenizer, _all(dataset), config.data.max_completion_length)
         longest = max(self._tokens, key=lambda task_id: len(self._tokens[task_id]))
         length, limit = len(self._tokens[longest]), config.data.max_prompt_length
         if length > limit:
@@ -100,6 +101,16 @@ def _check_distinct(tokens: Mapping[str, tuple[int, ...]], problems: Sequence[Pr
                 f"tokenizer.path: the prompts {twin.prompt!r} and {problem.prompt!r} become the same tokens; correct "
                 "chat_template, or give a tokenizer that knows their characters"
             )
+
+
+def _check_answers_fit(tokenizer: PreTrainedTokenizerBase, problems: Sequence[Problem], limit: int) -> None:
+    """Some may be too long for the limit, but if all are no completion could ever be right."""
+    lengths = [len(completion_ids(tokenizer, problem.answer)) for problem in problems]
+    if min(lengths) > limit:
+        raise ConfigError(
+            f"data.max_completion_length={limit}: every answer of the task takes more tokens, from {min(lengths)} to "
+            f"{max(lengths)} with its end; set data.max_completion_length={max(lengths)}"
+        )
 
 
 def _check_answer(tokenizer: PreTrainedTokenizerBase, problem: Problem) -> None:

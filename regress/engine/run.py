@@ -12,11 +12,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from transformers.utils.logging import disable_progress_bar
 
-from regress.dump.hooks import record_activations
-from regress.dump.taps import recording
 from regress.engine.build import Run, build
 from regress.engine.config.schema import Config
-from regress.engine.environment import configure_torch
+from regress.engine.environment import configure_torch, export_environment
 from regress.engine.evaluation import PASS_RATE, due, pass_rate
 from regress.engine.outputs import Outputs
 from regress.engine.tracking import Log, tracking
@@ -39,6 +37,7 @@ def train(config: Config, console: Console) -> RunResult:
     Raises:
         RegressError: whatever a user can mend, in one sentence.
     """
+    export_environment(config.system_envs)
     configure_torch(config.threads)
     disable_progress_bar()
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
@@ -51,7 +50,6 @@ def train(config: Config, console: Console) -> RunResult:
 
         log = resources.enter_context(tracking(config, outputs))
         run = build(config, resources, progress)
-        _record(run, resources)
         metrics, pass_rates = _loop(run, log, progress("training", config.max_steps), console)
         outputs.save(run.trainer.policy.model, run.tokenizer)
     dump_dir = run.recorder.folder if run.recorder is not None else None
@@ -75,16 +73,6 @@ def _loop(
         if row:
             log(step, row)
     return metrics, pass_rates
-
-
-def _record(run: Run, resources: ExitStack) -> None:
-    """From here on everything tapped is recorded; a normal end of ``resources`` completes the dump."""
-    if run.recorder is None:
-        return
-    resources.enter_context(recording(run.recorder))
-    debug = run.config.debug
-    if debug.dump_options.activations:
-        resources.enter_context(record_activations(run.trainer.policy.model, debug.target_module_pattern))
 
 
 @contextmanager

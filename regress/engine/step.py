@@ -117,7 +117,7 @@ def train_step(
             ) from error
         share = (part.weights.to(terms.loss_K.dtype) * terms.loss_K).sum()
         metrics = token_metrics(terms)
-        taps.loss(micro, part, out, terms, share, metrics, objective)
+        taps.loss(micro, part, out, terms, share, metrics, tokens, objective)
         return share, Share(share.detach(), metrics)
 
     policy.zero_grad()

@@ -46,6 +46,8 @@ def forward(micro: Microbatch, out: TokenLogProbs) -> None:
     meta = {"samples": micro.sample_ids}
     if wanted("batch_inputs"):
         tap("batch_inputs", _batch_inputs(micro), layout=micro.layout, meta=meta)
+    if wanted("activations"):
+        tap("activations", layout=micro.layout, meta={**meta, "lm_head": "rows of the loss tokens, in order"})
     if wanted("forward_data"):
         tap("forward_data", _forward_data(micro, out), layout=micro.layout, meta=meta)
 
@@ -58,6 +60,7 @@ def loss(
     terms: TokenLoss,
     share: Tensor,
     metrics: Mapping[str, Metric],
+    whole: LossTokens,
     objective: Objective,
 ) -> None:
     """The terms of the loss of one microbatch token by token, and the loss."""
@@ -66,7 +69,7 @@ def loss(
     if wanted("is_loss_debug"):
         tap("is_loss_debug", _loss_terms(micro, part, out, terms, share), layout=layout, meta=meta)
     if wanted("loss"):
-        meta |= _reduction(part, objective)
+        meta |= _reduction(part, whole, objective)
         meta["metrics"] = {name: metric.value for name, metric in metrics.items()}
         tap("loss", _loss(part, terms, share), layout=layout, meta=meta)
 
@@ -142,9 +145,16 @@ def _loss(part: LossTokens, terms: TokenLoss, share: Tensor) -> dict[str, Tensor
     return {"loss": share, **shares}
 
 
-def _reduction(part: LossTokens, objective: Objective) -> dict[str, object]:
-    """How the share came about: sum over its tokens of weight times loss, back-propagated as it is."""
+def _reduction(part: LossTokens, whole: LossTokens, objective: Objective) -> dict[str, object]:
+    """How the share came about: sum over its tokens of weight times loss, back-propagated as it is.
+
+    The weights hold the denominators; they are counted over the mini-batch unless the scope is the microbatch.
+    """
+    assert part.weights is not None
     return {
+        "mini_batch_loss_tokens": len(whole),
+        "mini_batch_sequences": whole.num_sequences,
+        "weight_sum": part.weights.sum().item(),
         "aggregation": objective.aggregation,
         "denominator_scope": objective.denominator_scope,
         "num_loss_tokens": len(part),

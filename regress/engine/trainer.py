@@ -54,13 +54,14 @@ class Trainer:
         """Roll out, then update the policy ``epochs * mini_batches`` times; returns the metrics of the step."""
         trajectories = self.worker.rollout(step, self.prompts(step), TRAIN)
         minis = self.mini_batches(trajectories)  # outside of at(): these forward passes are not recorded
+        learning_rate = float(self.scheduler.get_last_lr()[0])  # of the step's first update
         with at(step=step):
             tap_trajectories(trajectories, meta=self.trajectory_meta)
             taps.before_updates(trajectories, [(mini.batch, mini.tokens) for mini in minis])
             outcomes = self._updates(minis)
         if self.reference is not None:
             self.reference.after_step(step)
-        return {**rollout_metrics(trajectories), **self._update_metrics(outcomes)}
+        return {**rollout_metrics(trajectories), **self._update_metrics(outcomes, learning_rate)}
 
     def _updates(self, minis: Sequence[MiniBatch]) -> list[StepOutcome]:
         epochs = self.config.trainer.epochs
@@ -145,12 +146,12 @@ class Trainer:
     def _plan(self) -> BatchPlan:
         return BatchPlan(**vars(self.config.batching))
 
-    def _update_metrics(self, outcomes: Sequence[StepOutcome]) -> dict[str, float]:
+    def _update_metrics(self, outcomes: Sequence[StepOutcome], learning_rate: float) -> dict[str, float]:
         means = functools.reduce(add_metrics, (outcome.metrics for outcome in outcomes))
         return {
             "training_step/loss": sum(outcome.loss for outcome in outcomes) / len(outcomes),
             "training_step/grad_norm": sum(outcome.grad_norm for outcome in outcomes) / len(outcomes),
-            "training_step/learning_rate": float(self.scheduler.get_last_lr()[0]),
+            "training_step/learning_rate": learning_rate,
             **{f"training_step/{name}": metric.value for name, metric in means.items()},
         }
 

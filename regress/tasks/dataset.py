@@ -1,6 +1,6 @@
 """The split of a task into training and evaluation problems, and the order of training."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -62,8 +62,3 @@ def training_batch(problems: Sequence[Problem], step: int, prompts_per_step: int
 @lru_cache(maxsize=4)
 def _epoch_order(size: int, epoch: int, seed: int) -> tuple[int, ...]:
     return tuple(distinct(generator("epoch", epoch, seed), size))
-
-
-def warm_start_pairs(problems: Iterable[Problem]) -> list[tuple[str, str]]:
-    """(prompt, answer) pairs for a short supervised warm start before the reinforcement learning."""
-    return [(problem.prompt, problem.answer) for problem in problems]

@@ -16,9 +16,10 @@ def check_rules(config: Config, origin: Callable[[KeyPath], Origin]) -> None:
         sentence = rule(config)
         if sentence is not None:
             raise ConfigError(sentence)
-    sentence = _path_beside_family(config, origin)
-    if sentence is not None:
-        raise ConfigError(sentence)
+    for beside in (_path_beside_family, _tie_beside_path):
+        sentence = beside(config, origin)
+        if sentence is not None:
+            raise ConfigError(sentence)
 
 
 def _lengths(c: Config) -> str | None:
@@ -136,10 +137,10 @@ def _packed_side(c: Config) -> str | None:
 
 def _warmup(c: Config) -> str | None:
     updates = c.max_steps * _updates_per_rollout(c)
-    if c.optimizer.warmup_steps <= updates:
+    if c.optimizer.warmup_steps == 0 or c.optimizer.warmup_steps < updates:
         return None
     return (
-        f"optimizer.warmup_steps={c.optimizer.warmup_steps} is more than the {updates} optimizer updates "
+        f"optimizer.warmup_steps={c.optimizer.warmup_steps} is not less than the {updates} optimizer updates "
         f"of max_steps={c.max_steps}, so that the learning rate is never reached; lower it or raise "
         "max_steps."
     )
@@ -162,7 +163,8 @@ def _current_log_probs(c: Config) -> str | None:
 
 
 def _current_dump(c: Config) -> str | None:
-    if c.algorithm.old_log_probs != "current" or not c.debug.dump_options.old_log_probs:
+    dumped = c.debug.enable_data_dump and c.debug.dump_options.old_log_probs
+    if c.algorithm.old_log_probs != "current" or not dumped:
         return None
     return (
         "debug.dump_options.old_log_probs=true finds no log-probs from before the update while algorithm."
@@ -193,7 +195,15 @@ def _system_envs(c: Config) -> str | None:
 
 def _dump_options(c: Config) -> str | None:
     options = vars(c.debug.dump_options)
-    if not c.debug.enable_data_dump or any(options.values()):
+    chosen = [name for name, value in options.items() if value]
+    if not c.debug.enable_data_dump:
+        return None
+    if chosen == ["ref_log_probs"] and not c.algorithm.needs_reference:
+        return (
+            "debug.dump_options.ref_log_probs=true alone dumps nothing while algorithm.kl_coef=0 needs no reference "
+            "model; give algorithm.kl_coef a value or dump something else."
+        )
+    if chosen:
         return None
     return (
         "debug.enable_data_dump=true dumps nothing while every one of debug.dump_options is false; set at "
@@ -209,6 +219,17 @@ def _path_beside_family(c: Config, origin: Callable[[KeyPath], Origin]) -> str |
     return (
         f"model.path={c.model.path} and model.family={c.model.family} are both given ({_author(path)}), and "
         "the checkpoint already decides the family; leave model.family away or set model.path=null."
+    )
+
+
+def _tie_beside_path(c: Config, origin: Callable[[KeyPath], Origin]) -> str | None:
+    """The checkpoint's own config.json decides which weights there are."""
+    same = _author(origin(("model", "tie_word_embeddings"))) == _author(origin(("model", "path")))
+    if c.model.path is None or not c.model.tie_word_embeddings or not same:
+        return None
+    return (
+        f"model.tie_word_embeddings=true is not read beside model.path={c.model.path}, whose config.json decides it; "
+        "leave it away or edit config.json."
     )
 
 

@@ -12,7 +12,7 @@ from regress.grpo.objective import Objective
 from regress.grpo.presets import PRESETS
 
 FAMILIES = ("qwen3", "qwen3_moe", "llama", "gpt2")
-DTYPES = ("float64", "float32", "bfloat16", "float16")
+DTYPES = ("float64", "float32", "bfloat16")
 ATTENTIONS = ("eager", "sdpa", "varlen")
 WORKERS = ("hf", "mock")
 DUMP_FORMATS = ("safetensors", "pt", "jsonl")

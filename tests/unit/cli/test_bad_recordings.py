@@ -113,8 +113,8 @@ ASKED: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "shorter completions": (
         ("data.max_completion_length=1",),
-        "TMP/…0.safetensors: group '…' run … has … completion tokens but data.max_completion_length is 1; set it "
-        f"{AS_RECORDED}",
+        "data.max_completion_length=1: every answer of the task takes more tokens, from 4 to 6 with its end; set "
+        "data.max_completion_length=6",
     ),
     "other format": (
         ("rollout_worker.trajectory_format=pt",),
@@ -358,8 +358,8 @@ TAMPERED: dict[str, tuple[Callable[[Record], Record | None], tuple[str, ...], st
     "without log-probs": (
         _without_log_probs,
         ("algorithm.old_log_probs=sampler",),
-        "algorithm.old_log_probs=sampler needs the sampler's log-probs, but some of the trajectories have none; set "
-        "algorithm.old_log_probs=recompute",
+        "TMP/alone.safetensors: group '000000-0000' run 0 has no sampler log-probs, which algorithm.old_log_probs="
+        "sampler and algorithm.sampler_correction need; set them to recompute and none, or record with regress",
     ),
 }
 
@@ -430,8 +430,7 @@ def test_training_and_evaluation_confused(case: Any) -> None:
     (rollouts / "evaluated").rename(rollouts / "train")
     case.refuses(
         *rolled(rollouts),
-        says="TMP/rollouts/train/step_000000.safetensors: group 'eval-0000' run 0 was recorded in evaluation but "
-        "train mode asks for it; give the other folder",
+        says="TMP/rollouts is no complete dump: …; record again or correct the path",
     )
 
 
@@ -443,5 +442,5 @@ def test_rollouts_without_the_evaluation_asked_for(case: Any) -> None:
     case.refuses(
         *rolled(rollouts),
         "evaluation.every_n_steps=1",
-        says="TMP/rollouts/val is no complete dump: …; record again or correct the path",
+        says="TMP/rollouts is no complete dump: …; record again or correct the path",
     )

@@ -76,7 +76,7 @@ IMPOSSIBLE = {
         "sample; set batching.padding_side=right or batching.layout=padded."
     ),
     "optimizer.warmup_steps=11": (
-        "optimizer.warmup_steps=11 is more than the 10 optimizer updates of max_steps=10, so that the "
+        "optimizer.warmup_steps=11 is not less than the 10 optimizer updates of max_steps=10, so that the "
         "learning rate is never reached; lower it or raise max_steps."
     ),
     "algorithm.old_log_probs=current trainer.epochs=2": (
@@ -84,7 +84,7 @@ IMPOSSIBLE = {
         "trainer.mini_batch_size=null) and the policy has moved after the first; set "
         "algorithm.old_log_probs=recompute, or trainer.epochs=1 and trainer.mini_batch_size=null."
     ),
-    "algorithm.old_log_probs=current debug.dump_options.old_log_probs=true": (
+    "algorithm.old_log_probs=current debug.enable_data_dump=true debug.dump_options.old_log_probs=true": (
         "debug.dump_options.old_log_probs=true finds no log-probs from before the update while "
         "algorithm.old_log_probs=current; set it to false (is_loss_debug holds those used) or "
         "algorithm.old_log_probs=recompute."
@@ -97,6 +97,14 @@ IMPOSSIBLE = {
         "debug.enable_data_dump=true dumps nothing while every one of debug.dump_options is false; set at "
         "least one of trajectory, old_log_probs, ref_log_probs, forward_data, loss, is_loss_debug, batch_inputs, "
         "activations, param, gradient, optimizer to true."
+    ),
+    "debug.enable_data_dump=true debug.dump_options.ref_log_probs=true": (
+        "debug.dump_options.ref_log_probs=true alone dumps nothing while algorithm.kl_coef=0 needs no reference "
+        "model; give algorithm.kl_coef a value or dump something else."
+    ),
+    "model.path=/ckpt model.tie_word_embeddings=true": (
+        "model.tie_word_embeddings=true is not read beside model.path=/ckpt, whose config.json decides it; leave it "
+        "away or edit config.json."
     ),
     "debug.enable_data_dump=true debug.dump_options.loss=true debug.dump_dir=''": (
         "debug.dump_dir is empty although debug uses it; set it to a directory."
@@ -158,11 +166,13 @@ POSSIBLE = [
     "batching.pad_to_length=48",
     "batching.layout=packed batching.pad_to_length=64",
     "batching.padding_side=left",
-    "optimizer.warmup_steps=10",
-    "optimizer.warmup_steps=40 trainer.epochs=2 trainer.mini_batch_size=32",
+    "optimizer.warmup_steps=9",
+    "optimizer.warmup_steps=39 trainer.epochs=2 trainer.mini_batch_size=32",
     "reference.sync_every_n_steps=5 algorithm.kl_coef=0.1",
     "reference.sync_every_n_steps=5 algorithm.preset=grpo",
     "debug.enable_data_dump=true debug.dump_options.loss=true",
+    "debug.enable_data_dump=true debug.dump_options.ref_log_probs=true algorithm.kl_coef=0.1",
+    "algorithm.old_log_probs=current debug.dump_options.old_log_probs=true",
     "model.path=/ckpt",
     f"{MOCK} {PATH}",
     "rollout_mock.enable=true",

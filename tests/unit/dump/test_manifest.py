@@ -16,7 +16,6 @@ from regress.dump.manifest import (
     MANIFEST,
     Provenance,
     environment,
-    find_manifest,
     package_versions,
     read_manifest,
 )
@@ -119,18 +118,6 @@ def test_names_and_records(dump: Path) -> None:
     assert [record.type for record in reader.records(step=0)] == ["loss", "param"]
     with pytest.raises(DumpError, match="has no file 'loss/x'"):
         reader.read("loss/x")
-
-
-def test_found_from_a_file_or_folder(dump: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for path in (dump, dump / "loss", dump / "loss" / "step_000000.safetensors"):
-        manifest = find_manifest(path)
-        assert manifest is not None
-        assert manifest.format == "safetensors"
-    assert find_manifest(tmp_path) is None
-    monkeypatch.chdir(dump / "loss")
-    assert find_manifest(Path("step_000000.safetensors")) is not None
-    with pytest.raises(DumpError, match="is not a folder, but a dump is one"):
-        read_manifest(dump / "nowhere")
 
 
 def test_environment_and_versions(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,8 @@ EXPECT = Expectations(
     temperature=1.0,
     max_completion_length=LONGEST,
     vocabulary=VOCABULARY,
+    log_probs=False,
+    finish_reasons=False,
     environment=ENVIRONMENT,
 )
 META = {"tokenizer": "abc", "environment": ENVIRONMENT}

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from rich.console import Console
+from safetensors.torch import load_file
 
+from regress.dump.reader import DumpReader
 from regress.dump.trajectory import Trajectory
 from regress.engine.batch import TokenBatch
 from regress.engine.build import Run, build
@@ -18,6 +21,8 @@ from regress.engine.evaluation import due, pass_rate
 from regress.engine.rollout import TRAIN
 from regress.engine.run import train
 from regress.engine.step import weigh
+from regress.engine.tokenizer import fingerprint, load_tokenizer
+from regress.errors import ConfigError
 from regress.grpo.presets import make_objective
 from regress.layout import BatchPlan
 
@@ -143,10 +148,88 @@ def test_evaluation_is_due_first_last_and_every_n_steps(config: MakeConfig) -> N
     assert not any(due(config("evaluation.every_n_steps=0"), step) for step in range(6))
 
 
-def test_sampling_does_not_depend_on_evaluation(config: MakeConfig, console: Console) -> None:
-    """Evaluation on the global random state would change training."""
+def test_training_does_not_depend_on_evaluation(config: MakeConfig, console: Console) -> None:
+    """Neither a rollout nor an evaluation touches the global random state, and neither reads it."""
+    before = torch.get_rng_state()
     results = [train(config(f"evaluation.every_n_steps={n}"), console) for n in (0, 1)]
+    assert torch.equal(torch.get_rng_state(), before)
     assert results[0].metrics == results[1].metrics
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa", "varlen"])
+def test_a_model_with_a_sliding_window_shorter_than_the_sequences_is_refused(
+    attention: str, built: Callable[..., Run]
+) -> None:
+    """The sampler would apply the window and the trainer's masks would not: log-probs differ by 0.5 and nobody sees."""
+    window = "model.config={use_sliding_window: true, sliding_window: %d, max_window_layers: 0}"
+    with pytest.raises(
+        ConfigError, match=r"its sliding_window of 3 is not full causal attention over data\.max_seq"
+    ):
+        built(f"model.attn_implementation={attention}", window % 3)
+    built(f"model.attn_implementation={attention}", window % 48)
+
+
+def test_rotary_frequencies_stay_float32_in_a_bfloat16_model(
+    built: Callable[..., Run], tmp_path: Path
+) -> None:
+    """As ``from_pretrained`` keeps them; in bfloat16 the phases would be off by 0.1 at position 512."""
+    buffers = dict(built("model.dtype=bfloat16").trainer.policy.model.named_buffers())
+    assert {name: b.dtype for name, b in buffers.items() if "inv_freq" in name}
+    assert all(b.dtype == torch.float32 for name, b in buffers.items() if "inv_freq" in name)
+
+
+def test_a_checkpoint_keeps_every_bit(
+    built: Callable[..., Run], config: MakeConfig, console: Console
+) -> None:
+    first = config("model.dtype=float64")
+    train(first, console)
+    final = f"{first.output_dir}/final"
+    again = built(
+        f"model.path={final}", f"tokenizer.path={final}", "model.dtype=float64", "warm_start.steps=0"
+    )
+    saved = load_file(f"{final}/model.safetensors")
+    for name, parameter in again.trainer.policy.named_parameters():
+        assert torch.equal(parameter, saved[name]), name
+
+
+def test_the_gradient_norm_of_a_bfloat16_model_is_not_rounded_to_bfloat16(built: Callable[..., Run]) -> None:
+    policy = built("model.dtype=bfloat16").trainer.policy
+    for _, parameter in policy.named_parameters():
+        parameter.grad = torch.full_like(parameter, 0.01)
+    grads = [p.grad.double() for _, p in policy.named_parameters() if p.grad is not None]
+    expected = torch.stack([g.norm() for g in grads]).norm()
+    torch.testing.assert_close(policy.clip_grad_norm(None).double(), expected, rtol=1e-6, atol=0)
+    policy.clip_grad_norm(0.5)
+    clipped = torch.stack(
+        [p.grad.double().norm() for _, p in policy.named_parameters() if p.grad is not None]
+    )
+    torch.testing.assert_close(clipped.norm().item(), 0.5, rtol=2**-8, atol=0)
+
+
+def test_the_learning_rate_that_is_logged_is_the_one_that_was_used(
+    config: MakeConfig, console: Console
+) -> None:
+    result = train(
+        config("max_steps=2", "optimizer.lr_scheduler=linear", "optimizer.learning_rate=1e-3"), console
+    )
+    assert result.metrics["training_step/learning_rate"] == 5e-4
+
+
+def test_a_loss_record_names_what_the_loss_was_divided_by(config: MakeConfig, console: Console) -> None:
+    run = config(
+        "debug.enable_data_dump=true",
+        "debug.dump_options.loss=true",
+        "batching.micro_batch_size=3",
+        "max_steps=1",
+    )
+    train(run, console)
+    metas = [record.meta for record in DumpReader(run.debug.dump_dir).records("loss")]
+    assert len(metas) == 3
+    whole = sum(meta["num_loss_tokens"] for meta in metas)  # type: ignore[misc]
+    for meta in metas:
+        assert meta["mini_batch_loss_tokens"] == whole
+        assert meta["mini_batch_sequences"] == 8
+        assert meta["weight_sum"] == pytest.approx(meta["num_loss_tokens"] / whole)  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa", "varlen"])
@@ -170,5 +253,32 @@ def test_trainer_and_sampler_compute_the_same_log_probs(
     (mini,) = run.trainer.mini_batches(rollout)
     assert mini.tokens.old_log_probs is not None
     assert mini.tokens.sampler_log_probs is not None
-    torch.testing.assert_close(mini.tokens.old_log_probs, mini.tokens.sampler_log_probs, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        mini.tokens.old_log_probs, mini.tokens.sampler_log_probs, rtol=1e-12, atol=1e-12
+    )
     assert mini.tokens.old_log_probs.std() > 0.1, "a flat policy would hide a shift"
+
+
+def test_model_config_changes_a_checkpoint_too(
+    built: Callable[..., Run], config: MakeConfig, console: Console
+) -> None:
+    first = config("max_steps=0", "warm_start.steps=0")
+    train(first, console)
+    final = f"{first.output_dir}/final"
+    paths = (f"model.path={final}", f"tokenizer.path={final}")
+    assert built(*paths, "model.config.rms_norm_eps=0.5").trainer.policy.model.config.rms_norm_eps == 0.5
+    with pytest.raises(
+        ConfigError, match=r"model\.config\.rms_norm_ep=0\.5: the config\.json of model\.path"
+    ):
+        built(*paths, "model.config.rms_norm_ep=0.5")
+
+
+def test_a_checkpoint_brings_its_own_tokenizer(
+    built: Callable[..., Run], config: MakeConfig, console: Console
+) -> None:
+    """One trained from another task may be of the same size and give every token another meaning."""
+    first = config("max_steps=0", "warm_start.steps=0")
+    train(first, console)
+    final = f"{first.output_dir}/final"
+    again = built(f"model.path={final}", "warm_start.steps=0", "task.params={alphabet: abcd}")
+    assert fingerprint(again.tokenizer) == fingerprint(load_tokenizer(final))

@@ -41,7 +41,9 @@ class Watch(TorchDispatchMode):
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_moe", "llama", "gpt2"])
-def test_no_operation_of_a_float64_model_is_narrower(family: str, attention: str, checkpointing: bool) -> None:
+def test_no_operation_of_a_float64_model_is_narrower(
+    family: str, attention: str, checkpointing: bool
+) -> None:
     config = ModelConfig(
         family=family, dtype="float64", attn_implementation=attention, gradient_checkpointing=checkpointing
     )

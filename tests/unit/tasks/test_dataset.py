@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regress.errors import TaskError
-from regress.tasks.dataset import make_dataset, training_batch, warm_start_pairs
+from regress.tasks.dataset import make_dataset, training_batch
 from regress.tasks.problem import Problem
 from regress.tasks.registry import make_task, task_names
 
@@ -110,10 +110,9 @@ def test_a_step_needs_enough_problems(batch: int) -> None:
         training_batch(PROBLEMS, 0, batch, 0)
 
 
-def test_texts_and_warm_start_pairs_hold_every_problem() -> None:
+def test_texts_hold_every_problem() -> None:
     dataset = make_dataset(make_task("gcd"), 3, 2)
 
-    assert warm_start_pairs(dataset.train) == [(p.prompt, p.answer) for p in dataset.train]
     assert dataset.texts() == [
         text for p in dataset.train + dataset.evaluation for text in (p.prompt, p.answer)
     ]
