@@ -19,8 +19,8 @@ class FriendlyGroup(click.Group):
         try:
             return super().invoke(ctx)
         except RegressError as error:
-            lines = [f"error: {error}", *getattr(error, "__notes__", ())]
-            click.echo("\n".join(lines), err=True)
+            sentences = " | ".join([str(error), *getattr(error, "__notes__", ())])
+            click.echo(f"error: {' '.join(sentences.splitlines())}", err=True)
             ctx.exit(error.exit_code)
 
 
@@ -82,11 +82,12 @@ def train(
     from regress.engine.run import train as run  # torch starts here, after the environment is set
 
     result = run(loaded.config, console)
-    console.print(f"{loaded.config.max_steps} steps done; metrics and final model: {result.output_dir}")
+    click.echo(f"{loaded.config.max_steps} steps done")
+    click.echo(f"metrics:      {result.output_dir / 'metrics.jsonl'}")
+    click.echo(f"final model:  {result.output_dir / 'final'}")
     if result.dump_dir is not None:
-        console.print(
-            f"dumped tensors: {result.dump_dir} (look into them: regress dump show {result.dump_dir})"
-        )
+        click.echo(f"tensors:      {result.dump_dir}")
+        click.echo(f"look at them: regress dump show {result.dump_dir}")
 
 
 @main.group()
@@ -106,6 +107,29 @@ def show(path: Path) -> None:
     from regress.dump.inspect import render
 
     Console().print(render(path))
+
+
+@dump.command()
+@click.argument("first", type=click.Path(path_type=Path))
+@click.argument("second", type=click.Path(path_type=Path))
+@click.pass_context
+def diff(ctx: click.Context, first: Path, second: Path) -> None:
+    """Compare two dumps bit by bit.
+
+    \b
+    regress dump diff outputs/demo/debug_dump outputs/demo_replay/debug_dump
+
+    Exit codes: 0 the same bits, 1 a difference, or a dump that cannot be read.
+    """
+    from regress.dump.difference import compare_bitwise
+
+    found = compare_bitwise(first, second)
+    for difference in found.differences:
+        click.echo(f"{difference.file}: {difference.what}")
+    if found.differences:
+        click.echo(f"different: {len(found.differences)} differences in {found.records} records")
+        ctx.exit(1)
+    click.echo(f"bit-identical: {found.records} records, {found.tensors} tensors")
 
 
 if __name__ == "__main__":

@@ -26,3 +26,9 @@ class ReplayError(RegressError):
 
 class TaskError(RegressError):
     """A task, reward or tokenizer cannot do what the configuration asks."""
+
+
+def reason(error: BaseException, limit: int = 200) -> str:
+    """What an error of another library says, on one line, to stand in brackets in one of our sentences."""
+    text = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."

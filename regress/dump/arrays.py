@@ -29,12 +29,19 @@ DTYPES: dict[str, np.dtype[Any]] = {
 }
 """Element types a dump can hold, by the name that numpy, torch and ml_dtypes agree on."""
 
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_FLOATS = {dtype for name, dtype in DTYPES.items() if "float" in name}
 _CARRIERS = {1: "uint8", 2: "int16"}  # torch and numpy exchange what numpy cannot name as bits of this type
 
 
 def is_float(dtype: np.dtype[Any]) -> bool:
     """Whether `dtype` has a NaN (numpy files most ml_dtypes types under its kind for unknown types)."""
-    return "float" in dtype.name
+    return dtype in _FLOATS
+
+
+def dtype_name(dtype: np.dtype[Any]) -> str:
+    """The name of an element type; numpy builds it anew each time, at the cost of copying a small tensor."""
+    return _NAMES.get(dtype) or dtype.name
 
 
 def to_numpy(value: Any, name: str) -> Array:
@@ -53,7 +60,7 @@ def to_numpy(value: Any, name: str) -> Array:
         )
     array = np.array(value, order="C", copy=True)
     array = array.astype(array.dtype.newbyteorder("<"), copy=False)
-    _check_dtype(array.dtype.name, name)
+    _check_dtype(dtype_name(array.dtype), name)
     return array
 
 
@@ -81,9 +88,9 @@ def to_torch(array: Array) -> torch.Tensor:
 
     if not array.flags.writeable:
         array = array.copy()
-    if is_float(array.dtype) and not hasattr(np, array.dtype.name):
-        carrier = _CARRIERS[array.dtype.itemsize]
-        return torch.from_numpy(array.view(carrier)).view(getattr(torch, array.dtype.name))
+    dtype = dtype_name(array.dtype)
+    if is_float(array.dtype) and not hasattr(np, dtype):
+        return torch.from_numpy(array.view(_CARRIERS[array.dtype.itemsize])).view(getattr(torch, dtype))
     return torch.from_numpy(array)
 
 

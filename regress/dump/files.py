@@ -66,12 +66,13 @@ def _write(path: Path, chunks: Iterable[bytes | memoryview]) -> Stamp:
 
 
 def sync_folder(path: Path) -> None:
-    """Make renames within a folder outlast a power failure."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    """Make renames within a folder outlast a power failure, where the file system can."""
+    with contextlib.suppress(OSError):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def unwritable(path: Path, error: OSError) -> DumpError:

@@ -27,7 +27,7 @@ def record_activations(model: nn.Module, pattern: str) -> Iterator[list[str]]:
     checkpointing computes again within the backward pass is not recorded. Yields the names; raises
     `ConfigError` if there are none.
     """
-    modules = matching({name: module for name, module in model.named_modules() if name}, pattern, "module")
+    modules = matching_modules(model, pattern)
     handles = [module.register_forward_hook(_hook(name)) for name, module in modules.items()]
     try:
         yield list(modules)
@@ -61,6 +61,11 @@ def _first_tensor(output: Any) -> torch.Tensor | None:
         output = list(output.values())
     parts = output if isinstance(output, list | tuple) else ()
     return next((found for part in parts if (found := _first_tensor(part)) is not None), None)
+
+
+def matching_modules(model: nn.Module, pattern: str) -> dict[str, nn.Module]:
+    """All modules of a model that `re.search(pattern, name)` finds; raises `ConfigError` if there are none."""
+    return matching({name: module for name, module in model.named_modules() if name}, pattern, "module")
 
 
 def matching_parameters(parameters: Iterable[tuple[str, T]], pattern: str) -> dict[str, T]:

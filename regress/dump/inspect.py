@@ -13,7 +13,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from regress.dump.arrays import Array, is_float
+from regress.dump.arrays import Array, dtype_name, is_float
 from regress.dump.coordinates import parse_stem
 from regress.dump.jsontext import tag_floats
 from regress.dump.manifest import MANIFEST
@@ -67,22 +67,19 @@ def tensor_rows(record: Record) -> list[Row]:
 
 
 def _statistics(array: Array) -> Row:
-    row: Row = {"dtype": array.dtype.name, "shape": list(array.shape)}
-    with np.errstate(invalid="ignore"):
+    row: Row = {"dtype": dtype_name(array.dtype), "shape": list(array.shape)}
+    with np.errstate(all="ignore"):  # sums of huge values overflow to infinity, which is the answer
         values = array.astype(np.float64) if is_float(array.dtype) else array
-    finite = values[np.isfinite(values)]
-    nan, inf = int(np.isnan(values).sum()), int(np.isinf(values).sum())
-    low, high = (finite.min().item(), finite.max().item()) if finite.size else (None, None)
-    finite = finite.astype(np.float64)
-    mean = float(finite.mean()) if finite.size else None
-    return row | {
-        "min": low,
-        "max": high,
-        "mean": mean,
-        "norm": float(np.sqrt((finite**2).sum())),
-        "nan": nan,
-        "inf": inf,
-    }
+        finite = values[np.isfinite(values)]
+        wide = finite.astype(np.float64)
+        return row | {
+            "min": finite.min().item() if finite.size else None,
+            "max": finite.max().item() if finite.size else None,
+            "mean": float(wide.mean()) if finite.size else None,
+            "norm": float(np.sqrt((wide**2).sum())),
+            "nan": int(np.isnan(values).sum()),
+            "inf": int(np.isinf(values).sum()),
+        }
 
 
 def trajectory_rows(trajectories: Iterable[Trajectory]) -> list[Row]:

@@ -62,9 +62,14 @@ def _key(key: Any, where: str) -> str:
 
 def dumps(value: Any) -> str:
     """The canonical text of a plain value: sorted keys, no spaces, ASCII, strict JSON."""
-    return json.dumps(
-        tag_floats(value), sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
-    )
+    try:
+        return _encode(value)
+    except ValueError:  # a float is not finite, which is rare: only then pay for a walk through all of it
+        return _encode(tag_floats(value))
+
+
+def _encode(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
 
 def tag_floats(value: Any) -> Any:

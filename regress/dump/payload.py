@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from regress.dump.arrays import DTYPES, Array, canonical_nans, is_float
+from regress.dump.arrays import DTYPES, Array, canonical_nans, dtype_name, is_float
 from regress.dump.damage import Damage
 from regress.dump.nexrl import trajectory_lists, trajectory_tensors
 from regress.dump.record import Record, from_head, replace_tensors, tensor_table
@@ -65,7 +65,7 @@ def from_payload(payload: Mapping[str, Any], as_array: AsArray) -> Record:
             raise Damage(f"it lacks the tensors of a {type} record")
         tensors = {name: _array(leaves, name, DTYPES[dtype], as_array) for name, dtype, _ in table}
     record = from_head(head, tensors)
-    if table != [(name, array.dtype.name, array.shape) for name, array in tensors.items()]:
+    if table != [(name, dtype_name(array.dtype), array.shape) for name, array in tensors.items()]:
         raise Damage("its tensors have other names, shapes or element types than were recorded")
     if record.checksum() != head.get("sha256"):
         raise Damage("its content does not match its checksum")
@@ -87,17 +87,20 @@ def _leaf(type: str, name: str, array: Array) -> Any:
 def _single(record: Record) -> Payload:
     """NexRL's keys for the one parameter it dumps; the statistics are computed in float64."""
     ((name, array),) = record.tensors.items()
-    values = array.astype(np.float64)
-    count = max(values.size, 1)
-    mean = float(values.sum()) / count
+    count = max(array.size, 1)
+    with np.errstate(all="ignore"):  # a broken parameter has broken statistics, and no warnings
+        values = array.astype(np.float64)
+        mean = float(values.sum()) / count
+        norm = float(np.sqrt((values**2).sum()))
+        std = float(np.sqrt(((values - mean) ** 2).sum() / max(count - 1, 1)))
     return {
         "param_name": name,
         record.type: array,
         "shape": list(array.shape),
-        "dtype": f"torch.{array.dtype.name}",
-        "norm": float(np.sqrt((values**2).sum())),
+        "dtype": f"torch.{dtype_name(array.dtype)}",
+        "norm": norm,
         "mean": mean,
-        "std": float(np.sqrt(((values - mean) ** 2).sum() / max(count - 1, 1))),
+        "std": std,
     }
 
 

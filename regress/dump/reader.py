@@ -12,6 +12,7 @@ from regress.dump.files import Stamp
 from regress.dump.formats import FORMATS, Format, format_named
 from regress.dump.manifest import MANIFEST, read_manifest
 from regress.dump.record import Record
+from regress.dump.stages import FOLDERS
 from regress.errors import DumpError
 
 
@@ -45,6 +46,12 @@ def detect_format(data: bytes) -> Format | None:
 def is_dump_file(path: Path) -> bool:
     """Whether a file is named like a record."""
     return path.suffix.removeprefix(".") in FORMATS and parse_stem(path.stem) is not None
+
+
+def record_files(folder: Path) -> list[Path]:
+    """All files of a dump directory that are named like records, and none of its other files."""
+    found = (path for name in FOLDERS for path in (folder / name).glob("*"))
+    return sorted(path for path in found if is_dump_file(path))
 
 
 def _load(path: Path) -> bytes:
@@ -96,8 +103,8 @@ class DumpReader:
         }
         found = {
             file.relative_to(self.folder).as_posix()
-            for file in self.folder.glob(f"{only or '*'}/*")
-            if is_dump_file(file)
+            for file in record_files(self.folder)
+            if only in (None, file.parent.name)
         }
         self._report("lacks", listed - found, "they were deleted or not copied: copy the dump again")
         self._report("has additional", found - listed, "they are not of this run: move them away")
@@ -126,6 +133,8 @@ class DumpReader:
 
     def read(self, name: str) -> Record:
         """Read one file by its relative name; raises `DumpError` if it is not what was recorded."""
+        if name not in self._names:
+            raise DumpError(f"{self.folder} has no file {name!r}: choose one that names() lists")
         path, entry = self.folder / name, self.manifest.files[name]
         data = _load(path)
         if Stamp(len(data), hashlib.sha256(data).hexdigest()) != entry.stamp:

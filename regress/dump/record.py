@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from regress.dump.arrays import DTYPES, Array, raw, to_numpy
+from regress.dump.arrays import DTYPES, Array, dtype_name, raw, to_numpy
 from regress.dump.coordinates import Coordinates
 from regress.dump.damage import Damage
 from regress.dump.jsontext import Json, dumps, plain
@@ -86,7 +86,7 @@ class Record:
 
     def head(self) -> dict[str, Json]:
         """Everything but the tensor data, as plain JSON; its table of tensors keeps their order."""
-        table: list[Json] = [[name, a.dtype.name, list(a.shape)] for name, a in self.tensors.items()]
+        table: list[Json] = [[name, dtype_name(a.dtype), list(a.shape)] for name, a in self.tensors.items()]
         place: dict[str, Json] = {key: getattr(self, key) for key in _PLACE}
         return {
             "schema": SCHEMA_VERSION,
@@ -99,10 +99,15 @@ class Record:
 
     def checksum(self) -> str:
         """SHA-256 (hex) over the canonical JSON of `head()`, a zero byte, and the tensors' bytes in order."""
-        digest = hashlib.sha256(dumps(self.head()).encode() + b"\0")
+        return self.seal()[1]
+
+    def seal(self) -> tuple[str, str]:
+        """The canonical JSON of `head()`, and `checksum()`."""
+        text = dumps(self.head())
+        digest = hashlib.sha256(text.encode() + b"\0")
         for array in self.tensors.values():
             digest.update(raw(array))
-        return digest.hexdigest()
+        return text, digest.hexdigest()
 
 
 def replace_tensors(record: Record, changed: Mapping[str, Array]) -> Record:

@@ -33,7 +33,7 @@ def read_trajectories(path: str | Path, format: str = "auto") -> dict[int, Recor
     missing, damaged, duplicate, or not a trajectory.
     """
     steps: dict[int, RecordedStep] = {}
-    for file, record in _records(Path(path), format):
+    for file, record in _records(Path(path).absolute(), format):
         if record.type != "trajectory":
             raise DumpError(
                 f"{file} holds {record.type}, not trajectories: give the file of the type trajectory"
@@ -43,38 +43,58 @@ def read_trajectories(path: str | Path, format: str = "auto") -> dict[int, Recor
                 f"step {record.step} is recorded in both {steps[record.step].path} and {file}: keep one"
             )
         meta = {key: value for key, value in record.meta.items() if key != "samples"}
-        steps[record.step] = RecordedStep(record.step, file, from_record(record), meta)
+        try:
+            trajectories = from_record(record)
+        except DumpError as error:
+            raise DumpError(f"{file} cannot be used: {error}") from None
+        steps[record.step] = RecordedStep(record.step, file, trajectories, meta)
     return dict(sorted(steps.items()))
 
 
 def _records(path: Path, format: str) -> Iterator[tuple[Path, Record]]:
-    if path.is_dir() and not any(map(is_dump_file, path.iterdir())):
-        yield from _from_dump(DumpReader(path, only="trajectory"))
-    elif path.is_dir():
+    if not path.is_dir():
+        yield from _from_file(path, format)
+    elif any(map(is_dump_file, path.iterdir())):
         yield from _from_folder(path, format)
-    elif (path.parent.parent / MANIFEST).is_file():
-        reader = DumpReader(path.parent.parent, only=path.parent.name)
-        yield path, reader.read(path.relative_to(reader.folder).as_posix())
+    elif not (path / MANIFEST).is_file() and (path / "trajectory").is_dir():
+        raise DumpError(
+            f"{path} has no {MANIFEST}, so the run that wrote it was interrupted: record again, "
+            f"or give {path / 'trajectory'} to replay the steps it left whole"
+        )
     else:
-        for record in read_all(path, format):
-            yield path, record
+        yield from _from_dump(DumpReader(path, only="trajectory"), format)
 
 
-def _from_dump(reader: DumpReader) -> Iterator[tuple[Path, Record]]:
-    names = reader.names()
-    if not names:
-        raise DumpError(f"{reader.folder} holds no trajectories: record with dump_options.trajectory=true")
-    for name in names:
-        yield reader.folder / name, reader.read(name)
+def _from_file(path: Path, format: str) -> Iterator[tuple[Path, Record]]:
+    if (path.parent.parent / MANIFEST).is_file():
+        reader = DumpReader(path.parent.parent, only=path.parent.name)
+        yield from _from_dump(reader, format, [f"{path.parent.name}/{path.name}"])
+        return
+    for record in read_all(path, format):
+        yield path, record
 
 
 def _from_folder(path: Path, format: str) -> Iterator[tuple[Path, Record]]:
     if (path.parent / MANIFEST).is_file():
-        yield from _from_dump(DumpReader(path.parent, only=path.name))
+        yield from _from_dump(DumpReader(path.parent, only=path.name), format)
         return
     for file in sorted(filter(is_dump_file, path.iterdir())):
+        where = parse_stem(file.stem)
         for record in read_all(file, format):
-            where = parse_stem(file.stem)
             if where is not None and where.step != record.step:
                 raise DumpError(f"{file} holds step {record.step}: it was renamed; give it back its name")
             yield file, record
+
+
+def _from_dump(
+    reader: DumpReader, format: str, names: list[str] | None = None
+) -> Iterator[tuple[Path, Record]]:
+    written = reader.manifest.format
+    if format not in ("auto", written):
+        raise DumpError(
+            f"{reader.folder} is a {written} dump, not {format}: set the format to {written} or auto"
+        )
+    if not (names or reader.names()):
+        raise DumpError(f"{reader.folder} holds no trajectories: record with dump_options.trajectory=true")
+    for name in names or reader.names():
+        yield reader.folder / name, reader.read(name)

@@ -11,9 +11,9 @@ from regress.dump.coordinates import Coordinates
 from regress.dump.files import TEMPORARY, unwritable
 from regress.dump.formats import format_named
 from regress.dump.manifest import MANIFEST, Entry, Manifest, Provenance, write_manifest
-from regress.dump.reader import is_dump_file
+from regress.dump.reader import record_files
 from regress.dump.record import Record
-from regress.dump.stages import stage_index
+from regress.dump.stages import FOLDERS, stage_index
 from regress.dump.writer import Writer
 from regress.errors import DumpError
 
@@ -66,8 +66,10 @@ class Recorder:
     ) -> None:
         """Copy tensors into the record of `type` at `where`; several calls make one record.
 
-        Raises `DumpError` when a tensor is there already, or metadata contradicts what is there.
+        Raises `DumpError` when a tensor is there already, when metadata contradicts what is there, and for an
+        earlier failure of the writer.
         """
+        self._writer.check()
         new = Record.of(type, where, tensors, meta)
         with self._lock:
             old = self._pending.setdefault((type, where), new)
@@ -86,10 +88,12 @@ class Recorder:
             self.put(record)
 
     def put(self, record: Record, folder: str | None = None) -> None:
-        """Hand one whole record to the writer, into `folder` of the dump (default: its type).
+        """Hand one whole record to the writer, into `folder` (one of `FOLDERS`; default: its type).
 
         Raises `DumpError` when a record of the same file name was written before.
         """
+        if folder is not None and folder not in FOLDERS:
+            raise DumpError(f"a dump has no folder {folder!r}: choose one of {', '.join(FOLDERS)}")
         path = self.folder / (folder or record.type) / f"{record.where.stem}.{self._format.name}"
         with self._lock:
             if path in self._entries:
@@ -132,16 +136,18 @@ def _prepare(folder: Path, overwrite: bool) -> None:
     """Create the folder, refuse or remove an earlier dump, and find out whether it can be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        earlier = [
-            path for path in folder.glob("*/*") if is_dump_file(path) or path.name.startswith(TEMPORARY)
-        ]
+        earlier = record_files(folder)
         earlier += [path for path in (folder / MANIFEST,) if path.exists()]
         if earlier and not overwrite:
             raise DumpError(
                 f"{folder} already holds a dump ({earlier[0].relative_to(folder)}), and runs must not mix: "
                 "choose another dump directory, delete this one, or ask for overwriting"
             )
-        for path in reversed(earlier):  # the manifest first: what is half removed must not look complete
+        leftovers = [path for name in FOLDERS for path in (folder / name).glob(f"{TEMPORARY}*")]
+        for path in (
+            *reversed(earlier),
+            *leftovers,
+        ):  # the manifest first: half a dump must not look complete
             path.unlink()
         probe = folder / f"{TEMPORARY}probe"
         probe.touch()

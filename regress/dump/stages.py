@@ -30,6 +30,9 @@ STAGES: tuple[Stage, ...] = (
     Stage("param", True, "parameters after the optimizer update"),
     Stage("optimizer", True, "optimizer state after the update"),
 )
+FOLDERS = (*(stage.name for stage in STAGES), "train", "val")
+"""Sub-folders of a dump: one for each type, and those of recorded rollouts by their use."""
+
 _INDEX = {stage.name: index for index, stage in enumerate(STAGES)}
 
 

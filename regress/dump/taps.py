@@ -13,7 +13,7 @@ there is an error, never an overwrite. Without a recorder a tap does nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any, Protocol
@@ -93,26 +93,34 @@ def _here(type: str) -> Coordinates:
 
 
 @contextmanager
-def at(**coordinates: int | None) -> Iterator[None]:
+def at(**coordinates: int | None) -> Iterator[Coordinates | None]:
     """Set some of `step, update, epoch, mini_batch, rank, micro` for the taps inside; inherit the others.
 
-    The outermost one has to give a step, unless nothing is being recorded.
+    The outermost one has to give a step, unless nothing is being recorded. Yields the coordinates, if any.
     """
     outer = _where.get()
     if outer is None and coordinates.get("step") is None:
         if _recorder.get() is not None:
             raise DumpError("at() needs a step, given here or by an enclosing at(step=...)")
-        yield
+        yield None
         return
     where = replace(outer or Coordinates(0), **coordinates)  # type: ignore[arg-type]
     token = _where.set(where)
     try:
-        yield
-    finally:
+        yield where
+    except BaseException:
         _where.reset(token)
-        recorder = _recorder.get()
-        if recorder is not None and where != outer:
-            recorder.flush(where)
+        with suppress(DumpError):  # what ended the block matters more; the recorder reports its failure later
+            _flush(where, outer)
+        raise
+    _where.reset(token)
+    _flush(where, outer)
+
+
+def _flush(where: Coordinates, outer: Coordinates | None) -> None:
+    recorder = _recorder.get()
+    if recorder is not None and where != outer:
+        recorder.flush(where)
 
 
 @contextmanager

@@ -63,11 +63,11 @@ class Trajectory:
         size = len(self.tokens)
         if not isinstance(self.group_id, str) or type(self.run_id) is not int:
             yield "needs a string as group_id and an integer as run_id"
-        if not size or any(type(token) is not int or token < 0 for token in self.tokens):
-            yield "needs tokens that are non-negative integers, and at least one of them"
+        if set(map(type, self.tokens)) != {int} or min(self.tokens) < 0:
+            yield "needs tokens that are non-negative Python integers, and at least one of them"
         if len(self.loss_mask) != size:
             yield f"has {size} tokens but {len(self.loss_mask)} values in loss_mask: give each token one"
-        if any(value not in (0, 1) for value in self.loss_mask):
+        if not set(self.loss_mask) <= {0, 1}:
             yield "has values other than 0 and 1 in loss_mask"
         if type(self.prompt_length) is not int or not 0 <= self.prompt_length <= size:
             yield f"has prompt_length {self.prompt_length!r}, which does not lie within its {size} tokens"

@@ -39,7 +39,7 @@ class Writer:
         """Hand over a record that nobody changes any more; raises the writer's first `DumpError`."""
         with self._changed:
             self._changed.wait_for(lambda: not self._pending or self._pending + record.nbytes <= self._budget)
-            self._raise_failure()
+            self.check()
             self._pending += record.nbytes
             self._queue.append((path, record))
             self._changed.notify_all()
@@ -50,9 +50,10 @@ class Writer:
             self._queue.append(None)
             self._changed.notify_all()
         self._thread.join()
-        self._raise_failure()
+        self.check()
 
-    def _raise_failure(self) -> None:
+    def check(self) -> None:
+        """Raise the writer's first `DumpError`, if it met one."""
         if self._failure is not None:
             raise self._failure
 

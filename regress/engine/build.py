@@ -9,6 +9,7 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
+from regress.dump.hooks import matching_modules, matching_parameters
 from regress.dump.manifest import Provenance
 from regress.dump.recorder import Recorder
 from regress.engine.config.schema import Config
@@ -25,6 +26,7 @@ from regress.engine.sampling import SamplingParams
 from regress.engine.tokenizer import fingerprint, load_tokenizer, train_tokenizer
 from regress.engine.trainer import Trainer
 from regress.engine.warm_start import warm_start
+from regress.errors import ConfigError
 from regress.tasks.dataset import make_dataset
 from regress.tasks.registry import make_task
 from regress.tasks.rewards import make_rewards
@@ -57,11 +59,11 @@ def build(config: Config, resources: ExitStack, progress: Progress) -> Run:
     prompts = PromptSource(dataset, tokenizer, config)
     origin = provenance(config, fingerprint(tokenizer))
     policy = _policy(config, tokenizer)
-    worker = _worker(config, policy, tokenizer, origin)
+    worker = _worker(config, policy, tokenizer, prompts, origin)
     if config.rollout_mock.enable and config.rollout_mock.mode == "dump":
         rollouts = Recorder(config.rollout_mock.dump_dir, options={}, provenance=origin)
         worker = resources.enter_context(RecordingWorker(worker, rollouts, trajectory_meta(origin)))
-    recorder = _recorder(config, origin) if config.debug.enable_data_dump else None
+    recorder = _recorder(config, policy, origin) if config.debug.enable_data_dump else None
     if config.warm_start.steps:
         advance = progress("warm start", config.warm_start.steps)
         warm_start(policy, prompts.demonstrations, config.warm_start, advance)
@@ -82,6 +84,12 @@ def _policy(config: Config, tokenizer: PreTrainedTokenizerBase) -> LocalPolicy:
         pad_id=tokenizer.pad_token_id,
         eos_id=tokenizer.eos_token_id,
     )
+    positions = getattr(model.config, "n_positions", None)  # learned ones; rotary positions know no last one
+    if positions is not None and positions < config.data.max_seq_length:
+        raise ConfigError(
+            f"data.max_seq_length={config.data.max_seq_length}: the model has {positions} positions (n_positions); "
+            "lower data.max_seq_length or give a model with more"
+        )
     return LocalPolicy(
         place(model, config.device),
         temperature=config.rollout_worker.temperature,
@@ -90,14 +98,21 @@ def _policy(config: Config, tokenizer: PreTrainedTokenizerBase) -> LocalPolicy:
 
 
 def _worker(
-    config: Config, policy: LocalPolicy, tokenizer: PreTrainedTokenizerBase, origin: Provenance
+    config: Config,
+    policy: LocalPolicy,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: PromptSource,
+    origin: Provenance,
 ) -> RolloutWorker:
     mock, chosen = config.rollout_mock, config.rollout_worker
+    vocabulary = policy.model.config.vocab_size
     if chosen.type == "mock":
-        return _replay(config, {TRAIN: Path(str(chosen.trajectory_load_path))}, origin)
+        paths = {TRAIN: Path(str(chosen.trajectory_load_path))}
+        return _replay(config, paths, prompts, origin, vocabulary)
     if mock.enable and mock.mode == "mock":
         splits = (TRAIN, VAL) if config.evaluation.every_n_steps else (TRAIN,)
-        return _replay(config, {split: Path(mock.dump_dir) / split for split in splits}, origin)
+        paths = {split: Path(mock.dump_dir) / split for split in splits}
+        return _replay(config, paths, prompts, origin, vocabulary)
     params = SamplingParams(
         max_new_tokens=config.data.max_completion_length,
         eos_id=tokenizer.eos_token_id,
@@ -112,23 +127,35 @@ def _worker(
     )
 
 
-def _replay(config: Config, paths: dict[str, Path], origin: Provenance) -> MockRolloutWorker:
+def _replay(
+    config: Config, paths: dict[str, Path], prompts: PromptSource, origin: Provenance, vocabulary: int
+) -> MockRolloutWorker:
+    """A mock worker that has served every rollout of the run once, so that nothing is left to be refused later."""
     chosen = config.rollout_worker
     expect = Expectations(
         tokenizer=origin.tokenizer["fingerprint"],
         temperature=chosen.temperature,
         max_completion_length=config.data.max_completion_length,
+        vocabulary=vocabulary,
         environment=None if chosen.allow_environment_mismatch else settings(origin),
     )
     worker = MockRolloutWorker(paths, chosen.trajectory_format, expect)
-    worker.require(range(config.max_steps), TRAIN)
-    if VAL in paths:
-        worker.require([step for step in range(config.max_steps + 1) if due(config, step)], VAL)
+    for step in range(config.max_steps):
+        worker.rollout(step, prompts.train(step), TRAIN)
+    for step in range(config.max_steps + 1):
+        if VAL in paths and due(config, step):
+            worker.rollout(step, prompts.evaluation(), VAL)
     return worker
 
 
-def _recorder(config: Config, origin: Provenance) -> Recorder:
+def _recorder(config: Config, policy: LocalPolicy, origin: Provenance) -> Recorder:
+    """The recorder, once it is sure that the patterns find something: it may have to remove an earlier dump."""
     debug = config.debug
+    wanted = debug.dump_options
+    if wanted.param or wanted.gradient or wanted.optimizer:
+        matching_parameters(policy.named_parameters(), debug.target_param_pattern)
+    if wanted.activations:
+        matching_modules(policy.model, debug.target_module_pattern)
     return Recorder(
         debug.dump_dir,
         options=vars(debug.dump_options),

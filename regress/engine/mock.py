@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from regress.dump.inspect import spans
 from regress.dump.recorded import RecordedStep, read_trajectories
 from regress.dump.trajectory import Trajectory
 from regress.engine.rollout import VAL, Prompt
@@ -22,6 +23,7 @@ class Expectations:
     tokenizer: str
     temperature: float
     max_completion_length: int
+    vocabulary: int
     environment: Mapping[str, object] | None
 
 
@@ -42,28 +44,20 @@ class MockRolloutWorker:
         self._steps = {split: read_trajectories(path, format) for split, path in paths.items()}
         self._expect = expect
 
-    def require(self, steps: Sequence[int], split: str) -> None:
-        """Refuse at once a run that needs steps the recording does not hold.
-
-        Raises:
-            ReplayError: naming the first missing step, the steps there are, and the likely causes.
-        """
-        for step in steps:
-            self._recorded(step, split)
-
     def rollout(self, step: int, prompts: Sequence[Prompt], split: str) -> list[Trajectory]:
         """The recorded trajectories of these prompts, in their order.
 
         Raises:
-            ReplayError: if anything in the recording differs from what the run asks for.
+            ReplayError: if the step is missing, or anything in it differs from what the run asks for.
         """
         found = self._recorded(step, split)
         path = found.path
         self._check_meta(found)
+        self._check_split(found, split)
         recorded = {trajectory.key: trajectory for trajectory in found.trajectories}
         wanted = [(prompt, run) for prompt in prompts for run in range(prompt.group_size)]
         for prompt, run in wanted:
-            self._check(path, prompt, run, recorded.get((prompt.group_id, run)), split)
+            self._check(path, prompt, run, recorded.get((prompt.group_id, run)))
         unused = recorded.keys() - {(prompt.group_id, run) for prompt, run in wanted}
         if unused:
             group, run = min(unused)
@@ -78,7 +72,7 @@ class MockRolloutWorker:
         if step not in steps:
             raise ReplayError(
                 f"[Rollout Mock] {self._paths[split]} holds no recording of {split} step {step} "
-                f"(it holds {_ranges(sorted(steps))}); record that step first, lower max_steps, or check the "
+                f"(it holds the steps {spans(steps)}); record that step first, lower max_steps, or check the "
                 f"path and that the recording was made in {split} mode"
             )
         return steps[step]
@@ -101,17 +95,21 @@ class MockRolloutWorker:
                     "set it as it was, or rollout_worker.allow_environment_mismatch=true to replay all the same"
                 )
 
-    def _check(self, path: Path, prompt: Prompt, run: int, found: Trajectory | None, split: str) -> None:
+    def _check_split(self, found: RecordedStep, split: str) -> None:
+        for trajectory in found.trajectories:
+            if trajectory.is_val != (split == VAL):
+                kind = "evaluation" if trajectory.is_val else "training"
+                raise ReplayError(
+                    f"{found.path}: group {trajectory.group_id!r} run {trajectory.run_id} was recorded in {kind} but "
+                    f"{split} mode asks for it; give the other folder"
+                )
+
+    def _check(self, path: Path, prompt: Prompt, run: int, found: Trajectory | None) -> None:
         where = f"{path}: group {prompt.group_id!r} run {run}"
         if found is None:
             raise ReplayError(
                 f"{where} is asked for but was not recorded; "
                 "set data.prompts_per_step, data.group_size, max_steps and seed as in the recorded run"
-            )
-        if found.is_val != (split == VAL):
-            kind = "evaluation" if found.is_val else "training"
-            raise ReplayError(
-                f"{where} was recorded in {kind} but {split} mode asks for it; give the other folder"
             )
         if found.tokens[: found.prompt_length] != list(prompt.tokens):
             raise ReplayError(
@@ -123,13 +121,14 @@ class MockRolloutWorker:
                 f"{where} was sampled at temperature {found.temperature} but rollout_worker.temperature is "
                 f"{self._expect.temperature}; set it as in the recorded run"
             )
+        if max(found.tokens) >= self._expect.vocabulary:
+            raise ReplayError(
+                f"{where} holds token {max(found.tokens)} but the model knows {self._expect.vocabulary} tokens; "
+                "give the model of the recorded run"
+            )
         length = len(found.tokens) - found.prompt_length
         if length > self._expect.max_completion_length:
             raise ReplayError(
                 f"{where} has {length} completion tokens but data.max_completion_length is "
                 f"{self._expect.max_completion_length}; set it as in the recorded run"
             )
-
-
-def _ranges(steps: Sequence[int]) -> str:
-    return f"steps {steps[0]} to {steps[-1]}" if len(steps) > 1 else f"step {steps[0]} only"

@@ -9,12 +9,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from regress.engine import attention  # noqa: F401 - registers the varlen implementation
+from regress.engine.attention import VarlenSegments
+from regress.engine.config.nearest import nearest
 from regress.engine.config.schema import ModelConfig
-from regress.engine.precision import DTYPES, checkpoint_contexts
-from regress.errors import ConfigError
+from regress.engine.precision import DTYPES, arithmetic, checkpoint_contexts
+from regress.engine.pretrained import load_checkpoint, without_dropout
+from regress.errors import ConfigError, reason
 
 _ROPE_SIZES: Mapping[str, Any] = {
     "hidden_size": 64,
@@ -50,14 +52,24 @@ def build_model(
     the first update differs from 1.
 
     Raises:
-        ConfigError: if the directory holds no model, a configuration value is unknown to the family, or the
-            vocabulary is smaller than the tokenizer's.
+        ConfigError: if the directory holds no model, a configuration value is unknown to the family, sizes do not
+            fit each other, or the vocabulary is smaller than the tokenizer's.
     """
     if config.path is not None:
-        model = _from_directory(config, vocab_size)
+        stated = f"model.path={config.path!r}"
+        remedy = "set tokenizer.path to the tokenizer the model was trained with"
+        model = load_checkpoint(Path(config.path), _implementations(config))
     else:
-        model = _from_family(config, seed=seed, vocab_size=vocab_size, pad_id=pad_id, eos_id=eos_id)
+        stated = f"model.config={config.config!r}"
+        remedy = "leave vocab_size away"
+        special = {"vocab_size": vocab_size, "pad_token_id": pad_id, "eos_token_id": eos_id}
+        model = _from_family(config, {**special, "bos_token_id": None}, seed, stated)
+    if model.config.vocab_size < vocab_size:
+        raise ConfigError(
+            f"{stated}: the model knows {model.config.vocab_size} tokens and the tokenizer {vocab_size}; {remedy}"
+        )
     model = place(model, DTYPES[config.dtype])
+    _try_out(model, DTYPES[config.dtype], stated)
     if config.gradient_checkpointing:
         context_fn = functools.partial(checkpoint_contexts, DTYPES[config.dtype])
         model.activation_checkpointing_enable({"use_reentrant": False, "context_fn": context_fn})
@@ -66,58 +78,69 @@ def build_model(
 
 
 def place(model: PreTrainedModel, where: str | torch.dtype) -> PreTrainedModel:
-    """The model on a device, or in a dtype."""
+    """The model on a device, or in a dtype.
+
+    Raises:
+        ConfigError: if there is no such device, or it cannot compute.
+    """
+    if isinstance(where, str):
+        try:
+            torch.zeros(1, device=where).item()
+        except (RuntimeError, AssertionError, NotImplementedError) as error:
+            raise ConfigError(
+                f"device={where} cannot be used ({reason(error)}); set device=cpu or one that this machine has"
+            ) from error
     moved: PreTrainedModel = nn.Module.to(model, where)
     return moved
 
 
-def _from_family(
-    config: ModelConfig, *, seed: int, vocab_size: int, pad_id: int, eos_id: int
-) -> PreTrainedModel:
-    hf = AutoConfig.for_model(config.family)
-    special = {"vocab_size": vocab_size, "pad_token_id": pad_id, "eos_token_id": eos_id, "bos_token_id": None}
-    values = {**TINY[config.family], **special, **config.config}
-    for key, value in values.items():
-        if not hasattr(hf, key):
+def _from_family(config: ModelConfig, special: Mapping[str, Any], seed: int, stated: str) -> PreTrainedModel:
+    _check_keys(config)
+    synonyms = AutoConfig.for_model(config.family).attribute_map  # GPT-2 calls its hidden_size n_embd
+    given = {**TINY[config.family], **special}, config.config
+    values = {synonyms.get(key, key): value for mapping in given for key, value in mapping.items()}
+    try:
+        hf = AutoConfig.for_model(config.family, **values, tie_word_embeddings=config.tie_word_embeddings)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(
+                without_dropout(hf), dtype=torch.float32, **_implementations(config)
+            )
+    except Exception as error:  # transformers checks some values itself, torch stumbles over others
+        raise _unfit(stated, error) from error
+    return model
+
+
+def _check_keys(config: ModelConfig) -> None:
+    known = AutoConfig.for_model(config.family)
+    names = {*known.to_dict(), *known.attribute_map}
+    for key, value in config.config.items():
+        if key not in names:
             raise ConfigError(
                 f"model.config.{key}={value!r}: the {config.family} configuration of transformers has no such key; "
-                f"its keys are {', '.join(sorted(hf.to_dict()))}"
+                f"the nearest is {nearest(key, sorted(names))}"
             )
-    hf = AutoConfig.for_model(config.family, **values, tie_word_embeddings=config.tie_word_embeddings)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(
-            _without_dropout(hf), dtype=torch.float32, **_implementations(config)
-        )
-    return model
+        if key == "tie_word_embeddings":
+            raise ConfigError(
+                f"model.config.{key}={value!r} is decided by another key; set model.tie_word_embeddings instead"
+            )
 
 
-def _from_directory(config: ModelConfig, vocab_size: int) -> PreTrainedModel:
-    path = Path(str(config.path))
-    if not (path / "config.json").is_file():
-        raise ConfigError(
-            f"model.path={str(path)!r}: the directory holds no config.json; give a directory written by save_pretrained"
-        )
+def _try_out(model: PreTrainedModel, dtype: torch.dtype, stated: str) -> None:
+    """Two tokens forward: sizes that do not fit each other show here, not after the rollout."""
+    tokens = torch.zeros(1, 2, dtype=torch.long)
     try:
-        hf = AutoConfig.from_pretrained(path, local_files_only=True)
-        model = AutoModelForCausalLM.from_pretrained(
-            path,
-            config=_without_dropout(hf),
-            dtype=torch.float32,
-            local_files_only=True,
-            **_implementations(config),
-        )
-    except (OSError, ValueError, RuntimeError) as error:
-        first = str(error).splitlines()[0]
-        raise ConfigError(
-            f"model.path={str(path)!r}: the checkpoint cannot be loaded ({first}); save it again"
-        ) from error
-    if model.config.vocab_size < vocab_size:
-        raise ConfigError(
-            f"model.path={str(path)!r}: the model knows {model.config.vocab_size} tokens and the tokenizer {vocab_size}; "
-            "set tokenizer.path to the tokenizer the model was trained with"
-        )
-    return model
+        with torch.no_grad(), arithmetic(dtype):
+            model(input_ids=tokens, use_cache=False, varlen=VarlenSegments(None, (2,)))
+    except Exception as error:
+        raise _unfit(stated, error) from error
+
+
+def _unfit(stated: str, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"{stated}: a model of this configuration cannot run ({reason(error)}); choose sizes that fit each other and "
+        "this machine, such as a hidden size that the number of attention heads divides"
+    )
 
 
 def _implementations(config: ModelConfig) -> dict[str, str]:
@@ -125,10 +148,3 @@ def _implementations(config: ModelConfig) -> dict[str, str]:
     if config.dtype == "float64":
         chosen["experts_implementation"] = "eager"  # grouped matrix products have no float64 kernel
     return chosen
-
-
-def _without_dropout(hf: PretrainedConfig) -> PretrainedConfig:
-    for key, value in hf.to_dict().items():
-        if "drop" in key and isinstance(value, float | int) and not isinstance(value, bool):
-            setattr(hf, key, 0.0)
-    return hf

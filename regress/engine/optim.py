@@ -10,6 +10,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from transformers import get_scheduler
 
 from regress.engine.config.schema import OptimizerConfig
+from regress.errors import RegressError, reason
 
 
 def adamw(
@@ -22,6 +23,23 @@ def adamw(
 ) -> torch.optim.AdamW:
     """AdamW over all parameters, which it knows by name."""
     return torch.optim.AdamW(named, lr=learning_rate, betas=betas, eps=eps, weight_decay=weight_decay)
+
+
+def update(optimizer: torch.optim.Optimizer) -> None:
+    """One update of the parameters.
+
+    Raises:
+        RegressError: if torch cannot take the learning rate or another setting of the optimizer.
+    """
+    try:
+        optimizer.step()
+    except RuntimeError as error:  # such as a learning rate that is no float32
+        group = optimizer.param_groups[0]
+        settings = ", ".join(f"{name} {group[name]:g}" for name in ("lr", "eps", "weight_decay"))
+        raise RegressError(
+            f"the optimizer cannot make an update with {settings} ({reason(error)}); set the learning rate "
+            "and the rest of section optimizer to usual sizes"
+        ) from error
 
 
 def build_scheduler(

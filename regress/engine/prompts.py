@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from transformers import PreTrainedTokenizerBase
 
 from regress.dump.trajectory import Trajectory
 from regress.engine.config.schema import Config
 from regress.engine.rollout import Prompt
-from regress.engine.tokenizer import completion_ids, prompt_ids
-from regress.errors import ConfigError
+from regress.engine.tokenizer import completion_ids, completion_text, prompt_ids
+from regress.errors import ConfigError, reason
 from regress.tasks.dataset import Dataset, training_batch
-from regress.tasks.problem import Problem
+from regress.tasks.problem import Problem, is_correct
 
 
 class PromptSource:
     """Prompts as pure functions of the step, so that resume and replay need no hidden state.
 
     Raises:
-        ConfigError: if a prompt is longer than ``data.max_prompt_length`` tokens.
+        ConfigError: if a prompt is longer than ``data.max_prompt_length`` tokens, or if the tokenizer cannot write
+            the prompts or the answers.
     """
 
     def __init__(self, dataset: Dataset, tokenizer: PreTrainedTokenizerBase, config: Config) -> None:
         self._dataset = dataset
         self._tokenizer = tokenizer
         self._config = config
-        self._tokens = {p.task_id: tuple(prompt_ids(tokenizer, p.prompt)) for p in _all(dataset)}
+        self._tokens = {p.task_id: _prompt_tokens(tokenizer, p) for p in _all(dataset)}
+        _check_distinct(self._tokens, _all(dataset))
+        for problem in _all(dataset):
+            _check_answer(tokenizer, problem)
         longest = max(self._tokens, key=lambda task_id: len(self._tokens[task_id]))
         length, limit = len(self._tokens[longest]), config.data.max_prompt_length
         if length > limit:
@@ -68,6 +72,43 @@ class PromptSource:
             loss_mask=[0] * len(prompt) + [1] * len(answer),
             reward=0.0,
             prompt_length=len(prompt),
+        )
+
+
+def _prompt_tokens(tokenizer: PreTrainedTokenizerBase, problem: Problem) -> tuple[int, ...]:
+    try:
+        tokens = tuple(prompt_ids(tokenizer, problem.prompt))
+    except Exception as error:  # a chat template is a program and raises what it likes
+        raise ConfigError(
+            f"tokenizer.path: the chat template cannot write the prompt {problem.prompt!r} ({reason(error)}); "
+            "correct chat_template"
+        ) from error
+    if not tokens:
+        raise ConfigError(
+            f"tokenizer.path: the chat template writes nothing for the prompt {problem.prompt!r}; correct chat_template"
+        )
+    return tokens
+
+
+def _check_distinct(tokens: Mapping[str, tuple[int, ...]], problems: Sequence[Problem]) -> None:
+    """A template or vocabulary that loses the prompt would leave the model to guess."""
+    seen: dict[tuple[int, ...], Problem] = {}
+    for problem in problems:
+        twin = seen.setdefault(tokens[problem.task_id], problem)
+        if twin is not problem:
+            raise ConfigError(
+                f"tokenizer.path: the prompts {twin.prompt!r} and {problem.prompt!r} become the same tokens; correct "
+                "chat_template, or give a tokenizer that knows their characters"
+            )
+
+
+def _check_answer(tokenizer: PreTrainedTokenizerBase, problem: Problem) -> None:
+    """A tokenizer without the task's characters would make every completion wrong."""
+    written = completion_text(tokenizer, completion_ids(tokenizer, problem.answer))
+    if not is_correct(problem, written):
+        raise ConfigError(
+            f"tokenizer.path: the tokenizer turns the answer {problem.answer!r} into {written!r}, so no completion "
+            f"could be right; give a tokenizer that knows the characters of task {problem.task}"
         )
 
 

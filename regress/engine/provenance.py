@@ -15,9 +15,11 @@ _SUPERSEDED = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 def provenance(config: Config, tokenizer: str) -> Provenance:
     """Configuration, versions, determinism environment and tokenizer fingerprint of this run."""
+    found = environment(config.device, config.threads)
+    found["variables"] |= config.system_envs  # whoever sets a variable for a run holds it to be of influence
     return Provenance(
         config=to_plain(config),
-        environment=environment(config.device, config.threads),
+        environment=found,
         tokenizer={"fingerprint": tokenizer},
     )
 

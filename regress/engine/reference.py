@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from regress.engine.batch import Microbatch
 from regress.engine.config.schema import ReferenceConfig
@@ -25,6 +26,11 @@ class Reference:
         self._config = config
         model = copy.deepcopy(policy.model).requires_grad_(False)
         self._policy = LocalPolicy(model, temperature=policy.temperature)
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The frozen model."""
+        return self._policy.model
 
     def log_probs(self, microbatches: Sequence[Microbatch]) -> list[Tensor]:
         """Reference log-probs of the loss tokens of each microbatch, ``[K]`` each."""

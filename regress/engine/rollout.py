@@ -13,8 +13,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from regress.dump.recorder import Recorder
 from regress.dump.trajectory import Trajectory, to_record
-from regress.engine.sampling import Completion, SamplingParams, sample
+from regress.engine.sampling import Completion, SamplingParams, UndefinedDistribution, sample
 from regress.engine.tokenizer import completion_text
+from regress.errors import RegressError
 from regress.tasks.problem import Problem
 from regress.tasks.rewards import Reward
 
@@ -70,14 +71,26 @@ class HFRolloutWorker:
         self._seed = seed
 
     def rollout(self, step: int, prompts: Sequence[Prompt], split: str) -> list[Trajectory]:
-        """Sample ``group_size`` completions of every prompt."""
+        """Sample ``group_size`` completions of every prompt.
+
+        Raises:
+            RegressError: naming the sample for which the policy has no finite logits.
+        """
         params = replace(self._params, greedy=split == VAL)
         runs = [(prompt, run) for prompt in prompts for run in range(prompt.group_size)]
         trajectories: list[Trajectory] = []
         for start in range(0, len(runs), self._batch_size):
             chunk = runs[start : start + self._batch_size]
             seed = _seed(self._seed, step, split, start)
-            completions = sample(self._model, [prompt.tokens for prompt, _ in chunk], params, seed=seed)
+            try:
+                completions = sample(self._model, [prompt.tokens for prompt, _ in chunk], params, seed=seed)
+            except UndefinedDistribution as error:
+                prompt, run = chunk[error.row]
+                raise RegressError(
+                    f"nothing can be sampled for group {prompt.group_id!r} run {run} in {split} step {step}, because "
+                    "the policy's logits are not finite; check the weights of model.path, lower the learning rates, "
+                    "or raise optimizer.eps or rollout_worker.temperature"
+                ) from error
             trajectories += [
                 self._trajectory(prompt, run, completion, split)
                 for (prompt, run), completion in zip(chunk, completions, strict=True)
@@ -104,7 +117,7 @@ class HFRolloutWorker:
             prompt=prompt.problem.prompt,
             response=text,
             ground_truth=prompt.problem.answer,
-            temperature=self._params.temperature,
+            temperature=None if split == VAL else self._params.temperature,  # greedy has none
         )
 
 

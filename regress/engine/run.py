@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from transformers.utils.logging import disable_progress_bar
 
 from regress.dump.hooks import record_activations
 from regress.dump.taps import recording
@@ -17,7 +18,9 @@ from regress.engine.build import Run, build
 from regress.engine.config.schema import Config
 from regress.engine.environment import configure_torch
 from regress.engine.evaluation import PASS_RATE, due, pass_rate
-from regress.errors import RegressError
+from regress.engine.outputs import Outputs
+from regress.engine.tracking import Log, tracking
+from regress.errors import RegressError, reason
 
 
 @dataclass(frozen=True)
@@ -37,40 +40,40 @@ def train(config: Config, console: Console) -> RunResult:
         RegressError: whatever a user can mend, in one sentence.
     """
     configure_torch(config.threads)
-    output = Path(config.output_dir)
+    disable_progress_bar()
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=console, transient=True) as bars, ExitStack() as resources:
+    bars = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    with bars, _memory_errors(), Outputs(Path(config.output_dir)) as outputs, ExitStack() as resources:
 
         def progress(name: str, total: int) -> Callable[[], None]:
             task = bars.add_task(name, total=total)
             return lambda: bars.advance(task)
 
-        log = resources.enter_context(metrics_log(output))
+        log = resources.enter_context(tracking(config, outputs))
         run = build(config, resources, progress)
         _record(run, resources)
         metrics, pass_rates = _loop(run, log, progress("training", config.max_steps), console)
-        save(run, output / "final")
+        outputs.save(run.trainer.policy.model, run.tokenizer)
     dump_dir = run.recorder.folder if run.recorder is not None else None
-    return RunResult(output, dump_dir, metrics, pass_rates)
+    return RunResult(outputs.folder, dump_dir, metrics, pass_rates)
 
 
 def _loop(
-    run: Run,
-    log: Callable[[Mapping[str, float]], None],
-    advance: Callable[[], None],
-    console: Console,
+    run: Run, log: Log, advance: Callable[[], None], console: Console
 ) -> tuple[dict[str, float], dict[int, float]]:
     metrics: dict[str, float] = {}
     pass_rates: dict[int, float] = {}
     for step in range(run.config.max_steps + 1):
+        row: dict[str, float] = {}
         if due(run.config, step):
-            pass_rates[step] = pass_rate(run.trainer.worker, run.prompts.evaluation(), step)
-            log({"step": step, PASS_RATE: pass_rates[step]})
+            row[PASS_RATE] = pass_rates[step] = pass_rate(run.trainer.worker, run.prompts.evaluation(), step)
             console.print(f"step {step}: greedy pass rate on held-out prompts {pass_rates[step]:.3f}")
         if step < run.config.max_steps:
             metrics = run.trainer.step(step)
-            log({"step": step, **metrics})
+            row |= metrics
             advance()
+        if row:
+            log(step, row)
     return metrics, pass_rates
 
 
@@ -85,31 +88,19 @@ def _record(run: Run, resources: ExitStack) -> None:
 
 
 @contextmanager
-def metrics_log(output: Path) -> Iterator[Callable[[Mapping[str, float]], None]]:
-    """``metrics.jsonl`` in the output directory: one line per step, flushed as it is written; NaN is null."""
+def _memory_errors() -> Iterator[None]:
     try:
-        output.mkdir(parents=True, exist_ok=True)
-        file = (output / "metrics.jsonl").open("w")
-    except OSError as error:
-        raise RegressError(
-            f"output_dir={str(output)!r} cannot be written ({error.strerror}); choose another output_dir"
-        ) from error
-
-    def log(metrics: Mapping[str, float]) -> None:
-        finite = {key: value if value == value else None for key, value in metrics.items()}
-        file.write(json.dumps(finite, allow_nan=False) + "\n")
-        file.flush()
-
-    with file:
-        yield log
+        yield
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise _too_large(error) from error
+    except RuntimeError as error:
+        if "can't allocate memory" not in str(error):
+            raise
+        raise _too_large(error) from error
 
 
-def save(run: Run, folder: Path) -> None:
-    """Model and tokenizer as ``save_pretrained`` writes them."""
-    try:
-        run.trainer.policy.model.save_pretrained(folder)
-        run.tokenizer.save_pretrained(folder)
-    except OSError as error:
-        raise RegressError(
-            f"{folder} cannot be written ({error.strerror}); free space there or change output_dir"
-        ) from error
+def _too_large(error: BaseException) -> RegressError:
+    return RegressError(
+        f"the memory does not suffice ({reason(error)}); lower batching.micro_batch_size, batching.pad_to_multiple_of, "
+        "the sizes in data, or those of the model"
+    )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -44,10 +45,18 @@ class Completion:
     finish_reason: str
 
 
+class UndefinedDistribution(Exception):  # noqa: N818 - it never reaches people; the rollout worker names the sample
+    """The scores of a row of the batch hold NaN or infinity, or exclude every token: nothing can be drawn."""
+
+    def __init__(self, row: int) -> None:
+        super().__init__(f"row {row}")
+        self.row = row
+
+
 class LogProbRecorder(LogitsProcessor):
     """Reads the distribution each token is drawn from; the token itself is known one call later.
 
-    Only one ``[B, V]`` tensor is held at a time.
+    Only one ``[B, V]`` tensor is held at a time. Raises `UndefinedDistribution` where there is none.
     """
 
     def __init__(self) -> None:
@@ -56,6 +65,9 @@ class LogProbRecorder(LogitsProcessor):
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         self._settle(input_ids[:, -1])
+        undefined = ~scores.amax(-1).isfinite()  # NaN and infinity both survive the maximum
+        if undefined.any():
+            raise UndefinedDistribution(int(undefined.nonzero()[0]))
         self._last = scores
         return scores
 
@@ -78,6 +90,9 @@ def sample(
     """One completion per prompt, in one batch (left padded), on a generator of its own.
 
     The global random state is left as it was, so a run without sampling (mock mode) sees the same one.
+
+    Raises:
+        UndefinedDistribution: naming the prompt's row, if the model gives no finite probabilities.
     """
     width = max(len(prompt) for prompt in prompts)
     rows = [[params.pad_id] * (width - len(prompt)) + list(prompt) for prompt in prompts]
@@ -86,18 +101,17 @@ def sample(
     cuda = [model.device] if model.device.type == "cuda" else []
     with torch.random.fork_rng(devices=cuda), torch.no_grad(), _sampler(model), arithmetic(model.dtype):
         torch.manual_seed(seed)
-        sequences = model.generate(
+        generate = cast(Callable[..., Tensor], model.generate)
+        sequences = generate(
             input_ids=torch.tensor(rows, device=model.device),
             attention_mask=torch.tensor(mask, device=model.device),
             generation_config=GenerationConfig(
                 do_sample=not params.greedy,
-                temperature=1.0,
-                top_k=0,
-                top_p=1.0,
                 max_new_tokens=params.max_new_tokens,
                 eos_token_id=params.eos_id,
                 pad_token_id=params.pad_id,
                 use_cache=True,
+                **({} if params.greedy else {"temperature": 1.0, "top_k": 0, "top_p": 1.0}),
             ),
             logits_processor=LogitsProcessorList([*_warpers(params), recorder]),
         )
@@ -129,8 +143,12 @@ def _warpers(params: SamplingParams) -> list[LogitsProcessor]:
 
 @contextmanager
 def _sampler(model: PreTrainedModel) -> Iterator[None]:
-    """Evaluation mode, and an attention that works with a key-value cache."""
+    """Evaluation mode, an attention that works with a key-value cache, and none of the model's own sampling defaults.
+
+    A checkpoint's generation_config.json (top_k, repetition penalty) would otherwise fill what is not set.
+    """
     implementation, training = model.config._attn_implementation, model.training
+    defaults, model.generation_config = model.generation_config, GenerationConfig()
     if implementation == VARLEN:
         model.set_attn_implementation("sdpa")
     model.eval()
@@ -138,5 +156,6 @@ def _sampler(model: PreTrainedModel) -> Iterator[None]:
         yield
     finally:
         model.train(training)
+        model.generation_config = defaults
         if implementation == VARLEN:
             model.set_attn_implementation(VARLEN)

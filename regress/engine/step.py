@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from regress.engine import taps
+from regress.engine import optim, taps
 from regress.engine.batch import LossTokens, Microbatch
 from regress.engine.policy import Policy
 from regress.errors import RegressError
 from regress.grpo.aggregation import token_weights
+from regress.grpo.inputs import InputError
 from regress.grpo.logprobs import TokenLogProbs
 from regress.grpo.losses import token_loss
 from regress.grpo.metrics import Metric, add_metrics, token_metrics
@@ -94,29 +95,39 @@ def train_step(
         part = tokens.select(micro.select, micro.sequence, len(micro.sample_ids))
         old = out.log_probs.detach() if part.old_log_probs is None else part.old_log_probs
         part = replace(part, old_log_probs=old)
-        assert part.weights is not None and part.advantages is not None
-        terms = token_loss(
-            out.log_probs,
-            old,
-            part.advantages,
-            part.sequence,
-            part.num_sequences,
-            objective,
-            ref_log_probs_K=part.ref_log_probs,
-            sampler_log_probs_K=part.sampler_log_probs,
-            entropy_K=out.entropy,
-        )
+        assert part.weights is not None
+        assert part.advantages is not None
+        taps.forward(micro, out)
+        try:
+            terms = token_loss(
+                out.log_probs,
+                old,
+                part.advantages,
+                part.sequence,
+                part.num_sequences,
+                objective,
+                ref_log_probs_K=part.ref_log_probs,
+                sampler_log_probs_K=part.sampler_log_probs,
+                entropy_K=out.entropy,
+            )
+        except InputError as error:
+            index = next(index for index, known in enumerate(microbatches) if known is micro)
+            raise RegressError(
+                f"{_named(index, micro)} has no loss, so no update was made: {error}"
+            ) from error
         share = (part.weights.to(terms.loss_K.dtype) * terms.loss_K).sum()
-        taps.microbatch(micro, part, out, terms, share, objective)
-        return share, Share(share.detach(), token_metrics(terms))
+        metrics = token_metrics(terms)
+        taps.loss(micro, part, out, terms, share, metrics, objective)
+        return share, Share(share.detach(), metrics)
 
     policy.zero_grad()
     shares = policy.forward_backward(microbatches, loss)
     taps.gradients(policy, target_params)
     grad_norm = policy.clip_grad_norm(max_grad_norm)
+    taps.grad_norm(grad_norm)
     _refuse_nonfinite(microbatches, shares, grad_norm)
-    optimizer.step()
-    taps.after_update(policy, optimizer, grad_norm, target_params)
+    optim.update(optimizer)
+    taps.after_update(policy, optimizer, target_params)
     total = torch.stack([share.loss for share in shares]).sum()
     metrics = functools.reduce(add_metrics, (share.metrics for share in shares))
     return StepOutcome(total.item(), grad_norm.item(), metrics)
@@ -125,13 +136,17 @@ def train_step(
 def _refuse_nonfinite(microbatches: Sequence[Microbatch], shares: Sequence[Share], grad_norm: Tensor) -> None:
     for index, (micro, share) in enumerate(zip(microbatches, shares, strict=True)):
         if not share.loss.isfinite():
-            samples = ", ".join(f"{group}/{run}" for group, run in micro.sample_ids)
             raise RegressError(
-                f"the loss of microbatch {index} is {share.loss.item()} (samples {samples}), so the update was not made; "
-                "look at its log-probs with debug.dump_options.forward_data=true"
+                f"{_named(index, micro)} has the loss {share.loss.item()}, so no update was made; "
+                "look at its terms with debug.dump_options.is_loss_debug=true"
             )
     if not grad_norm.isfinite():
         raise RegressError(
             f"the gradient norm is {grad_norm.item()}, so the update was not made; "
             "look for the parameter with debug.dump_options.gradient=true"
         )
+
+
+def _named(index: int, micro: Microbatch) -> str:
+    samples = ", ".join(f"{group}/{run}" for group, run in micro.sample_ids)
+    return f"microbatch {index} (samples {samples})"

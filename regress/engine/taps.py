@@ -6,7 +6,7 @@ under the microbatch's layout, each value at its own token, 0 where there is non
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from regress.engine.batch import LossTokens, Microbatch, TokenBatch
 from regress.engine.policy import Policy
 from regress.grpo.logprobs import TokenLogProbs
 from regress.grpo.losses import TokenLoss
+from regress.grpo.metrics import Metric
 from regress.grpo.objective import Objective
 from regress.layout import BatchPlan
 
@@ -40,25 +41,34 @@ def before_updates(
 
 
 @torch.no_grad()
-def microbatch(
+def forward(micro: Microbatch, out: TokenLogProbs) -> None:
+    """Inputs and forward data of one microbatch; before its loss, which refuses what is not finite."""
+    meta = {"samples": micro.sample_ids}
+    if wanted("batch_inputs"):
+        tap("batch_inputs", _batch_inputs(micro), layout=micro.layout, meta=meta)
+    if wanted("forward_data"):
+        tap("forward_data", _forward_data(micro, out), layout=micro.layout, meta=meta)
+
+
+@torch.no_grad()
+def loss(
     micro: Microbatch,
     part: LossTokens,
     out: TokenLogProbs,
     terms: TokenLoss,
     share: Tensor,
+    metrics: Mapping[str, Metric],
     objective: Objective,
 ) -> None:
-    """Inputs, forward data, the terms of the loss token by token, and the loss of one microbatch."""
-    meta = {"samples": micro.sample_ids}
+    """The terms of the loss of one microbatch token by token, and the loss."""
+    meta: dict[str, object] = {"samples": micro.sample_ids}
     layout = micro.layout
-    if wanted("batch_inputs"):
-        tap("batch_inputs", _batch_inputs(micro), layout=layout, meta=meta)
-    if wanted("forward_data"):
-        tap("forward_data", _forward_data(micro, out), layout=layout, meta=meta)
     if wanted("is_loss_debug"):
         tap("is_loss_debug", _loss_terms(micro, part, out, terms, share), layout=layout, meta=meta)
     if wanted("loss"):
-        tap("loss", _loss(part, terms, share), layout=layout, meta={**meta, **_reduction(part, objective)})
+        meta |= _reduction(part, objective)
+        meta["metrics"] = {name: metric.value for name, metric in metrics.items()}
+        tap("loss", _loss(part, terms, share), layout=layout, meta=meta)
 
 
 def gradients(policy: Policy, pattern: str) -> None:
@@ -68,7 +78,13 @@ def gradients(policy: Policy, pattern: str) -> None:
         tap("gradient", {name: p.grad for name, p in named.items() if p.grad is not None})
 
 
-def after_update(policy: Policy, optimizer: Optimizer, grad_norm: Tensor, pattern: str) -> None:
+def grad_norm(norm: Tensor) -> None:
+    """Total norm of the gradient before clipping, beside the gradients."""
+    if wanted("gradient"):
+        tap("gradient", meta={"grad_norm": norm.item()})
+
+
+def after_update(policy: Policy, optimizer: Optimizer, pattern: str) -> None:
     """Updated parameters, and the optimizer's state as ``<parameter>/<state>``."""
     if not (wanted("param") or wanted("optimizer")):
         return
@@ -80,7 +96,7 @@ def after_update(policy: Policy, optimizer: Optimizer, grad_norm: Tensor, patter
             for name, parameter in named.items()
             for key, value in optimizer.state[parameter].items()
         }
-        tap("optimizer", state, meta={"grad_norm": grad_norm.item()})
+        tap("optimizer", state)
 
 
 def _batch_inputs(micro: Microbatch) -> dict[str, Tensor]:

@@ -43,13 +43,13 @@ def train_tokenizer(texts: Iterable[str], *, bos: bool = False) -> PreTrainedTok
     # byte-pair encoding without merges: every character is a token, and no pre-tokenizer can drop one
     backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token=UNKNOWN))
     backend.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+    return PreTrainedTokenizerFast(
         tokenizer_object=backend,
         pad_token=PAD,
         eos_token=END,
         unk_token=UNKNOWN,
         bos_token=BEGIN if bos else None,
-        additional_special_tokens=[USER, ASSISTANT],
+        extra_special_tokens=[USER, ASSISTANT],
         chat_template=_TEMPLATE,
         clean_up_tokenization_spaces=False,
     )

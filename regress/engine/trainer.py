@@ -53,7 +53,7 @@ class Trainer:
     def step(self, step: int) -> dict[str, float]:
         """Roll out, then update the policy ``epochs * mini_batches`` times; returns the metrics of the step."""
         trajectories = self.worker.rollout(step, self.prompts(step), TRAIN)
-        minis = self._mini_batches(trajectories)  # outside of at(): these forward passes are not recorded
+        minis = self.mini_batches(trajectories)  # outside of at(): these forward passes are not recorded
         with at(step=step):
             tap_trajectories(trajectories, meta=self.trajectory_meta)
             taps.before_updates(trajectories, [(mini.batch, mini.tokens) for mini in minis])
@@ -84,7 +84,7 @@ class Trainer:
                 self.scheduler.step()
         return outcomes
 
-    def _mini_batches(self, trajectories: Sequence[Trajectory]) -> list[MiniBatch]:
+    def mini_batches(self, trajectories: Sequence[Trajectory]) -> list[MiniBatch]:
         """Cut the rollout into mini-batches, with every quantity of the loss that precedes the updates."""
         size = self.config.trainer.mini_batch_size or len(trajectories)
         parts = [trajectories[start : start + size] for start in range(0, len(trajectories), size)]

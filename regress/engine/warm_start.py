@@ -9,7 +9,7 @@ from torch import Tensor
 from regress.dump.trajectory import Trajectory
 from regress.engine.batch import Microbatch, TokenBatch
 from regress.engine.config.schema import WarmStartConfig
-from regress.engine.optim import adamw
+from regress.engine.optim import adamw, update
 from regress.engine.policy import LocalPolicy
 from regress.grpo.logprobs import TokenLogProbs
 from regress.layout import BatchPlan
@@ -43,7 +43,7 @@ def warm_start(
         policy.zero_grad()
         shares = policy.forward_backward(batch.microbatches(BatchPlan()), loss)
         policy.clip_grad_norm(1.0)
-        optimizer.step()
+        update(optimizer)
         advance()
         last = sum(share.item() for share in shares)
     policy.zero_grad()

@@ -52,7 +52,7 @@ def check_finite(name: str, values_K: Tensor) -> None:
     at = first_not_finite(values_K)
     if at is not None:
         raise InputError(
-            f"{name} is {float(values_K[at])} at token {at}: it must be finite at every loss token, "
+            f"{name} is {float(values_K[at].detach())} at token {at}: it must be finite at every loss token, "
             "so leave such tokens out of the loss mask or find what produced them."
         )
 

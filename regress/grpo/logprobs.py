@@ -48,7 +48,7 @@ def token_log_probs(
     """
     _check(logits, targets, temperature, vocab_chunk)
     outputs: tuple[Tensor, Tensor | None]
-    outputs = _TokenLogProbs.apply(logits, targets, temperature, vocab_chunk, entropy)  # type: ignore[no-untyped-call]
+    outputs = _TokenLogProbs.apply(logits, targets, temperature, vocab_chunk, entropy)
     return TokenLogProbs(*outputs)
 
 

@@ -98,12 +98,15 @@ def token_loss(
     loss_K, kl_K = policy_K, None
     if objective.kl_in_loss:
         reference = _given("ref_log_probs_K", ref_log_probs_K, "kl_coef", "0").detach()
+        check_finite("ref_log_probs_K", reference)
         kl_K = kl_estimate(log_probs_K, reference, objective)
         if objective.kl_bias_correction:
             kl_K = kl_K * ratio_K
         loss_K = loss_K + objective.kl_coef * kl_K
     if objective.entropy_coef != 0.0:
-        loss_K = loss_K - objective.entropy_coef * _given("entropy_K", entropy_K, "entropy_coef", "0")
+        entropy = _given("entropy_K", entropy_K, "entropy_coef", "0")
+        check_finite("entropy_K", entropy.detach())
+        loss_K = loss_K - objective.entropy_coef * entropy
 
     low, high = objective.clip_range
     clips = objective.loss in ("ppo_clip", "cispo")

@@ -36,27 +36,27 @@ def _words(
 
 
 def copy(min_length: int, max_length: int, alphabet: str) -> Iterator[Stratum]:
-    """ "copy abca" -> "abca"."""
+    """Prompt "copy abca", answer "abca"."""
     return _words("copy", lambda word: word, min_length, max_length, alphabet)
 
 
 def reverse_string(min_length: int, max_length: int, alphabet: str) -> Iterator[Stratum]:
-    """ "rev abcd" -> "dcba"."""
+    """Prompt "rev abcd", answer "dcba"."""
     return _words("rev", lambda word: word[::-1], min_length, max_length, alphabet)
 
 
 def sort(min_length: int, max_length: int, alphabet: str) -> Iterator[Stratum]:
-    """ "sort 3120" -> "0123", by code point, for digits and letters alike."""
+    """Prompt "sort 3120", answer "0123", by code point, for digits and letters alike."""
     return _words("sort", lambda word: "".join(sorted(word)), min_length, max_length, alphabet)
 
 
 def parity(min_length: int, max_length: int) -> Iterator[Stratum]:
-    """ "parity 10110" -> "1": 1 if the number of ones is odd, else 0."""
+    """Prompt "parity 10110", answer "1": 1 if the number of ones is odd, else 0."""
     return _words("parity", lambda bits: str(bits.count("1") % 2), min_length, max_length, "01")
 
 
 def letter_counting(min_length: int, max_length: int, alphabet: str) -> Iterator[Stratum]:
-    """ "count a in abca" -> "2"; the letter asked for need not occur."""
+    """Prompt "count a in abca", answer "2"; the letter asked for need not occur."""
 
     def of_length(length: int) -> Stratum:
         def at(index: int) -> tuple[str, str]:
@@ -70,7 +70,7 @@ def letter_counting(min_length: int, max_length: int, alphabet: str) -> Iterator
 
 
 def chain_sum(min_terms: int, max_terms: int, min_digits: int, max_digits: int) -> Iterator[Stratum]:
-    """ "3+5-9" -> "-1": terms of equally many digits, added and subtracted."""
+    """Prompt "3+5-9", answer "-1": terms of equally many digits, added and subtracted."""
 
     def of_shape(terms: int, digits: int) -> Stratum:
         low = 10 ** (digits - 1) if digits > 1 else 0
@@ -94,7 +94,7 @@ def chain_sum(min_terms: int, max_terms: int, min_digits: int, max_digits: int) 
 
 
 def modular_sum(min_terms: int, max_terms: int, max_value: int, modulus: int) -> Iterator[Stratum]:
-    """ "4+6+3 mod 5" -> "3": terms from 0 to max_value."""
+    """Prompt "4+6+3 mod 5", answer "3": terms from 0 to max_value."""
 
     def of_terms(terms: int) -> Stratum:
         def at(index: int) -> tuple[str, str]:
@@ -110,7 +110,7 @@ def modular_sum(min_terms: int, max_terms: int, max_value: int, modulus: int) ->
 
 
 def gcd(max_value: int) -> Iterator[Stratum]:
-    """ "gcd 12 18" -> "6": ordered pairs from 1 to max_value.
+    """Prompt "gcd 12 18", answer "6": ordered pairs from 1 to max_value.
 
     One stratum for each answer: of uniform pairs 61 % have the answer 1, and a model would learn only this.
     """

@@ -37,58 +37,84 @@ class Family:
     levels: tuple[Params, ...]
 
 
-def _words(*levels: tuple[int, int, str]) -> tuple[Params, ...]:
-    return tuple(
-        {"min_length": low, "max_length": high, "alphabet": letters} for low, high, letters in levels
-    )
-
-
-def _sums(*levels: tuple[int, int, int, int]) -> tuple[Params, ...]:
-    return tuple(
-        {"min_terms": low, "max_terms": high, "min_digits": few, "max_digits": many}
-        for low, high, few, many in levels
-    )
-
-
-def _modular(*levels: tuple[int, int, int, int]) -> tuple[Params, ...]:
-    return tuple(
-        {"min_terms": low, "max_terms": high, "max_value": value, "modulus": modulus}
-        for low, high, value, modulus in levels
-    )
+def _levels(names: str, *rows: tuple[int | str, ...]) -> tuple[Params, ...]:
+    """One row for each level, one column for each of the parameters named."""
+    return tuple(dict(zip(names.split(), row, strict=True)) for row in rows)
 
 
 AZ = ascii_lowercase
 
 FAMILIES: Mapping[str, Family] = {
     "chain_sum": Family(
-        generators.chain_sum, _sums((2, 3, 1, 1), (2, 3, 1, 2), (3, 4, 1, 2), (3, 5, 2, 3), (4, 6, 2, 3))
+        generators.chain_sum,
+        _levels(
+            "min_terms max_terms min_digits max_digits",
+            (2, 3, 1, 1),
+            (2, 3, 1, 2),
+            (3, 4, 1, 2),
+            (3, 5, 2, 3),
+            (4, 6, 2, 3),
+        ),
     ),
     "copy": Family(
-        generators.copy, _words((3, 5, AZ[:6]), (4, 7, AZ[:10]), (5, 9, AZ[:16]), (6, 11, AZ), (8, 14, AZ))
+        generators.copy,
+        _levels(
+            "min_length max_length alphabet",
+            (3, 5, AZ[:6]),
+            (4, 7, AZ[:10]),
+            (5, 9, AZ[:16]),
+            (6, 11, AZ),
+            (8, 14, AZ),
+        ),
     ),
-    "gcd": Family(generators.gcd, tuple({"max_value": value} for value in (30, 60, 100, 200, 400))),
+    "gcd": Family(generators.gcd, _levels("max_value", (30,), (60,), (100,), (200,), (400,))),
     "letter_counting": Family(
         generators.letter_counting,
-        _words((3, 5, AZ[:4]), (4, 7, AZ[:5]), (6, 10, AZ[:6]), (8, 13, AZ[:8]), (10, 17, AZ[:10])),
+        _levels(
+            "min_length max_length alphabet",
+            (3, 5, AZ[:4]),
+            (4, 7, AZ[:5]),
+            (6, 10, AZ[:6]),
+            (8, 13, AZ[:8]),
+            (10, 17, AZ[:10]),
+        ),
     ),
     "modular_sum": Family(
         generators.modular_sum,
-        _modular((2, 3, 9, 5), (2, 4, 9, 7), (3, 5, 9, 10), (3, 6, 20, 11), (4, 7, 99, 13)),
+        _levels(
+            "min_terms max_terms max_value modulus",
+            (2, 3, 9, 5),
+            (2, 4, 9, 7),
+            (3, 5, 9, 10),
+            (3, 6, 20, 11),
+            (4, 7, 99, 13),
+        ),
     ),
     "parity": Family(
         generators.parity,
-        tuple(
-            {"min_length": low, "max_length": high}
-            for low, high in ((6, 9), (7, 11), (8, 13), (10, 16), (12, 20))
-        ),
+        _levels("min_length max_length", (6, 9), (7, 11), (8, 13), (10, 16), (12, 20)),
     ),
     "reverse_string": Family(
         generators.reverse_string,
-        _words((3, 5, AZ[:6]), (4, 6, AZ[:10]), (5, 8, AZ[:16]), (6, 10, AZ), (8, 14, AZ)),
+        _levels(
+            "min_length max_length alphabet",
+            (3, 5, AZ[:6]),
+            (4, 6, AZ[:10]),
+            (5, 8, AZ[:16]),
+            (6, 10, AZ),
+            (8, 14, AZ),
+        ),
     ),
     "sort": Family(
         generators.sort,
-        _words((3, 5, "012345"), (4, 6, "0123456789"), (5, 8, AZ[:16]), (6, 10, AZ), (8, 14, AZ)),
+        _levels(
+            "min_length max_length alphabet",
+            (3, 5, "012345"),
+            (4, 6, "0123456789"),
+            (5, 8, AZ[:16]),
+            (6, 10, AZ),
+            (8, 14, AZ),
+        ),
     ),
 }
 
@@ -104,7 +130,9 @@ def resolve(name: str, level: int, params: Params) -> Params:
     defaults = levels[level - 1]
     for key, value in params.items():
         if key not in defaults:
-            raise TaskError(f"task.params: task {name!r} has no parameter {key!r}; {nearest(key, defaults)}")
+            raise TaskError(
+                f"task.params: task {name!r} has no parameter {key!r}; {nearest(str(key), defaults)}"
+            )
         _check_value(name, key, value)
     resolved = {**defaults, **params}
     _check_order(name, resolved)

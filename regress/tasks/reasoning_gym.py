@@ -143,13 +143,16 @@ def _configure(full: str, curriculum: Any, level: int, params: Mapping[str, Any]
                 f"task.params.{key}: set the top-level seed and task.train_size/eval_size instead"
             )
         if key not in known:
-            raise TaskError(f"task.params: task {full!r} has no parameter {key!r}; {nearest(key, known)}")
+            raise TaskError(
+                f"task.params: task {full!r} has no parameter {key!r}; {nearest(str(key), known)}"
+            )
     config = dataclasses.replace(config, **params)
     try:
         config.validate()
     except Exception as error:  # the package asserts, and compares values of any type
+        reason = str(error).partition("\n")[0]
         raise TaskError(
             f"task.params: reasoning-gym does not accept {full!r} at level {level} with {dict(params)} "
-            f"({error}); change task.level or task.params"
+            f"({reason}); change task.level or task.params"
         ) from error
     return config

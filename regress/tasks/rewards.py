@@ -87,9 +87,15 @@ class RewardSum:
     terms: tuple[tuple[str, float, RewardFunction], ...]
 
     def __call__(self, problem: Problem, completion: str) -> Reward:
-        """Raises TaskError if a function raises or returns anything but a finite number."""
+        """Raises TaskError if a function raises or returns anything but a finite number, or if the sum is none."""
         parts = {name: _evaluate(name, function, problem, completion) for name, _, function in self.terms}
-        return Reward(sum(weight * parts[name] for name, weight, _ in self.terms), parts)
+        total = sum(weight * parts[name] for name, weight, _ in self.terms)
+        if not math.isfinite(total):
+            raise TaskError(
+                f"task.rewards: the weighted sum of {parts} on task {problem.task!r} (task_id {problem.task_id}) is "
+                f"{total!r}; lower the weights"
+            )
+        return Reward(total, parts)
 
 
 def make_rewards(weights: Mapping[str, float]) -> RewardSum:
@@ -137,12 +143,16 @@ def _evaluate(name: str, function: RewardFunction, problem: Problem, completion:
     where = f"reward {name!r} on task {problem.task!r} (task_id {problem.task_id})"
     try:
         value: object = function(problem, completion)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise TaskError(
             f"{where} raised {type(error).__name__}: {error}; a reward must return a number for every text"
         ) from error
     if not isinstance(value, Real):
         raise TaskError(f"{where} returned {value!r}; a reward must return a number")
-    if not math.isfinite(value):
-        raise TaskError(f"{where} returned {value!r}; a reward must be finite")
-    return float(value)
+    try:
+        result = float(value)
+    except OverflowError:  # an int beyond the largest float
+        result = math.inf
+    if not math.isfinite(result):
+        raise TaskError(f"{where} returned {result!r}; a reward must be finite")
+    return result

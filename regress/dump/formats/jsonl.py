@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from regress.dump.arrays import DTYPES, Array, canonical_nans, is_float
+from regress.dump.arrays import DTYPES, Array, canonical_nans, dtype_name, is_float
 from regress.dump.damage import Damage
 from regress.dump.foreign import read_foreign
 from regress.dump.jsontext import float_name, loads, nonfinite, tag_floats
@@ -56,7 +56,7 @@ def _write_array(array: Array) -> dict[str, Any]:
             data = [value if math.isfinite(value) else float_name(value) for value in data]
     else:
         data = array.reshape(-1).tolist()
-    return {"dtype": array.dtype.name, "shape": list(array.shape), "data": data}
+    return {"dtype": dtype_name(array.dtype), "shape": list(array.shape), "data": data}
 
 
 def matches(data: bytes) -> bool:

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from regress.dump.arrays import DTYPES, Array, raw
+from regress.dump.arrays import DTYPES, Array, dtype_name, raw
 from regress.dump.damage import Damage
-from regress.dump.jsontext import dumps, loads
+from regress.dump.jsontext import loads
 from regress.dump.record import Record, from_head, tensor_table
 
 NAME = "safetensors"
@@ -33,13 +33,14 @@ _CODES = {
 
 def encode(record: Record) -> list[bytes | memoryview]:
     """The file as a list of buffers; tensors are not copied."""
-    header: dict[str, Any] = {"__metadata__": {"regress": dumps(record.head()), "sha256": record.checksum()}}
+    head, checksum = record.seal()
+    header: dict[str, Any] = {"__metadata__": {"regress": head, "sha256": checksum}}
     # Widest elements first, so that each tensor is aligned: readers that map the file rely on it.
     arrays = sorted(record.tensors.items(), key=lambda item: -item[1].dtype.itemsize)
     end = 0
     for name, array in arrays:
         start, end = end, end + array.nbytes
-        code = _CODES[array.dtype.name]
+        code = _CODES[dtype_name(array.dtype)]
         header[name] = {"dtype": code, "shape": list(array.shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":"), allow_nan=False).encode()
     text += b" " * (-len(text) % 8)

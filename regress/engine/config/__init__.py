@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from regress.engine.config.compose import Loaded, load_config
     from regress.engine.config.origins import Origin
-    from regress.engine.config.plain import config_hash, to_plain
+    from regress.engine.config.plain import config_hash, flat, to_plain
     from regress.engine.config.schema import Config
     from regress.engine.config.show import print_config
 
-__all__ = ["Config", "Loaded", "Origin", "config_hash", "load_config", "print_config", "to_plain"]
+__all__ = ["Config", "Loaded", "Origin", "config_hash", "flat", "load_config", "print_config", "to_plain"]
 
 _HOMES = {
     "Config": "schema",
     "Loaded": "compose",
     "Origin": "origins",
     "config_hash": "plain",
+    "flat": "plain",
     "load_config": "compose",
     "print_config": "show",
     "to_plain": "plain",

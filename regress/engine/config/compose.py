@@ -11,6 +11,7 @@ from typing import Any, get_type_hints
 
 from regress.engine.config.defaults import FileLayer
 from regress.engine.config.environment import apply_environment
+from regress.engine.config.files import path_errors
 from regress.engine.config.leaves import Leaf, leaves
 from regress.engine.config.origins import DEFAULT, PRESET, Origin
 from regress.engine.config.overrides import parse_overrides, searchpath_override
@@ -51,7 +52,7 @@ def load_config(
         ConfigError: for everything that is wrong, in one sentence.
     """
     environ = os.environ if environ is None else environ
-    with environment(environ):
+    with environment(environ), path_errors():
         store = Store()
         files = FileLayer(find_primary(config_path, config_name, searchpath_override(overrides)))
         command_line = parse_overrides(overrides, files.is_group)

@@ -1,8 +1,9 @@
 """The file layer: which files make up a configuration, by Hydra's defaults lists, and what each says."""
 
 import json
+import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,16 @@ from hydra.core.config_loader import ConfigLoader
 from hydra.core.default_element import ResultDefault
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException, MissingConfigException
+from hydra.errors import MissingConfigException
 from hydra.types import RunMode
-from omegaconf.errors import OmegaConfBaseException
 
-from regress.engine.config.files import YamlFile, file_errors, find_yaml, not_found, read_yaml
+from regress.engine.config.files import YamlFile
+from regress.engine.config.inheritance import Inheritance
 from regress.engine.config.leaves import KeyPath, find_leaf, leaves
 from regress.engine.config.origins import COMMAND_LINE, FILE, Origin, shown_path
-from regress.engine.config.primary import Primary
+from regress.engine.config.primary import Primary, missing_file
 from regress.engine.config.store import Entry, Store, is_tree
+from regress.engine.config.text import first_line, shortened
 from regress.errors import ConfigError
 
 HYDRA_KEYS = ("defaults", "hydra")
@@ -31,8 +33,10 @@ class FileLayer:
     """All files that a primary file and chosen config groups make up."""
 
     def __init__(self, primary: Primary) -> None:
-        self._primary = primary
+        self._name = primary.file.path.stem if primary.file is not None else None
+        self._shown = shown_path(primary.file.path) if primary.file is not None else COMMAND_LINE
         self._directories = primary.directories
+        self._inheritance = Inheritance(primary.directories)
 
     def is_group(self, name: str) -> bool:
         """Whether overriding ``name`` chooses a file: it is a directory on the search path, and no value."""
@@ -40,29 +44,29 @@ class FileLayer:
 
     def apply(self, choices: Sequence[Override], store: Store) -> None:
         """Lay the files over the store in the order of the defaults lists. Raises `ConfigError`."""
-        if self._primary.file is None and not choices:
+        self._inheritance.follow([self._name] if self._name is not None else [])
+        self._inheritance.follow(map(_chosen_name, choices))
+        if self._name is None and not choices:
             return
-        chosen = {override.key_or_group: str(override.input_line) for override in choices}
+        chosen = {choice.key_or_group: str(choice.input_line) for choice in choices}
         for default in self._defaults(choices):
             for entry in self._entries(default, chosen):
                 store.put(entry)
 
     def _defaults(self, choices: Sequence[Override]) -> list[ResultDefault]:
         """The flat list that Hydra makes of all defaults lists."""
-        name = self._primary.file.path.stem if self._primary.file is not None else None
         further = json.dumps([f"file://{directory}" for directory in self._directories[1:]])
         lines = [f"hydra.searchpath={further}"]
-        with self._errors(), _loader(self._directories[0]) as loader:
-            lists = loader.compute_defaults_list(name, lines, RunMode.RUN)
+        with self._errors(choices), _loader(self._directories[0]) as loader:
+            lists = loader.compute_defaults_list(self._name, lines, RunMode.RUN)
             if choices:
                 lines += [_choice(override, lists.overrides.known_choices) for override in choices]
-                lists = loader.compute_defaults_list(name, lines, RunMode.RUN)
+                lists = loader.compute_defaults_list(self._name, lines, RunMode.RUN)
         return [default for default in lists.defaults if _is_ours(default)]
 
-    def _entries(self, default: ResultDefault, chosen: dict[str, str]) -> Iterator[Entry]:
-        path = find_yaml(str(default.config_path), self._directories)
-        assert path is not None  # Hydra has just read it from there
-        file = read_yaml(path)
+    def _entries(self, default: ResultDefault, chosen: Mapping[str, str]) -> Iterator[Entry]:
+        file = self._inheritance.file(str(default.config_path))
+        assert file is not None  # Hydra has just read it from there
         package = tuple(default.package.split(".")) if default.package else ()
         override = chosen.get(str(default.override_key).partition("@")[0])
         for key, value in _values(file.values):
@@ -72,33 +76,28 @@ class FileLayer:
             yield _entry(file, key, Entry((*package, *key), value, origin))
 
     @contextmanager
-    def _errors(self) -> Iterator[None]:
+    def _errors(self, choices: Sequence[Override]) -> Iterator[None]:
         """Turn what composing can raise into `ConfigError`, and keep Hydra's warnings to ourselves."""
-        path = self._primary.file.path if self._primary.file is not None else self._directories[0]
         try:
-            with file_errors(path), self._missing_files(), warnings.catch_warnings():
+            with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # without _self_ a file comes after its defaults list
                 yield
-        except RecursionError as error:
+        except MissingConfigException as error:
+            raise ConfigError(self._missing(error, choices)) from error
+        except ConfigError:
+            raise
+        except Exception as error:  # a defaults list can make Hydra raise nearly anything
             raise ConfigError(
-                f"File {shown_path(path)} inherits from itself; break the circle of defaults lists."
-            ) from error
-        except (HydraException, OmegaConfBaseException, ValueError, TypeError, AttributeError) as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise ConfigError(
-                f"File {shown_path(path)} has a defaults list that cannot be composed ({reason}); correct it."
+                f"The defaults lists of {self._shown} cannot be composed ({first_line(error)}); correct them."
             ) from error
 
-    @contextmanager
-    def _missing_files(self) -> Iterator[None]:
-        try:
-            yield
-        except MissingConfigException as error:
-            group, _, option = str(error.missing_cfg_file).rpartition("/")
-            directories = [directory / group for directory in self._directories]
-            existing = [directory for directory in directories if directory.is_dir()]
-            reason = not_found(option, existing or directories)
-            raise ConfigError(f"A defaults list names {error.missing_cfg_file}, but {reason}.") from error
+    def _missing(self, error: MissingConfigException, choices: Sequence[Override]) -> str:
+        name, parent = str(error.missing_cfg_file), re.match("In '([^']*)'", str(error))
+        file = self._inheritance.file(parent[1]) if parent is not None else None
+        where = f"file {file.where(('defaults',))}" if file is not None else self._shown
+        if name in map(_chosen_name, choices):
+            where = COMMAND_LINE
+        return f"{shortened(name)} ({where}) is no configuration: {missing_file(name, self._directories)}."
 
 
 @contextmanager
@@ -113,12 +112,17 @@ def _loader(directory: Path) -> Iterator[ConfigLoader]:
         GlobalHydra.instance().hydra = outer
 
 
-def _choice(override: Override, known: dict[str, str | None]) -> str:
+def _choice(override: Override, known: Mapping[str, str | None]) -> str:
     """The line that makes Hydra take the choice, whether or not a defaults list names the group already."""
     line = str(override.input_line).lstrip("+")
-    if override.is_delete() or override.get_key_element().lstrip("+") in known:
-        return line
-    return f"+{line}"
+    is_known = override.get_key_element().lstrip("+~") in known
+    if override.is_delete() and not is_known:
+        raise ConfigError(f"Override {line} (command line) deletes a group that is not chosen; remove it.")
+    return line if is_known else f"+{line}"
+
+
+def _chosen_name(choice: Override) -> str:
+    return f"{choice.key_or_group}/{choice.value()}"
 
 
 def _is_ours(default: ResultDefault) -> bool:
@@ -126,7 +130,7 @@ def _is_ours(default: ResultDefault) -> bool:
     return path is not None and path.partition("/")[0] not in ("hydra", "_dummy_empty_config_")
 
 
-def _values(mapping: dict[str, Any], path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
+def _values(mapping: Mapping[str, Any], path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
     for name, value in mapping.items():
         if not path and name in HYDRA_KEYS:
             continue

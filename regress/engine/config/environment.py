@@ -8,12 +8,13 @@ names become lower case (``REGRESS_MODEL__CONFIG__HIDDEN_SIZE``), except below `
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import yaml
 from omegaconf import OmegaConf
 
+from regress.engine.config.files import UNREADABLE
 from regress.engine.config.leaves import KeyPath, Leaf, find_leaf
 from regress.engine.config.origins import COMMAND_LINE, ENVIRONMENT, Origin
 from regress.engine.config.store import Entry, Store
+from regress.engine.config.text import shortened
 from regress.errors import ConfigError
 
 PREFIX = "REGRESS_"
@@ -50,11 +51,13 @@ def variable_path(variable: str) -> KeyPath:
 def _value(leaf: Leaf, path: KeyPath, text: str, origin: Origin) -> Any:
     if leaf.optional and text == "null":
         return None
-    if leaf.holds_text(path) or text.startswith("${"):
+    if leaf.holds_text(path) or "${" in text:
         return text
     try:
         # a scalar in OmegaConf's YAML, where 1e-3 is a number
         parsed: Any = OmegaConf.to_container(OmegaConf.create(f"value: {text}"), resolve=False)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{'.'.join(path)}={text} ({origin}) is no valid YAML; quote it.") from error
+    except UNREADABLE as error:
+        raise ConfigError(
+            f"{'.'.join(path)}={shortened(text)} ({origin}) is no valid YAML; quote it."
+        ) from error
     return parsed["value"]

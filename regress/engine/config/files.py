@@ -9,14 +9,18 @@ from typing import Any
 
 import yaml
 from omegaconf import OmegaConf
+from omegaconf.errors import GrammarParseError, OmegaConfBaseException
 
 from regress.engine.config.leaves import KeyPath
-from regress.engine.config.nearest import nearest
-from regress.engine.config.origins import shown_path
-from regress.engine.config.text import shortened
+from regress.engine.config.origins import absolute, shown_path
+from regress.engine.config.text import first_line, shortened
 from regress.errors import ConfigError
 
 SUFFIX = ".yaml"
+INTERPOLATIONS = "${KEY} or ${oc.env:NAME,DEFAULT}"
+
+UNREADABLE = (yaml.YAMLError, OmegaConfBaseException, ValueError, TypeError, AttributeError)
+"""What PyYAML and OmegaConf raise for text that they cannot turn into values."""
 
 
 @dataclass(frozen=True)
@@ -45,54 +49,67 @@ class YamlFile:
 
 def read_yaml(path: Path) -> YamlFile:
     """Raises `ConfigError` naming file, line and remedy if it is not a UTF-8 file with one YAML mapping."""
-    with file_errors(path):
+    with _errors(path):
         node = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
         if node is not None and not isinstance(node, yaml.MappingNode):
             where = f"{shown_path(path)}:{node.start_mark.line + 1}"
             raise ConfigError(f"File {where} must hold a mapping; write lines of KEY: VALUE.")
-        values: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
-    return YamlFile(path, values, dict(_written(node, ())))
+        written = dict(_written(node, ()))
+        try:
+            values: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+        except GrammarParseError as error:
+            key = str(error.full_key)
+            where = YamlFile(path, {}, written).where(tuple(key.split(".")))
+            raise ConfigError(
+                f"{key} (file {where}) is a malformed interpolation ({first_line(error)}); "
+                f"write {INTERPOLATIONS}."
+            ) from error
+    return YamlFile(path, values, written)
 
 
 @contextmanager
-def file_errors(path: Path) -> Iterator[None]:
-    """Turn what reading ``path``, or a file that it inherits from, can raise into `ConfigError`."""
+def _errors(path: Path) -> Iterator[None]:
+    """Turn what reading ``path`` can raise into `ConfigError`."""
+    shown = shown_path(path)
     try:
         yield
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        named = Path(mark.name) if mark is not None and Path(mark.name).is_file() else path
-        line = f":{mark.line + 1}" if mark is not None else ""
-        raise ConfigError(
-            f"File {shown_path(named)}{line} is no valid YAML ({error.problem}); correct that line."
-        ) from error
+        line = f":{error.problem_mark.line + 1}" if error.problem_mark is not None else ""
+        raise ConfigError(f"File {shown}{line} is no valid YAML ({error.problem}); correct it.") from error
     except yaml.YAMLError as error:
-        raise ConfigError(f"File {shown_path(path)} is no text but binary data; give a YAML file.") from error
+        raise ConfigError(f"File {shown} is no text but binary data; give a YAML file.") from error
+    except RecursionError as error:
+        raise ConfigError(f"File {shown} is nested too deeply; it is no configuration.") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"File {shown_path(path)} is not UTF-8 text; save it as UTF-8.") from error
-    except OSError as error:
-        named = Path(error.filename) if isinstance(error.filename, str) else path
+        raise ConfigError(f"File {shown} is not UTF-8 text; save it as UTF-8.") from error
+    except UNREADABLE as error:
         raise ConfigError(
-            f"File {shown_path(named)} cannot be read ({error.strerror}); check its path and permissions."
+            f"File {shown} holds what YAML cannot read ({first_line(error)}); correct it."
         ) from error
+    except OSError as error:
+        raise ConfigError(f"File {shown} cannot be read ({error.strerror}); check permissions.") from error
+
+
+@contextmanager
+def path_errors() -> Iterator[None]:
+    """Turn what looking for files can raise (a name too long, a closed directory) into `ConfigError`."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"Path {error.filename} cannot be used ({error.strerror}); correct it.") from error
 
 
 def find_yaml(name: str, directories: Sequence[Path]) -> Path | None:
     """The first file of that name (with or without suffix) on the search path."""
-    candidates = (directory / f"{name.removesuffix(SUFFIX)}{SUFFIX}" for directory in directories)
+    file = f"{name.removesuffix(SUFFIX)}{SUFFIX}"
+    candidates = (absolute(directory / file) for directory in directories)
     return next((path for path in candidates if path.is_file()), None)
 
 
 def names_in(directories: Sequence[Path]) -> list[str]:
     """Names of the configurations that lie in the directories."""
-    return sorted({path.stem for directory in directories for path in directory.glob(f"*{SUFFIX}")})
-
-
-def not_found(name: str, directories: Sequence[Path]) -> str:
-    """What is missing, where it was looked for and what there is instead, to be put in a sentence."""
-    searched, names = ", ".join(shown_path(directory) for directory in directories), names_in(directories)
-    instead = f"the nearest name is {nearest(name, names)}" if names else "they hold no YAML files"
-    return f"{name.removesuffix(SUFFIX)}{SUFFIX} is in none of the directories {searched}; {instead}"
+    found = (path for directory in directories for path in directory.glob(f"*{SUFFIX}"))
+    return sorted({path.stem for path in found if path.is_file()})
 
 
 def search_directory(entry: Any) -> Path:
@@ -110,7 +127,7 @@ def search_directory(entry: Any) -> Path:
     directory = _package_directory(rest) if scheme == "pkg" else Path(rest)
     if directory is None or not directory.is_dir():
         raise ConfigError(f"{stated} is no directory, seen from {Path.cwd()}; correct the path.")
-    return directory.absolute()
+    return absolute(directory)
 
 
 def _package_directory(package: str) -> Path | None:

@@ -72,7 +72,7 @@ def find_leaf(path: KeyPath, value: Any, origin: Origin) -> Leaf | None:
 
 def _unknown(path: KeyPath, value: Any, origin: Origin) -> str:
     key = ".".join(path)
-    stated = f"{key}={shortened(value)} ({origin}) is no key of the configuration"
+    stated = f"{shortened(key)}={shortened(value)} ({origin}) is no key of the configuration"
     if key in leaves():
         return f"{stated} when its dots are part of one name; nest it, one level for each dot."
     # a mapping was meant as a section, anything else as a value

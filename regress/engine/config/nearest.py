@@ -4,20 +4,20 @@ from collections.abc import Iterable
 from difflib import SequenceMatcher
 
 WRONG_SECTION = 2
-"""What the right last component in a wrong section costs, in edits: more than one typo, less than most."""
+ABBREVIATED = 2
+"""What the right name in a wrong section, or cut short, costs in edits: more than one typo."""
 
 
 def nearest_keys(unknown: str, valid: Iterable[str]) -> list[str]:
     """The valid dotted keys nearest to ``unknown``; several only if they are equally near.
 
     Nearness counts edits of the full key, so that one wrong character always leads back to the key that was
-    meant, or of its last component alone, for a key written into the wrong section. `difflib` decides when
-    that leaves more than three.
+    meant; a name in the wrong section and an abbreviation (``lr``, ``grad``) are near too. `difflib` decides
+    when that leaves more than three.
     """
-    keys = list(valid)
-    distances = {key: _key_distance(unknown, key) for key in keys}
+    distances = {key: _key_distance(unknown, key) for key in valid}
     least = min(distances.values())
-    ties = [key for key in keys if distances[key] == least]
+    ties = [key for key, distance in distances.items() if distance == least]
     if len(ties) <= 3:
         return ties
     return [max(ties, key=lambda key: SequenceMatcher(None, unknown, key).ratio())]
@@ -25,12 +25,9 @@ def nearest_keys(unknown: str, valid: Iterable[str]) -> list[str]:
 
 def nearest(unknown: str, valid: Iterable[str]) -> str:
     """The one valid name nearest to ``unknown``."""
-    return max(valid, key=lambda name: (-edits(unknown, name), SequenceMatcher(None, unknown, name).ratio()))
-
-
-def _key_distance(unknown: str, key: str) -> int:
-    last = edits(unknown.rpartition(".")[2], key.rpartition(".")[2])
-    return min(edits(unknown, key), WRONG_SECTION + last)
+    return max(
+        valid, key=lambda name: (-_distance(unknown, name), SequenceMatcher(None, unknown, name).ratio())
+    )
 
 
 def edits(a: str, b: str) -> int:
@@ -46,3 +43,20 @@ def edits(a: str, b: str) -> int:
             row.append(cost)
         before, above = above, row
     return above[-1]
+
+
+def _key_distance(unknown: str, key: str) -> int:
+    section, _, name = key.rpartition(".")
+    unknown_section, _, unknown_name = unknown.rpartition(".")
+    misplaced = min(WRONG_SECTION, edits(unknown_section, section))
+    return min(edits(unknown, key), misplaced + _distance(unknown_name, name))
+
+
+def _distance(unknown: str, name: str) -> int:
+    exact = edits(unknown, name)
+    return min(exact, ABBREVIATED) if _abbreviates(unknown, name) else exact
+
+
+def _abbreviates(short: str, name: str) -> bool:
+    initials = "".join(word[0] for word in name.split("_") if word)
+    return short == initials or (len(short) > 2 and name.startswith(short))

@@ -1,5 +1,6 @@
 """Where a configuration value came from, as people are told."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +22,13 @@ class Origin:
         return f"{self.layer} {self.name}".rstrip()
 
 
+def absolute(path: Path) -> Path:
+    """The path without ``..``, links kept: a linked file inherits from its neighbors where the link is."""
+    return Path(os.path.abspath(path))  # noqa: PTH100
+
+
 def shown_path(path: Path) -> str:
     """Relative to the working directory where the file lies below it, absolute elsewhere."""
-    absolute, here = path.absolute(), Path.cwd()
-    return str(absolute.relative_to(here) if absolute.is_relative_to(here) else absolute)
+    path, here = absolute(path), Path.cwd()
+    shown = str(path.relative_to(here) if path.is_relative_to(here) else path)
+    return shown if shown.isprintable() else repr(shown)

@@ -11,6 +11,7 @@ from hydra.errors import HydraException
 from regress.engine.config.leaves import KeyPath, find_leaf
 from regress.engine.config.origins import COMMAND_LINE, Origin
 from regress.engine.config.store import Entry, Store
+from regress.engine.config.text import shortened
 from regress.errors import ConfigError
 
 SEARCHPATH = "hydra.searchpath"
@@ -47,10 +48,11 @@ def parse_overrides(lines: Sequence[str], is_group: Callable[[str], bool]) -> Co
             continue
         if override.is_hydra_override():
             raise ConfigError(
-                f"Override {line} (command line) is a setting of Hydra, of which only {SEARCHPATH} is used; "
-                "remove it."
+                f"Override {shortened(line)} (command line) is a setting of Hydra, of which only "
+                f"{SEARCHPATH} is used; remove it."
             )
-        chooses = is_group(override.key_or_group) and not isinstance(override.value(), dict)
+        chooses = override.is_delete() or isinstance(override.value(), str | list)
+        chooses = chooses and is_group(override.key_or_group)
         (parsed.choices if chooses else parsed.values).append(override)
     return parsed
 
@@ -64,15 +66,17 @@ def searchpath_override(lines: Sequence[str]) -> Any:
 def _parse(line: str) -> Override:
     try:
         override = OverridesParser.create().parse_override(line)
-    except HydraException as error:
+        if not override.key_or_group:
+            raise HydraException(f"no key in {line}")
+    except (HydraException, ValueError) as error:
         raise ConfigError(
-            f"Override {line} (command line) is malformed; write KEY=VALUE, KEY=[A,B], GROUP=NAME or ~KEY, "
-            "and a value with special characters as KEY='\"VALUE\"'."
+            f"Override {shortened(line)} (command line) is malformed; write KEY=VALUE, KEY=[A,B], GROUP=NAME "
+            "or ~KEY, and a value with special characters as KEY='\"VALUE\"'."
         ) from error
     if override.is_sweep_override():
         raise ConfigError(
-            f"Override {line} (command line) gives several values to sweep over, and a run takes one; write "
-            "a list as KEY=[A,B], and text with commas as KEY='\"A,B\"'."
+            f"Override {shortened(line)} (command line) gives several values to sweep over, and a run takes "
+            "one; write a list as KEY=[A,B], and text with commas as KEY='\"A,B\"'."
         )
     return override
 

@@ -13,6 +13,19 @@ def to_plain(config: Config) -> dict[str, Any]:
     return asdict(config)
 
 
+def flat(config: Config) -> dict[str, str | int | float | bool]:
+    """Dotted key -> scalar; null, lists and empty mappings as text, for trackers that keep scalars only."""
+
+    def walk(prefix: str, value: Any) -> dict[str, str | int | float | bool]:
+        if isinstance(value, dict) and value:
+            return {k: v for name, item in value.items() for k, v in walk(f"{prefix}.{name}", item).items()}
+        return {
+            prefix.removeprefix("."): value if isinstance(value, str | int | float) else json.dumps(value)
+        }
+
+    return walk("", to_plain(config))
+
+
 def config_hash(config: Config) -> str:
     """SHA-256 (64 hexadecimal digits) over all values; equal exactly if every key has the same value."""
     text = json.dumps(to_plain(config), sort_keys=True, ensure_ascii=False, allow_nan=False)

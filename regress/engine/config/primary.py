@@ -1,5 +1,6 @@
 """The file that a run names: which one it is, and the search path that it brings along."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,13 @@ from regress.engine.config.files import (
     YamlFile,
     find_yaml,
     names_in,
-    not_found,
     read_yaml,
     search_directory,
 )
+from regress.engine.config.nearest import nearest
+from regress.engine.config.origins import absolute, shown_path
+from regress.engine.config.resolve import why_unresolved
+from regress.engine.config.text import shortened
 from regress.errors import ConfigError
 
 BUILT_IN = Path(__file__).parent / "conf"
@@ -40,9 +44,9 @@ def find_primary(config_path: str | None, config_name: str | None, searchpath: A
     if config_name is None and config_path is None:
         directories, file = [Path.cwd()], None
     else:
-        path = _locate(config_path, config_name)
-        home = Path(config_path or ".").absolute()
-        directories, file = [path.parent, *([home] if home.is_dir() else [])], read_yaml(path)
+        given = absolute(Path(config_path or ".").expanduser())
+        path = _locate(given, config_name)
+        directories, file = [path.parent, *([given] if given.is_dir() else [])], read_yaml(path)
     if searchpath is None and file is not None:
         searchpath = _own_searchpath(file)
     entries = searchpath if isinstance(searchpath, list) else [] if searchpath is None else [searchpath]
@@ -50,25 +54,38 @@ def find_primary(config_path: str | None, config_name: str | None, searchpath: A
     return Primary(file, tuple(dict.fromkeys([*directories, *further, BUILT_IN])))
 
 
-def _locate(config_path: str | None, config_name: str | None) -> Path:
-    given = Path(config_path or ".").expanduser().absolute()
+def _locate(given: Path, config_name: str | None) -> Path:
+    """The file that directory or file ``given`` and the name mean. Raises `ConfigError`."""
+    stated = f"config_path={shown_path(given)}"
     if config_name is None:
         if given.is_dir():
-            names = ", ".join(names_in([given])) or "none"
-            raise ConfigError(f"config_path={config_path} is a directory; add config_name, one of {names}.")
+            names = ", ".join(names_in([given])) or "none here"
+            raise ConfigError(f"{stated} is a directory; add config_name (there are: {names}).")
         if given.suffix != SUFFIX or not given.is_file():
-            raise ConfigError(f"config_path={config_path} is no directory and no {SUFFIX} file; correct it.")
+            raise ConfigError(f"{stated} is no directory and no {SUFFIX} file; correct the path.")
         return given
     if not given.is_dir():
-        what = "a file itself" if given.is_file() else "no directory"
+        what = "a file" if given.is_file() else "missing"
         raise ConfigError(
-            f"config_path={config_path} is {what}, in which config_name={config_name} cannot be; "
-            "give the directory of that file."
+            f"{stated} is {what}, but config_name={shortened(config_name)} needs a directory; give that."
         )
     path = find_yaml(config_name, [given, BUILT_IN])
     if path is None:
-        raise ConfigError(f"config_name={config_name}: {not_found(config_name, [given, BUILT_IN])}.")
+        reason = missing_file(config_name, [given, BUILT_IN])
+        raise ConfigError(f"config_name={shortened(config_name)} is no configuration: {reason}.")
     return path
+
+
+def missing_file(name: str, directories: Sequence[Path]) -> str:
+    """Where ``name`` (``option`` or ``group/option``) was looked for and what there is instead."""
+    group, _, option = name.removesuffix(SUFFIX).rpartition("/")
+    existing = [directory / group for directory in directories if (directory / group).is_dir()]
+    searched = ", ".join(shown_path(directory) for directory in existing or directories)
+    if not existing:
+        return f"there is no group {group} in any of the directories {searched}"
+    names = names_in(existing)
+    instead = f"the nearest name is {nearest(option, names)}" if names else "they hold no YAML files"
+    return f"{option}{SUFFIX} is in none of the directories {searched}; {instead}"
 
 
 def _own_searchpath(file: YamlFile) -> Any:
@@ -77,13 +94,12 @@ def _own_searchpath(file: YamlFile) -> Any:
     others = [name for name in own if name != "searchpath"] if isinstance(own, dict) else [str(own)]
     if others:
         where = file.where(("hydra", others[0]))
-        raise ConfigError(
-            f"hydra.{others[0]} ({where}) has no meaning here, only hydra.searchpath has; remove it."
-        )
+        raise ConfigError(f"hydra.{others[0]} (file {where}) is not used, only searchpath is; remove it.")
+    if not own:
+        return None
     try:
-        resolved: Any = OmegaConf.to_container(OmegaConf.create(own), resolve=True)
+        resolved: Any = OmegaConf.to_container(OmegaConf.create(file.values)["hydra"], resolve=True)
     except OmegaConfBaseException as error:
-        reason = str(error).splitlines()[0]
         where = file.where(("hydra", "searchpath"))
-        raise ConfigError(f"hydra.searchpath ({where}) cannot be resolved ({reason}); correct it.") from error
+        raise ConfigError(f"hydra.searchpath (file {where}) {why_unresolved(error)}.") from error
     return resolved.get("searchpath")

@@ -8,15 +8,17 @@ from omegaconf import OmegaConf
 from omegaconf.errors import (
     GrammarParseError,
     InterpolationKeyError,
+    MissingMandatoryValue,
     OmegaConfBaseException,
     UnsupportedInterpolationType,
 )
 from omegaconf.resolvers import oc
 
-from regress.engine.config.leaves import KeyPath, leaves, sections
+from regress.engine.config.files import INTERPOLATIONS
+from regress.engine.config.leaves import KeyPath, leaves
 from regress.engine.config.nearest import nearest_keys
 from regress.engine.config.origins import Origin
-from regress.engine.config.text import shortened
+from regress.engine.config.text import first_line, shortened
 from regress.errors import ConfigError
 
 MISSING = "???"
@@ -27,8 +29,11 @@ class Resolver:
 
     def __init__(self, tree: dict[str, Any], origin: Callable[[KeyPath], Origin]) -> None:
         self._raw = tree
-        self._tree = OmegaConf.create(tree)
         self._origin = origin
+        try:
+            self._tree = OmegaConf.create(tree)
+        except GrammarParseError as error:
+            raise ConfigError(self._malformed(error)) from error
 
     def resolved(self, path: KeyPath) -> Any:
         """The value at ``path`` as plain data. Raises `ConfigError` for what it needs and nobody gave."""
@@ -45,8 +50,13 @@ class Resolver:
             if OmegaConf.is_config(value):
                 return OmegaConf.to_container(value, resolve=True, throw_on_missing=True)
         except OmegaConfBaseException as error:
-            raise ConfigError(f"{stated} {_reason(error)}.") from error
+            raise ConfigError(f"{stated} {why_unresolved(error)}.") from error
         return value
+
+    def _malformed(self, error: GrammarParseError) -> str:
+        key = str(error.full_key)
+        origin = self._origin(tuple(key.split(".")))
+        return f"{key} ({origin}) is a malformed interpolation ({first_line(error)}); write {INTERPOLATIONS}."
 
 
 @contextmanager
@@ -67,19 +77,18 @@ def environment(environ: Mapping[str, str]) -> Iterator[None]:
         OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
 
 
-def _reason(error: OmegaConfBaseException) -> str:
+def why_unresolved(error: OmegaConfBaseException) -> str:
     """What is wrong with an interpolation and how to mend it, to follow the key in a sentence."""
-    message = str(error).splitlines()[0]
+    message = first_line(error)
     quoted = message.partition("'")[2].rpartition("'")[0]
     if isinstance(error, InterpolationKeyError):
-        near = " or ".join(nearest_keys(quoted, [*leaves(), *sections()]))
+        near = " or ".join(nearest_keys(quoted, leaves()))
         return f"refers to {quoted}, which is no key of the configuration; the nearest valid key is {near}"
     if isinstance(error, UnsupportedInterpolationType):
         return f"uses the unknown resolver {message.rpartition(' ')[2]}; refer to a key or use oc.env"
-    if isinstance(error, GrammarParseError):
-        return f"is a malformed interpolation ({message}); write ${{KEY}} or ${{oc.env:NAME,DEFAULT}}"
     if "Missing mandatory value" in message:
-        return f"needs {message.rpartition(': ')[2]}, which is mandatory; give it a value"
+        missing = error.full_key if isinstance(error, MissingMandatoryValue) else message.rpartition(": ")[2]
+        return f"needs {missing}, which is mandatory; give it a value"
     if "Recursive interpolation" in message:
         return "refers to itself, perhaps through other keys; break the circle"
     if "Environment variable" in message:

@@ -1,7 +1,9 @@
 """Contradictions about where rollouts come from; see `regress.engine.config.rules`."""
 
 from collections.abc import Callable
+from pathlib import Path
 
+from regress.engine.config.origins import absolute
 from regress.engine.config.schema import Config
 
 Rule = Callable[[Config], str | None]
@@ -22,6 +24,15 @@ def _mock_path(c: Config) -> str | None:
     return (
         "rollout_worker.type=mock finds nothing to replay while rollout_worker.trajectory_load_path=null; "
         "set it to a trajectory file, or to the directory that holds the step_* files."
+    )
+
+
+def _mock_evaluation(c: Config) -> str | None:
+    if c.rollout_worker.type != "mock" or not c.evaluation.every_n_steps:
+        return None
+    return (
+        f"rollout_worker.type=mock holds no evaluation and evaluation.every_n_steps={c.evaluation.every_n_steps} "
+        "asks for it; set evaluation.every_n_steps=0, or record and replay both with rollout_mock."
     )
 
 
@@ -65,11 +76,38 @@ def _empty_directories(c: Config) -> str | None:
     return None
 
 
+def _shared_directory(c: Config) -> str | None:
+    records = c.rollout_mock.enable and c.rollout_mock.mode == "dump" and c.debug.enable_data_dump
+    if not records or absolute(Path(c.rollout_mock.dump_dir)) != absolute(Path(c.debug.dump_dir)):
+        return None
+    return (
+        f"debug.dump_dir={c.debug.dump_dir} and rollout_mock.dump_dir are one directory, which holds only one dump; "
+        "set them to different directories."
+    )
+
+
+def _overwritten_recording(c: Config) -> str | None:
+    if not (c.debug.enable_data_dump and c.debug.overwrite):
+        return None
+    replayed = c.rollout_worker.trajectory_load_path
+    if c.rollout_mock.enable and c.rollout_mock.mode == "mock":
+        replayed = c.rollout_mock.dump_dir
+    if not replayed or not absolute(Path(replayed)).is_relative_to(absolute(Path(c.debug.dump_dir))):
+        return None
+    return (
+        f"debug.overwrite=true would delete the recording {replayed} that this run replays, because it lies in "
+        f"debug.dump_dir={c.debug.dump_dir}; set debug.dump_dir to another directory."
+    )
+
+
 ROLLOUT_RULES: tuple[Rule, ...] = (
     _mock_inference,
     _mock_path,
+    _mock_evaluation,
     _two_mocks,
     _sampler_inference,
     _sampler_path,
     _empty_directories,
+    _shared_directory,
+    _overwritten_recording,
 )

@@ -3,9 +3,10 @@
 from collections.abc import Callable
 
 from regress.engine.config.leaves import KeyPath
-from regress.engine.config.origins import DEFAULT, FILE, Origin
+from regress.engine.config.origins import FILE, Origin
 from regress.engine.config.rollout_rules import ROLLOUT_RULES, Rule
 from regress.engine.config.schema import Config
+from regress.engine.config.text import in_yaml
 from regress.errors import ConfigError
 
 
@@ -139,7 +140,8 @@ def _warmup(c: Config) -> str | None:
         return None
     return (
         f"optimizer.warmup_steps={c.optimizer.warmup_steps} is more than the {updates} optimizer updates "
-        f"of max_steps={c.max_steps}, so that the learning rate is never reached; lower it or raise max_steps."
+        f"of max_steps={c.max_steps}, so that the learning rate is never reached; lower it or raise "
+        "max_steps."
     )
 
 
@@ -154,8 +156,8 @@ def _current_log_probs(c: Config) -> str | None:
         return None
     return (
         f"algorithm.old_log_probs=current makes every ratio 1, but a rollout gets {updates} updates (trainer.epochs="
-        f"{c.trainer.epochs}, trainer.mini_batch_size={c.trainer.mini_batch_size}) and the policy has moved after the "
-        "first; set algorithm.old_log_probs=recompute, or trainer.epochs=1 and trainer.mini_batch_size=null."
+        f"{c.trainer.epochs}, trainer.mini_batch_size={in_yaml(c.trainer.mini_batch_size)}) and the policy has moved "
+        "after the first; set algorithm.old_log_probs=recompute, or trainer.epochs=1 and trainer.mini_batch_size=null."
     )
 
 
@@ -179,6 +181,16 @@ def _reference(c: Config) -> str | None:
     )
 
 
+def _system_envs(c: Config) -> str | None:
+    for name in c.system_envs:
+        if not name or "=" in name or "\0" in name:
+            return (
+                f"system_envs.{name!r} cannot be the name of an environment variable, which is not empty and holds "
+                "no = and no NUL; correct the name."
+            )
+    return None
+
+
 def _dump_options(c: Config) -> str | None:
     options = vars(c.debug.dump_options)
     if not c.debug.enable_data_dump or any(options.values()):
@@ -192,7 +204,7 @@ def _dump_options(c: Config) -> str | None:
 def _path_beside_family(c: Config, origin: Callable[[KeyPath], Origin]) -> str | None:
     """A checkpoint wins over a family that another layer chose, but one author cannot mean both."""
     family, path = origin(("model", "family")), origin(("model", "path"))
-    if c.model.path is None or family.layer == DEFAULT or _author(family) != _author(path):
+    if c.model.path is None or _author(family) != _author(path):
         return None
     return (
         f"model.path={c.model.path} and model.family={c.model.family} are both given ({_author(path)}), and "
@@ -220,5 +232,6 @@ RULES: tuple[Rule, ...] = (
     _current_log_probs,
     _current_dump,
     _reference,
+    _system_envs,
     _dump_options,
 )

@@ -206,8 +206,21 @@ class OptimizerConfig:
 class EvaluationConfig:
     """Greedy pass rate on held-out prompts."""
 
-    every_n_steps: int = _value(0, "evaluate every so many steps; 0: only where a command asks", minimum=0)
-    batch_size: int = _value(64, "prompts evaluated at once", minimum=1)
+    every_n_steps: int = _value(
+        0, "evaluate before the first step, every so many steps and at the end; 0: never", minimum=0
+    )
+
+
+@dataclass
+class TrackingConfig:
+    """Where metrics go besides metrics.jsonl."""
+
+    trackers: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "names of trackers, as accelerate knows them: tensorboard, wandb, trackio, swanlab and others"
+        },
+    )
 
 
 @dataclass
@@ -250,13 +263,13 @@ class Config:
     """Everything a run needs to know; ``load_config`` makes it from files, environment and command line."""
 
     exp_name: str = _value("regress", "name of the run")
-    seed: int = _value(0, "seed of weights, prompts and sampling", minimum=0)
+    seed: int = _value(0, "seed of weights, prompts and sampling", minimum=0, maximum=2**32 - 1)
     max_steps: int = _value(10, "training steps", minimum=0)
     output_dir: str = _value(
         "${oc.env:EXPERIMENT_PATH,./outputs}/${exp_name}", "directory of everything the run writes"
     )
     device: str = _value("cpu", "torch device")
-    threads: int = _value(1, "CPU threads of torch; results may change with it", minimum=1)
+    threads: int = _value(1, "CPU threads of torch; results may change with it", minimum=1, maximum=1024)
     system_envs: dict[str, str] = field(
         default_factory=dict, metadata={"help": "environment variables set before torch starts"}
     )
@@ -273,4 +286,5 @@ class Config:
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
     debug: DebugConfig = field(default_factory=DebugConfig)

@@ -5,6 +5,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from regress.engine.config.compose import Loaded
 from regress.engine.config.origins import DEFAULT, Origin
@@ -42,5 +43,5 @@ def _table(loaded: Loaded) -> Table:
         table.add_column(name, overflow="fold")
     for key, value, origin in config_rows(loaded):
         style = "dim" if origin.layer == DEFAULT else ""
-        table.add_row(key, value, str(origin), style=style)
+        table.add_row(Text(key), Text(value), Text(str(origin)), style=style)
     return table

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from regress.engine.config.leaves import KeyPath, find_leaf, leaves
-from regress.engine.config.origins import DEFAULT, Origin
+from regress.engine.config.origins import DEFAULT, FILE, Origin
 from regress.engine.config.text import shortened
 from regress.errors import ConfigError
 
@@ -31,14 +31,11 @@ class Store:
 
         Raises `ConfigError` for a path that the schema does not know, and for a section given a plain value.
         """
-        in_section = find_leaf(entry.path, entry.value, entry.origin) is None
-        if in_section and entry.value is None:
-            return  # all lines of the section are commented out
-        if in_section and not isinstance(entry.value, dict):
-            raise ConfigError(_not_a_section(entry))
-        if in_section or is_tree(entry.value):
-            for name, value in entry.value.items():
-                self.put(Entry((*entry.path, str(name)), value, entry.origin))
+        leaf = find_leaf(entry.path, entry.value, entry.origin)
+        if leaf is None:
+            self._put_section(entry)
+        elif leaf.kind is dict and is_tree(entry.value):
+            self._put_members(entry)
         else:
             self._replace(entry)
 
@@ -73,6 +70,17 @@ class Store:
                 yield leaf.path, leaf.default
             for entry in given:
                 yield entry.path, entry.value
+
+    def _put_section(self, entry: Entry) -> None:
+        if isinstance(entry.value, dict):
+            self._put_members(entry)
+        elif entry.value is not None or entry.origin.layer != FILE:
+            raise ConfigError(_not_a_section(entry))
+        # null in a file: all lines of the section are commented out
+
+    def _put_members(self, entry: Entry) -> None:
+        for name, value in entry.value.items():
+            self.put(Entry((*entry.path, str(name)), value, entry.origin))
 
     def _replace(self, entry: Entry) -> None:
         for given in [given for given in self._entries if _same_branch(given, entry.path)]:

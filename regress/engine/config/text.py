@@ -20,8 +20,14 @@ def in_yaml(value: Any) -> str:
     return dumped.rstrip("\n").removesuffix(END_OF_SCALAR)
 
 
+def first_line(error: BaseException) -> str:
+    """What another library's exception says, without its further explanations."""
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
 def shortened(value: Any) -> str:
     """A value in a sentence: text as it is, anything else in YAML, cut when long."""
     plain = isinstance(value, str) and value.isprintable() and value.strip() != ""
     text = value if plain else in_yaml(value)
+    text = text if text.isprintable() else repr(value)
     return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."

@@ -15,7 +15,7 @@ BOOLEANS = {
     **dict.fromkeys(("true", "yes", "on", "1"), True),
     **dict.fromkeys(("false", "no", "off", "0"), False),
 }
-INTEGER = re.compile(r"[+-]?[0-9]+")
+INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 NAMES: Mapping[Any, str] = {
     str: "text",
     bool: "true or false",
@@ -25,10 +25,10 @@ NAMES: Mapping[Any, str] = {
     Any: "made of text, finite numbers, booleans, lists and mappings",
 }
 LIMITS: Mapping[str, tuple[str, Callable[[float, float], bool]]] = {
-    "minimum": ("of at least {:g}", lambda number, limit: number >= limit),
-    "exclusive_minimum": ("greater than {:g}", lambda number, limit: number > limit),
-    "maximum": ("at most {:g}", lambda number, limit: number <= limit),
-    "exclusive_maximum": ("less than {:g}", lambda number, limit: number < limit),
+    "minimum": ("of at least {:.15g}", lambda number, limit: number >= limit),
+    "exclusive_minimum": ("greater than {:.15g}", lambda number, limit: number > limit),
+    "maximum": ("at most {:.15g}", lambda number, limit: number <= limit),
+    "exclusive_maximum": ("less than {:.15g}", lambda number, limit: number < limit),
 }
 
 
@@ -63,6 +63,8 @@ def _read(leaf: Leaf, value: Any) -> Any:
 def _text(value: Any) -> str:
     if value is None or isinstance(value, dict | list):
         raise _MisfitError
+    if "\0" in str(value):
+        raise _MisfitError(" without the character NUL, which no path and no variable can hold")
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -73,7 +75,7 @@ def _boolean(value: Any) -> bool:
 
 
 def _integer(value: Any) -> int:
-    if isinstance(value, bool) or not INTEGER.fullmatch(str(value)):
+    if not INTEGER.fullmatch(str(value)):
         raise _MisfitError
     return int(value)
 
@@ -140,11 +142,16 @@ def _compiles(pattern: str) -> None:
         raise _MisfitError(f", which it is not: {error}; write special characters with \\") from None
 
 
+def _list_name(leaf: Leaf) -> str:
+    length, members = leaf.rules.get("length"), "names" if leaf.item is str else "numbers"
+    return f"a list of {members}" if length is None else f"a list of {length} {members}"
+
+
 def _rule(leaf: Leaf) -> str:
     if "choices" in leaf.rules:
         return f"one of {', '.join(leaf.rules['choices'])}"
     if leaf.rules.get("regex"):
         return "a regular expression"
-    name = f"a list of {leaf.rules['length']} numbers" if leaf.kind is list else NAMES[leaf.kind]
+    name = _list_name(leaf) if leaf.kind is list else NAMES[leaf.kind]
     limits = [text.format(leaf.rules[limit]) for limit, (text, _) in LIMITS.items() if limit in leaf.rules]
     return f"{name} {' and '.join(limits)}".rstrip() + (" or null" if leaf.optional else "")

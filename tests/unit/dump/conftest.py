@@ -19,17 +19,17 @@ from regress.dump.trajectory import Trajectory, to_record
 Make = Callable[..., Any]
 
 
-def _trajectory(run_id: int = 0, **changes: Any) -> Trajectory:
+def _trajectory(index: int = 0, **changes: Any) -> Trajectory:
     fields: dict[str, Any] = {
         "group_id": "g0",
-        "run_id": run_id,
-        "tokens": [5, 6, 7, 8 + run_id],
+        "run_id": index,
+        "tokens": [5, 6, 7, 8 + index],
         "loss_mask": [0, 0, 1, 1],
-        "reward": 0.1 + run_id,
+        "reward": 0.1 + index,
         "prompt_length": 2,
         "log_probs": np.array([0.0, 0.0, -0.3, -1.7], np.float32),
         "finish_reason": "stop",
-        "rewards": {"exact_match": 0.1 + run_id},
+        "rewards": {"exact_match": 0.1 + index},
         "task_id": "t",
         "prompt": "ab",
         "response": "cd",

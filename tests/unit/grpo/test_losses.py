@@ -295,6 +295,9 @@ def test_no_tokens_make_no_loss() -> None:
     empty = torch.zeros(0)
     loss = token_loss(empty, empty, empty, torch.zeros(0).long(), 4, make_objective("verl:gspo"))
     assert loss.loss_K.shape == (0,)
+    leaf = torch.zeros(0, requires_grad=True)
+    again = token_loss(leaf, empty, empty, torch.zeros(0).long(), 4, make_objective("verl:gspo"))
+    assert torch.autograd.grad(again.loss_K.sum(), leaf)[0].shape == (0,)
 
 
 def test_missing_or_mismatched_tensors_are_named() -> None:
@@ -311,6 +314,11 @@ def test_missing_or_mismatched_tensors_are_named() -> None:
         token_loss(NEW, torch.tensor([0, math.nan, 0]), ADVANTAGES, SEQUENCE, 3, Objective())
     with pytest.raises(InputError, match=r"log_probs_K is -inf at token 2"):
         token_loss(torch.tensor([0, 0, -math.inf]), OLD, ADVANTAGES, SEQUENCE, 3, Objective())
+    broken = torch.tensor([0.0, math.nan, 0.0])
+    with pytest.raises(InputError, match=r"ref_log_probs_K is nan at token 1"):
+        three_tokens(make_objective(kl_coef=0.1), ref_log_probs_K=broken)
+    with pytest.raises(InputError, match=r"entropy_K is nan at token 1"):
+        three_tokens(make_objective(entropy_coef=0.1), entropy_K=broken)
     with pytest.raises(InputError, match=r"advantages_K is inf at token 0"):
         token_loss(NEW, OLD, torch.tensor([math.inf, 0, 0]), SEQUENCE, 3, Objective())
 

@@ -72,7 +72,8 @@ def test_limits_are_kept(lengths: list[int], plan: BatchPlan) -> None:
 
 def test_padding_sides() -> None:
     right, left = (
-        plan_microbatches([2, 3], BatchPlan(padding_side=side))[0].sample_ids.tolist() for side in ("right", "left")
+        plan_microbatches([2, 3], BatchPlan(padding_side=side))[0].sample_ids.tolist()
+        for side in ("right", "left")
     )
     assert right == [[0, 0, -1], [1, 1, 1]]
     assert left == [[-1, 0, 0], [1, 1, 1]]

@@ -1,0 +1,94 @@
+"""A local checkpoint directory as a model: every weight read from it, and none of its code run."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.utils import logging
+
+from regress.errors import ConfigError, reason
+
+
+def load_checkpoint(path: Path, implementations: Mapping[str, str]) -> PreTrainedModel:
+    """The causal language model of a directory written by ``save_pretrained``, in float32, every dropout 0.
+
+    Nothing is downloaded, and code beside the weights or in a pickle is never run.
+
+    Raises:
+        ConfigError: if it cannot be loaded, or if the weights are not those of the model that ``config.json``
+            describes: Hugging Face would fill the gaps with random numbers.
+    """
+    stated = f"model.path={str(path)!r}"
+    if not (path / "config.json").is_file():
+        raise ConfigError(
+            f"{stated}: the directory holds no config.json; give a directory written by save_pretrained"
+        )
+    try:
+        with _quiet():
+            hf = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                path,
+                config=without_dropout(hf),
+                dtype=torch.float32,
+                local_files_only=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are refused below, by name
+                **implementations,
+            )
+    except UnpicklingError as error:  # torch's own text recommends to execute it
+        raise ConfigError(
+            f"{stated}: the checkpoint is a pickle that holds code, which was not executed; "
+            "give one whose weights are in model.safetensors"
+        ) from error
+    except Exception as error:  # transformers raises whatever its parsers raise
+        raise ConfigError(
+            f"{stated}: the checkpoint cannot be loaded ({reason(error)}); "
+            "give a causal language model written by save_pretrained"
+        ) from error
+    model: PreTrainedModel = loaded[0]
+    _refuse_gaps(stated, loaded[1])
+    return model
+
+
+def without_dropout(hf: PretrainedConfig) -> PretrainedConfig:
+    """The configuration with every dropout probability set to 0."""
+    for key, value in hf.to_dict().items():
+        if "drop" in key and isinstance(value, float | int) and not isinstance(value, bool):
+            setattr(hf, key, 0.0)
+    return hf
+
+
+def _refuse_gaps(stated: str, found: Mapping[str, Any]) -> None:
+    if found["mismatched_keys"]:
+        name, saved, wanted = min(found["mismatched_keys"])
+        raise ConfigError(
+            f"{stated}: the checkpoint holds {name} of shape {list(saved)} and its config.json asks for "
+            f"{list(wanted)}; give weights and config.json of the same model"
+        )
+    if found["missing_keys"]:
+        missing = found["missing_keys"]
+        raise ConfigError(
+            f"{stated}: the checkpoint lacks {min(missing)} ({len(missing)} missing in all) of the model that its "
+            "config.json describes; give weights and config.json of the same model"
+        )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """What transformers has to report about a checkpoint is reported by us, in one sentence."""
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(verbosity)

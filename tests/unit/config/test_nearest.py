@@ -1,0 +1,63 @@
+"""One wrong character in any key leads back to that key."""
+
+import string
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from regress.engine.config.leaves import leaves
+from regress.engine.config.nearest import edits, nearest_keys
+
+LETTERS = string.ascii_lowercase + "_."
+
+
+@st.composite
+def typos(draw: st.DrawFn) -> tuple[str, str]:
+    """A key, and the key with one character left out, put in, replaced, or swapped with its neighbor."""
+    key = draw(st.sampled_from(list(leaves())))
+    at = draw(st.integers(0, len(key) - 1))
+    letter = draw(st.sampled_from(LETTERS))
+    wrong = draw(
+        st.sampled_from(
+            [
+                key[:at] + key[at + 1 :],
+                key[:at] + letter + key[at:],
+                key[:at] + letter + key[at + 1 :],
+                key[:at] + key[at + 1 : at + 2] + key[at] + key[at + 2 :],
+            ]
+        )
+    )
+    return key, wrong
+
+
+@settings(deadline=None)
+@given(typos())
+def test_a_typo_leads_back(typo: tuple[str, str]) -> None:
+    """Several keys are named only if one character makes the typo of each (top_p, top_k)."""
+    key, wrong = typo
+    if wrong in leaves():
+        return
+    near = nearest_keys(wrong, leaves())
+    assert key in near
+    assert all(edits(wrong, other) == 1 for other in near)
+    assert len(near) <= 2
+
+
+@settings(deadline=None)
+@given(st.text(LETTERS, max_size=8), st.text(LETTERS, max_size=8), st.text(LETTERS, max_size=8))
+def test_edits_are_a_distance(a: str, b: str, c: str) -> None:
+    assert edits(a, b) == edits(b, a) <= max(len(a), len(b))
+    assert (edits(a, b) == 0) == (a == b)
+    assert edits(a + c, b + c) <= edits(a, b)
+
+
+def test_edits() -> None:
+    assert edits("kitten", "sitting") == 3
+    assert edits("seed", "sede") == 1
+    assert edits("", "abc") == 3
+
+
+def test_abbreviations_and_wrong_sections() -> None:
+    assert nearest_keys("optimizer.lr", leaves()) == ["optimizer.learning_rate"]
+    assert nearest_keys("rollout_worker.temp", leaves()) == ["rollout_worker.temperature"]
+    assert nearest_keys("trainer.max_grad_norm", leaves()) == ["optimizer.max_grad_norm"]

@@ -1,0 +1,190 @@
+"""Impossible combinations: the exact sentence for each, and the neighbors that must pass."""
+
+from collections.abc import Callable
+
+import pytest
+
+from regress.engine.config import Loaded
+
+Refusal = Callable[..., str]
+
+MOCK = "rollout_worker.type=mock rollout_worker.need_llm_inference=false"
+PATH = "rollout_worker.trajectory_load_path=steps"
+
+# overrides -> what is wrong with them together
+IMPOSSIBLE = {
+    "data.max_prompt_length=40": (
+        "data.max_prompt_length=40 and data.max_completion_length=16 add up to 56, more than "
+        "data.max_seq_length=48; shorten one of them or set data.max_seq_length=56."
+    ),
+    "trainer.mini_batch_size=24": (
+        "trainer.mini_batch_size=24 does not divide the rollout batch of data.prompts_per_step=8 times "
+        "data.group_size=8 = 64 samples; choose a divisor such as 16."
+    ),
+    "trainer.mini_batch_size=128": (
+        "trainer.mini_batch_size=128 does not divide the rollout batch of data.prompts_per_step=8 times "
+        "data.group_size=8 = 64 samples; choose a divisor such as 64."
+    ),
+    "data.group_size=1": (
+        "data.group_size=1 leaves algorithm.advantage=grpo nothing to compare a completion with, so that "
+        "every advantage is zero; set data.group_size to at least 2, algorithm.single_sample=raw or "
+        "algorithm.advantage=reinforce_plus_plus."
+    ),
+    "data.group_size=1 algorithm.preset=rloo": (
+        "data.group_size=1 leaves algorithm.advantage=rloo nothing to compare a completion with, so that "
+        "every advantage is zero; set data.group_size to at least 2, algorithm.single_sample=raw or "
+        "algorithm.advantage=reinforce_plus_plus."
+    ),
+    "task.train_size=7": (
+        "data.prompts_per_step=8 is more than task.train_size=7, so that a step would hold a prompt twice; "
+        "set task.train_size to at least 8 or lower data.prompts_per_step."
+    ),
+    "task.eval_size=0 evaluation.every_n_steps=5": (
+        "evaluation.every_n_steps=5 finds no prompts while task.eval_size=0; set task.eval_size to at "
+        "least 1 or evaluation.every_n_steps=0."
+    ),
+    "task.rewards.exact_match=0": (
+        "task.rewards names no reward with a weight other than 0, so that every advantage is zero; give "
+        "one, for example task.rewards.exact_match=1.0."
+    ),
+    "task.rewards={}": (
+        "task.rewards names no reward with a weight other than 0, so that every advantage is zero; give "
+        "one, for example task.rewards.exact_match=1.0."
+    ),
+    "batching.micro_batch_size=4 batching.max_tokens_per_microbatch=96": (
+        "batching.micro_batch_size=4 and batching.max_tokens_per_microbatch=96 both decide how large a "
+        "microbatch is; set one of them to null."
+    ),
+    "batching.max_tokens_per_microbatch=47": (
+        "batching.max_tokens_per_microbatch=47 cannot hold one row of 48 tokens, which is what "
+        "data.max_seq_length=48 and the padding may ask for; set it to at least 48."
+    ),
+    "batching.max_tokens_per_microbatch=63 batching.pad_to_multiple_of=32": (
+        "batching.max_tokens_per_microbatch=63 cannot hold one row of 64 tokens, which is what "
+        "data.max_seq_length=48 and the padding may ask for; set it to at least 64."
+    ),
+    "batching.max_tokens_per_microbatch=63 batching.pad_to_length=64": (
+        "batching.max_tokens_per_microbatch=63 cannot hold one row of 64 tokens, which is what "
+        "data.max_seq_length=48 and the padding may ask for; set it to at least 64."
+    ),
+    "batching.pad_to_length=47": (
+        "batching.pad_to_length=47 is shorter than data.max_seq_length=48, so that rows would differ in "
+        "length after all; set it to null or to at least 48."
+    ),
+    "batching.layout=packed batching.padding_side=left": (
+        "batching.padding_side=left means nothing to batching.layout=packed, whose rows begin with a "
+        "sample; set batching.padding_side=right or batching.layout=padded."
+    ),
+    "optimizer.warmup_steps=11": (
+        "optimizer.warmup_steps=11 is more than the 10 optimizer updates of max_steps=10, so that the "
+        "learning rate is never reached; lower it or raise max_steps."
+    ),
+    "algorithm.old_log_probs=current trainer.epochs=2": (
+        "algorithm.old_log_probs=current makes every ratio 1, but a rollout gets 2 updates (trainer.epochs=2, "
+        "trainer.mini_batch_size=null) and the policy has moved after the first; set "
+        "algorithm.old_log_probs=recompute, or trainer.epochs=1 and trainer.mini_batch_size=null."
+    ),
+    "algorithm.old_log_probs=current debug.dump_options.old_log_probs=true": (
+        "debug.dump_options.old_log_probs=true finds no log-probs from before the update while "
+        "algorithm.old_log_probs=current; set it to false (is_loss_debug holds those used) or "
+        "algorithm.old_log_probs=recompute."
+    ),
+    "reference.sync_every_n_steps=5": (
+        "reference.sync_every_n_steps=5 finds no reference model while algorithm.kl_coef=0; give "
+        "algorithm.kl_coef a value or set reference.sync_every_n_steps=null."
+    ),
+    "debug.enable_data_dump=true": (
+        "debug.enable_data_dump=true dumps nothing while every one of debug.dump_options is false; set at "
+        "least one of trajectory, old_log_probs, ref_log_probs, forward_data, loss, is_loss_debug, batch_inputs, "
+        "activations, param, gradient, optimizer to true."
+    ),
+    "debug.enable_data_dump=true debug.dump_options.loss=true debug.dump_dir=''": (
+        "debug.dump_dir is empty although debug uses it; set it to a directory."
+    ),
+    "model.path=/ckpt model.family=llama": (
+        "model.path=/ckpt and model.family=llama are both given (command line), and the checkpoint already "
+        "decides the family; leave model.family away or set model.path=null."
+    ),
+    f"{MOCK} {PATH} evaluation.every_n_steps=5": (
+        "rollout_worker.type=mock holds no evaluation and evaluation.every_n_steps=5 asks for it; set "
+        "evaluation.every_n_steps=0, or record and replay both with rollout_mock."
+    ),
+    "rollout_worker.type=mock rollout_worker.trajectory_load_path=steps": (
+        "rollout_worker.type=mock replays recorded completions and rollout_worker.need_llm_inference=true "
+        "asks for new ones; set rollout_worker.need_llm_inference=false."
+    ),
+    MOCK: (
+        "rollout_worker.type=mock finds nothing to replay while rollout_worker.trajectory_load_path=null; "
+        "set it to a trajectory file, or to the directory that holds the step_* files."
+    ),
+    f"{MOCK} {PATH} rollout_mock.enable=true": (
+        "rollout_worker.type=mock and rollout_mock.enable=true both decide where rollouts come from; set "
+        "rollout_mock.enable=false or rollout_worker.type=hf."
+    ),
+    "rollout_worker.need_llm_inference=false": (
+        "rollout_worker.type=hf generates completions and rollout_worker.need_llm_inference=false forbids "
+        "it; set rollout_worker.need_llm_inference=true or rollout_worker.type=mock."
+    ),
+    "rollout_worker.trajectory_load_path=steps": (
+        "rollout_worker.trajectory_load_path=steps is not read by rollout_worker.type=hf; set "
+        "rollout_worker.type=mock or the path to null."
+    ),
+    "rollout_mock.enable=true rollout_mock.dump_dir=''": (
+        "rollout_mock.dump_dir is empty although rollout_mock uses it; set it to a directory."
+    ),
+    "algorithm.loss=cispo algorithm.dual_clip=3": (
+        "algorithm.dual_clip with loss=cispo is not possible: it belongs to loss=ppo_clip; set dual_clip "
+        "to null."
+    ),
+}
+
+
+@pytest.mark.parametrize("overrides", IMPOSSIBLE)
+def test_impossible(overrides: str, refusal: Refusal) -> None:
+    assert refusal({}, *overrides.split()) == IMPOSSIBLE[overrides]
+
+
+POSSIBLE = [
+    "data.max_prompt_length=30 data.max_completion_length=18",
+    "trainer.mini_batch_size=64",
+    "trainer.mini_batch_size=4",
+    "data.group_size=1 algorithm.single_sample=raw",
+    "data.group_size=1 algorithm.advantage=reinforce_plus_plus",
+    "data.group_size=2",
+    "task.train_size=8",
+    "task.eval_size=0",
+    "batching.max_tokens_per_microbatch=48",
+    "batching.max_tokens_per_microbatch=64 batching.pad_to_multiple_of=32",
+    "batching.pad_to_length=48",
+    "batching.layout=packed batching.pad_to_length=64",
+    "batching.padding_side=left",
+    "optimizer.warmup_steps=10",
+    "optimizer.warmup_steps=40 trainer.epochs=2 trainer.mini_batch_size=32",
+    "reference.sync_every_n_steps=5 algorithm.kl_coef=0.1",
+    "reference.sync_every_n_steps=5 algorithm.preset=grpo",
+    "debug.enable_data_dump=true debug.dump_options.loss=true",
+    "model.path=/ckpt",
+    f"{MOCK} {PATH}",
+    "rollout_mock.enable=true",
+    "rollout_mock.enable=true rollout_mock.mode=mock",
+]
+
+
+@pytest.mark.parametrize("overrides", POSSIBLE)
+def test_possible(overrides: str, load: Callable[..., Loaded]) -> None:
+    load({}, *overrides.split())
+
+
+def test_a_checkpoint_wins_over_the_family_of_another_layer(load: Callable[..., Loaded]) -> None:
+    """Only one author who gives both contradicts himself: an inherited family must not stop model.path."""
+    base = {
+        "run.yaml": "defaults: [base, _self_]\nmodel: {path: /ckpt}",
+        "base.yaml": "model: {family: llama}",
+    }
+    assert load(base).config.model.path == "/ckpt"
+    assert load({"run.yaml": "defaults: [{model: gpt2}]"}, "model.path=/ckpt").config.model.family == "gpt2"
+
+
+def test_one_file_with_checkpoint_and_family(refusal: Refusal) -> None:
+    sentence = refusal({"run.yaml": "model:\n  path: /ckpt\n  family: llama\n"})
+    assert "are both given (file run.yaml), and" in sentence

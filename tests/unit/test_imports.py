@@ -1,0 +1,75 @@
+"""The rooms of the house: who may import whom, and what must start without torch."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2] / "regress"
+
+FREE = {"regress", "errors"}
+ALLOWED: dict[str, set[str]] = {
+    "layout": set(),
+    "dump": {"layout"},
+    "grpo": set(),
+    "tasks": set(),
+    "engine": {"grpo", "tasks", "dump", "layout"},
+    "cli": {"engine", "dump"},
+}
+TORCH_FREE = [
+    "regress",
+    "regress.errors",
+    "regress.cli",
+    "regress.layout",
+    "regress.dump",
+    "regress.dump.manifest",
+    "regress.grpo.objective",
+    "regress.grpo.presets",
+    "regress.tasks.dataset",
+    "regress.tasks.rewards",
+    "regress.engine.config.compose",
+    "regress.engine.config.show",
+    "regress.engine.environment",
+]
+
+
+def imported_rooms(path: Path) -> set[str]:
+    """Rooms of this package that a module imports, wherever in the file."""
+    rooms = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import; write the full name"
+            base = node.module or ""
+            names = [f"{base}.{alias.name}" for alias in node.names] if base == "regress" else [base]
+        rooms |= {name.split(".")[1] for name in names if name.startswith("regress.")}
+    return rooms
+
+
+def room_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).parts
+    return parts[0] if len(parts) > 1 else path.stem
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_module_imports_only_the_rooms_below_it(path: Path) -> None:
+    room = room_of(path)
+    if room in ("__init__", "errors"):
+        assert not imported_rooms(path)
+        return
+    assert room in ALLOWED, f"{path} lies in no room; name it in the architecture first"
+    forbidden = imported_rooms(path) - ALLOWED[room] - FREE - {room, "__version__"}
+    assert not forbidden, f"{path} imports {sorted(forbidden)}, which {room} may not know"
+
+
+@pytest.mark.parametrize("module", TORCH_FREE)
+def test_loads_without_torch(module: str) -> None:
+    code = f"import {module}, sys; print(*sorted({{'torch', 'transformers', 'pandas'}} & sys.modules.keys()))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.strip() == "", f"{module} imports {done.stdout.strip()}"
