@@ -6,7 +6,12 @@ backward, clip, AdamW, metrics; packed rows, varlen attention. Timed there: ever
 `_generate_and_score_completions`: its padding, decoding, rewards and advantages are not counted, which favors TRL.
 Neither side makes a second forward pass for old log-probs (TRL makes none when rollouts and updates are aligned;
 here `old_log_probs=current`), needs a reference model, or recomputes activations: TRL's default of gradient
-checkpointing is switched off, which also favors it. Both run with the whole batch in one pass, and in four.
+checkpointing, which would save memory and cost time, is switched off, so that like is compared with like. Both run with
+the whole batch in one pass, and in four.
+
+Padding is not all that differs. The head is the other part: here it sees loss tokens only. TRL's fused head scores
+padding too unless it runs on Triton, and computes the logits once more in the backward pass, to hold fewer of them. So
+our step on padded rows is shown as well.
 
 Before anything is timed, the first step is compared: loss, gradient norm, clipped gradient, and update.
 Memory is measured in one process per side, see `benchmarks.trl_memory`.
@@ -38,12 +43,15 @@ ROUNDS = 5
 PACKAGES = ("torch", "transformers", "accelerate", "trl")
 PROMPTS, GROUP_SIZE = 4, 4
 THEIRS = {"TRL": 1, "TRL, 4 passes": 4}
-OURS = {"regress": 1, "regress, 4 passes": 4}
+PACKED = ("batching.layout=packed", "model.attn_implementation=varlen")
+OURS = {
+    "regress": PACKED,
+    "regress, 4 passes": (*PACKED, f"batching.micro_batch_size={PROMPTS * GROUP_SIZE // 4}"),
+    "regress, padded": ("batching.layout=padded", "model.attn_implementation=sdpa"),
+}
 SETTINGS = (
     "algorithm.preset=trl:dapo",
     "algorithm.old_log_probs=current",
-    "batching.layout=packed",
-    "model.attn_implementation=varlen",
     f"optimizer.learning_rate={LEARNING_RATE}",
     f"optimizer.eps={EPSILON}",
     f"optimizer.max_grad_norm={MAX_GRAD_NORM}",
@@ -80,7 +88,7 @@ def run() -> Report:
     report = Report("trl", "update step against TRL's GRPOTrainer")
     report.facts = {**describe(size, trajectories), "versions": {name: version(name) for name in PACKAGES}}
     with tempfile.TemporaryDirectory() as folder:
-        ours = {name: make_ours(size, trajectories, passes) for name, passes in OURS.items()}
+        ours = {name: make_ours(size, trajectories, layout) for name, layout in OURS.items()}
         theirs = {
             name: make_theirs(size, trajectories, Path(folder), passes) for name, passes in THEIRS.items()
         }
@@ -99,10 +107,9 @@ def run() -> Report:
     return report
 
 
-def make_ours(size: Size, trajectories: list[Trajectory], passes: int) -> Trainer:
-    """Our side, with its batch in so many microbatches."""
-    microbatch = f"batching.micro_batch_size={len(trajectories) // passes}"
-    return make_trainer(size, trajectories, (*SETTINGS, microbatch))
+def make_ours(size: Size, trajectories: list[Trajectory], layout: tuple[str, ...]) -> Trainer:
+    """Our side, with its batch in a layout."""
+    return make_trainer(size, trajectories, (*SETTINGS, *layout))
 
 
 def make_theirs(size: Size, trajectories: list[Trajectory], folder: Path, passes: int) -> TrlSide:
