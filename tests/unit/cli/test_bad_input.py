@@ -82,7 +82,8 @@ OVERRIDES = {
     "model.config={head_dim: 15}": UNFIT,
     "model.config={hidden_act: loud}": UNFIT,
     "model.config={intermediate_size: 100000000000}": UNFIT,
-    "model.path=nowhere": "model.path='nowhere': the directory holds no config.json; give a directory written by "
+    "model.path=nowhere": "model.path='nowhere': there is no such directory, and models are not downloaded; give "
+    "one written by "
     "save_pretrained",
     "tokenizer.path=nowhere": "tokenizer.path: nowhere is not a directory; give a directory made by save_pretrained",
 }
