@@ -31,7 +31,7 @@ def run() -> Report:
     trajectories = make_trajectories(size, prompts=4, group_size=4)
     layouts = {"padded": PADDED, "sorted": SORTED, "packed": PACKED}
     trainers = {name: make_trainer(size, trajectories, layout) for name, layout in layouts.items()}
-    report = Report("packing", "update step time on packed and on right-padded rows")
+    report = Report("packing", "update step time, packed or padded")
     steps = {name: stepper(trainer) for name, trainer in trainers.items()}
     losses = {name: step()["training_step/loss"] for name, step in steps.items()}
     report.facts = {**describe(size, trajectories), "differences": _differences(trainers, losses)}
