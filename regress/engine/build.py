@@ -13,6 +13,7 @@ from regress.dump.hooks import matching_modules, matching_parameters, record_act
 from regress.dump.manifest import Provenance, read_manifest
 from regress.dump.recorder import Recorder
 from regress.dump.taps import recording
+from regress.engine.config.rules import updates_per_rollout
 from regress.engine.config.schema import Config
 from regress.engine.evaluation import due
 from regress.engine.mock import Expectations, MockRolloutWorker
@@ -83,12 +84,6 @@ def _tokenizer_path(config: Config) -> str | None:
         beside = Path(config.model.path) / "tokenizer_config.json"
         return config.model.path if beside.is_file() else None
     return config.tokenizer.path
-
-
-def updates_per_step(config: Config) -> int:
-    """Optimizer updates on one rollout batch."""
-    samples = config.data.prompts_per_step * config.data.group_size
-    return config.trainer.epochs * (samples // (config.trainer.mini_batch_size or samples))
 
 
 def _policy(config: Config, tokenizer: PreTrainedTokenizerBase) -> LocalPolicy:
@@ -215,7 +210,7 @@ def _trainer(
         policy=policy,
         reference=Reference(policy, config.reference) if config.algorithm.needs_reference else None,
         optimizer=optimizer,
-        scheduler=build_scheduler(optimizer, opt, updates=config.max_steps * updates_per_step(config)),
+        scheduler=build_scheduler(optimizer, opt, updates=config.max_steps * updates_per_rollout(config)),
         worker=worker,
         prompts=prompts.train,
         trajectory_meta=trajectory_meta(origin),

@@ -136,7 +136,7 @@ def _packed_side(c: Config) -> str | None:
 
 
 def _warmup(c: Config) -> str | None:
-    updates = c.max_steps * _updates_per_rollout(c)
+    updates = c.max_steps * updates_per_rollout(c)
     if c.optimizer.warmup_steps == 0 or c.optimizer.warmup_steps < updates:
         return None
     return (
@@ -146,13 +146,14 @@ def _warmup(c: Config) -> str | None:
     )
 
 
-def _updates_per_rollout(c: Config) -> int:
+def updates_per_rollout(c: Config) -> int:
+    """Optimizer updates on one rollout batch."""
     samples = c.data.prompts_per_step * c.data.group_size
     return c.trainer.epochs * (samples // (c.trainer.mini_batch_size or samples))
 
 
 def _current_log_probs(c: Config) -> str | None:
-    updates = _updates_per_rollout(c)
+    updates = updates_per_rollout(c)
     if c.algorithm.old_log_probs != "current" or updates == 1:
         return None
     return (

@@ -114,7 +114,7 @@ class RolloutWorkerConfig:
         None, "mock: a trajectory file, or a directory that holds step_*.<ext>"
     )
     trajectory_format: str = _value(
-        "auto", "format of the recorded trajectories; auto: by file name", choices=("auto", *DUMP_FORMATS)
+        "auto", "format of the recorded trajectories; auto: by their content", choices=("auto", *DUMP_FORMATS)
     )
     temperature: float = _value(
         1.0, "temperature of sampling and of the policy that is trained", exclusive_minimum=0.0
