@@ -124,6 +124,7 @@ def from_head(head: Any, tensors: Mapping[str, Array]) -> Record:
     if not isinstance(head.get("type"), str) or not isinstance(head.get("meta"), dict):
         raise Damage("it lacks the type or metadata of its record")
     place = {key: head.get(key) for key in _PLACE}
+    # the coordinates were read from JSON, so only the checksum vouches for their types
     record = Record(head["type"], tensors=dict(tensors), meta=head["meta"], **place)  # type: ignore[arg-type]
     if dumps({key: value for key, value in head.items() if key != "sha256"}) != dumps(record.head()):
         raise Damage("its description of the record contradicts itself")

@@ -102,7 +102,7 @@ def at(**coordinates: int | None) -> Iterator[Coordinates | None]:
     if outer is None and coordinates.get("step") is None:
         yield None
         return
-    where = replace(outer or Coordinates(0), **coordinates)  # type: ignore[arg-type]
+    where = replace(outer or Coordinates(0), **coordinates)  # type: ignore[arg-type]  # step is no None
     token = _where.set(where)
     try:
         yield where

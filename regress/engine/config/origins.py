@@ -24,7 +24,7 @@ class Origin:
 
 def absolute(path: Path) -> Path:
     """The path without ``..``, links kept: a linked file inherits from its neighbors where the link is."""
-    return Path(os.path.abspath(path))  # noqa: PTH100
+    return Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow links
 
 
 def shown_path(path: Path) -> str:
