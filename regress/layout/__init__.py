@@ -1,6 +1,15 @@
 """Ground floor: canonical coordinates of tokens, and the layouts that map them to local tensors."""
 
+from regress.layout.frame import SampleKey, TokenFrame
 from regress.layout.planner import BatchPlan, plan_microbatches
 from regress.layout.tokens import Segment, TokenLayout, offsets_of
 
-__all__ = ["BatchPlan", "Segment", "TokenLayout", "offsets_of", "plan_microbatches"]
+__all__ = [
+    "BatchPlan",
+    "SampleKey",
+    "Segment",
+    "TokenFrame",
+    "TokenLayout",
+    "offsets_of",
+    "plan_microbatches",
+]

@@ -17,8 +17,13 @@ ALLOWED: dict[str, set[str]] = {
     "dump": {"layout"},
     "grpo": set(),
     "tasks": set(),
+    "golden": {"dump", "layout"},
+    "compare": {"golden", "dump", "layout"},
+    "report": {"compare", "golden", "dump", "layout"},
     "engine": {"grpo", "tasks", "dump", "layout"},
-    "cli": {"engine", "dump"},
+    "replay": {"engine", "golden", "compare", "report", "grpo", "tasks", "dump", "layout"},
+    "plugin": {"replay", "engine", "golden", "compare", "report", "dump", "layout"},
+    "cli": {"replay", "engine", "golden", "compare", "report", "dump"},
 }
 TORCH_FREE = [
     "regress",
@@ -27,6 +32,8 @@ TORCH_FREE = [
     "regress.layout",
     "regress.dump",
     "regress.dump.manifest",
+    "regress.compare",
+    "regress.compare.verdict",
     "regress.grpo.objective",
     "regress.grpo.presets",
     "regress.tasks.dataset",

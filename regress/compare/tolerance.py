@@ -1,0 +1,39 @@
+"""How far a value may lie from the golden one, and how that is known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """A bound on ``max |actual - golden| / scale``, and its reason.
+
+    ``scale`` is the largest absolute value of the golden tensor (of all its ranks and microbatches together), or,
+    for a sum, the sum of the absolute values of its terms: a sum that cancels has no relative accuracy.
+
+    Attributes:
+        relative: the bound; 0 asks for equal values.
+        absolute: added to ``relative * scale``.
+        bitwise: equal bytes are asked for; ``relative`` and ``absolute`` are then 0.
+        basis: what was measured, plain JSON, such as ``{"perturbation": 2.1e-6, "kappa": 4}``.
+        reason: one sentence for the reader of a failure.
+    """
+
+    relative: float
+    absolute: float = 0.0
+    bitwise: bool = False
+    basis: Mapping[str, Any] = field(default_factory=dict)
+    reason: str = ""
+
+    def scaled(self, factor: float) -> Tolerance:
+        """This tolerance times ``factor``; exact ones stay exact."""
+        return Tolerance(
+            self.relative * factor, self.absolute * factor, self.bitwise, self.basis, self.reason
+        )
+
+
+EXACT = Tolerance(0.0, reason="integers and masks are compared exactly")
+BITWISE = Tolerance(0.0, bitwise=True, reason="the order of arithmetic is the same, so every byte is")

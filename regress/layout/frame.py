@@ -1,0 +1,47 @@
+"""The canonical coordinates of a batch: whose tokens they are, in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regress.layout.tokens import offsets_of
+
+SampleKey = tuple[str, int]
+"""``(group_id, run_id)``: what identifies a sample within its step."""
+
+
+@dataclass(frozen=True)
+class TokenFrame:
+    """``N`` samples laid end to end; token ``position`` of sample ``i`` is flat element ``offsets[i] + position``.
+
+    Args:
+        samples: key of each sample, in canonical order.
+        lengths: tokens of each sample.
+    """
+
+    samples: tuple[SampleKey, ...]
+    lengths: tuple[int, ...]
+
+    @cached_property
+    def offsets(self) -> NDArray[np.int64]:
+        """``[N + 1]`` start of every sample, and the end of the last."""
+        return offsets_of(self.lengths)
+
+    @property
+    def size(self) -> int:
+        """Tokens of all samples together."""
+        return sum(self.lengths)
+
+    def locate(self, index: int) -> tuple[SampleKey, int]:
+        """Sample and position of a flat token index."""
+        sample = int(np.searchsorted(self.offsets, index, side="right")) - 1
+        return self.samples[sample], index - int(self.offsets[sample])
+
+    def select(self, samples: Sequence[int]) -> TokenFrame:
+        """The frame of some of the samples, in the order given."""
+        return TokenFrame(tuple(self.samples[i] for i in samples), tuple(self.lengths[i] for i in samples))
