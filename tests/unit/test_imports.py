@@ -33,6 +33,8 @@ TORCH_FREE = [
     "regress.dump",
     "regress.dump.manifest",
     "regress.compare",
+    "regress.compare.canonical",
+    "regress.compare.judge",
     "regress.compare.verdict",
     "regress.grpo.objective",
     "regress.grpo.presets",
