@@ -36,6 +36,8 @@ TORCH_FREE = [
     "regress.compare.canonical",
     "regress.compare.judge",
     "regress.compare.verdict",
+    "regress.report.headroom",
+    "regress.report.text",
     "regress.grpo.objective",
     "regress.grpo.presets",
     "regress.tasks.dataset",
