@@ -39,6 +39,8 @@ TORCH_FREE = [
     "regress.compare.judge",
     "regress.compare.verdict",
     "regress.plugin",
+    "regress.report.headroom",
+    "regress.report.text",
     "regress.grpo.objective",
     "regress.grpo.presets",
     "regress.tasks.dataset",
