@@ -58,25 +58,26 @@ def _print_json(value: Any) -> None:
 @golden.command("list")
 @directory_option
 @json_option
-def list_(golden_dir: Path | None, as_json: bool) -> None:
+@click.pass_context
+def list_(ctx: click.Context, golden_dir: Path | None, as_json: bool) -> None:
     """List the cases.
 
     \b
     regress golden list
+
+    Exit codes: 0, or 1 when a case is damaged.
     """
-    from regress.golden.pending import pending_names
-    from regress.golden.tables import case_row, echo_table
+    from regress.golden.tables import case_rows, echo_table
 
     store = _store(golden_dir)
-    pending = pending_names(store)
-    cases = [store.case(name, allow_changed_inputs=True) for name in store.names()]
-    rows = [case_row(case, case.name in pending) for case in cases]
+    rows = case_rows(store)
     if as_json:
         _print_json(rows)
     elif rows:
         echo_table(rows)
     else:
         click.echo(f"{store.root} holds no cases")
+    ctx.exit(1 if any(row["state"] == "damaged" for row in rows) else 0)
 
 
 @golden.command()
@@ -149,9 +150,13 @@ def verify(ctx: click.Context, cases: tuple[str, ...], golden_dir: Path | None, 
     else:
         for finding in findings:
             click.echo(f"{'damaged' if finding.damage else 'note'}: {finding.case}: {finding.text}")
-        count = len(cases or store.names())
-        click.echo(f"{count} cases: {len(damaged)} damaged files" if damaged else f"{count} cases: intact")
+        verdict = _counted(len(damaged), "damaged file") if damaged else "intact"
+        click.echo(f"{_counted(len(cases or store.names()), 'case')}: {verdict}")
     ctx.exit(1 if damaged else 0)
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 @golden.command()

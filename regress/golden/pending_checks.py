@@ -150,10 +150,10 @@ def _discard(path: Path) -> None:
     remove(_note(path))
     remove(path)
     for empty in path.parents:
-        if empty.name == PENDING:
-            break
         with contextlib.suppress(OSError):  # it holds other files
             empty.rmdir()
+        if empty.name == PENDING:
+            break
 
 
 def _tensors(path: Path) -> dict[str, Array]:

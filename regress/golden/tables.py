@@ -11,24 +11,30 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from regress.errors import GoldenError
 from regress.golden.case import GoldenCase
 from regress.golden.difference import Change, Difference
+from regress.golden.pending import pending_names
+from regress.golden.store import GoldenStore
 
 Row = dict[str, Any]
 
+_LONG = ("tensor", "worst", "detail", "reason")  # columns that a narrow terminal may break
 _WIDE = 1000  # where there is no terminal nothing is cut or wrapped, so that lines can be searched
 
 
 def echo_table(rows: Sequence[Row]) -> None:
-    """Print rows, keys of the first as head; columns of numbers are aligned to the right."""
+    """Print rows under the keys of the first; columns without any value are left out."""
     if not rows:
         return
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for key in rows[0]:
-        numeric = all(isinstance(row[key], int | float) or row[key] is None for row in rows)
-        table.add_column(key, justify="right" if numeric else "left", no_wrap=numeric, overflow="fold")
+    keys = [key for key in rows[0] if any(row[key] is not None for row in rows)]
+    for key in keys:
+        numeric = all(isinstance(row[key], int | float | None) for row in rows)
+        long = key in _LONG
+        table.add_column(key, justify="right" if numeric else "left", no_wrap=not long, overflow="fold")
     for row in rows:
-        table.add_row(*(Text(_cell(value)) for value in row.values()))
+        table.add_row(*(Text(_cell(row[key])) for key in keys))
     console = Console(highlight=False)
     if console.is_terminal:
         console.print(table)
@@ -47,8 +53,20 @@ def _cell(value: Any) -> str:
     return str(value)
 
 
-def case_row(case: GoldenCase, pending: bool) -> Row:
-    """A case in one line."""
+def case_rows(store: GoldenStore) -> list[Row]:
+    """One row for each case; of a damaged one, what is wrong with it."""
+    pending = pending_names(store)
+    rows = []
+    for name in store.names():
+        try:
+            rows.append(_case_row(store.case(name, allow_changed_inputs=True), name in pending))
+        except GoldenError as error:
+            nothing = dict.fromkeys(("updates", "quantities", "tensors", "bytes"))
+            rows.append({"case": name, **nothing, "state": "damaged", "reason": str(error)})
+    return rows
+
+
+def _case_row(case: GoldenCase, pending: bool) -> Row:
     truth = {} if case.manifest is None else case.manifest.truth
     entries = [entry for row in truth.values() for entry in row.values()]
     stamps = [] if case.manifest is None else case.manifest.inputs.values()
@@ -113,15 +131,16 @@ def tolerance_rows(case: GoldenCase) -> list[Row]:
 
 def change_row(change: Change) -> Row:
     """A changed quantity in one line."""
+    compared = bool(change.worst)
     return {
         "update": change.where,
         "quantity": change.quantity,
         "status": change.status,
-        "tensors": f"{change.changed} of {change.tensors}",
-        "max |new-old|": change.max_error,
-        "over max |old|": change.relative,
-        "worst": change.worst or "-",
-        "detail": change.detail or "-",
+        "tensors": f"{change.changed}/{change.tensors}",
+        "max change": change.max_error if compared else None,
+        "relative": change.relative if compared else None,
+        "worst": change.worst or None,
+        "detail": change.detail or None,
     }
 
 
