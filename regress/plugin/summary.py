@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 import pytest
 
 from regress.plugin.rows import UPDATE, VERDICT, JudgedRow, UpdateRow, judged_row, update_row
+from regress.plugin.settings import SETTINGS
 
 _NARROWEST = 100  # columns that the table needs to be read
 
@@ -47,18 +48,37 @@ class Summary:
             self._told[report.nodeid] = found
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Print the table of the update."""
+        """Print the table of the update, and write the report."""
+        self._write_report(terminalreporter)
         rows = self.updates()
         if not rows:
             return
         pending = sum(row.pending for row in rows)
         terminalreporter.section("golden update")
-        terminalreporter.write(_table(rows, max(terminalreporter._tw.fullwidth, _NARROWEST)))
+        terminalreporter.write(_table(rows, self._width(terminalreporter)))
         terminalreporter.line(f"{len(rows) - pending} written, {pending} pending")
         if pending:
             terminalreporter.line(
                 "look at it with regress golden review, then regress golden accept or reject"
             )
+
+    def _write_report(self, terminalreporter: pytest.TerminalReporter) -> None:
+        folder = self._config.stash[SETTINGS].report
+        if folder is None:
+            return
+        from regress.report.headroom import Call, closest_calls, table, write
+
+        calls = [Call(row.where, row.precision, row.verdict) for row in self.verdicts()]
+        terminalreporter.section("headroom")
+        if calls:
+            terminalreporter.write(table(closest_calls(calls), self._width(terminalreporter)))
+        else:
+            terminalreporter.line("nothing was compared")
+        for path in write(folder, calls):
+            terminalreporter.line(f"written: {path}")
+
+    def _width(self, terminalreporter: pytest.TerminalReporter) -> int:
+        return max(terminalreporter._tw.fullwidth, _NARROWEST)
 
 
 SUMMARY = pytest.StashKey[Summary]()
