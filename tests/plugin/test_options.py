@@ -26,8 +26,8 @@ CI = (
     [
         (
             "--update-golden=everything",
-            "--update-golden=everything: 'everything' is no mode; allowed are drifted, all, review, force, separated by "
-            "commas",
+            "--update-golden=everything: 'everything' is no mode; allowed are drifted, all, review, force, separated "
+            "by commas",
         ),
         (
             "--update-golden=all,",
@@ -38,16 +38,31 @@ CI = (
             "--update-golden=drifted,all: drifted and all exclude each other; choose one",
         ),
         ("--regress-tier=fast", f"--regress-tier=fast is no tier; allowed are {TIERS}"),
-        ("--regress-tolerance-scale=much", f"--regress-tolerance-scale=much is no factor; allowed are {FACTORS}"),
+        (
+            "--regress-tolerance-scale=much",
+            f"--regress-tolerance-scale=much is no factor; allowed are {FACTORS}",
+        ),
         ("--regress-tolerance-scale=0", f"--regress-tolerance-scale=0 is no factor; allowed are {FACTORS}"),
         ("--regress-tolerance-scale=-1", f"--regress-tolerance-scale=-1 is no factor; allowed are {FACTORS}"),
-        ("--regress-tolerance-scale=nan", f"--regress-tolerance-scale=nan is no factor; allowed are {FACTORS}"),
-        ("--regress-tolerance-scale=inf", f"--regress-tolerance-scale=inf is no factor; allowed are {FACTORS}"),
+        (
+            "--regress-tolerance-scale=nan",
+            f"--regress-tolerance-scale=nan is no factor; allowed are {FACTORS}",
+        ),
+        (
+            "--regress-tolerance-scale=inf",
+            f"--regress-tolerance-scale=inf is no factor; allowed are {FACTORS}",
+        ),
         ("--golden-dir=pytest.ini", "--golden-dir=pytest.ini is a file; allowed are paths of folders"),
         ("--golden-dir=", "--golden-dir is empty; allowed are paths of folders"),
-        ("--regress-report=pytest.ini", "--regress-report=pytest.ini is a file; allowed are paths of folders"),
+        (
+            "--regress-report=pytest.ini",
+            "--regress-report=pytest.ini is a file; allowed are paths of folders",
+        ),
         ("--regress-report=", "--regress-report is empty; allowed are paths of folders"),
-        ("--regress-keep-dumps=pytest.ini", "--regress-keep-dumps=pytest.ini is a file; allowed are paths of folders"),
+        (
+            "--regress-keep-dumps=pytest.ini",
+            "--regress-keep-dumps=pytest.ini is a file; allowed are paths of folders",
+        ),
     ],
 )
 def test_a_bad_option_is_refused(project: Any, option: str, says: str) -> None:
@@ -60,12 +75,21 @@ def test_a_bad_option_is_refused(project: Any, option: str, says: str) -> None:
     [
         ("regress_tier = fast", f"regress_tier=fast is no tier; allowed are {TIERS}"),
         ("regress_tier =", f"regress_tier= is no tier; allowed are {TIERS}"),
-        ("regress_tolerance_scale = much", f"regress_tolerance_scale=much is no factor; allowed are {FACTORS}"),
+        (
+            "regress_tolerance_scale = much",
+            f"regress_tolerance_scale=much is no factor; allowed are {FACTORS}",
+        ),
         ("regress_tolerance_scale = -2", f"regress_tolerance_scale=-2 is no factor; allowed are {FACTORS}"),
         ("regress_golden_dir =", "regress_golden_dir is empty; allowed are paths of folders, such as golden"),
-        ("regress_golden_dir = pytest.ini", "regress_golden_dir=pytest.ini is a file; allowed are paths of folders"),
+        (
+            "regress_golden_dir = pytest.ini",
+            "regress_golden_dir=pytest.ini is a file; allowed are paths of folders",
+        ),
         ("regress_report = pytest.ini", "regress_report=pytest.ini is a file; allowed are paths of folders"),
-        ("regress_keep_dumps = pytest.ini", "regress_keep_dumps=pytest.ini is a file; allowed are paths of folders"),
+        (
+            "regress_keep_dumps = pytest.ini",
+            "regress_keep_dumps=pytest.ini is a file; allowed are paths of folders",
+        ),
     ],
 )
 def test_a_bad_ini_value_is_refused_though_no_test_asks_for_it(project: Any, line: str, says: str) -> None:
@@ -165,8 +189,10 @@ def test_the_public_options_are_these(alone: Any) -> None:
         "--regress-report=[DIR]",
         "--regress-keep-dumps=[DIR]",
     ]
-    keys = [line.split()[0] for line in known.splitlines() if line.strip().startswith("regress_")]
-    assert keys == [f"regress_{key}" for key in ("golden_dir", "tier", "tolerance_scale", "report", "keep_dumps")]
+    keys = [line.split()[0] for line in known.splitlines() if line.startswith("  regress_")]
+    assert keys == [
+        f"regress_{key}" for key in ("golden_dir", "tier", "tolerance_scale", "report", "keep_dumps")
+    ]
 
 
 def test_the_report_names_the_closest_call_of_every_check(project: Any) -> None:
@@ -174,5 +200,10 @@ def test_the_report_names_the_closest_call_of_every_check(project: Any) -> None:
     project.passes("--update-golden", count=1)
     project.write("test_it.py", PASSING.replace("np.arange(3.0)", "np.arange(3.0) * 1.0001"))
     result = project.passes("--regress-report=out", count=1)
-    result.stdout.fnmatch_lines(["*headroom*", "*x*0.1*10 x*0.0002*0.002*", f"written: {project.folder / 'out'}*"])
-    assert sorted(path.name for path in Path(project.folder / "out").iterdir()) == ["headroom.json", "index.html"]
+    result.stdout.fnmatch_lines(
+        ["*headroom*", "*x*0.1*10 x*0.0002*0.002*", f"written: {project.folder / 'out'}*"]
+    )
+    assert sorted(path.name for path in Path(project.folder / "out").iterdir()) == [
+        "headroom.json",
+        "index.html",
+    ]

@@ -17,9 +17,7 @@ TWO = """
     def test_two(regress):
         regress.check("x", np.float32(0.25), rtol=1e-3, why="float32")
 """
-NEW = (
-    "E * AssertionError: no golden yet for 'x' of test_it.py::{}: look at the value, then run pytest --update-golden"
-)
+NEW = "E * AssertionError: no golden yet for 'x' of test_it.py::{}: look at the value, then run pytest --update-golden"
 
 
 @pytest.fixture
@@ -93,7 +91,9 @@ def test_only_what_drifted_beyond_its_tolerance_is_rewritten(project: Any) -> No
     # the tensor of test_two moves by 0.4 tolerances, that of test_one by more than nothing
     project.write("test_it.py", TWO.replace("arange(4.0)", "arange(4.0) + 0.5").replace("0.25", "0.2501"))
     result = project.passes("--update-golden", count=2)
-    result.stdout.fnmatch_lines(["*test_it.py::test_one*x*drift*1 of 1*0.5*inf*0*0.5*", "1 written, 0 pending"])
+    result.stdout.fnmatch_lines(
+        ["*test_it.py::test_one*x*drift*1 of 1*0.5*inf*0*0.5*", "1 written, 0 pending"]
+    )
     assert changed(before, project.goldens()) == ["test_one-x"]
 
 
@@ -125,12 +125,14 @@ def test_an_update_honours_a_selection(project: Any) -> None:
     project.passes("--update-golden", count=2)
     before = project.goldens()
     project.write("test_it.py", TWO.replace("arange(4.0)", "ones(4)").replace("0.25", "7"))
-    project.run("--update-golden", "-k", "two").assert_outcomes(passed=1, deselected=1)
+    project.run("--update-golden", "-k", "two").assert_outcomes(passed=1)
     assert changed(before, project.goldens()) == ["test_two-x"]
 
 
 def test_the_table_shows_the_old_and_the_new_value_where_they_differ_most(recorded: Any) -> None:
-    recorded.write("test_it.py", TWO.replace("0.25", "0.75").replace('"a": 1.5, "b": ["text", ', '"b": ["word", '))
+    recorded.write(
+        "test_it.py", TWO.replace("0.25", "0.75").replace('"a": 1.5, "b": ["text", ', '"b": ["word", ')
+    )
     result = recorded.passes("--update-golden", count=2)
     result.stdout.fnmatch_lines([
         "*test_it.py::test_one*y*missing, drift*2 of 4*0*inf*",
