@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -120,6 +122,41 @@ def test_a_damaged_file_is_named_and_never_read(
     assert said.endswith(
         "restore it from version control, or record it again with pytest --update-golden=all"
     )
+
+
+class Killed(BaseException):
+    """No handler of ours catches it, as none catches a kill."""
+
+
+def test_a_write_killed_at_any_operation_leaves_the_old_value_or_the_new(tmp_path: Path) -> None:
+    old, new = make(), make({"a": np.arange(5.0)})
+    states = []
+    for number in range(100):
+        root = tmp_path / str(number)
+        stored(root, old)
+        asked: list[str] = []
+
+        def operation(name: str, real: Any, asked: list[str] = asked, last: int = number) -> Any:
+            def replacement(*arguments: Any) -> Any:
+                asked.append(name)
+                if len(asked) > last:
+                    raise Killed
+                return real(*arguments)
+
+            return replacement
+
+        with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Killed):
+            for owner, name in ((os, "write"), (os, "fsync"), (Path, "replace"), (Path, "unlink")):
+                patch.setattr(owner, name, operation(name, getattr(owner, name)))
+            write(root / new.path, new.encode())
+        found = read_check(root, old.path)
+        assert found is not None
+        assert found.same(old) or found.same(new), f"neither after {asked[-1]}"
+        states.append(found.same(new))
+        if len(asked) <= number:
+            break
+    assert states == sorted(states)
+    assert {True, False} == set(states)
 
 
 def test_only_checks_are_listed(tmp_path: Path) -> None:
