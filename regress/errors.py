@@ -20,6 +20,10 @@ class DumpError(RegressError):
     """A dump cannot be written, or is missing, incomplete or damaged."""
 
 
+class GoldenError(RegressError):
+    """A golden case is missing, damaged or without signal, or an update of it cannot be made."""
+
+
 class ReplayError(RegressError):
     """Recorded trajectories do not fit the run that asks for them."""
 

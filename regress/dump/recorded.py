@@ -11,6 +11,7 @@ from regress.dump.jsontext import Json
 from regress.dump.manifest import MANIFEST
 from regress.dump.reader import DumpReader, is_dump_file, read_all
 from regress.dump.record import Record
+from regress.dump.stages import FOLDERS
 from regress.dump.trajectory import Trajectory, from_record
 from regress.errors import DumpError
 
@@ -66,7 +67,7 @@ def _records(path: Path, format: str) -> Iterator[tuple[Path, Record]]:
 
 
 def _from_file(path: Path, format: str) -> Iterator[tuple[Path, Record]]:
-    if (path.parent.parent / MANIFEST).is_file():
+    if _is_of_dump(path.parent):
         reader = DumpReader(path.parent.parent, only=path.parent.name)
         yield from _from_dump(reader, format, [f"{path.parent.name}/{path.name}"])
         return
@@ -75,7 +76,7 @@ def _from_file(path: Path, format: str) -> Iterator[tuple[Path, Record]]:
 
 
 def _from_folder(path: Path, format: str) -> Iterator[tuple[Path, Record]]:
-    if (path.parent / MANIFEST).is_file():
+    if _is_of_dump(path):
         yield from _from_dump(DumpReader(path.parent, only=path.name), format)
         return
     for file in sorted(filter(is_dump_file, path.iterdir())):
@@ -84,6 +85,11 @@ def _from_folder(path: Path, format: str) -> Iterator[tuple[Path, Record]]:
             if where is not None and where.step != record.step:
                 raise DumpError(f"{file} holds step {record.step}: it was renamed; give it back its name")
             yield file, record
+
+
+def _is_of_dump(folder: Path) -> bool:
+    """Whether a folder of records is one of a dump; other folders may stand beside a manifest.json of others."""
+    return folder.name in FOLDERS and (folder.parent / MANIFEST).is_file()
 
 
 def _from_dump(

@@ -32,6 +32,8 @@ TORCH_FREE = [
     "regress.layout",
     "regress.dump",
     "regress.dump.manifest",
+    "regress.golden",
+    "regress.golden.store",
     "regress.compare",
     "regress.compare.verdict",
     "regress.grpo.objective",

@@ -1,0 +1,171 @@
+"""A golden case: its folder, opened, with every byte verified before anybody sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from regress.dump.arrays import Array
+from regress.dump.coordinates import parse_stem
+from regress.dump.damage import Damage
+from regress.dump.jsontext import Json
+from regress.dump.reader import detect_format
+from regress.dump.trajectory import Trajectory, from_record
+from regress.errors import DumpError, GoldenError
+from regress.golden import truth
+from regress.golden.casefile import parse_case
+from regress.golden.files import RESTORE, read_stamped, read_unstamped, stamp_of
+from regress.golden.manifest import Manifest, Truth, read_manifest
+from regress.golden.names import CASE_FILE, input_files, where_order
+from regress.golden.tolerance import ToleranceEntry
+
+_TRAJECTORIES = "trajectories"
+
+
+class GoldenCase:
+    """One case, as it was when it was opened.
+
+    Args:
+        folder: of the case; its name is that of the case.
+        allow_changed_inputs: open it although `case.yaml`, the model or the trajectories are not those that were
+            recorded, as whoever records them anew must.
+
+    Attributes:
+        manifest: what was recorded, or None while nothing is.
+
+    Raises `GoldenError` naming the file when `case.yaml` or the manifest is missing, damaged or changed.
+    """
+
+    def __init__(self, folder: Path, *, allow_changed_inputs: bool = False) -> None:
+        self.folder = folder
+        self.name = folder.name
+        self.manifest: Manifest | None = read_manifest(folder)
+        self._allow_changed_inputs = allow_changed_inputs
+        self._file = parse_case(self._read_input(CASE_FILE), folder / CASE_FILE)
+
+    @property
+    def reason(self) -> str:
+        """Why this case exists."""
+        return self._file.reason
+
+    @property
+    def claims(self) -> list[str]:
+        """Signals it promises, such as `tool_tokens`."""
+        return self._file.claims
+
+    @property
+    def config(self) -> dict[str, Json]:
+        """Engine configuration, as overrides of the defaults."""
+        return self._file.config
+
+    @property
+    def recipe(self) -> dict[str, Json]:
+        """How the inputs were made."""
+        return self._file.recipe
+
+    def verify_inputs(self) -> None:
+        """Raise `GoldenError` naming the first input that is missing, changed, or not of the recording."""
+        for problem in self.input_problems():
+            raise GoldenError(problem)
+
+    def input_problems(self) -> Iterable[str]:
+        """A sentence for each input that is missing, changed, or not of the recording."""
+        if self.manifest is None:
+            return
+        for path, stamp in sorted(self.manifest.inputs.items()):
+            try:
+                if stamp_of(self.folder / path) != stamp:
+                    yield f"{self.folder / path} is not the file that was recorded: {RESTORE}"
+            except GoldenError as error:
+                yield str(error)
+        for path in input_files(self.folder):
+            if path not in self.manifest.inputs:
+                yield (
+                    f"{self.folder / path} is not of the recording, but would be read with it: move it away, or record "
+                    "the case again with pytest --update-golden"
+                )
+
+    def wheres(self) -> list[str]:
+        """The recorded optimizer updates, in order; none while nothing is recorded."""
+        return sorted(self._truth, key=where_order)
+
+    def quantities(self, where: str) -> list[str]:
+        """The recorded quantities of an update."""
+        self._check_where(where)
+        return sorted(self._truth[where])
+
+    def truth(self, where: str) -> dict[str, dict[str, Array]]:
+        """Quantity -> tensor name -> values, every byte verified."""
+        return {quantity: self.truth_of(where, quantity) for quantity in self.quantities(where)}
+
+    def truth_of(self, where: str, quantity: str) -> dict[str, Array]:
+        """Tensor name -> values of one quantity, every byte verified."""
+        if quantity not in self.quantities(where):
+            raise GoldenError(
+                f"{self.folder} has no {quantity!r} at {where}: recorded are {', '.join(self.quantities(where))}"
+            )
+        return truth.read(self.folder, self._truth[where][quantity], quantity)
+
+    def trajectories(self) -> dict[int, list[Trajectory]]:
+        """The sampled completions of every step, in recorded order, every byte verified.
+
+        Raises `GoldenError` naming the file or folder for anything missing, damaged or changed.
+        """
+        names = [path for path in self._inputs() if path.startswith(f"{_TRAJECTORIES}/")]
+        if not names:
+            raise GoldenError(
+                f"{self.folder / _TRAJECTORIES} holds no trajectories: record the inputs of the case first"
+            )
+        steps: dict[int, list[Trajectory]] = {}
+        for name in names:
+            for step, found in _trajectories(self._read_input(name), self.folder / name):
+                if step in steps:
+                    raise GoldenError(
+                        f"{self.folder / name} holds step {step}, which another file holds: keep one"
+                    )
+                steps[step] = found
+        return dict(sorted(steps.items()))
+
+    def tolerance(self, quantity: str, precision: str) -> ToleranceEntry | None:
+        """The recorded tolerance; None where none was measured."""
+        if self.manifest is None:
+            return None
+        return self.manifest.tolerances.get(quantity, {}).get(precision)
+
+    @property
+    def _truth(self) -> Truth:
+        return {} if self.manifest is None else self.manifest.truth
+
+    def _check_where(self, where: str) -> None:
+        if where not in self._truth:
+            recorded = ", ".join(self.wheres()) or "none yet: run pytest --update-golden"
+            raise GoldenError(f"{self.folder} has no optimizer update {where!r}: recorded are {recorded}")
+
+    def _inputs(self) -> list[str]:
+        """Paths of the inputs within the case: those recorded, or while nothing is, those that lie there."""
+        if self.manifest is None or self._allow_changed_inputs:
+            return input_files(self.folder)
+        return sorted(self.manifest.inputs)
+
+    def _read_input(self, name: str) -> bytes:
+        path = self.folder / name
+        if self.manifest is not None and not self._allow_changed_inputs:
+            if name not in self.manifest.inputs:
+                raise GoldenError(f"{path} is not of the recording: {RESTORE}")
+            return read_stamped(path, self.manifest.inputs[name])
+        return read_unstamped(path)
+
+
+def _trajectories(data: bytes, path: Path) -> Iterable[tuple[int, list[Trajectory]]]:
+    found = detect_format(data)
+    if found is None:
+        raise GoldenError(f"{path} is no record of trajectories: {RESTORE}")
+    try:
+        records = found.decode(data)
+        for record in records:
+            where = parse_stem(path.stem)
+            if where is not None and where.step != record.step:
+                raise GoldenError(f"{path} holds step {record.step}: it was renamed; give it back its name")
+        return [(record.step, from_record(record)) for record in records]
+    except (Damage, DumpError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
+        raise GoldenError(f"{path} is no intact record of trajectories ({error}): {RESTORE}") from None

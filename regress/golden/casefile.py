@@ -1,0 +1,102 @@
+"""`case.yaml`: why a case exists, how it is configured, and how its inputs were made."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from regress.dump.jsontext import Json, plain
+from regress.errors import DumpError, GoldenError, reason
+
+_KEYS = ("reason", "claims", "config", "recipe")
+_LIMIT = 2**20
+_FLOAT = re.compile(r"[-+]?([0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)[eE][-+]?[0-9]+")
+
+
+@dataclass(frozen=True)
+class CaseFile:
+    """The content of `case.yaml`.
+
+    Attributes:
+        reason: why this case exists.
+        claims: signals it promises beyond those of every case, such as `tool_tokens`.
+        config: engine configuration, as overrides of the defaults.
+        recipe: how the inputs were made; whoever made them can read it.
+    """
+
+    reason: str
+    claims: list[str] = field(default_factory=list)
+    config: dict[str, Json] = field(default_factory=dict)
+    recipe: dict[str, Json] = field(default_factory=dict)
+
+
+def parse_case(data: bytes, path: Path) -> CaseFile:
+    """Raises `GoldenError` naming `path`, the rule and the remedy for anything but such a file."""
+    if len(data) > _LIMIT:
+        raise GoldenError(
+            f"{path} has {len(data)} bytes, but a case is described in at most {_LIMIT}: shorten it"
+        )
+    try:
+        tree = yaml.load(data.decode("utf-8"), Loader=_Loader)
+        values = plain(tree, "the case")
+    except yaml.MarkedYAMLError as error:
+        line = f":{error.problem_mark.line + 1}" if error.problem_mark is not None else ""
+        raise GoldenError(f"{path}{line} is no valid YAML ({error.problem}): correct it") from None
+    except RecursionError:
+        raise GoldenError(f"{path} is nested too deeply: it is no description of a case") from None
+    except (yaml.YAMLError, ValueError, TypeError, AttributeError, DumpError) as error:
+        raise GoldenError(f"{path} holds what no case can hold ({reason(error)}): correct it") from None
+    return _checked(values, path)
+
+
+def _checked(values: Json, path: Path) -> CaseFile:
+    if not isinstance(values, dict):
+        raise GoldenError(f"{path} must hold a mapping with the key reason: write lines of KEY: VALUE")
+    for key in values.keys() - set(_KEYS):
+        raise GoldenError(f"{path} has the unknown key {key!r}: a case has {', '.join(_KEYS)}")
+    found = values.get("reason")
+    if not isinstance(found, str) or not found.strip():
+        raise GoldenError(f"{path} has no reason: write one sentence on what this case is for")
+    claims = values.get("claims") or []
+    if not isinstance(claims, list) or not all(isinstance(claim, str) for claim in claims):
+        raise GoldenError(f"{path} has claims {claims!r}: write a list of words")
+    return CaseFile(
+        found, [str(c) for c in claims], _mapping(values, "config", path), _mapping(values, "recipe", path)
+    )
+
+
+def _mapping(values: dict[str, Json], key: str, path: Path) -> dict[str, Json]:
+    found = values.get(key) or {}
+    if not isinstance(found, dict):
+        raise GoldenError(f"{path} has {key} {found!r}: write a mapping")
+    return found
+
+
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no annotations
+    """Plain values only: no tags, no aliases (which can grow without bound), no key twice, `1e-3` is a number."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            mark = self.peek_event().start_mark
+            raise yaml.composer.ComposerError(None, None, "an alias, which no case needs", mark)
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key.value!r} twice", key.start_mark
+                )
+            if isinstance(key, yaml.ScalarNode):
+                seen.add(key.value)
+        found: dict[Hashable, Any] = super().construct_mapping(node, deep)
+        return found
+
+
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))

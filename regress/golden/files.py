@@ -1,0 +1,113 @@
+"""Reading and writing the files of a case: every byte read is checked, every file written is whole."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from regress.dump.files import Stamp, write_atomically
+from regress.errors import DumpError, GoldenError
+
+RESTORE = "restore it from version control, or record the case again with pytest --update-golden"
+
+_CHUNK = 2**20
+_REMEDIES = {
+    errno.ENOSPC: "free space there",
+    errno.EDQUOT: "your quota is used up: free space there",
+    errno.EFBIG: "a limit on file sizes is in force: raise it",
+    errno.EROFS: "the file system is read-only: copy the golden directory to where you may write",
+    errno.EACCES: "get the right to write there, or copy the golden directory",
+    errno.EPERM: "get the right to write there, or copy the golden directory",
+    errno.ENOTDIR: "a file stands where a folder is needed: move it away",
+    errno.EEXIST: "a file stands where a folder is needed: move it away",
+    errno.EISDIR: "a folder stands where a file is needed: move it away",
+}
+
+
+def write(path: Path, chunks: Iterable[bytes | memoryview]) -> Stamp:
+    """Write a whole file or none; raises `GoldenError` naming path, reason and remedy."""
+    try:
+        return write_atomically(path, chunks)
+    except DumpError as error:
+        raise unwritable(path, error.__cause__ if isinstance(error.__cause__, OSError) else None) from error
+
+
+def unwritable(path: Path, error: OSError | None) -> GoldenError:
+    """The error of a path that cannot be written or removed; what was recorded before is still in force."""
+    cause = (error.strerror if error is not None else None) or "unknown reason"
+    remedy = _REMEDIES.get(error.errno or 0 if error is not None else 0, "check the path")
+    return GoldenError(f"{path} cannot be written ({cause}), so the golden is as it was before: {remedy}")
+
+
+def remove(path: Path) -> None:
+    """Remove a file that may be gone already; raises `GoldenError` when it cannot be removed."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise GoldenError(f"{path} cannot be removed ({error.strerror}): check its permissions") from error
+
+
+def read_stamped(path: Path, stamp: Stamp) -> bytes:
+    """The bytes of a file, if they are those recorded; raises `GoldenError` naming the file otherwise."""
+    try:
+        size = path.stat().st_size  # before reading: what replaced it may be huge
+        data = path.read_bytes() if size == stamp.size else b""
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    if size != stamp.size:
+        raise GoldenError(f"{path} has {size} bytes, but {stamp.size} were recorded: {RESTORE}")
+    if hashlib.sha256(data).hexdigest() != stamp.sha256:
+        raise GoldenError(f"{path} does not match its recorded hash, so it is damaged or changed: {RESTORE}")
+    return data
+
+
+def read_unstamped(path: Path) -> bytes:
+    """The bytes of a file of which nothing is recorded yet; raises `GoldenError` when it cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def stamp_of(path: Path) -> Stamp:
+    """Size and hash of a file as it is; raises `GoldenError` when it cannot be read."""
+    digest, size = hashlib.sha256(), 0
+    try:
+        with path.open("rb") as file:
+            while chunk := file.read(_CHUNK):
+                digest.update(chunk)
+                size += len(chunk)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    return Stamp(size, digest.hexdigest())
+
+
+def _unreadable(path: Path, error: OSError) -> GoldenError:
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        return GoldenError(f"{path} is missing: {RESTORE}")
+    return GoldenError(f"{path} cannot be read ({error.strerror}): check its permissions")
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other writers out of a folder; the lock ends with the process, however that ends.
+
+    Where the file system knows no locks, writers are on their own: each file is still whole.
+    """
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise GoldenError(
+            f"{folder} is no folder that can be read ({error.strerror}): check the path"
+        ) from error
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)

@@ -1,0 +1,37 @@
+"""The golden directory: one folder a case."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from regress.errors import GoldenError
+from regress.golden.case import GoldenCase
+from regress.golden.names import CASE_FILE, MANIFEST, check_case_name
+
+
+class GoldenStore:
+    """All cases under `root`, which need not exist yet."""
+
+    def __init__(self, root: str | Path) -> None:
+        self.root = Path(root)
+
+    def names(self) -> list[str]:
+        """Names of the cases, recorded or not: folders that hold a `case.yaml` or a manifest."""
+        if not self.root.is_dir():
+            return []
+        found = (path.parent for file in (CASE_FILE, MANIFEST) for path in self.root.glob(f"*/{file}"))
+        return sorted({folder.name for folder in found if not folder.name.startswith(".")})
+
+    def folder(self, name: str) -> Path:
+        """Where a case lies or would lie; raises `GoldenError` for what cannot name one, such as `../x`."""
+        return self.root / check_case_name(name)
+
+    def case(self, name: str, *, allow_changed_inputs: bool = False) -> GoldenCase:
+        """Open a case; see `GoldenCase`. Raises `GoldenError` naming the path when it is missing or damaged."""
+        folder = self.folder(name)
+        if not folder.is_dir():
+            known = ", ".join(self.names()) or "none"
+            raise GoldenError(
+                f"{folder} does not exist, so there is no case {name!r}: cases here are {known}"
+            )
+        return GoldenCase(folder, allow_changed_inputs=allow_changed_inputs)
