@@ -7,7 +7,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from torch.optim import AdamW
+from transformers import PreTrainedTokenizerBase
 
 from regress.dump.hooks import matching_modules, matching_parameters, record_activations
 from regress.dump.manifest import Provenance, read_manifest
@@ -17,8 +18,9 @@ from regress.engine.config.rules import updates_per_rollout
 from regress.engine.config.schema import Config
 from regress.engine.evaluation import due
 from regress.engine.mock import Expectations, MockRolloutWorker
-from regress.engine.models import build_model, place
 from regress.engine.optim import adamw, build_scheduler
+from regress.engine.optimizer_state import load_state
+from regress.engine.policies import build_policy, build_reference
 from regress.engine.policy import LocalPolicy
 from regress.engine.pretrained import checkpoint_config
 from regress.engine.prompts import PromptSource
@@ -29,7 +31,6 @@ from regress.engine.sampling import SamplingParams
 from regress.engine.tokenizer import fingerprint, load_tokenizer, train_tokenizer
 from regress.engine.trainer import Trainer
 from regress.engine.warm_start import warm_start
-from regress.errors import ConfigError
 from regress.tasks.dataset import make_dataset
 from regress.tasks.registry import make_task
 from regress.tasks.rewards import make_rewards
@@ -61,7 +62,9 @@ def build(config: Config, resources: ExitStack, progress: Progress) -> Run:
     tokenizer = load_tokenizer(path) if path is not None else train_tokenizer(dataset.texts())
     prompts = PromptSource(dataset, tokenizer, config)
     origin = provenance(config, fingerprint(tokenizer))
-    policy = _policy(config, tokenizer)
+    policy = build_policy(config, tokenizer)
+    frozen = build_reference(config, tokenizer, policy)
+    optimizer = _optimizer(config, policy)
     worker = _worker(config, policy, tokenizer, prompts, origin)
     if config.rollout_mock.enable and config.rollout_mock.mode == "dump":
         rollouts = Recorder(config.rollout_mock.dump_dir, options={}, provenance=origin)
@@ -74,7 +77,19 @@ def build(config: Config, resources: ExitStack, progress: Progress) -> Run:
     if config.warm_start.steps:
         advance = progress("warm start", config.warm_start.steps)
         warm_start(policy, prompts.demonstrations, config.warm_start, advance)
-    return Run(config, tokenizer, prompts, _trainer(config, policy, worker, prompts, origin), recorder)
+    reference = Reference(policy, config.reference, frozen) if config.algorithm.needs_reference else None
+    updates = config.max_steps * updates_per_rollout(config)
+    trainer = Trainer(
+        config=config,
+        policy=policy,
+        reference=reference,
+        optimizer=optimizer,
+        scheduler=build_scheduler(optimizer, config.optimizer, updates=updates),
+        worker=worker,
+        prompts=prompts.train,
+        trajectory_meta=trajectory_meta(origin),
+    )
+    return Run(config, tokenizer, prompts, trainer, recorder)
 
 
 def _tokenizer_path(config: Config) -> str | None:
@@ -84,42 +99,6 @@ def _tokenizer_path(config: Config) -> str | None:
         beside = Path(config.model.path) / "tokenizer_config.json"
         return config.model.path if beside.is_file() else None
     return config.tokenizer.path
-
-
-def _policy(config: Config, tokenizer: PreTrainedTokenizerBase) -> LocalPolicy:
-    model = build_model(
-        config.model,
-        seed=config.seed,
-        vocab_size=len(tokenizer),
-        pad_id=tokenizer.pad_token_id,
-        eos_id=tokenizer.eos_token_id,
-    )
-    positions = getattr(model.config, "n_positions", None)  # learned ones; rotary positions know no last one
-    if positions is not None and positions < config.data.max_seq_length:
-        raise ConfigError(
-            f"data.max_seq_length={config.data.max_seq_length}: the model has {positions} positions (n_positions); "
-            "lower data.max_seq_length or give a model with more"
-        )
-    _require_full_attention(model, config)
-    return LocalPolicy(
-        place(model, config.device),
-        temperature=config.rollout_worker.temperature,
-        entropy_gradient=config.algorithm.entropy_coef != 0.0,
-    )
-
-
-def _require_full_attention(model: PreTrainedModel, config: Config) -> None:
-    """The engine's masks are causal within a sample; the sampler would apply whatever else the model asks for."""
-    text = model.config.get_text_config()
-    window = getattr(text, "sliding_window", None)
-    others = set(getattr(text, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
-    if others or (window is not None and window < config.data.max_seq_length):
-        kind = ", ".join(sorted(others)) or f"sliding_window of {window}"
-        raise ConfigError(
-            f"model: its {kind} is not full causal attention over "
-            f"data.max_seq_length={config.data.max_seq_length} tokens, so trainer and sampler would compute different "
-            "functions; give a model with full attention, or sequences within its window"
-        )
 
 
 def _worker(
@@ -194,24 +173,16 @@ def _recorder(config: Config, policy: LocalPolicy, origin: Provenance) -> Record
     )
 
 
-def _trainer(
-    config: Config, policy: LocalPolicy, worker: RolloutWorker, prompts: PromptSource, origin: Provenance
-) -> Trainer:
-    opt = config.optimizer
+def _optimizer(config: Config, policy: LocalPolicy) -> AdamW:
+    chosen = config.optimizer
     optimizer = adamw(
         policy.named_parameters(),
-        opt.learning_rate,
-        betas=(opt.betas[0], opt.betas[1]),
-        eps=opt.eps,
-        weight_decay=opt.weight_decay,
+        chosen.learning_rate,
+        betas=(chosen.betas[0], chosen.betas[1]),
+        eps=chosen.eps,
+        weight_decay=chosen.weight_decay,
+        implementation=chosen.implementation,
     )
-    return Trainer(
-        config=config,
-        policy=policy,
-        reference=Reference(policy, config.reference) if config.algorithm.needs_reference else None,
-        optimizer=optimizer,
-        scheduler=build_scheduler(optimizer, opt, updates=config.max_steps * updates_per_rollout(config)),
-        worker=worker,
-        prompts=prompts.train,
-        trajectory_meta=trajectory_meta(origin),
-    )
+    if chosen.state_path is not None:
+        load_state(optimizer, policy.named_parameters(), chosen.state_path)
+    return optimizer

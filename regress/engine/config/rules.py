@@ -175,13 +175,18 @@ def _current_dump(c: Config) -> str | None:
 
 
 def _reference(c: Config) -> str | None:
-    every = c.reference.sync_every_n_steps
-    if every is None or c.algorithm.needs_reference:
+    if c.algorithm.needs_reference:
         return None
-    return (
-        f"reference.sync_every_n_steps={every} finds no reference model while algorithm.kl_coef=0; give "
-        "algorithm.kl_coef a value or set reference.sync_every_n_steps=null."
-    )
+    for key, value in (
+        ("path", c.reference.path),
+        ("sync_every_n_steps", c.reference.sync_every_n_steps),
+    ):
+        if value is not None:
+            return (
+                f"reference.{key}={value} finds no reference model while algorithm.kl_coef=0; give "
+                f"algorithm.kl_coef a value or set reference.{key}=null."
+            )
+    return None
 
 
 def _system_envs(c: Config) -> str | None:

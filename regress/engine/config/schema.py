@@ -10,6 +10,7 @@ from typing import Any
 
 from regress.grpo.objective import Objective
 from regress.grpo.presets import PRESETS
+from regress.layout import ROW_ORDERS
 
 FAMILIES = ("qwen3", "qwen3_moe", "llama", "gpt2")
 DTYPES = ("float64", "float32", "bfloat16")
@@ -18,6 +19,7 @@ WORKERS = ("hf", "mock")
 DUMP_FORMATS = ("safetensors", "pt", "jsonl")
 LAYOUTS = ("padded", "packed")
 SIDES = ("right", "left")
+OPTIMIZERS = ("auto", "for_loop", "foreach", "fused")
 SCHEDULERS = ("constant", "linear", "cosine")
 # embeddings, every block, last norm and logits of all families: one module per stage of the dataflow
 BLOCKS = r"^((model|transformer)\.(embed_tokens|wte|wpe|layers\.\d+|h\.\d+|norm|ln_f)|lm_head)$"
@@ -57,6 +59,9 @@ class TokenizerConfig:
 class ReferenceConfig:
     """The reference model of the KL term."""
 
+    path: str | None = _value(
+        None, "local checkpoint directory; null: the policy as it is before the first rollout"
+    )
     sync_every_n_steps: int | None = _value(
         None, "update the reference model from the policy every so many steps; null: frozen", minimum=1
     )
@@ -166,7 +171,7 @@ class BatchingConfig:
     max_tokens_per_microbatch: int | None = _value(
         None, "tokens per microbatch, instead of micro_batch_size", minimum=1
     )
-    sort_by_length: bool = _value(False, "samples of like length share a microbatch")
+    row_order: str = _value("given", "order in which samples fill rows and microbatches", choices=ROW_ORDERS)
 
 
 @dataclass
@@ -197,6 +202,15 @@ class OptimizerConfig:
     weight_decay: float = _value(0.0, "decoupled weight decay", minimum=0.0)
     max_grad_norm: float | None = _value(
         1.0, "gradients are clipped to this global norm; null: never", exclusive_minimum=0.0
+    )
+    implementation: str = _value(
+        "auto",
+        "how torch computes an update: one parameter after the other, horizontally or vertically fused; "
+        "auto: torch's choice",
+        choices=OPTIMIZERS,
+    )
+    state_path: str | None = _value(
+        None, "file of a dump (type optimizer) that holds the state to start from; null: none"
     )
     lr_scheduler: str = _value("constant", "learning rate after the warmup", choices=SCHEDULERS)
     warmup_steps: int = _value(0, "optimizer updates over which the learning rate rises linearly", minimum=0)

@@ -51,6 +51,10 @@ IMPOSSIBLE = {
         "task.rewards names no reward with a weight other than 0, so that every advantage is zero; give "
         "one, for example task.rewards.exact_match=1.0."
     ),
+    "reference.path=final algorithm.kl_coef=0": (
+        "reference.path=final finds no reference model while algorithm.kl_coef=0; give algorithm.kl_coef a "
+        "value or set reference.path=null."
+    ),
     "batching.micro_batch_size=4 batching.max_tokens_per_microbatch=96": (
         "batching.micro_batch_size=4 and batching.max_tokens_per_microbatch=96 both decide how large a "
         "microbatch is; set one of them to null."

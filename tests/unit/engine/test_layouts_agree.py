@@ -22,7 +22,7 @@ from regress.engine.policy import LocalPolicy
 from regress.engine.step import train_step, weigh
 from regress.grpo.objective import Objective
 from regress.grpo.presets import make_objective
-from regress.layout import BatchPlan
+from regress.layout import ROW_ORDERS, BatchPlan
 
 VOCABULARY = 24
 MAX_COMPLETION = 12
@@ -35,7 +35,9 @@ PLANS = {
     "packed-padded": BatchPlan(layout="packed", pad_to_multiple_of=64),
     "dynamic-padded": BatchPlan(max_tokens_per_microbatch=50),
     "dynamic-packed": BatchPlan(layout="packed", max_tokens_per_microbatch=40),
-    "sorted": BatchPlan(micro_batch_size=3, sort_by_length=True),
+    "longest-first": BatchPlan(micro_batch_size=3, row_order="longest_first"),
+    "shortest-first-packed": BatchPlan(layout="packed", micro_batch_size=4, row_order="shortest_first"),
+    "reversed": BatchPlan(micro_batch_size=4, row_order="reversed"),
     "micro-1": BatchPlan(micro_batch_size=1),
     "micro-2-packed": BatchPlan(layout="packed", micro_batch_size=2),
     "micro-2-left": BatchPlan(micro_batch_size=2, padding_side="left"),
@@ -193,7 +195,7 @@ plans = st.builds(
     padding_side=st.sampled_from(["left", "right"]),
     pad_to_multiple_of=st.integers(1, 7),
     micro_batch_size=st.none() | st.integers(1, 5),
-    sort_by_length=st.booleans(),
+    row_order=st.sampled_from(ROW_ORDERS),
 )
 ragged_lengths = st.lists(
     st.tuples(st.integers(1, 5), st.integers(1, MAX_COMPLETION)), min_size=1, max_size=6
