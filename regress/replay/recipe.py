@@ -77,14 +77,16 @@ def make_inputs(case: GoldenCase, workspace: Path) -> None:
             if step == recipe.warm_steps - recipe.lag:
                 stale = _weights(run)
             run.trainer.step(step)
-        policy = _weights(run)
+        if recipe.lag == 0:
+            stale = _weights(run)
         _save_model(run, case.folder / "model", tokenizer=True)
         _save_optimizer(run, case.folder / "optimizer.safetensors")
         _load(run, stale)
         _save_rollouts(run, case.folder / "trajectories", recipe.steps)
-        _load(run, reference)
-        _save_model(run, case.folder / "reference", tokenizer=False)
-        _load(run, policy)
+        shutil.rmtree(case.folder / "reference", ignore_errors=True)
+        if run.trainer.reference is not None:
+            _load(run, reference)
+            _save_model(run, case.folder / "reference", tokenizer=False)
 
 
 def _weights(run: Run) -> dict[str, Tensor]:
@@ -100,6 +102,8 @@ def _load(run: Run, weights: Mapping[str, Tensor]) -> None:
 def _save_model(run: Run, folder: Path, *, tokenizer: bool) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     run.trainer.policy.model.save_pretrained(folder)
+    for path in folder.iterdir():
+        path.chmod(0o644)  # weights are written for the owner alone
     if tokenizer:
         run.tokenizer.save_pretrained(folder)
 
