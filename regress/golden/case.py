@@ -104,7 +104,7 @@ class GoldenCase:
             raise GoldenError(
                 f"{self.folder} has no {quantity!r} at {where}: recorded are {', '.join(self.quantities(where))}"
             )
-        return truth.read(self.folder, self._truth[where][quantity], quantity)
+        return truth.read([self.folder], self._truth[where][quantity], quantity)
 
     def trajectories(self) -> dict[int, list[Trajectory]]:
         """The sampled completions of every step, in recorded order, every byte verified.

@@ -5,27 +5,23 @@ Replacing this one file is the commit of an update: all other files are named by
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from regress.dump.files import Stamp
-from regress.dump.jsontext import Json, dumps, loads, plain, tag_floats
-from regress.errors import DumpError, GoldenError
+from regress.dump.jsontext import Json
 from regress.golden.entries import TruthEntry, stamp_from_json
 from regress.golden.names import MANIFEST, is_input, is_word, parse_where
+from regress.golden.sealed import checksum, read_sealed, seal
 from regress.golden.tolerance import ToleranceEntry
-
-SCHEMA_VERSION = 1
 
 Inputs = Mapping[str, Stamp]
 Truth = Mapping[str, Mapping[str, TruthEntry]]
 Tolerances = Mapping[str, Mapping[str, ToleranceEntry]]
 
-_KEYS = {"schema_version", "inputs", "truth", "tolerances", "provenance", "sha256"}
+_KEYS = {"inputs", "truth", "tolerances", "provenance"}
 
 
 @dataclass(frozen=True)
@@ -47,33 +43,38 @@ class Manifest:
     def content(self) -> dict[str, Any]:
         """Everything but the provenance, as plain JSON: what makes two manifests the same."""
         return {
-            "schema_version": SCHEMA_VERSION,
             "inputs": {path: dict(vars(stamp)) for path, stamp in self.inputs.items()},
             "truth": {w: {q: e.to_json() for q, e in row.items()} for w, row in self.truth.items()},
             "tolerances": {q: {p: e.to_json() for p, e in row.items()} for q, row in self.tolerances.items()},
         }
 
+    def to_json(self) -> dict[str, Any]:
+        """All of it, the inverse of `from_json`."""
+        return self.content() | {"provenance": dict(self.provenance)}
+
+    @classmethod
+    def from_json(cls, tree: Any) -> Manifest:
+        """Rebuild a manifest; raises `ValueError` and its like for anything malformed."""
+        if not isinstance(tree, dict) or tree.keys() != _KEYS:
+            raise ValueError(f"it does not consist of {', '.join(sorted(_KEYS))}")
+        if not isinstance(tree["provenance"], dict):
+            raise ValueError("its provenance is no mapping")  # noqa: TRY004 - the reader catches one kind of damage
+        return cls(
+            inputs_from_json(tree["inputs"]),
+            {where: truth_from_json(row, where) for where, row in tree["truth"].items()},
+            tolerances_from_json(tree["tolerances"]),
+            tree["provenance"],
+        )
+
     @property
     def sha256(self) -> str:
-        """Hash of all of it, provenance included."""
-        return _checksum(self._tree())
+        """Hash of all of it; raises `GoldenError` for what JSON cannot hold."""
+        return checksum(self.to_json())
 
     @property
     def text(self) -> str:
-        """The file: sorted keys, one value per line; raises `GoldenError` for what JSON cannot hold."""
-        tree = self._tree()
-        return (
-            json.dumps(
-                tag_floats(tree | {"sha256": _checksum(tree)}), sort_keys=True, indent=1, allow_nan=False
-            )
-            + "\n"
-        )
-
-    def _tree(self) -> dict[str, Json]:
-        try:
-            return plain(self.content() | {"provenance": self.provenance}, "manifest")  # type: ignore[return-value]  # a dict in, a dict out
-        except DumpError as error:
-            raise GoldenError(f"the manifest cannot be written: {error}") from None
+        """The file."""
+        return seal(self.to_json())
 
     @property
     def files(self) -> set[str]:
@@ -86,39 +87,7 @@ def read_manifest(folder: Path) -> Manifest | None:
 
     Raises `GoldenError` naming the file when it is unreadable, damaged, or of another schema.
     """
-    path = folder / MANIFEST
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise GoldenError(f"{path} cannot be read ({error.strerror}): check its permissions") from error
-    try:
-        manifest = _from_json(loads(data))
-        if manifest.text.encode() != data:
-            raise ValueError("its text is not what its content is written as")
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise GoldenError(f"{path} is damaged ({error}): restore it from version control") from None
-    return manifest
-
-
-def _from_json(tree: Any) -> Manifest:
-    if not isinstance(tree, dict) or tree.get("schema_version") != SCHEMA_VERSION:
-        version = tree.get("schema_version") if isinstance(tree, dict) else None
-        raise ValueError(f"schema version {version}, this release reads {SCHEMA_VERSION}")
-    if tree.keys() != _KEYS:
-        raise ValueError(f"it does not consist of {', '.join(sorted(_KEYS))}")
-    checksum = tree.pop("sha256")
-    if checksum != _checksum(tree):
-        raise ValueError("its content does not match its checksum")
-    if not isinstance(tree["provenance"], dict):
-        raise ValueError("its provenance is no mapping")  # noqa: TRY004 - the reader catches one kind of damage
-    return Manifest(
-        inputs_from_json(tree["inputs"]),
-        {where: truth_from_json(row, where) for where, row in tree["truth"].items()},
-        tolerances_from_json(tree["tolerances"]),
-        tree["provenance"],
-    )
+    return read_sealed(folder / MANIFEST, Manifest.from_json, "restore it from version control")
 
 
 def inputs_from_json(data: Any) -> dict[str, Stamp]:
@@ -145,7 +114,3 @@ def tolerances_from_json(data: Any) -> dict[str, dict[str, ToleranceEntry]]:
         if not is_word(name):
             raise ValueError(f"{name!r} is no quantity or precision")
     return {q: {p: ToleranceEntry.from_json(entry) for p, entry in row.items()} for q, row in data.items()}
-
-
-def _checksum(tree: Mapping[str, Json]) -> str:
-    return hashlib.sha256(dumps(dict(tree)).encode()).hexdigest()

@@ -13,6 +13,7 @@ CASE_FILE = "case.yaml"
 MANIFEST = "manifest.json"
 TRUTH = "truth"
 PENDING = ".pending"
+PROPOSAL = "proposal.json"
 CHECKS = "checks"  # beside the cases: what the fixture `regress` stores, file by file
 
 _CASE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}", re.ASCII)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,9 +72,12 @@ def check_finite(array: Array, name: str) -> None:
         )
 
 
-def read(root: Path, entry: TruthEntry, quantity: str) -> dict[str, Array]:
-    """The tensors of a truth file under `root`, every byte verified; raises `GoldenError` naming the file."""
-    path = root / entry.file
+def read(roots: Sequence[Path], entry: TruthEntry, quantity: str) -> dict[str, Array]:
+    """The tensors of a truth file, every byte verified; raises `GoldenError` naming the file.
+
+    `roots` are the folders it may lie in, the first that has it counts.
+    """
+    path = next((root / entry.file for root in roots if (root / entry.file).exists()), roots[-1] / entry.file)
     data = read_stamped(path, entry.stamp)
     try:
         (record,) = safetensors.decode(data)

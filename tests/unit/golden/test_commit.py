@@ -14,7 +14,7 @@ import pytest
 
 from regress.errors import GoldenError
 from regress.golden import GoldenCase, ToleranceEntry
-from regress.golden.commit import commit, prepare
+from regress.golden.commit import commit
 
 
 def stats(folder: Path) -> dict[str, tuple[int, int]]:
@@ -246,6 +246,9 @@ def test_a_damaged_file_heals_when_its_content_is_recorded_again(
     commit(recorded, truth=new, provenance=provenance)
     assert not victim.exists()
     victim.write_bytes(b"what a copy left over")
+    assert commit(recorded, truth=make_truth(), provenance=provenance)[0] == victim
+    victim.write_bytes(b"rubbish again")
+    assert commit(recorded, truth=make_truth(), provenance=provenance) == [victim]
     commit(recorded, truth=make_truth(), provenance=provenance)
     assert content(recorded) == before
 
@@ -275,14 +278,6 @@ def test_a_folder_that_is_no_case(tmp_path: Path, provenance: Any) -> None:
         commit(tmp_path, provenance=provenance)
     with pytest.raises(GoldenError, match=r"none is no folder that can be read"):
         commit(tmp_path / "none", provenance=provenance)
-
-
-def test_preparing_writes_nothing(recorded: Path, content: Any, provenance: Any) -> None:
-    before = content(recorded)
-    change = prepare(recorded, truth={"step_000001": {"loss": {"loss": np.ones(1)}}}, provenance=provenance)
-    assert not change.empty
-    assert list(change.files) == [change.new.truth["step_000001"]["loss"].file]
-    assert content(recorded) == before
 
 
 def test_writers_take_turns(recorded: Path) -> None:

@@ -1,0 +1,145 @@
+"""Pending updates: proposed changes of a case, kept beside it until somebody accepts or rejects them.
+
+A case has at most one: further proposals for the same state of the case are merged into it. All writers of
+pending updates take turns by a lock on the golden directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace as changed
+from pathlib import Path
+
+from regress.dump.files import Stamp
+from regress.dump.jsontext import Json
+from regress.errors import GoldenError
+from regress.golden.commit import check_case, sweep, write_case, write_truth
+from regress.golden.files import locked, read_stamped, stamp_of
+from regress.golden.manifest import Manifest, read_manifest
+from regress.golden.names import PENDING, PROPOSAL
+from regress.golden.proposal import Pending, discard, folder_of, read_pending, state, write_pending
+from regress.golden.selection import blend, items, select
+from regress.golden.store import GoldenStore
+from regress.golden.update import Chunks, NewTolerances, NewTruth, Update
+
+
+def propose(
+    store: GoldenStore,
+    name: str,
+    *,
+    truth: NewTruth | None = None,
+    tolerances: NewTolerances | None = None,
+    inputs: Iterable[str] | None = None,
+    provenance: Mapping[str, Json],
+    replace: bool = False,
+    notes: Sequence[str] = (),
+) -> Pending | None:
+    """Keep changes of a case for review; the arguments are those of `commit`, and lines for the reviewer.
+
+    Returns the pending update, earlier proposals included, or None when nothing would change. Raises `GoldenError`
+    for whatever `commit` would refuse.
+    """
+    target, folder = store.folder(name), folder_of(store, name)
+    check_case(target)
+    update = Update(provenance, truth or {}, tolerances or {}, inputs, replace)
+    with locked(store.root):
+        base, earlier = read_manifest(target), read_pending(store, name)
+        if earlier is not None and not earlier.fits(base):
+            earlier = None
+        start = base if earlier is None else earlier.manifest
+        new, files = update.applied(target, start, [folder, target])
+        if base is not None and base.content() == new.content():
+            discard(folder)
+            return None
+        lines = dict.fromkeys((*(() if earlier is None else earlier.notes), *notes))
+        pending = Pending(name, folder, target, (state(base),), new, tuple(lines))
+        here = set() if base is None else base.files
+        write_truth(folder, {path: chunks for path, chunks in files.items() if path not in here})
+        write_pending(pending)
+        sweep(folder, new)
+        return pending
+
+
+def pending_names(store: GoldenStore) -> list[str]:
+    """Cases with a pending update, intact or not."""
+    return sorted(path.parent.name for path in (store.root / PENDING).glob(f"*/{PROPOSAL}"))
+
+
+def list_pending(store: GoldenStore) -> list[Pending]:
+    """All pending updates; raises `GoldenError` naming a damaged one."""
+    return [pending_of(store, name) for name in pending_names(store)]
+
+
+def pending_of(store: GoldenStore, name: str) -> Pending:
+    """The pending update of a case; raises `GoldenError` when there is none or it is damaged."""
+    found = read_pending(store, name)
+    if found is None:
+        known = ", ".join(pending_names(store)) or "none"
+        raise GoldenError(f"case {name!r} has no pending update: cases with one are {known}")
+    return found
+
+
+def accept(store: GoldenStore, name: str, patterns: Sequence[str] = ()) -> list[Path]:
+    """Commit a pending update, or those of its quantities that match a pattern; the rest stays pending.
+
+    A pattern (`gradient`, `step_000001/*`, `tolerances/kl`) is matched with the name of a quantity, and with update
+    and name. Returns the files written in the case. Raises `GoldenError` when the case has changed since the
+    proposal, when its inputs are not those that the update was made from, or when nothing matches.
+    """
+    with locked(store.root):
+        pending = pending_of(store, name)
+        with locked(pending.target):
+            base = pending.current()
+            new = blend(base, pending.manifest, select(name, base, pending.manifest, patterns))
+            _check_inputs(pending)
+            return _commit(pending, base, new)
+
+
+def _commit(pending: Pending, base: Manifest | None, new: Manifest) -> list[Path]:
+    files = _new_files(pending, base, new)
+    rest = bool(items(new, pending.manifest))
+    if rest:  # until the case is written it applies to both states, so that no kill can make it stale
+        write_pending(changed(pending, bases=(state(base), state(new))))
+    written = write_case(pending.target, base, new, files)
+    if rest:
+        write_pending(changed(pending, bases=(state(read_manifest(pending.target)),)))
+    else:
+        discard(pending.folder)
+    return written
+
+
+def _new_files(pending: Pending, base: Manifest | None, new: Manifest) -> dict[str, Chunks]:
+    """The truth files that the case lacks, every byte verified."""
+    here = set() if base is None else base.files
+    entries = [entry for row in new.truth.values() for entry in row.values() if entry.file not in here]
+    return {entry.file: [read_stamped(pending.folder / entry.file, entry.stamp)] for entry in entries}
+
+
+def _check_inputs(pending: Pending) -> None:
+    for path, stamp in pending.manifest.inputs.items():
+        found: Stamp | None = None
+        with contextlib.suppress(GoldenError):
+            found = stamp_of(pending.target / path)
+        if found != stamp:
+            raise GoldenError(
+                f"{pending.target / path} is not the file that the pending update was made from: restore it, or "
+                "reject the update and run pytest --update-golden=review again"
+            )
+
+
+def reject(store: GoldenStore, name: str, patterns: Sequence[str] = ()) -> None:
+    """Forget a pending update, damaged or not, or those of its quantities that match a pattern."""
+    with locked(store.root):
+        if not patterns and name in pending_names(store):
+            discard(folder_of(store, name))
+            return
+        pending = pending_of(store, name)
+        base = pending.current()
+        dropped = select(name, base, pending.manifest, patterns)
+        kept = blend(base, pending.manifest, items(base, pending.manifest) - dropped)
+        if base is not None and base.content() == kept.content():
+            discard(pending.folder)
+            return
+        write_pending(changed(pending, manifest=kept))
+        sweep(pending.folder, kept)

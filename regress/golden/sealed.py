@@ -1,0 +1,68 @@
+"""JSON documents that vouch for themselves: sorted keys, one value per line, and a checksum of all the rest."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from regress.dump.jsontext import Json, dumps, loads, plain, tag_floats
+from regress.errors import DumpError, GoldenError
+
+SCHEMA_VERSION = 1
+
+T = TypeVar("T")
+
+
+def checksum(tree: Mapping[str, Any]) -> str:
+    """SHA-256 of a document without its own checksum; raises `GoldenError` for what JSON cannot hold."""
+    return hashlib.sha256(dumps(_plain(tree)).encode()).hexdigest()
+
+
+def seal(tree: Mapping[str, Any]) -> str:
+    """The file of a document: one text for one content."""
+    whole = _plain(tree) | {"sha256": checksum(tree)}
+    return json.dumps(tag_floats(whole), sort_keys=True, indent=1, allow_nan=False) + "\n"
+
+
+def _plain(tree: Mapping[str, Any]) -> dict[str, Json]:
+    try:
+        return plain({"schema_version": SCHEMA_VERSION, **tree}, "manifest")  # type: ignore[return-value]  # a dict in, a dict out
+    except DumpError as error:
+        raise GoldenError(f"the manifest cannot be written: {error}") from None
+
+
+def read_sealed(path: Path, parse: Callable[[dict[str, Any]], T], remedy: str) -> T | None:
+    """What `parse` makes of a document, or None when there is no such file.
+
+    Raises `GoldenError` naming the file when it is unreadable, damaged, edited, or of another schema; `parse` may
+    raise `ValueError` and its like.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise GoldenError(f"{path} cannot be read ({error.strerror}): check its permissions") from error
+    try:
+        return parse(_unseal(data))
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise GoldenError(f"{path} is damaged ({error}): {remedy}") from None
+    except GoldenError as error:
+        raise GoldenError(f"{path} is damaged ({error}): {remedy}") from None
+
+
+def _unseal(data: bytes) -> dict[str, Any]:
+    tree = loads(data)
+    if not isinstance(tree, dict) or tree.get("schema_version") != SCHEMA_VERSION:
+        version = tree.get("schema_version") if isinstance(tree, dict) else None
+        raise ValueError(f"schema version {version}, this release reads {SCHEMA_VERSION}")
+    found = tree.pop("sha256", None)
+    if found != checksum(tree):
+        raise ValueError("its content does not match its checksum")
+    if seal(tree).encode() != data:
+        raise ValueError("its text is not what its content is written as")
+    del tree["schema_version"]
+    return tree

@@ -1,0 +1,253 @@
+"""The signal check: refuses a case where something cannot fail.
+
+With advantages of zero, equal lengths, nothing clipped or a reference that is the policy, whole branches of the
+computation could be wrong and every comparison would still pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regress.dump.arrays import Array
+from regress.dump.trajectory import Trajectory
+from regress.errors import GoldenError
+from regress.golden.names import parse_where, where_order
+from regress.layout import TokenFrame
+
+CLAIMS = ("tool_tokens", "kl", "sampler_correction", "entropy")
+"""What a case can promise beyond the signals that every case has."""
+
+Values = Mapping[str, Mapping[str, Mapping[str, Array]]]
+"""Update -> quantity -> tensor name -> values."""
+
+_LEAST_UPDATES = 3
+_ROUNDING = 1e-6  # ratios and log-probs that differ by less may be the same computation in another order
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What is checked.
+
+    Attributes:
+        frames: update -> the samples of that update.
+        trajectories: step -> its sampled completions.
+        truth: update -> quantity -> tensor name -> canonical values; token quantities are flat `[frame.size]`.
+        objective: the section `algorithm` of the whole configuration, defaults included.
+        claims: of the case.
+    """
+
+    frames: Mapping[str, TokenFrame]
+    trajectories: Mapping[int, Sequence[Trajectory]]
+    truth: Values
+    objective: Mapping[str, Any]
+    claims: Sequence[str]
+
+    @cached_property
+    def wheres(self) -> list[str]:
+        """The updates in order."""
+        return sorted(self.frames, key=where_order)
+
+    @property
+    def samples(self) -> list[Trajectory]:
+        """The trajectories of all steps."""
+        return [trajectory for found in self.trajectories.values() for trajectory in found]
+
+    def masks(self, where: str) -> NDArray[np.bool_]:
+        """`[frame.size]` tokens of an update that the policy sampled."""
+        place = parse_where(where)
+        assert place is not None
+        by_key = {t.key: t.loss_mask for t in self.trajectories[place.step]}
+        return np.concatenate([np.asarray(by_key[key], bool) for key in self.frames[where].samples])
+
+    def tokens(self, quantity: str) -> NDArray[np.float64] | None:
+        """Values of a quantity at the sampled tokens of all updates, or None where it was not recorded."""
+        parts = []
+        for where in self.wheres:
+            tensors = self.truth.get(where, {}).get(quantity)
+            if tensors is None or len(tensors) != 1:
+                return None
+            (values,) = tensors.values()
+            parts.append(np.asarray(values, np.float64).reshape(-1)[self.masks(where)])
+        return np.concatenate(parts)
+
+    def wants(self, claim: str, setting: str, off: object) -> bool:
+        """Whether a signal is promised, or the configuration turns on what needs it."""
+        return claim in self.claims or self.objective.get(setting, off) != off
+
+
+def check_signal(
+    *,
+    frames: Mapping[str, TokenFrame],
+    trajectories: Mapping[int, Sequence[Trajectory]],
+    truth: Values,
+    config: Mapping[str, Any],
+    claims: Sequence[str] = (),
+) -> list[str]:
+    """What is missing, each in words; an empty list for a case in which everything can fail.
+
+    `config` is the whole configuration, defaults included; see `Recording` for the others.
+    """
+    recording = Recording(frames, trajectories, truth, config["algorithm"], claims)
+    rules = (
+        _claims,
+        _updates,
+        _lengths,
+        _endings,
+        _groups,
+        _tool_tokens,
+        _clipping,
+        _correction,
+        _kl,
+        _entropy,
+    )
+    return [problem for rule in (*rules, _gradients) for problem in rule(recording)]
+
+
+def require_signal(name: str, **recording: Any) -> None:
+    """Raise `GoldenError` listing all that `check_signal` misses in the case of that name."""
+    missing = check_signal(**recording)
+    if missing:
+        raise GoldenError(
+            f"case {name!r} cannot become golden, because some faults could not show in it: {'; '.join(missing)}: "
+            "change its recipe or its configuration"
+        )
+
+
+def _claims(found: Recording) -> Iterator[str]:
+    for claim in found.claims:
+        if claim not in CLAIMS:
+            yield f"the claim {claim!r} cannot be checked (claims are {', '.join(CLAIMS)})"
+
+
+def _updates(found: Recording) -> Iterator[str]:
+    if len(found.wheres) < _LEAST_UPDATES:
+        yield f"it has {len(found.wheres)} optimizer updates, and needs at least {_LEAST_UPDATES}"
+
+
+def _lengths(found: Recording) -> Iterator[str]:
+    for where in found.wheres:
+        if len(set(found.frames[where].lengths)) < 2:
+            yield f"all samples of {where} are of equal length"
+
+
+def _endings(found: Recording) -> Iterator[str]:
+    if not any(len(t.tokens) - t.prompt_length == 1 for t in found.samples):
+        yield "no completion has just one token"
+    if not any(t.finish_reason == "length" for t in found.samples):
+        yield "no completion is truncated (finish_reason 'length')"
+
+
+def _groups(found: Recording) -> Iterator[str]:
+    for samples in found.trajectories.values():
+        rewards: dict[str, set[float]] = {}
+        sizes: dict[str, int] = {}
+        for sample in samples:
+            rewards.setdefault(sample.group_id, set()).add(sample.reward)
+            sizes[sample.group_id] = sizes.get(sample.group_id, 0) + 1
+        varied = any(len(values) > 1 for values in rewards.values())
+        flat = any(len(values) == 1 and sizes[group] > 1 for group, values in rewards.items())
+        if varied and flat:
+            return
+    yield "no step has a group of equal rewards beside one of different rewards"
+
+
+def _tool_tokens(found: Recording) -> Iterator[str]:
+    if "tool_tokens" in found.claims and not any("101" in _runs(t.loss_mask) for t in found.samples):
+        yield "no completion has masked tool tokens between sampled ones"
+
+
+def _runs(mask: Sequence[int]) -> str:
+    """`0101` for 0001101: the values, each run of equal ones as one."""
+    return "".join(str(value) for i, value in enumerate(mask) if i == 0 or mask[i - 1] != value)
+
+
+def _clipping(found: Recording) -> Iterator[str]:
+    ratio, advantages = found.tokens("ratio"), found.tokens("advantages")
+    if ratio is None or advantages is None:
+        yield "ratio and advantages are not recorded at every update"
+        return
+    used = ratio > 0  # tokens that the loss leaves out, such as those of truncated completions, have none
+    ratio, advantages = ratio[used], advantages[used]
+    if not (np.abs(ratio - 1) > _ROUNDING).any():
+        yield "every importance ratio is 1, so the updates are on-policy"
+    low, high = _bounds(found.objective)
+    sides = {f"above the clip range ({high:g})": ratio > high}
+    if low > 0:
+        sides[f"below the clip range ({low:g})"] = ratio < low
+    if low < high:
+        sides["within the clip range"] = (ratio > low) & (ratio < high)
+    for side, there in sides.items():
+        for sign, fits in (("positive", advantages > 0), ("negative", advantages < 0)):
+            if not (there & fits).any():
+                yield f"no token with a {sign} advantage has a ratio {side}"
+    for cap in ("delta", "dual_clip"):
+        bound = found.objective.get(cap)
+        if bound is not None and not ((ratio > bound) & (advantages < 0)).any():
+            yield f"no token with a negative advantage has a ratio above {cap} ({bound:g})"
+
+
+def _bounds(objective: Mapping[str, Any]) -> tuple[float, float]:
+    """The clip range; an empty one at 1 where the loss clips nothing."""
+    if objective["loss"] not in ("ppo_clip", "cispo"):
+        return 1.0, 1.0
+    low, high = float(objective["clip_low"]), float(objective["clip_high"])
+    return (low, high) if objective["clip_bounds"] == "absolute" else (1 - low, 1 + high)
+
+
+def _correction(found: Recording) -> Iterator[str]:
+    if not found.wants("sampler_correction", "sampler_correction", "none"):
+        return
+    weights = found.tokens("sampler_weights")
+    if weights is None:
+        yield "sampler weights are not recorded at every update"
+        return
+    bounds = [found.objective.get(name) for name in ("correction_min", "correction_max")]
+    if not (np.abs(weights[weights > 0] - 1) > _ROUNDING).any():
+        yield "every sampler weight is 1, so the sampler and the policy agree"
+    if str(found.objective.get("sampler_correction")).endswith("mask"):
+        if (weights > 0).all():
+            yield "no sampler weight is masked"
+        return
+    for bound in bounds:
+        if bound is not None and not (weights == bound).any():
+            yield f"no sampler weight is cut to {bound:g}"
+
+
+def _kl(found: Recording) -> Iterator[str]:
+    if not found.wants("kl", "kl_coef", 0.0):
+        return
+    reference, policy, kl = (found.tokens(name) for name in ("ref_log_probs", "log_probs", "kl"))
+    if reference is None or policy is None:
+        yield "log-probs of policy and reference are not recorded at every update"
+        return
+    if not (np.abs(reference - policy) > _ROUNDING).any():
+        yield "the reference model agrees with the policy"
+    if found.objective.get("kl_placement", "loss") == "loss" and (kl is None or not (kl > 0).any()):
+        yield "the KL from the reference is nowhere above 0"
+
+
+def _entropy(found: Recording) -> Iterator[str]:
+    if not found.wants("entropy", "entropy_coef", 0.0):
+        return
+    entropy = found.tokens("entropy")
+    if entropy is None or not (entropy > 0).any():
+        yield "no entropy is recorded"
+
+
+def _gradients(found: Recording) -> Iterator[str]:
+    names: dict[str, bool] = {}
+    for where in found.wheres:
+        tensors = found.truth.get(where, {}).get("gradient", {})
+        if not tensors:
+            yield f"no gradients are recorded at {where}"
+        for name, values in tensors.items():
+            names[name] = names.get(name, False) or bool(np.any(values != 0))
+    for name, alive in names.items():
+        if not alive:
+            yield f"the gradient of {name} is zero at every update"
