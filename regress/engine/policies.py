@@ -9,6 +9,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from regress.engine.config.schema import Config, ModelConfig
 from regress.engine.models import build_model, place
 from regress.engine.policy import LocalPolicy
+from regress.engine.projection import require_plain_logits
 from regress.errors import ConfigError
 
 
@@ -20,6 +21,7 @@ def build_policy(config: Config, tokenizer: PreTrainedTokenizerBase) -> LocalPol
     """
     return LocalPolicy(
         _model(config, config.model, tokenizer, "model"),
+        log_prob_chunk_size=config.batching.log_prob_chunk_size,
         temperature=config.rollout_worker.temperature,
         entropy_gradient=config.algorithm.entropy_coef != 0.0,
     )
@@ -62,6 +64,8 @@ def _model(
     )
     _require_positions(model, config, key)
     _require_full_attention(model, config, key)
+    if config.batching.log_prob_chunk_size is not None:
+        require_plain_logits(model)
     return place(model, config.device)
 
 

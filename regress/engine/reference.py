@@ -27,7 +27,9 @@ class Reference:
         self._source = policy
         self._config = config
         frozen = (copy.deepcopy(policy.model) if model is None else model).requires_grad_(False)
-        self._policy = LocalPolicy(frozen, temperature=policy.temperature)
+        self._policy = LocalPolicy(
+            frozen, temperature=policy.temperature, log_prob_chunk_size=policy.log_prob_chunk_size
+        )
 
     @property
     def model(self) -> PreTrainedModel:

@@ -171,6 +171,12 @@ class BatchingConfig:
     max_tokens_per_microbatch: int | None = _value(
         None, "tokens per microbatch, instead of micro_batch_size", minimum=1
     )
+    log_prob_chunk_size: int | None = _value(
+        None,
+        "loss tokens whose logits are held at once (computed again in the backward pass); null: all of a "
+        "microbatch",
+        minimum=1,
+    )
     row_order: str = _value("given", "order in which samples fill rows and microbatches", choices=ROW_ORDERS)
 
 

@@ -89,11 +89,20 @@ def one_update(model_config: ModelConfig, seed: int = 0) -> Iterator[Callable[..
     state = {name: value.clone() for name, value in model.state_dict().items()}
 
     def update(
-        batch: TokenBatch, tokens: LossTokens | None, plan: BatchPlan, objective: Objective
+        batch: TokenBatch,
+        tokens: LossTokens | None,
+        plan: BatchPlan,
+        objective: Objective,
+        chunk: int | None = None,
     ) -> dict[str, Tensor]:
         """Log-probs, loss and every gradient of one update from the same initial weights."""
         model.load_state_dict(state)
-        policy = LocalPolicy(model, temperature=0.8)
+        policy = LocalPolicy(
+            model,
+            temperature=0.8,
+            entropy_gradient=objective.entropy_coef != 0.0,
+            log_prob_chunk_size=chunk,
+        )
         microbatches = batch.microbatches(plan)
         log_probs = torch.zeros(len(batch.sequence), dtype=torch.float64)
         for micro, values in zip(microbatches, policy.log_probs(microbatches), strict=True):
@@ -146,11 +155,15 @@ def test_every_layout_computes_the_same_step(family: str, attention: str) -> Non
     batch = TokenBatch(ragged(LENGTHS, seed=3))
     objective = make_objective("trl:dapo")
     objective.kl_coef = 0.1
+    objective.entropy_coef = 0.02
     with one_update(ModelConfig(family=family, dtype="float64", attn_implementation=attention)) as update:
         expected = update(batch, None, BatchPlan(), objective)
         for name, plan in PLANS.items():
             actual = update(batch, expected["tokens"], plan, objective)
             assert_equal(actual, expected, f"under {name}")
+        for chunk in (1, 3, 1000):
+            actual = update(batch, expected["tokens"], PLANS["micro-2-packed"], objective, chunk)
+            assert_equal(actual, expected, f"in chunks of {chunk} loss tokens")
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
