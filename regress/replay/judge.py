@@ -7,8 +7,10 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from regress.compare.judge import judge_bitwise, judge_trajectories, judge_update
+from regress.compare.bitwise import judge_bitwise
+from regress.compare.judge import judge_update
 from regress.compare.tolerance import EXACT, Tolerance
+from regress.compare.trajectories import judge_trajectories
 from regress.compare.verdict import Verdict
 from regress.dump.arrays import Array, dtype_name
 from regress.dump.reader import DumpReader

@@ -13,11 +13,11 @@ from regress.errors import GoldenError
 from regress.golden.case import GoldenCase
 from regress.golden.commit import commit
 from regress.golden.provenance import collect
-from regress.golden.signal import require_signal
+from regress.golden.names import input_files
 from regress.golden.store import GoldenStore
 from regress.replay.calibrate import Floor, calibrate
 from regress.replay.recipe import make_inputs
-from regress.replay.truth import compute_truth
+from regress.replay.truth import compute_truth, require_case_signal
 
 
 def record(store: GoldenStore, name: str, *, inputs: bool = False) -> list[Path]:
@@ -44,8 +44,8 @@ def record(store: GoldenStore, name: str, *, inputs: bool = False) -> list[Path]
             make_inputs(case, Path(workspace) / "inputs")
             case = store.case(name, allow_changed_inputs=True)
         truth = compute_truth(case, Path(workspace))
-    require_signal(case, truth)
-    changed = None if case.manifest is None else sorted({*case.manifest.inputs, *_files(case)})
+    require_case_signal(case, truth)
+    changed = None if case.manifest is None else sorted({*case.manifest.inputs, *input_files(case.folder)})
     return commit(case.folder, truth=truth, inputs=changed, provenance=provenance_of(case), replace=True)
 
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from regress.compare.canonical import canonicalize
 from regress.dump.arrays import Array
 from regress.dump.difference import compare_bitwise
 from regress.dump.reader import DumpReader
+from regress.engine.config import to_plain
 from regress.errors import ReplayError
 from regress.golden.case import GoldenCase
+from regress.golden.signal import require_signal
+from regress.replay.configure import replay_config
 from regress.replay.judge import records_of
 from regress.replay.matrix import Replay
 from regress.replay.run import replay
@@ -41,6 +45,21 @@ def canonical(case: GoldenCase, dump: DumpReader, plan: Replay | None = None) ->
     """What a dump holds, free of its token layout."""
     layout = plan or Replay(case, BASE, Precision.FLOAT64)
     return {update.where: canonicalize(records_of(dump, update), update.frame) for update in layout.plan}
+
+
+def require_case_signal(case: GoldenCase, truth: Truth) -> None:
+    """Refuse golden values in which some faults could not show; see `regress.golden.signal`."""
+    with TemporaryDirectory(prefix="regress-config-") as folder:
+        config = replay_config(case, BASE, Precision.FLOAT64, 1, Path(folder))
+    frames = {update.where: update.frame for update in Replay(case, BASE, Precision.FLOAT64).plan}
+    require_signal(
+        case.name,
+        frames=frames,
+        trajectories=case.trajectories(),
+        truth=truth,
+        config=to_plain(config),
+        claims=case.claims,
+    )
 
 
 def flat(truth: Mapping[str, Mapping[str, Mapping[str, Array]]]) -> dict[tuple[str, str, str], Array]:

@@ -14,9 +14,8 @@ from regress.dump.arrays import Array, dtype_name, raw
 from regress.dump.coordinates import parse_stem
 from regress.errors import RegressError
 from regress.golden.case import GoldenCase
-from regress.golden.signal import require_signal
 from regress.replay.judge import stored_tolerances
-from regress.replay.truth import Truth, compute_truth, flat
+from regress.replay.truth import Truth, compute_truth, flat, require_case_signal
 from regress.replay.variants import Precision
 
 Selected = Callable[[str, str], bool]
@@ -66,7 +65,7 @@ def propose(
     """
     new = compute_truth(case, workspace)
     _refuse_nonfinite(case, new)
-    require_signal(case.name, case.trajectories(), new, case.config, case.claims)
+    require_case_signal(case, new)
     old: Truth = {where: dict(case.truth(where)) for where in case.wheres()}
     proposal = Proposal(truth={})
     for where in dict.fromkeys([*new, *old]):
