@@ -16,6 +16,10 @@ class ConfigError(RegressError):
     exit_code = 2
 
 
+class CompareError(RegressError):
+    """Values cannot be brought into canonical form, or cannot be compared at all."""
+
+
 class DumpError(RegressError):
     """A dump cannot be written, or is missing, incomplete or damaged."""
 

@@ -35,6 +35,8 @@ TORCH_FREE = [
     "regress.golden",
     "regress.golden.store",
     "regress.compare",
+    "regress.compare.canonical",
+    "regress.compare.judge",
     "regress.compare.verdict",
     "regress.grpo.objective",
     "regress.grpo.presets",

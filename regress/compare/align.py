@@ -1,0 +1,92 @@
+"""Records of one update by their place, with their token layouts in the indices of the canonical frame."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from regress.compare.quantities import MICRO_STAGES, STEP_STAGES
+from regress.dump.record import Record
+from regress.errors import CompareError
+from regress.layout import Segment, TokenFrame, TokenLayout
+
+
+class Key(NamedTuple):
+    """Stage, rank and microbatch of a record. A recording without ranks is that of rank 0."""
+
+    stage: str
+    rank: int | None
+    micro: int | None
+
+    def __str__(self) -> str:
+        """``forward_data of rank 0 microbatch 1``."""
+        parts = [
+            f"{word} {value}"
+            for word, value in zip(("rank", "microbatch"), self[1:], strict=True)
+            if value is not None
+        ]
+        return f"{self.stage} of {' '.join(parts)}" if parts else self.stage
+
+
+def key_of(record: Record) -> Key:
+    """The place of a record within its update."""
+    if record.type in STEP_STAGES:
+        return Key(record.type, None, None)
+    micro = record.micro
+    if micro is None and record.type in MICRO_STAGES:  # an update of one microbatch need not count it
+        micro = 0
+    return Key(record.type, record.rank or 0, micro)
+
+
+def by_place(records: Iterable[Record]) -> dict[Key, list[Record]]:
+    """The records of each place, of which there should be one."""
+    found: dict[Key, list[Record]] = {}
+    for record in records:
+        found.setdefault(key_of(record), []).append(record)
+    return found
+
+
+def canonical_layout(record: Record, frame: TokenFrame) -> TokenLayout:
+    """The token layout of a record, its samples numbered as in the frame.
+
+    Segments are matched by the keys in ``meta["samples"]``, one ``[group_id, run_id]`` a segment, since a rank may
+    count its own samples only.
+
+    Raises:
+        CompareError: if the record has no layout, or one that does not fit the frame.
+    """
+    name = str(key_of(record))
+    meta: dict[str, Any] = record.meta
+    try:
+        layout = TokenLayout.from_json(meta["layout"])
+        keys = [(str(group), int(run)) for group, run in meta["samples"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise CompareError(
+            f"{name} has no usable token layout ({type(error).__name__}: {error}); tap it with layout= and "
+            'meta={"samples": [(group_id, run_id), ...]}, one for each segment'
+        ) from None
+    if len(keys) != len(layout.segments):
+        raise CompareError(
+            f"{name} has {len(layout.segments)} segments but {len(keys)} samples in its metadata; name the sample of "
+            "each segment"
+        )
+    index = {key: number for number, key in enumerate(frame.samples)}
+    segments = tuple(
+        _renumbered(segment, key, index, frame, name)
+        for segment, key in zip(layout.segments, keys, strict=True)
+    )
+    return TokenLayout(layout.shape, segments)
+
+
+def _renumbered(
+    segment: Segment, key: tuple[str, int], index: dict[tuple[str, int], int], frame: TokenFrame, name: str
+) -> Segment:
+    words = f"{key[0]}/{key[1]}"
+    if key not in index:
+        raise CompareError(f"{name} holds sample {words}, which does not belong to this update")
+    sample = index[key]
+    if segment.stop > frame.lengths[sample]:
+        raise CompareError(
+            f"{name} holds {segment.stop} tokens of sample {words}, which has {frame.lengths[sample]}"
+        )
+    return segment._replace(sample=sample)

@@ -1,0 +1,143 @@
+"""Judging an update byte for byte against its twin: a computation of the same layout and order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regress.compare.align import Key
+from regress.compare.canonical import MASKS
+from regress.compare.update import in_order
+from regress.compare.locate import Locator, TokenText
+from regress.compare.placed import PlacedRecords
+from regress.compare.quantities import (
+    MICRO_STAGES,
+    STEP_STAGES,
+    UPDATE_STAGES,
+    Kind,
+    quantity_named,
+    source_of,
+)
+from regress.compare.tensor import Locate, judge_tensor
+from regress.compare.tolerance import BITWISE
+from regress.compare.verdict import Place, Status, Verdict
+from regress.dump.arrays import Array
+from regress.dump.record import Record
+from regress.layout import TokenFrame
+
+
+def judge_bitwise(
+    records: Iterable[Record],
+    twin: Iterable[Record],
+    frame: TokenFrame,
+    *,
+    place: tuple[int, int | None],
+    text: TokenText | None = None,
+) -> list[Verdict]:
+    """All verdicts on one optimizer update whose every byte, padding included, must be that of its twin.
+
+    Records and tensors are judged by the union of both sides, in the order of computation; ``golden`` in a verdict is
+    the twin. See `regress.compare.update.judge_update` for the other arguments.
+    """
+    golden = PlacedRecords(twin, frame)
+    actual = PlacedRecords(records, frame)
+    where = Place(*place)
+    locator = Locator(frame, _token_ids(golden, frame), text)
+    stages = [stage for stage in MICRO_STAGES if golden.of_stages([stage]) or actual.of_stages([stage])]
+    found = [*actual.structure(golden.plan, stages, where, locator)]
+    for stage in (*STEP_STAGES, *MICRO_STAGES, *UPDATE_STAGES):
+        for key in golden.of_stages([stage]):
+            found += _record(key, actual, golden, locator, where)
+    return in_order(found)
+
+
+def _record(
+    key: Key, actual: PlacedRecords, golden: PlacedRecords, locator: Locator, place: Place
+) -> Iterator[Verdict]:
+    place = replace(place, rank=key.rank, micro=key.micro)
+    ours, theirs = actual.get(key), golden.get(key)
+    assert theirs is not None
+    problem = _misplaced(key, ours, actual, golden)
+    for name in dict.fromkeys([*(ours.tensors if ours is not None else ()), *theirs.tensors]):
+        source = source_of(key.stage, name)
+        if source is None:
+            continue  # a verdict on the coverage of this update already
+        if problem is not None:
+            yield Verdict(problem[0], source.quantity, source.label, place, problem[1])
+            continue
+        assert ours is not None
+        expected = theirs.tensors.get(name)
+        yield judge_tensor(
+            ours.tensors.get(name),
+            expected,
+            BITWISE,
+            quantity=source.quantity,
+            name=source.label,
+            place=place,
+            locate=None if expected is None else _locate(key, source.quantity, expected, golden, locator),
+        )
+    if key.stage == "gradient":
+        yield from _grad_norm(ours, theirs, place)
+
+
+def _misplaced(
+    key: Key, ours: Record | None, actual: PlacedRecords, golden: PlacedRecords
+) -> tuple[Status, str] | None:
+    """Why nothing in a record can be compared, if so."""
+    if ours is None:
+        return Status.MISSING, f"{key} was not recorded"
+    if key in actual.misfits:
+        return Status.COVERAGE, actual.misfits[key]
+    if actual.layouts.get(key) != golden.layouts.get(key):
+        return (
+            Status.COVERAGE,
+            f"the tokens of {key} lie elsewhere than in its twin, so bytes cannot be compared",
+        )
+    return None
+
+
+def _grad_norm(ours: Record | None, theirs: Record, place: Place) -> Iterator[Verdict]:
+    norms = [None if record is None else record.meta.get("grad_norm") for record in (ours, theirs)]
+    actual, expected = (np.array(n, np.float64) if isinstance(n, int | float) else None for n in norms)
+    if actual is not None or expected is not None:
+        yield judge_tensor(actual, expected, BITWISE, quantity="grad_norm", name="grad_norm", place=place)
+
+
+def _locate(key: Key, quantity: str, array: Array, golden: PlacedRecords, locator: Locator) -> Locate | None:
+    """Canonical words for the elements of a tensor; None where an element is named by its index alone."""
+    layout = golden.layouts.get(key)
+    if layout is None or quantity_named(quantity).kind is Kind.SHARE:
+        return None
+    B, T = layout.shape
+    if array.shape[:2] == (B, T) or array.shape[:1] == (B * T,):
+        return locator.grid(layout, array.shape)
+    mask = _loss_mask(key, golden)
+    if mask is None or array.ndim < 2:
+        return None
+    canonical, local = layout.indices(locator.frame.offsets)
+    rows = canonical[mask.reshape(-1)[local]]
+    return locator.rows(rows, array.shape[-1]) if len(rows) == array.shape[-2] else None
+
+
+def _loss_mask(key: Key, golden: PlacedRecords) -> NDArray[np.bool_] | None:
+    for stage, name in MASKS.items():
+        record = golden.get(key._replace(stage=stage))
+        if record is not None and name in record.tensors:
+            return record.tensors[name].astype(bool)
+    return None
+
+
+def _token_ids(golden: PlacedRecords, frame: TokenFrame) -> NDArray[np.int64] | None:
+    """``[frame.size]`` token ids as the twin read them."""
+    ids = np.zeros(frame.size, np.int64)
+    found = False
+    for key, layout in golden.layouts.items():
+        record = golden.get(key)
+        local = None if record is None else record.tensors.get("input_ids")
+        if local is not None and local.shape == layout.shape:
+            layout.gather(local, ids, frame.offsets)
+            found = True
+    return ids if found else None

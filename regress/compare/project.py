@@ -1,0 +1,181 @@
+"""From canonical values to local ones: what exactly should lie in a microbatch's tensors, given its token layout."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regress.compare.locate import Locator, TokenText
+from regress.compare.metrics import largest
+from regress.compare.quantities import MICRO_STAGES, SHARES, Kind, Source, quantity_named, sources_in
+from regress.compare.tensor import Locate
+from regress.dump.arrays import Array
+from regress.errors import CompareError
+from regress.layout import TokenFrame, TokenLayout
+
+Truth = Mapping[str, Mapping[str, Array]]
+"""``quantity -> tensor name -> canonical values`` of one update."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a local tensor should be.
+
+    Attributes:
+        values: the golden values in the local layout, 0 in padding; None where there should be none.
+        mask: ``[B, T]`` (or ``[B * T]``) where they are compared; None for everywhere.
+        scale: of tolerances: the largest absolute golden value over all microbatches; for a share the sum of the
+            absolute values of its terms; None for the largest of ``values``.
+        locate: canonical coordinates of an element, in words.
+    """
+
+    values: Array | None
+    mask: NDArray[np.bool_] | None = None
+    scale: float | None = None
+    locate: Locate | None = None
+
+
+class Projection:
+    """The golden values of one update, to be seen through token layouts.
+
+    Args:
+        truth: canonical values, see `regress.compare.canonical.canonicalize`.
+        frame: the samples of the update.
+        text: of a token id, for the words of `Expected.locate`.
+    """
+
+    def __init__(self, truth: Truth, frame: TokenFrame, text: TokenText | None = None) -> None:
+        self.truth = truth
+        self.frame = frame
+        self.locator = Locator(frame, truth.get("batch_inputs", {}).get("input_ids"), text)
+        self._scales: dict[tuple[str, str], float] = {}
+
+    @cached_property
+    def loss_mask(self) -> NDArray[np.bool_]:
+        """``[frame.size]`` True at loss tokens."""
+        mask = self._golden("batch_inputs", "response_mask", "without it nothing tells the loss tokens")
+        return np.asarray(mask, bool)
+
+    def stage(self, stage: str) -> list[Source]:
+        """The tensors that a record of this stage has to hold."""
+        return [
+            source
+            for name, tensors in self.truth.items()
+            for source in sources_in(stage, name, list(tensors))
+        ]
+
+    def local(self, source: Source, layout: TokenLayout, shape: tuple[int, ...] | None = None) -> Expected:
+        """What a microbatch's tensor should be.
+
+        Args:
+            layout: in the frame's own sample numbers.
+            shape: of the recorded tensor. Rows of tokens may come as ``[B, T, ...]`` or ``[B * T, ...]``, rows of loss
+                tokens as ``[1, K, V]`` or ``[K, V]``; everything else has one shape.
+
+        Raises:
+            CompareError: if the golden values needed are missing or do not fit the frame.
+        """
+        kind = quantity_named(source.quantity).kind
+        if kind is Kind.SHARE:
+            return self._share(source.name, layout)
+        values = self.truth[source.quantity][source.name]
+        scale = self._scale(source)
+        if kind is Kind.HIDDEN:
+            return self._hidden(source, values, scale, layout, shape)
+        self._check_rows(source, values, (self.frame.size,))
+        local = layout.scatter(values, self.frame.offsets)
+        mask = self._mask(source, kind, layout)
+        return Expected(local, mask, scale, self.locator.grid(layout, layout.shape))
+
+    def _mask(self, source: Source, kind: Kind, layout: TokenLayout) -> NDArray[np.bool_] | None:
+        if kind is Kind.EXACT:
+            return None if source.name.endswith("_mask") else layout.attention_mask
+        mask: NDArray[np.bool_] = layout.scatter(self.loss_mask, self.frame.offsets)
+        return mask
+
+    def _hidden(
+        self, source: Source, values: Array, scale: float, layout: TokenLayout, shape: tuple[int, ...] | None
+    ) -> Expected:
+        loss_tokens = int(self.loss_mask.sum())
+        self._check_rows(source, values, (self.frame.size, loss_tokens))
+        canonical, local = layout.indices(self.frame.offsets)
+        inner = values.shape[1:]
+        if values.shape[0] == self.frame.size:
+            B, T = layout.shape
+            flat = np.zeros((B * T, *inner), values.dtype)
+            flat[local] = values[canonical]
+            as_rows = shape is not None and shape == flat.shape and shape[:2] != (B, T)
+            kept, mask = (
+                (flat, layout.attention_mask.reshape(-1))
+                if as_rows
+                else (
+                    flat.reshape(B, T, *inner),
+                    layout.attention_mask,
+                )
+            )
+            return Expected(kept, mask, scale, self.locator.grid(layout, kept.shape))
+        tokens = canonical[self.loss_mask[canonical]]
+        rows = values[(np.cumsum(self.loss_mask) - 1)[tokens]]
+        locate = self.locator.rows(tokens, math.prod(inner))
+        return Expected(rows if shape == rows.shape else rows[None], None, scale, locate)
+
+    def _share(self, name: str, layout: TokenLayout) -> Expected:
+        """A microbatch's share is the sum over its loss tokens of weight times term."""
+        canonical, _ = layout.indices(self.frame.offsets)
+        tokens = canonical[self.loss_mask[canonical]]
+        terms = self._terms(name)[tokens]
+        words = f"{name} of {len(tokens)} loss tokens of {len({s.sample for s in layout.segments})} samples"
+        total, scale = math.fsum(terms.tolist()), math.fsum(np.abs(terms).tolist())
+        return Expected(np.array(total), None, scale, lambda _: words)
+
+    def share_scale(self, name: str) -> float:
+        """Sum of the absolute values of all terms of a loss of the update: the scale of its total."""
+        return math.fsum(np.abs(self._terms(name)[self.loss_mask]).tolist())
+
+    def _terms(self, name: str) -> NDArray[np.float64]:
+        """``[frame.size]`` weight times term of each token."""
+        if name not in SHARES:
+            raise CompareError(f"the loss has no part {name!r}; its parts are {', '.join(SHARES)}")
+        why = f"{name} is the sum of its terms"
+        weights = self._golden("weights", None, why).astype(np.float64)
+        terms: NDArray[np.float64] = weights * self._golden(SHARES[name], None, why).astype(np.float64)
+        return terms
+
+    def _golden(self, quantity: str, name: str | None, why: str) -> Array:
+        tensors = self.truth.get(quantity, {})
+        found = next(iter(tensors.values()), None) if name is None else tensors.get(name)
+        if found is None:
+            label = quantity if name is None else f"{quantity}/{name}"
+            raise CompareError(f"the golden values lack {label}, but {why}; record them with it")
+        self._check_rows(Source("", quantity, quantity, name or quantity), found, (self.frame.size,))
+        return found
+
+    def _check_rows(self, source: Source, values: Array, allowed: tuple[int, ...]) -> None:
+        if not values.ndim or values.shape[0] not in allowed:
+            raise CompareError(
+                f"the golden {source.label} has the shape {list(values.shape)}, but the samples of this update have "
+                f"{self.frame.size} tokens; golden values and rollouts are not of one recording"
+            )
+
+    def _scale(self, source: Source) -> float:
+        key = (source.quantity, source.name)
+        if key not in self._scales:
+            self._scales[key] = largest(self.truth[source.quantity][source.name])
+        return self._scales[key]
+
+
+def expected_micro(
+    truth: Truth, frame: TokenFrame, layout: TokenLayout, text: TokenText | None = None
+) -> dict[str, dict[str, Expected]]:
+    """All that one microbatch should hold, as ``stage -> tensor -> expected``."""
+    projection = Projection(truth, frame, text)
+    return {
+        stage: {source.tensor: projection.local(source, layout) for source in sources}
+        for stage in MICRO_STAGES
+        if (sources := projection.stage(stage))
+    }

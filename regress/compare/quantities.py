@@ -1,0 +1,211 @@
+"""The quantities of a training step: what each is, which recorded tensor holds it, and in which order they arise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from regress.errors import CompareError
+
+
+class Kind(StrEnum):
+    """How a local tensor relates to the canonical one.
+
+    EXACT: ids and masks ``[B, T]``. TOKEN: values ``[B, T]`` at the loss tokens. HIDDEN: a module's output
+    ``[B, T, ...]`` (or its rows ``[B * T, ...]``) at all tokens, or ``[1, K, V]`` (``[K, V]``) at the loss tokens.
+    SHARE: a microbatch's part of a sum. WHOLE: a full tensor of an update. SCALAR: a number of an update.
+    STRUCTURE: not of a tensor.
+    """
+
+    EXACT = "exact"
+    TOKEN = "token"
+    HIDDEN = "hidden"
+    SHARE = "share"
+    WHOLE = "whole"
+    SCALAR = "scalar"
+    STRUCTURE = "structure"
+
+
+PER_MICROBATCH = frozenset((Kind.EXACT, Kind.TOKEN, Kind.HIDDEN, Kind.SHARE))
+AT_TOKENS = frozenset((Kind.EXACT, Kind.TOKEN, Kind.HIDDEN))
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A quantity under the name that test ids, goldens and tolerances use.
+
+    Attributes:
+        level: what it belongs to, ``"step"``, ``"update"`` or ``"micro"``.
+    """
+
+    name: str
+    kind: Kind
+    help: str
+    level: str = "micro"
+
+    @property
+    def per_microbatch(self) -> bool:
+        """Whether every microbatch has its own tensors of it."""
+        return self.level == "micro"
+
+    @property
+    def exact(self) -> bool:
+        """Whether it is compared exactly, so that it needs no tolerance."""
+        return self.kind in (Kind.EXACT, Kind.STRUCTURE)
+
+
+QUANTITIES: tuple[Quantity, ...] = (
+    Quantity(
+        "trajectory", Kind.STRUCTURE, "recorded rollouts: tokens, masks, rewards, sampler log-probs", "step"
+    ),
+    Quantity(
+        "coverage", Kind.STRUCTURE, "every token computed exactly once, every record written once", "update"
+    ),
+    Quantity("batch_inputs", Kind.EXACT, "token ids, position ids and masks that the model reads"),
+    Quantity("advantages", Kind.TOKEN, "advantage of each token"),
+    Quantity("weights", Kind.TOKEN, "weight of each token in the loss: aggregation and denominators"),
+    Quantity("activations", Kind.HIDDEN, "outputs of modules, and logits of the loss tokens"),
+    Quantity("log_probs", Kind.TOKEN, "log-probs under the policy that is updated"),
+    Quantity("entropy", Kind.TOKEN, "entropy of the distribution each token was drawn from"),
+    Quantity("old_log_probs", Kind.TOKEN, "log-probs under the policy before the first update of the step"),
+    Quantity("ref_log_probs", Kind.TOKEN, "log-probs under the reference model"),
+    Quantity("sampler_weights", Kind.TOKEN, "correction for a sampler that differs from the policy"),
+    Quantity("kl", Kind.TOKEN, "estimate of the divergence from the reference"),
+    Quantity("ratio", Kind.TOKEN, "importance ratio before any clip"),
+    Quantity("policy_loss", Kind.TOKEN, "policy loss of each token"),
+    Quantity("entropy_loss", Kind.TOKEN, "entropy of each token as it enters the loss"),
+    Quantity("token_loss", Kind.TOKEN, "loss of each token, all terms"),
+    Quantity("loss", Kind.SHARE, "a microbatch's share of the loss and of its terms"),
+    Quantity("gradient", Kind.WHOLE, "gradients after full accumulation, before clipping", "update"),
+    Quantity("grad_norm", Kind.SCALAR, "norm of the gradient before clipping", "update"),
+    Quantity("param", Kind.WHOLE, "parameters after the update", "update"),
+    Quantity("optimizer", Kind.WHOLE, "optimizer state after the update", "update"),
+)
+"""All quantities, in the order of computation."""
+
+_BY_NAME = {quantity.name: quantity for quantity in QUANTITIES}
+_ORDER = {quantity.name: index for index, quantity in enumerate(QUANTITIES)}
+
+
+@dataclass(frozen=True)
+class Source:
+    """A recorded tensor and the golden tensor that it must equal.
+
+    Attributes:
+        stage, tensor: type of the record, and name of the tensor in it.
+        quantity, name: where its golden values are.
+        primary: whether it is the first place to look for them; other stages repeat them.
+    """
+
+    stage: str
+    tensor: str
+    quantity: str
+    name: str
+    primary: bool = True
+
+    @property
+    def label(self) -> str:
+        """The name in verdicts: repetitions name their stage."""
+        return self.name if self.primary else f"{self.stage}/{self.tensor}"
+
+
+SOURCES: tuple[Source, ...] = (
+    *(
+        Source("batch_inputs", name, "batch_inputs", name)
+        for name in ("input_ids", "position_ids", "attention_mask", "response_mask")
+    ),
+    Source("forward_data", "input_ids", "batch_inputs", "input_ids", primary=False),
+    Source("forward_data", "response_mask", "batch_inputs", "response_mask", primary=False),
+    Source("forward_data", "log_probs", "log_probs", "log_probs"),
+    Source("forward_data", "entropy", "entropy", "entropy"),
+    Source("is_loss_debug", "effective_valid", "batch_inputs", "response_mask", primary=False),
+    Source("is_loss_debug", "log_probs", "log_probs", "log_probs", primary=False),
+    Source("is_loss_debug", "prob_ratio", "ratio", "prob_ratio"),
+    Source("is_loss_debug", "elementwise_loss", "token_loss", "elementwise_loss"),
+    *(
+        Source("is_loss_debug", name, name, name)
+        for name in (
+            *("advantages", "weights", "old_log_probs", "ref_log_probs", "sampler_weights"),
+            *("kl", "policy_loss", "entropy_loss"),
+        )
+    ),
+    *(Source("loss", name, "loss", name) for name in ("loss", "pg_loss", "kl_loss", "entropy_loss")),
+    Source("is_loss_debug", "loss", "loss", "loss", primary=False),
+    Source("old_log_probs", "old_log_probs", "old_log_probs", "old_log_probs", primary=False),
+    Source("ref_log_probs", "ref_log_probs", "ref_log_probs", "ref_log_probs", primary=False),
+)
+"""Tensors with a name of their own; activations, gradients, parameters and optimizer states go by the model's."""
+
+SHARES = {"loss": "token_loss", "pg_loss": "policy_loss", "kl_loss": "kl", "entropy_loss": "entropy_loss"}
+"""Which quantity, weighted and summed over a microbatch's loss tokens, is its share of which sum."""
+
+OPEN_STAGES = ("activations", "gradient", "param", "optimizer")
+"""Stages whose tensors bear the names of modules and parameters."""
+
+MICRO_STAGES = ("batch_inputs", "activations", "forward_data", "is_loss_debug", "loss")
+UPDATE_STAGES = ("gradient", "param", "optimizer")
+STEP_STAGES = ("old_log_probs", "ref_log_probs")
+
+_SOURCES = {(source.stage, source.tensor): source for source in SOURCES}
+
+
+def quantity_named(name: str) -> Quantity:
+    """The quantity of that name; raises `CompareError` for none."""
+    if name not in _BY_NAME:
+        raise CompareError(f"{name!r} is no quantity; choose one of {', '.join(_BY_NAME)}")
+    return _BY_NAME[name]
+
+
+def order_of(quantity: str) -> int:
+    """Place of a quantity in the order of computation; unknown ones come last."""
+    return _ORDER.get(quantity, len(_ORDER))
+
+
+def names_at(level: str) -> list[str]:
+    """Quantities of a ``"step"``, an ``"update"`` or a ``"micro"``batch, in the order of computation."""
+    return [quantity.name for quantity in QUANTITIES if quantity.level == level]
+
+
+def source_of(stage: str, tensor: str) -> Source | None:
+    """Where the golden values of a recorded tensor are, or None if no quantity knows it."""
+    if stage in OPEN_STAGES:
+        return Source(stage, tensor, stage, tensor)
+    return _SOURCES.get((stage, tensor))
+
+
+def quantity_of(stage: str, tensor: str) -> str | None:
+    """The quantity that a recorded tensor belongs to, or None."""
+    source = source_of(stage, tensor)
+    return None if source is None else source.quantity
+
+
+def primary_source(quantity: str, name: str) -> Source:
+    """The first place to look for a golden tensor of a microbatch."""
+    if quantity in OPEN_STAGES:
+        return Source(quantity, name, quantity, name)
+    found = [source for source in SOURCES if (source.quantity, source.name) == (quantity, name)]
+    return next((source for source in found if source.primary), Source(quantity, name, quantity, name))
+
+
+def exclusive_stages(names: Iterable[tuple[str, str]]) -> set[str]:
+    """The stages without which these golden tensors (quantity, name) could not have been recorded."""
+    found = set()
+    for quantity, name in names:
+        stages = {source.stage for source in SOURCES if (source.quantity, source.name) == (quantity, name)}
+        stages -= set(STEP_STAGES)
+        stages |= {quantity} & set(OPEN_STAGES)
+        if len(stages) == 1:
+            found |= stages
+    return found
+
+
+def sources_in(stage: str, quantity: str, names: list[str]) -> Iterator[Source]:
+    """The tensors that a record of a stage has to hold, of a quantity with these golden names."""
+    if stage in OPEN_STAGES:
+        if quantity == stage:
+            yield from (Source(stage, name, quantity, name) for name in names)
+        return
+    for source in SOURCES:
+        if source.stage == stage and source.quantity == quantity and source.name in names:
+            yield source

@@ -1,0 +1,208 @@
+"""Judging one optimizer update: every record against what its place should hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from regress.compare.align import Key
+from regress.compare.coverage import QUANTITY as COVERAGE
+from regress.compare.locate import TokenText
+from regress.compare.placed import PlacedRecords, Plan
+from regress.compare.project import Expected, Projection, Truth
+from regress.compare.quantities import (
+    MICRO_STAGES,
+    STEP_STAGES,
+    UPDATE_STAGES,
+    Source,
+    exclusive_stages,
+    order_of,
+    primary_source,
+    quantity_named,
+    source_of,
+)
+from regress.compare.tensor import judge_tensor
+from regress.compare.tolerance import Tolerance
+from regress.compare.verdict import Place, Status, Verdict
+from regress.dump.arrays import Array
+from regress.dump.record import Record
+from regress.layout import TokenFrame
+
+Tolerances = Callable[[str], Tolerance | None]
+Dtype = Callable[[str, str], str | None]
+
+
+def judge_update(
+    records: Iterable[Record],
+    truth: Truth,
+    frame: TokenFrame,
+    tolerances: Tolerances,
+    *,
+    place: tuple[int, int | None],
+    planned: Sequence[tuple[int, int]],
+    dtype: Dtype | None = None,
+    text: TokenText | None = None,
+) -> list[Verdict]:
+    """All verdicts on one optimizer update, in the order of computation.
+
+    Records and tensors are judged by the union of what is there and what should be there. A missing record is a
+    ``missing`` verdict on each of its tensors at its place. What nobody planned, what was written twice and what was
+    not compared at all are verdicts on ``coverage``, beside the proof that every token was computed exactly once.
+
+    Args:
+        records: all records of the update, in any order.
+        truth: canonical golden values, ``quantity -> name -> array``.
+        frame: the samples of the update.
+        tolerances: of a quantity; None leaves it out.
+        place: step, and update within the step (None where it has one).
+        planned: every rank and microbatch that had to be computed.
+        dtype: name of the dtype that a tensor must have, by golden quantity and name; None for any.
+        text: of a token id.
+
+    Raises:
+        CompareError: if the golden values are incomplete, or of other samples than the frame's.
+    """
+    golden = Projection(truth, frame, text)
+    placed = PlacedRecords(records, frame)
+    update = _Update(golden, placed, Plan.of(planned), tolerances, Place(*place), dtype or (lambda *_: None))
+    return in_order(update.verdicts())
+
+
+def in_order(verdicts: Iterable[Verdict]) -> list[Verdict]:
+    """Verdicts in the order of computation: quantity, then microbatch, rank, and order within the record."""
+
+    def key(verdict: Verdict) -> tuple[int, ...]:
+        place = verdict.place
+        numbers = (place.step, place.update, order_of(verdict.quantity), place.micro, place.rank)
+        return tuple(-1 if number is None else number for number in numbers)
+
+    return sorted(verdicts, key=key)
+
+
+@dataclass(frozen=True)
+class _Update:
+    golden: Projection
+    placed: PlacedRecords
+    plan: Plan
+    tolerances: Tolerances
+    place: Place
+    dtype: Dtype
+
+    def verdicts(self) -> list[Verdict]:
+        stages = self._micro_stages()
+        found = [*self.placed.structure(self.plan, stages, self.place, self.golden.locator)]
+        for rank, micro in self.plan.micros:
+            found += self._microbatch(stages, rank, micro)
+        for rank in self.plan.ranks:
+            found += self._whole(rank)
+        for key in self.placed.of_stages(STEP_STAGES):
+            found += self._record(key, self.place)
+        return [*found, *self._not_compared(found)]
+
+    def _micro_stages(self) -> list[str]:
+        """Stages that every microbatch has: those the golden values come from, and those recorded anywhere."""
+        names = [(quantity, name) for quantity, tensors in self.golden.truth.items() for name in tensors]
+        recorded = {key.stage for key in self.placed.of_stages(MICRO_STAGES)}
+        return [stage for stage in MICRO_STAGES if stage in exclusive_stages(names) | recorded]
+
+    def _microbatch(self, stages: Sequence[str], rank: int, micro: int) -> Iterator[Verdict]:
+        place = replace(self.place, rank=rank, micro=micro)
+        for stage in stages:
+            yield from self._record(Key(stage, rank, micro), place)
+        held = {(source.quantity, source.name) for stage in stages for source in self.golden.stage(stage)}
+        for quantity, tensors in self.golden.truth.items():
+            for name in tensors:
+                if quantity_named(quantity).per_microbatch and (quantity, name) not in held:
+                    yield from self._tensor(primary_source(quantity, name), None, None, place)
+
+    def _record(self, key: Key, place: Place) -> Iterator[Verdict]:
+        """Verdicts on every tensor that a record of a microbatch (or of the step) holds or should hold."""
+        record = self.placed.get(key)
+        layout = self.placed.layouts.get(key)
+        for source in self._union(key.stage, record):
+            if record is None:
+                yield from self._lost(source, place, Status.MISSING, f"{key} was not recorded")
+            elif layout is None:
+                yield from self._lost(source, place, Status.COVERAGE, self.placed.misfits[key])
+            else:
+                actual = record.tensors.get(source.tensor)
+                shape = None if actual is None else actual.shape
+                known = source.name in self.golden.truth.get(source.quantity, {})
+                expected = self.golden.local(source, layout, shape) if known else None
+                yield from self._tensor(source, actual, expected, place)
+
+    def _whole(self, rank: int) -> Iterator[Verdict]:
+        """Verdicts on one rank's full tensors."""
+        place = replace(self.place, rank=rank)
+        for stage in UPDATE_STAGES:
+            key = Key(stage, rank, None)
+            record = self.placed.get(key)
+            for source in self._union(stage, record):
+                if record is None:
+                    yield from self._lost(source, place, Status.MISSING, f"{key} was not recorded")
+                    continue
+                golden = self.golden.truth.get(source.quantity, {}).get(source.name)
+                expected = None if golden is None else Expected(golden)
+                yield from self._tensor(source, record.tensors.get(source.tensor), expected, place)
+            if stage == "gradient":
+                yield from self._grad_norm(record, place)
+
+    def _grad_norm(self, record: Record | None, place: Place) -> Iterator[Verdict]:
+        """The norm is a number in the metadata of the gradients, so it has no dtype of its own."""
+        source = Source("gradient", "grad_norm", "grad_norm", "grad_norm")
+        golden = self.golden.truth.get("grad_norm", {}).get("grad_norm")
+        norm = None if record is None else record.meta.get("grad_norm")
+        actual = np.array(norm, np.float64) if isinstance(norm, int | float) else None
+        if golden is not None or actual is not None:
+            expected = None if golden is None else Expected(golden.astype(np.float64))
+            yield from self._tensor(source, actual, expected, place, dtype="float64")
+
+    def _tensor(
+        self,
+        source: Source,
+        actual: Array | None,
+        expected: Expected | None,
+        place: Place,
+        dtype: str | None = None,
+    ) -> Iterator[Verdict]:
+        tolerance = self.tolerances(source.quantity)
+        if tolerance is None:
+            return
+        if actual is None and expected is None:
+            yield from self._lost(source, place, Status.MISSING, "no record of this microbatch holds it")
+            return
+        whole = expected or Expected(None)
+        yield judge_tensor(
+            actual,
+            whole.values,
+            tolerance,
+            quantity=source.quantity,
+            name=source.label,
+            place=place,
+            mask=whole.mask,
+            scale=whole.scale,
+            dtype=dtype or self.dtype(source.quantity, source.name),
+            locate=whole.locate,
+        )
+
+    def _lost(self, source: Source, place: Place, status: Status, detail: str) -> Iterator[Verdict]:
+        if self.tolerances(source.quantity) is not None:
+            yield Verdict(status, source.quantity, source.label, place, detail)
+
+    def _union(self, stage: str, record: Record | None) -> list[Source]:
+        """The tensors that a record holds, in its order, then those that it should hold besides."""
+        held = [] if record is None else [source_of(stage, name) for name in record.tensors]
+        known = [source for source in held if source is not None]
+        return list(dict.fromkeys([*known, *self.golden.stage(stage)]))
+
+    def _not_compared(self, found: Sequence[Verdict]) -> Iterator[Verdict]:
+        """A quantity of which not one element was compared could never fail."""
+        compared: dict[str, int] = {}
+        for verdict in found:
+            compared[verdict.quantity] = compared.get(verdict.quantity, 0) + verdict.count + (not verdict.ok)
+        for quantity in self.golden.truth:
+            if self.tolerances(quantity) is not None and not compared.get(quantity):
+                detail = f"not one element of {quantity} was compared, so it could not fail"
+                yield Verdict(Status.COVERAGE, COVERAGE, quantity, self.place, detail)
