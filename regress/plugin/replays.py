@@ -64,7 +64,12 @@ class Suite:
             try:
                 case = store.case(name)
                 if case.manifest is None:
-                    self.broken.append(Broken(f"{name}/unrecorded", f"{case.folder} is not recorded yet: run regress golden record {name}"))
+                    self.broken.append(
+                        Broken(
+                            f"{name}/unrecorded",
+                            f"{case.folder} is not recorded yet: run regress golden record {name}",
+                        )
+                    )
                 else:
                     found.append(case)
             except RegressError as error:
@@ -84,7 +89,9 @@ class Suite:
         """The replays of this session."""
         from regress.replay.cache import ReplayCache
 
-        return ReplayCache(self.shared, self.variants, self.settings.tolerance_scale, self.settings.keep_dumps is not None)
+        return ReplayCache(
+            self.shared, self.variants, self.settings.tolerance_scale, self.settings.keep_dumps is not None
+        )
 
     def replays(self, cases: str, variants: str) -> Iterator[Replay]:
         """The replays that two lists of patterns name, in the tiers of this session."""
@@ -140,14 +147,20 @@ class RecordCheck:
             self._request.node.add_report_section("call", "regress", details)
             pytest.fail(headline, pytrace=False)
         if outcome.closest is not None and self._suite.settings.report is not None:
-            self._request.node.user_properties.append(("regress_verdict", _row(item, outcome.closest.to_json())))
+            self._request.node.user_properties.append(
+                ("regress_verdict", _row(item, outcome.closest.to_json()))
+            )
 
 
 def _row(item: Item, verdict: dict[str, Any]) -> dict[str, Any]:
     """The closest call of a passing test, as plain values that survive a worker."""
     replay = item.replay
     names = {"case": replay.case.name, "variant": replay.variant.name, "precision": str(replay.precision)}
-    return {**names, "place": str(item.place), **{key: verdict[key] for key in ("quantity", "name", "multiple", "relative")}}
+    return {
+        **names,
+        "place": str(item.place),
+        **{key: verdict[key] for key in ("quantity", "name", "multiple", "relative")},
+    }
 
 
 def parametrize(metafunc: pytest.Metafunc, suite: Suite) -> None:

@@ -69,7 +69,9 @@ class ReplayCache:
     def _judge(self, replay: Replay) -> ReplayOutcome:
         from regress.replay.judge import judge_replay, judge_twin, stored_tolerances
 
-        twin = self._twin(replay)  # its lock is taken under this one; a twin has none itself, so no circle arises
+        twin = self._twin(
+            replay
+        )  # its lock is taken under this one; a twin has none itself, so no circle arises
         dump = self._dump(replay)
         if twin is not None:
             return ReplayOutcome.of(judge_twin(replay.case, dump, twin, replay.plan))

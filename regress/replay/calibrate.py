@@ -24,7 +24,7 @@ from regress.engine.precision import DTYPES
 from regress.errors import ReplayError
 from regress.golden.case import GoldenCase
 from regress.golden.tolerance import ToleranceEntry
-from regress.replay.judge import judge_replay
+from regress.replay.judge import NATIVE, judge_replay
 from regress.replay.matrix import Replay
 from regress.replay.run import Prepare, replay
 from regress.replay.truth import canonical
@@ -56,7 +56,7 @@ class Floor:
     @property
     def floor(self) -> float:
         """The largest of both and an eighth of the dtype's spacing."""
-        return max(self.perturbation, self.dtype_error, _eps(self.precision) / 8)
+        return max(self.perturbation, self.dtype_error, _eps(self.quantity, self.precision) / 8)
 
     @property
     def tolerance(self) -> float | None:
@@ -84,10 +84,10 @@ class Floor:
                 f"errors of the mathematics are above 1e-2; the bound is {SEMANTICS:g}"
             )
         if self.tolerance is None:
-            return (
-                f"{kappa:g} times the noise floor of {self.floor:.1e} would pass a tensor of zeros, so it is not judged"
-            )
-        larger = "weights moved by one ulp" if self.perturbation >= self.dtype_error else "error against float64"
+            return f"{kappa:g} times the noise floor of {self.floor:.1e} would pass a tensor of zeros, so it is not judged"
+        larger = (
+            "weights moved by one ulp" if self.perturbation >= self.dtype_error else "error against float64"
+        )
         return f"{kappa:g} times the noise floor of {self.floor:.1e} ({larger})"
 
 
@@ -124,14 +124,18 @@ def _floors(
         own = canonical(case, dump, layout)
         _widen(errors, judge_replay(case, dump, layout.plan, precision, tolerance=_unbounded))
         for seed in range(seeds):
-            moved = replay(case, variant, precision, folder / f"seed{seed}", prepare=perturbation(precision, seed))
+            moved = replay(
+                case, variant, precision, folder / f"seed{seed}", prepare=perturbation(precision, seed)
+            )
             advance()
             verdicts = judge_replay(
                 case, moved, layout.plan, precision, truth=own.__getitem__, tolerance=_unbounded
             )
             _widen(responses, verdicts)
     floors = [
-        Floor(quantity, precision, responses[quantity], 0.0 if precision is Precision.FLOAT64 else error, seeds)
+        Floor(
+            quantity, precision, responses[quantity], 0.0 if precision is Precision.FLOAT64 else error, seeds
+        )
         for quantity, error in errors.items()
     ]
     _refuse_blind_semantics(case, floors)
@@ -179,5 +183,7 @@ def perturbation(precision: Precision, seed: int) -> Prepare:
     return move
 
 
-def _eps(precision: Precision) -> float:
-    return float(torch.finfo(DTYPES[precision.dtype]).eps)
+def _eps(quantity: str, precision: Precision) -> float:
+    """Spacing of the dtype that a quantity is computed in."""
+    lowered = quantity in NATIVE or precision is Precision.FLOAT64
+    return float(torch.finfo(DTYPES[precision.dtype] if lowered else torch.float32).eps)

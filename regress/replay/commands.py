@@ -27,7 +27,9 @@ golden_dir = click.option(
 @click.command()
 @click.argument("case")
 @golden_dir
-@click.option("--seeds", type=click.IntRange(3), default=5, show_default=True, help="Perturbations of the weights.")
+@click.option(
+    "--seeds", type=click.IntRange(3), default=5, show_default=True, help="Perturbations of the weights."
+)
 def calibrate(case: str, golden_dir: Path, seeds: int) -> None:
     """Measure the tolerances of a golden case and write them into its manifest.
 
@@ -56,7 +58,11 @@ def _table(case: str, floors: list[Floor]) -> Table:
     for floor in floors:
         bound = "not judged" if floor.tolerance is None else f"{floor.tolerance:.1e}"
         table.add_row(
-            floor.quantity, str(floor.precision), f"{floor.perturbation:.1e}", f"{floor.dtype_error:.1e}", bound
+            floor.quantity,
+            str(floor.precision),
+            f"{floor.perturbation:.1e}",
+            f"{floor.dtype_error:.1e}",
+            bound,
         )
     return table
 
@@ -64,7 +70,9 @@ def _table(case: str, floors: list[Floor]) -> Table:
 @click.command()
 @click.argument("case")
 @golden_dir
-@click.option("--inputs", is_flag=True, help="Make weights, optimizer state and rollouts again, as the recipe says.")
+@click.option(
+    "--inputs", is_flag=True, help="Make weights, optimizer state and rollouts again, as the recipe says."
+)
 def record(case: str, golden_dir: Path, inputs: bool) -> None:
     """Record a golden case from its case.yaml: inputs if it has none, and the float64 truth.
 

@@ -76,7 +76,9 @@ def compose(config: Mapping[str, Any], overrides: Mapping[str, Any], folder: Pat
 
 def overlaid(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """``config`` with the values of dotted keys put into their places; neither argument is changed."""
-    result = {key: overlaid(value, {}) if isinstance(value, Mapping) else value for key, value in config.items()}
+    result = {
+        key: overlaid(value, {}) if isinstance(value, Mapping) else value for key, value in config.items()
+    }
     for key, value in overrides.items():
         head, _, rest = key.partition(".")
         result[head] = overlaid(result.get(head) or {}, {rest: value}) if rest else value

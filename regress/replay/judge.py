@@ -7,10 +7,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from regress.compare.bitwise import judge_bitwise
-from regress.compare.judge import judge_update
+from regress.compare.judge import judge_bitwise, judge_trajectories, judge_update
 from regress.compare.tolerance import EXACT, Tolerance
-from regress.compare.trajectories import judge_trajectories
 from regress.compare.verdict import Verdict
 from regress.dump.arrays import Array, dtype_name
 from regress.dump.reader import DumpReader
@@ -22,6 +20,8 @@ from regress.replay.variants import Precision
 
 NATIVE = ("activations", "gradient", "param", "optimizer")
 """Quantities in the dtype of the model; log-probs and all that is computed from them are at least float32."""
+WIDE = ("weights", "grad_norm")
+"""Quantities that are float64 in every precision: denominators, and a number that is written as text."""
 
 Truth = Mapping[str, Mapping[str, Array]]
 
@@ -63,7 +63,9 @@ def judge_replay(
     return verdicts
 
 
-def judge_twin(case: GoldenCase, dump: DumpReader, twin: DumpReader, plan: Sequence[PlannedUpdate]) -> list[Verdict]:
+def judge_twin(
+    case: GoldenCase, dump: DumpReader, twin: DumpReader, plan: Sequence[PlannedUpdate]
+) -> list[Verdict]:
     """All verdicts of a byte-for-byte comparison with the replay of another variant."""
     verdicts = []
     for step, trajectories in sorted(case.trajectories().items()):
@@ -113,9 +115,9 @@ def expected_dtype(truth: Truth, quantity: str, name: str, precision: Precision)
         return None
     if dtype_name(golden.dtype) != "float64":
         return dtype_name(golden.dtype)
-    if quantity in NATIVE or precision is Precision.FLOAT64:
-        return precision.dtype
-    return "float32"
+    if quantity in WIDE:
+        return "float64"
+    return precision.dtype if quantity in NATIVE or precision is Precision.FLOAT64 else "float32"
 
 
 def token_text(case: GoldenCase) -> Callable[[int], str] | None:

@@ -75,7 +75,9 @@ class ReplayOutcome:
     def loads(cls, text: str) -> ReplayOutcome:
         """Rebuild what `dumps` wrote."""
         tree = json.loads(text)
-        return cls({(row["place"], row["quantity"]): _outcome(row) for row in tree["outcomes"]}, tree["error"])
+        return cls(
+            {(row["place"], row["quantity"]): _outcome(row) for row in tree["outcomes"]}, tree["error"]
+        )
 
 
 def _outcome(row: Mapping[str, Any]) -> Outcome:

@@ -51,13 +51,17 @@ def plan_replay(
     return [
         _planned(step, update, frame, plan)
         for step, samples in sorted(trajectories.items())
-        for update, frame in _updates(frame_of(samples), trainer.get("epochs", 1), trainer.get("mini_batch_size"))
+        for update, frame in _updates(
+            frame_of(samples), trainer.get("epochs", 1), trainer.get("mini_batch_size")
+        )
     ]
 
 
 def section(config: Mapping[str, Any], overrides: Mapping[str, Any], name: str) -> dict[str, Any]:
     """A section of the configuration with the overrides laid over it."""
-    given = {key.removeprefix(f"{name}."): value for key, value in overrides.items() if key.startswith(f"{name}.")}
+    given = {
+        key.removeprefix(f"{name}."): value for key, value in overrides.items() if key.startswith(f"{name}.")
+    }
     return {**config.get(name, {}), **given}
 
 

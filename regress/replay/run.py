@@ -35,7 +35,9 @@ def replay(
     Raises:
         RegressError: if the case is damaged, the configuration impossible, or a step fails.
     """
-    config = replay_config(case, variant, precision, len(case.trajectories()) if steps is None else steps, folder)
+    config = replay_config(
+        case, variant, precision, len(case.trajectories()) if steps is None else steps, folder
+    )
     run_steps(config, prepare)
     return DumpReader(config.debug.dump_dir)
 

@@ -105,5 +105,7 @@ def changed_truth(staged: Staged) -> dict[str, dict[str, dict[str, Any]]]:
     for change in staged.changes:
         kept = staged.case.quantities(change.where) if change.where in staged.case.wheres() else []
         tensors = staged.case.truth_of(change.where, change.quantity) if change.quantity in kept else {}
-        truth.setdefault(change.where, {}).setdefault(change.quantity, {})[change.name] = tensors.get(change.name)
+        truth.setdefault(change.where, {}).setdefault(change.quantity, {})[change.name] = tensors.get(
+            change.name
+        )
     return truth

@@ -130,12 +130,12 @@ def _same(old: Array | None, new: Array | None) -> bool:
 
 
 def _refuse_nonfinite(case: GoldenCase, truth: Truth) -> None:
-    bad = [key for key, array in flat(truth).items() if array.dtype.kind == "f" and not np.isfinite(array).all()]
+    bad = [
+        key for key, array in flat(truth).items() if array.dtype.kind == "f" and not np.isfinite(array).all()
+    ]
     if bad:
         where, quantity, name = bad[0]
         raise RegressError(
             f"case {case.name}: {quantity} {name} at {where} is not finite ({len(bad)} tensors are), so it cannot be "
             "golden; find the first of them with regress dump show"
         )
-
-

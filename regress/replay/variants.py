@@ -42,6 +42,7 @@ TIERS: Mapping[str, tuple[Precision, ...]] = {
 }
 """``--regress-tier``: is it the same mathematics, is it accurate enough, are the bytes the same."""
 
+SEMANTICS = (Precision.FLOAT64,)
 BOTH = (Precision.FLOAT64, Precision.FLOAT32)
 EVERY = (*BOTH, Precision.BFLOAT16)
 
@@ -62,7 +63,7 @@ class Variant:
     name: str
     why: str
     overrides: Mapping[str, Any] = field(default_factory=dict)
-    precisions: tuple[Precision, ...] = BOTH
+    precisions: tuple[Precision, ...] = SEMANTICS
     cases: tuple[str, ...] = ("*",)
     twin: str | None = None
 
@@ -97,12 +98,17 @@ VARIANTS: Mapping[str, Variant] = _rows(
     Variant("pad64", "rows far longer than the samples", _batching(pad_to_length=64)),
     Variant("left-pad8", "both", _batching(padding_side="left", pad_to_multiple_of=8)),
     # gradient accumulation
-    Variant("mbs1", "one sample a microbatch: no padding at all", _batching(micro_batch_size=1), EVERY),
-    Variant("mbs3", "a last microbatch that is smaller", _batching(micro_batch_size=3)),
-    Variant("mbs4", "denominators of the mini-batch, not of the microbatch", _batching(micro_batch_size=4)),
     Variant(
-        "left-mbs3", "left padding of unequal width", _batching(padding_side="left", micro_batch_size=3)
+        "mbs1",
+        "one sample a microbatch: no padding at all",
+        _batching(micro_batch_size=1),
+        cases=("dense", "gpt2"),
     ),
+    Variant("mbs3", "a last microbatch that is smaller", _batching(micro_batch_size=3)),
+    Variant(
+        "mbs4", "denominators of the mini-batch, not of the microbatch", _batching(micro_batch_size=4), EVERY
+    ),
+    Variant("left-mbs3", "left padding of unequal width", _batching(padding_side="left", micro_batch_size=3)),
     # packing
     Variant("packed", "attention and positions across sample boundaries", _batching(**PACKED), EVERY),
     Variant("packed-pad16", "padding after the last sample", _batching(**PACKED, pad_to_multiple_of=16)),
@@ -111,11 +117,15 @@ VARIANTS: Mapping[str, Variant] = _rows(
         "varlen",
         "attention that never sees another sample",
         {**_batching(**PACKED), "model.attn_implementation": "varlen"},
+        BOTH,
     ),
     # dynamic batches
     Variant("dynamic", "microbatches of unequal numbers of samples", _batching(max_tokens_per_microbatch=96)),
     Variant(
-        "packed-dynamic", "token budgets and packing", _batching(**PACKED, max_tokens_per_microbatch=48)
+        "packed-dynamic",
+        "token budgets and packing",
+        _batching(**PACKED, max_tokens_per_microbatch=48),
+        BOTH,
     ),
     # row order
     Variant(
@@ -142,13 +152,14 @@ VARIANTS: Mapping[str, Variant] = _rows(
         "checkpointing",
         "activations computed twice",
         {"model.gradient_checkpointing": True},
-        (*BOTH, Precision.BITWISE),
+        (*SEMANTICS, Precision.BITWISE),
         twin="base",
     ),
     Variant(
         "chunked",
         "log-probs of a few tokens at a time",
         _batching(log_prob_chunk_size=7),
+        BOTH,
     ),
     Variant(
         "packed-chunked-mbs4",
@@ -161,10 +172,10 @@ VARIANTS: Mapping[str, Variant] = _rows(
         "adamw-foreach",
         "many tensors at once",
         {"optimizer.implementation": "foreach"},
-        (*BOTH, Precision.BITWISE),
+        (*SEMANTICS, Precision.BITWISE),
         twin="adamw-for-loop",
     ),
-    Variant("adamw-fused", "one kernel", {"optimizer.implementation": "fused"}),
+    Variant("adamw-fused", "one kernel", {"optimizer.implementation": "fused"}, BOTH),
 )
 """The variants on one process, by name."""
 
@@ -175,7 +186,9 @@ def select(names: Iterable[str], pattern: str) -> list[str]:
     patterns = [part.strip() for part in pattern.split(",") if part.strip()]
     found = [name for name in known if any(fnmatchcase(name, part) for part in patterns)]
     if not found:
-        raise ConfigError(f"{pattern!r} matches none of {', '.join(known)}; give a name, or a pattern such as 'packed*'")
+        raise ConfigError(
+            f"{pattern!r} matches none of {', '.join(known)}; give a name, or a pattern such as 'packed*'"
+        )
     return found
 
 
@@ -193,21 +206,27 @@ def _parse(name: str, row: Any, stated: str) -> Variant:
     if not isinstance(row, Mapping) or not set(row) <= set(known):
         raise ConfigError(f"{stated} must be a table with keys of {', '.join(known)}; correct {row!r}")
     if not isinstance(row.get("why"), str) or not row["why"].strip():
-        raise ConfigError(f"{stated} does not say why it exists; add why = \"what it could break\"")
+        raise ConfigError(f'{stated} does not say why it exists; add why = "what it could break"')
     if "/" in name or "[" in name or not name.isprintable():
         raise ConfigError(f"{stated} cannot stand in a test id; choose letters, digits and dashes")
     overrides = row.get("overrides", {})
     if not isinstance(overrides, Mapping):
         raise ConfigError(f"{stated} has the overrides {overrides!r}; give a table of dotted keys and values")
     try:
-        precisions = tuple(Precision(value) for value in _list(row.get("precisions", BOTH)))
+        precisions = tuple(Precision(value) for value in _list(row.get("precisions", SEMANTICS)))
     except ValueError:
         allowed = ", ".join(Precision)
-        raise ConfigError(f"{stated} has the precisions {row['precisions']!r}; choose from {allowed}") from None
+        raise ConfigError(
+            f"{stated} has the precisions {row['precisions']!r}; choose from {allowed}"
+        ) from None
     twin = row.get("twin")
     if (Precision.BITWISE in precisions) != (twin is not None):
-        raise ConfigError(f"{stated}: precision bitwise and twin (whose bytes to reproduce) go together; give both")
-    return Variant(name, row["why"], dict(flat(overrides)), precisions, tuple(_list(row.get("cases", ["*"]))), twin)
+        raise ConfigError(
+            f"{stated}: precision bitwise and twin (whose bytes to reproduce) go together; give both"
+        )
+    return Variant(
+        name, row["why"], dict(flat(overrides)), precisions, tuple(_list(row.get("cases", ["*"]))), twin
+    )
 
 
 def _list(value: Any) -> Sequence[Any]:

@@ -197,7 +197,9 @@ def test_nan_on_both_sides_at_different_positions(padded: tuple[Replay, DumpRead
         return truth
 
     broken = rewritten(dump, tmp_path / "dump", changed(at("forward_data", 0, 0), "log_probs", break_one))
-    failed = [v for v in judge_replay(chosen.case, broken, chosen.plan, chosen.precision, truth=golden) if not v.ok]
+    failed = [
+        v for v in judge_replay(chosen.case, broken, chosen.plan, chosen.precision, truth=golden) if not v.ok
+    ]
     (first, *_) = [v for v in failed if v.quantity == "log_probs"]
     assert (first.status, first.place) == (Status.NONFINITE, Place(0, None, 0, 0))
 

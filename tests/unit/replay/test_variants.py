@@ -47,9 +47,15 @@ def test_rows_of_a_project_are_added_and_replace(tmp_path: Path) -> None:
     ("row", "message"),
     [
         ({"overrides": {}}, "does not say why it exists; add why"),
-        ({"why": "x", "override": {}}, "must be a table with keys of why, overrides, precisions, cases, twin"),
+        (
+            {"why": "x", "override": {}},
+            "must be a table with keys of why, overrides, precisions, cases, twin",
+        ),
         ({"why": "x", "precisions": ["fp32"]}, "choose from float64, float32, bfloat16, bitwise"),
-        ({"why": "x", "precisions": ["bitwise"]}, "precision bitwise and twin (whose bytes to reproduce) go together"),
+        (
+            {"why": "x", "precisions": ["bitwise"]},
+            "precision bitwise and twin (whose bytes to reproduce) go together",
+        ),
         ({"why": "x", "twin": "base"}, "go together; give both"),
         ({"why": "x", "overrides": 3}, "give a table of dotted keys and values"),
         ("packed", "must be a table with keys of"),
