@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from regress.dump.hooks import matching_modules, matching_parameters, record_act
 from regress.dump.manifest import Provenance, read_manifest
 from regress.dump.recorder import Recorder
 from regress.dump.taps import recording
+from regress.engine.compiled import blocks_of
 from regress.engine.config.rules import updates_per_rollout
 from regress.engine.config.schema import Config
 from regress.engine.evaluation import due
@@ -31,6 +32,7 @@ from regress.engine.sampling import SamplingParams
 from regress.engine.tokenizer import fingerprint, load_tokenizer, train_tokenizer
 from regress.engine.trainer import Trainer
 from regress.engine.warm_start import warm_start
+from regress.errors import ConfigError
 from regress.tasks.dataset import make_dataset
 from regress.tasks.registry import make_task
 from regress.tasks.rewards import make_rewards
@@ -162,7 +164,9 @@ def _recorder(config: Config, policy: LocalPolicy, origin: Provenance) -> Record
     if wanted.param or wanted.gradient or wanted.optimizer:
         matching_parameters(policy.named_parameters(), debug.target_param_pattern)
     if wanted.activations:
-        matching_modules(policy.model, debug.target_module_pattern)
+        found = matching_modules(policy.model, debug.target_module_pattern)
+        if config.model.compile is not None:
+            _require_outside(found, blocks_of(policy.model), config)
     return Recorder(
         debug.dump_dir,
         options=vars(debug.dump_options),
@@ -171,6 +175,16 @@ def _recorder(config: Config, policy: LocalPolicy, origin: Provenance) -> Record
         provenance=origin,
         overwrite=debug.overwrite,
     )
+
+
+def _require_outside(found: Iterable[str], blocks: Iterable[str], config: Config) -> None:
+    """What lies in a compiled block is no module any more, but a piece of one function."""
+    inside = [name for name in found for block in blocks if name.startswith(f"{block}.")]
+    if inside:
+        raise ConfigError(
+            f"debug.target_module_pattern names {inside[0]}, which does not run by itself under model.compile="
+            f"{config.model.compile}; name whole blocks, or set model.compile=null"
+        )
 
 
 def _optimizer(config: Config, policy: LocalPolicy) -> AdamW:

@@ -21,6 +21,7 @@ def build_policy(config: Config, tokenizer: PreTrainedTokenizerBase) -> LocalPol
     """
     return LocalPolicy(
         _model(config, config.model, tokenizer, "model"),
+        compile=config.model.compile,
         log_prob_chunk_size=config.batching.log_prob_chunk_size,
         temperature=config.rollout_worker.temperature,
         entropy_gradient=config.algorithm.entropy_coef != 0.0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Protocol, TypeVar
 
 import torch
@@ -13,6 +14,7 @@ from regress.dump.hooks import joined
 from regress.dump.taps import at
 from regress.engine.attention import VARLEN, block_causal_mask
 from regress.engine.batch import Microbatch
+from regress.engine.compiled import CompiledBlocks
 from regress.engine.precision import arithmetic
 from regress.engine.projection import Entropy, chunked_log_probs, hidden_at, logits_at
 from regress.grpo.logprobs import TokenLogProbs, token_log_probs
@@ -52,6 +54,7 @@ class LocalPolicy:
         model: a Hugging Face causal language model.
         temperature: the logits are divided by it, as in the sampler.
         entropy_gradient: whether the loss has an entropy term.
+        compile: backend of ``torch.compile`` under which the transformer blocks run; ``None``: uncompiled.
         log_prob_chunk_size: loss tokens whose logits are held at once; ``None``: those of the whole microbatch.
     """
 
@@ -61,12 +64,15 @@ class LocalPolicy:
         *,
         temperature: float = 1.0,
         entropy_gradient: bool = False,
+        compile: str | None = None,
         log_prob_chunk_size: int | None = None,
     ) -> None:
         self.model = model
         self.temperature = temperature
         self.log_prob_chunk_size = log_prob_chunk_size
         self._entropy: Entropy = True if entropy_gradient else "no_grad"
+        self.compile = compile
+        self._blocks = None if compile is None else CompiledBlocks(model, compile)
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
 
@@ -136,11 +142,12 @@ class LocalPolicy:
             mask = torch.from_numpy(micro.layout.attention_mask).to(self.device)
         else:
             mask = block_causal_mask(micro.layout, implementation, self.dtype, self.device)
-        logits: Tensor = self.model(
-            input_ids=micro.input_ids,
-            position_ids=micro.position_ids,
-            attention_mask=mask,
-            use_cache=False,
-            varlen=micro.varlen,
-        ).logits
+        with nullcontext() if self._blocks is None else self._blocks.active():
+            logits: Tensor = self.model(
+                input_ids=micro.input_ids,
+                position_ids=micro.position_ids,
+                attention_mask=mask,
+                use_cache=False,
+                varlen=micro.varlen,
+            ).logits
         return logits

@@ -28,7 +28,10 @@ class Reference:
         self._config = config
         frozen = (copy.deepcopy(policy.model) if model is None else model).requires_grad_(False)
         self._policy = LocalPolicy(
-            frozen, temperature=policy.temperature, log_prob_chunk_size=policy.log_prob_chunk_size
+            frozen,
+            temperature=policy.temperature,
+            compile=policy.compile,
+            log_prob_chunk_size=policy.log_prob_chunk_size,
         )
 
     @property

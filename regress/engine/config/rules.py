@@ -244,6 +244,22 @@ def _author(origin: Origin) -> str:
     return str(origin).rpartition(":")[0] if origin.layer == FILE else origin.layer
 
 
+def _compile(c: Config) -> str | None:
+    if c.model.compile is None:
+        return None
+    if c.model.attn_implementation == "varlen":
+        return (
+            f"model.compile={c.model.compile} would compile model.attn_implementation=varlen anew for every layout; "
+            "set model.attn_implementation=sdpa or model.compile=null."
+        )
+    if c.model.gradient_checkpointing:
+        return (
+            f"model.compile={c.model.compile} decides by itself what the backward pass computes again, so that "
+            "model.gradient_checkpointing=true cannot; set one of them to its default."
+        )
+    return None
+
+
 RULES: tuple[Rule, ...] = (
     _lengths,
     _mini_batch,
@@ -255,6 +271,7 @@ RULES: tuple[Rule, ...] = (
     _pad_to_length,
     _token_budget,
     _packed_side,
+    _compile,
     _warmup,
     _current_log_probs,
     _current_dump,

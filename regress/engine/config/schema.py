@@ -14,6 +14,7 @@ from regress.layout import ROW_ORDERS
 
 FAMILIES = ("qwen3", "qwen3_moe", "llama", "gpt2")
 DTYPES = ("float64", "float32", "bfloat16")
+BACKENDS = ("eager", "aot_eager", "inductor")
 ATTENTIONS = ("eager", "sdpa", "varlen")
 WORKERS = ("hf", "mock")
 DUMP_FORMATS = ("safetensors", "pt", "jsonl")
@@ -44,6 +45,11 @@ class ModelConfig:
     dtype: str = _value("float32", "precision of weights and computation", choices=DTYPES)
     attn_implementation: str = _value(
         "sdpa", "attention: eager, sdpa, or varlen (packed sequences one by one)", choices=ATTENTIONS
+    )
+    compile: str | None = _value(
+        None,
+        "backend of torch.compile that trains the transformer blocks (the sampler is never compiled); null: none",
+        choices=BACKENDS,
     )
     gradient_checkpointing: bool = _value(False, "recompute activations in the backward pass")
 

@@ -51,6 +51,14 @@ IMPOSSIBLE = {
         "task.rewards names no reward with a weight other than 0, so that every advantage is zero; give "
         "one, for example task.rewards.exact_match=1.0."
     ),
+    "model.compile=inductor model.attn_implementation=varlen": (
+        "model.compile=inductor would compile model.attn_implementation=varlen anew for every layout; set "
+        "model.attn_implementation=sdpa or model.compile=null."
+    ),
+    "model.compile=eager model.gradient_checkpointing=true": (
+        "model.compile=eager decides by itself what the backward pass computes again, so that "
+        "model.gradient_checkpointing=true cannot; set one of them to its default."
+    ),
     "reference.path=final algorithm.kl_coef=0": (
         "reference.path=final finds no reference model while algorithm.kl_coef=0; give algorithm.kl_coef a "
         "value or set reference.path=null."

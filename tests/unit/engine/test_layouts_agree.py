@@ -84,7 +84,9 @@ def quantities(batch: TokenBatch, log_probs: Tensor, seed: int) -> LossTokens:
 
 
 @contextmanager
-def one_update(model_config: ModelConfig, seed: int = 0) -> Iterator[Callable[..., dict[str, Tensor]]]:
+def one_update(
+    model_config: ModelConfig, seed: int = 0, compile: str | None = None
+) -> Iterator[Callable[..., dict[str, Tensor]]]:
     model = build_model(model_config, seed=seed, vocab_size=VOCABULARY, pad_id=0, eos_id=1)
     state = {name: value.clone() for name, value in model.state_dict().items()}
 
@@ -100,6 +102,7 @@ def one_update(model_config: ModelConfig, seed: int = 0) -> Iterator[Callable[..
         policy = LocalPolicy(
             model,
             temperature=0.8,
+            compile=compile,
             entropy_gradient=objective.entropy_coef != 0.0,
             log_prob_chunk_size=chunk,
         )
@@ -295,3 +298,25 @@ def test_a_microbatch_without_loss_tokens_contributes_nothing() -> None:
             make_objective("dapo"),
         )
     assert_equal(both, alone, "with an idle microbatch")
+
+
+@pytest.mark.parametrize(
+    ("family", "backend"), [("qwen3", "aot_eager"), ("gpt2", "aot_eager"), ("qwen3_moe", "eager")]
+)
+def test_compiled_blocks_compute_the_same_in_true_float64(family: str, backend: str) -> None:
+    batch = TokenBatch(ragged(LENGTHS, seed=8))
+    objective = make_objective("dapo")
+    config = ModelConfig(family=family, dtype="float64", config=ONE_LAYER[family])
+    with one_update(config) as update:
+        expected = update(batch, None, BatchPlan(), objective)
+    with one_update(config, compile=backend) as update:
+        for name in ("left", "packed"):
+            actual = update(batch, expected["tokens"], PLANS[name], objective)
+            assert_equal(actual, expected, f"under {name}, compiled by {backend}")
+
+
+ONE_LAYER: dict[str, dict[str, object]] = {
+    "qwen3": {"num_hidden_layers": 1},
+    "qwen3_moe": {"num_hidden_layers": 1, "num_experts": 2},
+    "gpt2": {"n_layer": 1},
+}
