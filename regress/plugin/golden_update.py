@@ -1,34 +1,21 @@
-"""The end of ``pytest --update-golden``: staged cases become the golden ones, or pending ones to be reviewed."""
+"""The end of an update: what tests have staged becomes golden, or waits beside the cases to be reviewed."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from regress.plugin.rows import UpdateRow
+
 if TYPE_CHECKING:
+    from regress.replay.staging import Staged
     from regress.replay.update import Change
 
 
-@dataclass(frozen=True)
-class UpdateRow:
-    """One line of the table: a quantity of a case, and by how much it changed."""
-
-    case: str
-    quantity: str
-    tensors: int
-    multiple: float
-    max_error: float
-    statuses: str
-
-
-def apply_staged(shared: Path, golden_dir: Path, *, review: bool) -> list[UpdateRow]:
-    """Write what the session staged; returns what changed, quantity by quantity.
-
-    With ``review`` the changes are laid beside the cases, to be accepted or rejected.
-    """
+def apply_staged(staged_dir: Path, golden_dir: Path, *, review: bool) -> list[UpdateRow]:
+    """Write what a session staged; returns a row for each quantity of a case that changes."""
     from regress.golden.commit import commit
     from regress.golden.pending import propose
     from regress.golden.store import GoldenStore
@@ -36,29 +23,35 @@ def apply_staged(shared: Path, golden_dir: Path, *, review: bool) -> list[Update
 
     store = GoldenStore(golden_dir)
     rows: list[UpdateRow] = []
-    for name in staged_names(shared):
-        staged = read_staged(shared, name)
+    for name in staged_names(staged_dir):
+        staged = read_staged(staged_dir, name)
         if staged.case is None or not staged.changes:
             continue
         assert staged.case.manifest is not None
-        write = propose if review else commit
-        write(store.folder(name), truth=changed_truth(staged), provenance=staged.case.manifest.provenance)
-        rows += _rows(name, staged.changes)
+        provenance = staged.case.manifest.provenance
+        if review:
+            propose(store, name, truth=changed_truth(staged), provenance=provenance)
+        else:
+            commit(store.folder(name), truth=changed_truth(staged), provenance=provenance)
+        rows += _rows(name, staged, review)
     return rows
 
 
-def _rows(case: str, changes: Iterable[Change]) -> list[UpdateRow]:
+def _rows(case: str, staged: Staged, pending: bool) -> Iterable[UpdateRow]:
     grouped: dict[str, list[Change]] = defaultdict(list)
-    for change in changes:
+    for change in staged.changes:
         grouped[change.quantity].append(change)
-    return [
-        UpdateRow(
+    for quantity, found in grouped.items():
+        worst = max(found, key=lambda change: change.multiple)
+        yield UpdateRow(
             case,
             quantity,
-            len(found),
-            max(change.multiple for change in found),
-            max(change.max_error for change in found),
             ", ".join(dict.fromkeys(str(change.status) for change in found)),
+            len(found),
+            staged.compared.get(quantity, len(found)),
+            max(change.max_error for change in found),
+            worst.multiple,
+            "" if worst.old is None else f"{worst.old:.6g}",
+            "" if worst.new is None else f"{worst.new:.6g}",
+            pending,
         )
-        for quantity, found in grouped.items()
-    ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from filelock import FileLock
 from regress.dump.files import write_atomically
 from regress.dump.reader import DumpReader
 from regress.errors import RegressError
+from regress.golden.case import GoldenCase
 from regress.replay.matrix import Replay
 from regress.replay.outcome import ReplayOutcome
 from regress.replay.variants import Precision, Variant
@@ -27,15 +28,15 @@ class ReplayCache:
     Attributes:
         variants: the table in which twins are looked up.
         scale: factor on measured tolerances.
-        keep: leave the dumps of judged replays where they are.
-        truth: golden values of a case's update in place of the stored ones.
+        keep: where the dumps of judged replays stay; None: they are removed.
+        golden: the case whose values a case is judged against; itself, unless it is being updated.
     """
 
     root: Path
-    variants: dict[str, Variant]
+    variants: Mapping[str, Variant]
     scale: float = 1.0
-    keep: bool = False
-    truth: Callable[[GoldenCase], Truth | None] | None = None
+    keep: Path | None = None
+    golden: Callable[[GoldenCase], GoldenCase] = lambda case: case
     _outcomes: dict[str, ReplayOutcome] = field(default_factory=dict)
 
     def outcome(self, replay: Replay) -> ReplayOutcome:
@@ -62,8 +63,7 @@ class ReplayCache:
             except RegressError as error:
                 found = ReplayOutcome(error=str(error))
             write_atomically(path, [found.dumps().encode()])
-            if not self.keep and not (folder / "keep").exists():
-                shutil.rmtree(folder / "dump", ignore_errors=True)
+            self._leave(replay)
         return found
 
     def _judge(self, replay: Replay) -> ReplayOutcome:
@@ -75,10 +75,10 @@ class ReplayCache:
         dump = self._dump(replay)
         if twin is not None:
             return ReplayOutcome.of(judge_twin(replay.case, dump, twin, replay.plan))
-        truth = None if self.truth is None else self.truth(replay.case)
         tolerance = stored_tolerances(replay.case, replay.precision, self.scale)
+        golden = self.golden(replay.case)
         return ReplayOutcome.of(
-            judge_replay(replay.case, dump, replay.plan, replay.precision, truth=truth, tolerance=tolerance)
+            judge_replay(golden, dump, replay.plan, replay.precision, tolerance=tolerance)
         )
 
     def _twin(self, replay: Replay) -> DumpReader | None:
@@ -96,6 +96,15 @@ class ReplayCache:
             return DumpReader(folder / "dump")
         shutil.rmtree(folder / "dump", ignore_errors=True)
         return run(replay.case, replay.variant, replay.precision, folder)
+
+    def _leave(self, replay: Replay) -> None:
+        """Keep or remove the dump of a judged replay; a twin's stays until the session ends."""
+        folder = self._folder(replay)
+        if self.keep is not None:
+            shutil.rmtree(self.keep / replay.name, ignore_errors=True)
+            shutil.copytree(folder, self.keep / replay.name, ignore=shutil.ignore_patterns("outcome.json", "keep"))
+        if not (folder / "keep").exists():
+            shutil.rmtree(folder / "dump", ignore_errors=True)
 
     def _folder(self, replay: Replay) -> Path:
         folder = self.root / replay.name

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Collection
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +30,11 @@ Selection = Collection[tuple[str, str]] | None
 
 @dataclass(frozen=True)
 class Staged:
-    """The state of a case after its update, the tensors that change, or why it is refused."""
+    """The state of a case after its update, the tensors that change of how many, or why it is refused."""
 
     case: GoldenCase | None
     changes: tuple[Change, ...] = ()
-    compared: int = 0
+    compared: Mapping[str, int] = field(default_factory=dict)
     error: str | None = None
 
 
@@ -65,7 +65,7 @@ class Staging:
     def _stage(self, case: GoldenCase) -> None:
         from regress.replay.record import provenance_of
 
-        row: dict[str, Any] = {"changes": [], "compared": 0, "error": None}
+        row: dict[str, Any] = {"changes": [], "compared": {}, "error": None}
         wanted = self._selection(case.name)
         try:
             proposal = propose(

@@ -24,7 +24,7 @@ Selected = Callable[[str, str], bool]
 
 @dataclass(frozen=True)
 class Change:
-    """One golden tensor that is replaced, appears, or disappears."""
+    """One golden tensor that is replaced, appears, or disappears; ``old`` and ``new`` where it changes most."""
 
     where: str
     quantity: str
@@ -32,6 +32,8 @@ class Change:
     status: Status
     multiple: float
     max_error: float
+    old: float | None
+    new: float | None
 
 
 @dataclass
@@ -42,13 +44,13 @@ class Proposal:
         truth: the values after it, of all updates and quantities.
         changed: the tensors that change, by update and quantity; None for one that disappears.
         changes: tensor by tensor, in the order of computation.
-        compared: tensors that were looked at.
+        compared: tensors that were looked at, by quantity.
     """
 
     truth: Truth
     changed: dict[str, dict[str, dict[str, Array | None]]] = field(default_factory=dict)
     changes: list[Change] = field(default_factory=list)
-    compared: int = 0
+    compared: dict[str, int] = field(default_factory=dict)
 
 
 def propose(
@@ -93,13 +95,11 @@ def _merge(
     merged = {}
     for name in dict.fromkeys([*before, *after]):
         old, new = before.get(name), after.get(name)
-        proposal.compared += 1
+        proposal.compared[quantity] = proposal.compared.get(quantity, 0) + 1
         verdict = _judge(case, where, quantity, name, old, new)
         replaced = not verdict.ok or (everything and not _same(old, new))
         if replaced:
-            proposal.changes.append(
-                Change(where, quantity, name, verdict.status, verdict.multiple, verdict.max_error)
-            )
+            proposal.changes.append(_change(where, verdict))
             proposal.changed.setdefault(where, {}).setdefault(quantity, {})[name] = new
         kept = new if replaced else old
         if kept is not None:
@@ -122,6 +122,14 @@ def _judge(
         name=name,
         place=Place(coordinates.step, coordinates.update),
         dtype=None if old is None else dtype_name(old.dtype),
+    )
+
+
+def _change(where: str, verdict: Verdict) -> Change:
+    worst = verdict.worst
+    values = (None, None) if worst is None else (worst.golden, worst.actual)
+    return Change(
+        where, verdict.quantity, verdict.name, verdict.status, verdict.multiple, verdict.max_error, *values
     )
 
 

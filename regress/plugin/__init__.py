@@ -1,0 +1,49 @@
+"""The pytest plugin: options, the fixture `regress`, goldens and their updates.
+
+It loads with every run of pytest, so it imports neither torch nor numpy nor pandas before a test needs them.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from regress.plugin import hooks, session
+from regress.plugin.fixture import regress
+from regress.plugin.options import add_options, spell_out
+from regress.plugin.replays import regress_record
+from regress.plugin.settings import SETTINGS, read_settings
+from regress.plugin.summary import SUMMARY, Summary
+
+__all__ = ["regress", "regress_record"]
+
+
+def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
+    """Declare the hooks of conftest.py files."""
+    pluginmanager.add_hookspecs(hooks)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Declare options and ini keys."""
+    add_options(parser)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(
+    early_config: pytest.Config, parser: pytest.Parser, args: list[str]
+) -> None:
+    """Keep options without a value from swallowing the path that follows them."""
+    spell_out(early_config, parser, args)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Check all settings, whether or not a test will ask for them."""
+    config.stash[SETTINGS] = read_settings(config)
+    config.stash[SUMMARY] = Summary(config)
+    config.pluginmanager.register(config.stash[SUMMARY], "regress-summary")
+    session.register(config)
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    """Say that goldens will be written."""
+    settings = config.stash[SETTINGS]
+    return None if settings.update is None else f"regress: {settings.update} in {settings.golden_dir}"

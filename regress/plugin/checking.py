@@ -1,0 +1,84 @@
+"""One call of `regress.check`, from the value to its verdicts or to its new golden."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from regress.compare.tolerance import Tolerance
+from regress.compare.verdict import Verdict
+from regress.errors import GoldenError
+from regress.golden.checks import StoredCheck, read_check
+from regress.golden.tree import Tree
+from regress.plugin.comparing import compare
+from regress.plugin.rows import UpdateRow
+from regress.plugin.settings import Settings
+from regress.plugin.updating import refuse_nonfinite, refuse_unrepeatable, withdraw, write_check
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a call.
+
+    Attributes:
+        verdicts: on every leaf, the gravest first; none if there is no golden.
+        golden: what the value was compared with.
+        row: what was written, if anything.
+    """
+
+    verdicts: list[Verdict]
+    golden: StoredCheck | None
+    row: UpdateRow | None = None
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a test asks for.
+
+    Attributes:
+        new: the value as it would be stored, without provenance.
+        tolerance: with the factor of the session.
+        again: computes the value once more, if it came from a function.
+        nonfinite: whether NaN and infinities may become golden.
+    """
+
+    new: StoredCheck
+    tolerance: Tolerance
+    again: Callable[[], Any] | None
+    nonfinite: bool
+
+    def settle(self, settings: Settings, root: Path) -> Outcome:
+        """Compare with the golden, and update it if that is asked for.
+
+        Raises `GoldenError` when the golden is damaged, or the new value may not become one.
+        """
+        old = self._golden(settings)
+        verdicts = [] if old is None else self._compare(self.new.value, old.value)
+        if settings.update is None:
+            return Outcome(verdicts, old)
+        if not self._replaces(old, verdicts, settings):
+            withdraw(self.new, settings.golden_dir)
+            return Outcome(verdicts, old)
+        if not self.nonfinite:
+            refuse_nonfinite(self.new.value, self.new.name)
+        if self.again is not None:
+            refuse_unrepeatable(self._compare(Tree.of(self.again()), self.new.value), self.new.name)
+        return Outcome(verdicts, old, write_check(self.new, old, verdicts, settings, root))
+
+    def _golden(self, settings: Settings) -> StoredCheck | None:
+        try:
+            return read_check(settings.golden_dir, self.new.path)
+        except GoldenError:
+            if settings.update is None or not settings.update.all:
+                raise
+            return None  # rewriting everything is what mends a damaged one
+
+    def _replaces(self, old: StoredCheck | None, verdicts: list[Verdict], settings: Settings) -> bool:
+        if old is None or not all(verdict.ok for verdict in verdicts):
+            return True
+        return settings.update is not None and settings.update.all and not self.new.same(old)
+
+    def _compare(self, actual: Tree, golden: Tree) -> list[Verdict]:
+        return compare(actual, golden, self.tolerance, self.new.name)

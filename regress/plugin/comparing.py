@@ -1,0 +1,88 @@
+"""A value against its golden: one verdict for each leaf."""
+
+from __future__ import annotations
+
+import math
+
+from regress.compare.tensor import judge_tensor
+from regress.compare.tolerance import Tolerance
+from regress.compare.verdict import Place, Status, Verdict
+from regress.dump.arrays import dtype_name
+from regress.errors import CheckError
+from regress.golden.tree import CONTAINERS, TENSOR, Node, Tree, describe
+
+NOWHERE = Place(0)  # a check belongs to no step
+_EXACT = "texts and structure are compared exactly"
+_GRAVITY = {status: rank for rank, status in enumerate(Status)}
+
+
+def tolerance_of(rtol: float, atol: float, why: str, scale: float = 1.0) -> Tolerance:
+    """The tolerance that a call asks for, times `scale`; raises `CheckError` for one that is none or has no reason."""
+    for key, value in (("rtol", rtol), ("atol", atol)):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+            raise CheckError(f"{key}={value!r} is no tolerance: give a finite number that is not negative")
+    if not isinstance(why, str):
+        raise CheckError(f"why={why!r} is no reason: give a sentence")
+    if (rtol or atol) and not why.strip():
+        raise CheckError(
+            f"rtol={rtol:g}, atol={atol:g} without a reason: say in why= where this tolerance comes from, or leave it out"
+        )
+    return Tolerance(float(rtol), float(atol), reason=why or "no tolerance was asked for").scaled(scale)
+
+
+def compare(actual: Tree, golden: Tree, tolerance: Tolerance, quantity: str) -> list[Verdict]:
+    """Judge every leaf of either value; the gravest verdict comes first, and the furthest off among equals.
+
+    What hangs below a missing, additional or different container is not judged again.
+    """
+    verdicts: list[Verdict] = []
+    settled: list[str] = []
+    for path in dict.fromkeys([*golden.nodes, *actual.nodes]):
+        if any(_below(path, parent) for parent in settled):
+            continue
+        verdict = _judge(path, actual, golden, tolerance, quantity)
+        if _other_container(actual.nodes.get(path), golden.nodes.get(path)):
+            settled.append(path)
+        if verdict is not None:
+            verdicts.append(verdict)
+    return sorted(verdicts, key=lambda verdict: (_GRAVITY[verdict.status], -verdict.multiple))
+
+
+def _other_container(mine: Node | None, theirs: Node | None) -> bool:
+    return mine != theirs and any(node is not None and node[0] in CONTAINERS for node in (mine, theirs))
+
+
+def _below(path: str, parent: str) -> bool:
+    return path.startswith(parent) and path[len(parent) : len(parent) + 1] in ("[", ".", "#")
+
+
+def _judge(path: str, actual: Tree, golden: Tree, tolerance: Tolerance, quantity: str) -> Verdict | None:
+    mine, theirs = actual.nodes.get(path), golden.nodes.get(path)
+    if mine == theirs == TENSOR:
+        return judge_tensor(
+            actual.tensors[path],
+            golden.tensors[path],
+            tolerance,
+            quantity=quantity,
+            name=path,
+            place=NOWHERE,
+            dtype=dtype_name(golden.tensors[path].dtype),
+        )
+    if mine == theirs:
+        assert mine is not None
+        if mine[0] in CONTAINERS:
+            return None
+        return Verdict(Status.OK, quantity, path, NOWHERE, count=1, reason=_EXACT)
+    status, detail = _unlike(mine, theirs)
+    return Verdict(status, quantity, path, NOWHERE, detail, multiple=math.inf, over=1, count=1, reason=_EXACT)
+
+
+def _unlike(mine: Node | None, theirs: Node | None) -> tuple[Status, str]:
+    """What is wrong where two different nodes stand at one path, or one and none."""
+    if mine is None:
+        assert theirs is not None
+        return Status.MISSING, f"golden {describe(theirs)}, and the value has none"
+    if theirs is None:
+        return Status.EXTRA, f"actual {describe(mine)}, and the golden has none"
+    detail = f"golden {describe(theirs)}, actual {describe(mine)}"
+    return (Status.DRIFT if mine[0] == theirs[0] != "column" else Status.DTYPE), detail

@@ -1,0 +1,155 @@
+"""The fixture `regress`: values of anybody's code against goldens."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from regress.errors import CheckError, RegressError
+from regress.plugin.rows import ASKED, tell_update, tell_verdicts
+from regress.plugin.settings import SETTINGS
+
+if TYPE_CHECKING:
+    from regress.compare.verdict import Verdict
+    from regress.golden.checks import StoredCheck
+    from regress.plugin.checking import Call
+
+_FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
+
+
+@pytest.fixture
+def regress(request: pytest.FixtureRequest) -> Regress:
+    """Compare values with the goldens of this test (`regress.check`), or with one another (`regress.assert_close`)."""
+    if getattr(getattr(request.node, "obj", None), "is_hypothesis_test", False):
+        raise CheckError(
+            f"{request.node.name} asks for the fixture 'regress' inside @given, but a golden belongs to one value and not "
+            "to every example: check a fixed example in a test of its own"
+        )
+    return Regress(request)
+
+
+def owner(node: pytest.Item) -> str:
+    """Id of a test, without the group that pytest-xdist may add to its `nodeid`."""
+    return node.nodeid if node.parent is None else f"{node.parent.nodeid}::{node.name}"
+
+
+class Regress:
+    """Compares values of one test, with what the test has accepted before or with one another.
+
+    Values are tensors (torch, numpy), numbers, texts, None, pandas DataFrames and Series, and dicts and lists of these.
+    Both sides must agree in structure, keys, dtype and shape; NaN and infinities must match by position; integers,
+    booleans and texts are compared exactly, whatever the tolerance. Floats may differ by
+    `atol + rtol * max |golden|`, where the maximum is over the tensor that holds them, and must be equal by default.
+    """
+
+    def __init__(self, request: pytest.FixtureRequest) -> None:
+        self._node: pytest.Item = request.node
+        self._config = request.config
+        self._settings = request.config.stash[SETTINGS]
+        self._names: set[str] = set()
+
+    def check(
+        self,
+        name: str,
+        value: Any,
+        *,
+        rtol: float = 0.0,
+        atol: float = 0.0,
+        why: str = "",
+        nonfinite: bool = False,
+    ) -> None:
+        """Compare `value` with the golden of this test and name; `pytest --update-golden` writes it.
+
+        Args:
+            name: of the value, once in a test.
+            value: the value, or a function without arguments that computes it. Before it becomes golden, a function is
+                run twice, and refused when the two results differ beyond the tolerance.
+            rtol: tolerance as a fraction of the largest absolute value of each golden tensor.
+            atol: absolute tolerance, added to that.
+            why: where the tolerance comes from; needed when there is one.
+            nonfinite: whether NaN and infinities may become golden.
+
+        Raises:
+            AssertionError: the value is not the golden one, or there is none; the first line is the verdict.
+            CheckError: the call cannot be meant so.
+            GoldenError: the golden is damaged, or the new value is refused.
+        """
+        __tracebackhide__ = True
+        again = value if isinstance(value, _FUNCTIONS) else None
+        value = value if again is None else again()
+        try:
+            self._claim(name)
+            call = self._call(name, value, rtol, atol, why, again, nonfinite)
+            outcome = call.settle(self._settings, self._config.rootpath)
+        except RegressError as error:
+            raise error.with_traceback(None) from None
+        if outcome.row is not None:
+            tell_update(self._node, outcome.row)
+        elif outcome.golden is None:
+            raise AssertionError(
+                f"no golden yet for {name!r} of {call.new.test}: look at the value, then run pytest --update-golden"
+            )
+        else:
+            self._judge(outcome.verdicts, name, outcome.golden)
+
+    def assert_close(
+        self, actual: Any, expected: Any, *, rtol: float = 0.0, atol: float = 0.0, why: str = ""
+    ) -> None:
+        """Compare two values by the rules of `check`; raises `AssertionError` whose first line is the verdict."""
+        __tracebackhide__ = True
+        from regress.golden.tree import Tree
+        from regress.plugin.comparing import compare, tolerance_of
+
+        try:
+            tolerance = tolerance_of(rtol, atol, why, self._settings.tolerance_scale)
+            verdicts = compare(Tree.of(actual), Tree.of(expected), tolerance, "assert_close")
+        except RegressError as error:
+            raise error.with_traceback(None) from None
+        self._judge(verdicts, "assert_close", None)
+
+    def _claim(self, name: str) -> None:
+        if not isinstance(name, str) or not name:
+            raise CheckError(f"{name!r} is no name of a value: give a text that is not empty")
+        if name in self._names:
+            raise CheckError(
+                f"{name!r} was checked in this test already, and two values cannot share a golden: give each a name"
+            )
+        self._names.add(name)
+
+    def _call(
+        self,
+        name: str,
+        value: Any,
+        rtol: float,
+        atol: float,
+        why: str,
+        again: Callable[[], Any] | None,
+        nonfinite: bool,
+    ) -> Call:
+        from regress.golden.checks import StoredCheck
+        from regress.golden.tree import Tree
+        from regress.plugin.checking import Call
+        from regress.plugin.comparing import tolerance_of
+
+        tolerance = tolerance_of(rtol, atol, why, self._settings.tolerance_scale)
+        new = StoredCheck(owner(self._node), name, Tree.of(value), float(rtol), float(atol), why, {})
+        self._node.user_properties.append((ASKED, new.path))
+        return Call(new, tolerance, again, nonfinite)
+
+    def _judge(self, verdicts: list[Verdict], name: str, golden: StoredCheck | None) -> None:
+        """Raise `AssertionError` if a verdict is bad; tell the report of the session about all of them."""
+        __tracebackhide__ = True
+        test = owner(self._node)
+        if self._settings.report is not None:
+            tell_verdicts(self._node, test, verdicts)
+        failed = [verdict for verdict in verdicts if not verdict.ok]
+        if failed:
+            from regress.plugin.failing import explain_check
+
+            first_line, details = explain_check(failed, test, golden, self._config)
+            self._node.add_report_section("call", f"regress: {name}", details)
+            raise AssertionError(first_line)

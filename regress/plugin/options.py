@@ -1,0 +1,79 @@
+"""The options of the plugin and its ini keys, read and checked at once when pytest is configured.
+
+| option | ini key | what it decides |
+|---|---|---|
+| `--update-golden[=MODES]` | | write goldens |
+| `--golden-dir=DIR` | `regress_golden_dir` | where goldens lie |
+| `--regress-tier=TIER` | `regress_tier` | which replays are run |
+| `--regress-tolerance-scale=X` | `regress_tolerance_scale` | factor on every tolerance |
+| `--regress-report[=DIR]` | `regress_report` | where reports are written |
+| `--regress-keep-dumps[=DIR]` | `regress_keep_dumps` | where dumps of replays stay |
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+
+import pytest
+
+TIERS = ("semantics", "precision", "bitwise", "all")
+DEFAULTS: Mapping[str, str] = {
+    "--update-golden": "drifted",
+    "--regress-report": "regress-report",
+    "--regress-keep-dumps": "regress-dumps",
+}
+"""What an option means that is given without a value."""
+
+
+def add_options(parser: pytest.Parser) -> None:
+    """Declare options and ini keys."""
+    add = parser.getgroup("regress", "numerical regression (regress)").addoption
+    _optional(
+        parser,
+        "--update-golden",
+        "MODES",
+        "Write goldens. Modes, separated by commas: drifted (default: what is beyond its tolerance), all (whatever "
+        "differs), review (as pending updates for regress golden review), force (even where CI is set).",
+    )
+    add("--golden-dir", metavar="DIR", help="Where goldens lie (ini: regress_golden_dir; default: golden).")
+    add("--regress-tier", metavar="TIER", help=f"Replays to run: {', '.join(TIERS)} (ini: regress_tier).")
+    add(
+        "--regress-tolerance-scale",
+        metavar="X",
+        help="Factor on every tolerance (ini: regress_tolerance_scale).",
+    )
+    _optional(
+        parser,
+        "--regress-report",
+        "DIR",
+        "Write reports of how close every comparison was (default: regress-report; ini: regress_report).",
+    )
+    _optional(
+        parser,
+        "--regress-keep-dumps",
+        "DIR",
+        "Keep the dumps of replays (default: regress-dumps; ini: regress_keep_dumps).",
+    )
+    parser.addini("regress_golden_dir", "where goldens lie, relative to this file", default="golden")
+    parser.addini("regress_tier", f"replays to run: {', '.join(TIERS)}", default="all")
+    parser.addini("regress_tolerance_scale", "factor on every tolerance", type="float", default=1.0)
+    parser.addini("regress_report", "folder for reports, relative to this file", default="")
+    parser.addini("regress_keep_dumps", "where dumps of replays stay, relative to this file", default="")
+
+
+def _optional(parser: pytest.Parser, option: str, metavar: str, text: str) -> None:
+    group = parser.getgroup("regress")
+    group.addoption(option, nargs="?", const=DEFAULTS[option], metavar=metavar, help=text)
+
+
+def spell_out(config: pytest.Config, parser: pytest.Parser, args: list[str]) -> None:
+    """Give options without a value their default, in place.
+
+    Otherwise `pytest --update-golden tests/test_loss.py` would take the path for a mode.
+    """
+    end = args.index("--") if "--" in args else len(args)
+    found = [f"{arg}={DEFAULTS[arg]}" if arg in DEFAULTS else arg for arg in args[:end]]
+    if found != args[:end]:
+        args[:end] = found
+        config.known_args_namespace = parser.parse_known_args(args, namespace=copy.copy(config.option))

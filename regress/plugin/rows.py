@@ -1,0 +1,87 @@
+"""What tests tell the end of the session, through `user_properties`.
+
+These survive a crashed worker of pytest-xdist, and reach JUnit files. Their values must be Python builtins, so a row is
+strict JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from regress.compare.verdict import Verdict
+
+UPDATE = "regress_update"
+VERDICT = "regress_verdict"
+ASKED = "regress_golden"
+"""Property names: a row of the update table, a verdict for the report, the file of a stored check."""
+
+
+@dataclass(frozen=True)
+class UpdateRow:
+    """One line of the table that ends an update.
+
+    Attributes:
+        owner, name: whose golden it is and what it is called: test and check, or case and quantity.
+        status: what was wrong with the old one, such as `drift`; `new` if there was none.
+        changed, total: tensors (or other leaves) that changed, and all of them.
+        max_error, multiple: the largest change, and the largest in multiples of its tolerance.
+        old, new: the values where the change is largest.
+        pending: whether it waits for `regress golden accept`.
+    """
+
+    owner: str
+    name: str
+    status: str
+    changed: int
+    total: int
+    max_error: float = 0.0
+    multiple: float = 0.0
+    old: str = ""
+    new: str = ""
+    pending: bool = False
+
+
+@dataclass(frozen=True)
+class JudgedRow:
+    """A verdict, and the test or replay in which it was given."""
+
+    where: str
+    verdict: Verdict
+
+
+def tell_update(node: pytest.Item, row: UpdateRow) -> None:
+    """Have a row printed at the end of the session."""
+    node.user_properties.append((UPDATE, _text(asdict(row))))
+
+
+def tell_verdicts(node: pytest.Item, where: str, verdicts: Iterable[Verdict]) -> None:
+    """Have verdicts counted by the report of the session."""
+    for verdict in verdicts:
+        node.user_properties.append((VERDICT, _text({"where": where, "verdict": verdict.to_json()})))
+
+
+def _text(tree: Mapping[str, Any]) -> str:
+    from regress.dump.jsontext import dumps, plain
+
+    return dumps(plain(tree, "row"))
+
+
+def update_row(text: str) -> UpdateRow:
+    """The row that `tell_update` sent."""
+    from regress.dump.jsontext import loads
+
+    return UpdateRow(**loads(text))
+
+
+def judged_row(text: str) -> JudgedRow:
+    """The verdict that `tell_verdicts` sent."""
+    from regress.compare.verdict import Verdict
+    from regress.dump.jsontext import loads
+
+    tree = loads(text)
+    return JudgedRow(tree["where"], Verdict.from_json(tree["verdict"]))

@@ -1,0 +1,153 @@
+"""What a session of pytest was asked for."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from regress.plugin.options import TIERS
+
+MODES = ("drifted", "all", "review", "force")
+
+
+@dataclass(frozen=True)
+class Update:
+    """What `--update-golden` asks for.
+
+    Attributes:
+        all: rewrite whatever differs in any byte, not only what drifted beyond its tolerance.
+        review: lay the new values beside the old ones, to be accepted or rejected.
+        force: even under CI.
+    """
+
+    all: bool = False
+    review: bool = False
+    force: bool = False
+
+    def __str__(self) -> str:
+        """For people: `updating what drifted, for review`."""
+        what = "all that differs" if self.all else "what drifted beyond its tolerance"
+        return f"updating {what}{', for review' if self.review else ''}"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Options and ini keys, checked; `config.stash[SETTINGS]` holds it.
+
+    Attributes:
+        golden_dir: absolute path of the goldens, which need not exist.
+        update: how goldens are written; None: they are compared with.
+        tier: which replays are run, one of `TIERS`.
+        tolerance_scale: factor on every tolerance.
+        report: absolute path of the folder for reports; None: there are none.
+        keep_dumps: absolute path where dumps of replays stay; None: they are removed.
+    """
+
+    golden_dir: Path
+    update: Update | None
+    tier: str
+    tolerance_scale: float
+    report: Path | None
+    keep_dumps: Path | None
+
+
+SETTINGS = pytest.StashKey[Settings]()
+
+
+def read_settings(config: pytest.Config) -> Settings:
+    """Read and check everything; raises `pytest.UsageError` naming key, value and allowed values."""
+    settings = Settings(
+        golden_dir=_required(config, "--golden-dir", "regress_golden_dir"),
+        update=_update(config.getoption("--update-golden")),
+        tier=_tier(config),
+        tolerance_scale=_scale(config),
+        report=_folder(config, "--regress-report", "regress_report"),
+        keep_dumps=_folder(config, "--regress-keep-dumps", "regress_keep_dumps"),
+    )
+    if settings.update is not None and not settings.update.force and (found := continuous_integration()):
+        raise pytest.UsageError(
+            f"--update-golden is refused where CI is set (CI={found}), because somebody has to look at a golden before "
+            "it counts: update on your own machine, or say --update-golden=force"
+        )
+    return settings
+
+
+def continuous_integration() -> str | None:
+    """The value of the environment variable CI, if it says yes."""
+    value = os.environ.get("CI", "")
+    return value if value.lower() not in ("", "0", "false", "no") else None
+
+
+def _update(text: str | None) -> Update | None:
+    if text is None:
+        return None
+    modes = [mode.strip() for mode in text.split(",")]
+    for mode in modes:
+        if mode not in MODES:
+            raise pytest.UsageError(
+                f"--update-golden={text}: {mode!r} is no mode; allowed are {', '.join(MODES)}, separated by commas"
+            )
+    if {"drifted", "all"} <= set(modes):
+        raise pytest.UsageError(f"--update-golden={text}: drifted and all exclude each other; choose one")
+    return Update(all="all" in modes, review="review" in modes, force="force" in modes)
+
+
+def _tier(config: pytest.Config) -> str:
+    allowed = ", ".join(TIERS)
+    value, origin = _given(config, "--regress-tier", "regress_tier", allowed)
+    if value not in TIERS:
+        raise pytest.UsageError(f"{origin} is no tier; allowed are {allowed}")
+    return value
+
+
+def _scale(config: pytest.Config) -> float:
+    allowed = "numbers above 0, such as 2 or 0.5"
+    value, origin = _given(config, "--regress-tolerance-scale", "regress_tolerance_scale", allowed)
+    try:
+        scale = float(value)
+    except ValueError:
+        scale = math.nan
+    if not 0 < scale < math.inf:
+        raise pytest.UsageError(f"{origin} is no factor; allowed are {allowed}")
+    return scale
+
+
+def _required(config: pytest.Config, option: str, key: str) -> Path:
+    found = _folder(config, option, key)
+    if found is None:
+        raise pytest.UsageError(f"{key} is empty; allowed are paths of folders, such as golden")
+    return found
+
+
+def _folder(config: pytest.Config, option: str, key: str) -> Path | None:
+    """A folder as an absolute path: options start from where pytest was called, ini keys from their file."""
+    value, origin = _given(config, option, key, "paths of folders")
+    given = config.getoption(option) is not None
+    if not value.strip():
+        if given:
+            raise pytest.UsageError(f"{option} is empty; allowed are paths of folders")
+        return None
+    ini = config.rootpath if config.inipath is None else config.inipath.parent
+    path = (config.invocation_params.dir if given else ini) / value
+    if path.exists() and not path.is_dir():
+        raise pytest.UsageError(f"{origin} is a file; allowed are paths of folders")
+    return Path(
+        os.path.normpath(path.absolute())
+    )  # ".." without following links: messages name what was written
+
+
+def _given(config: pytest.Config, option: str, key: str, allowed: str) -> tuple[str, str]:
+    """The value from the command line or the ini file, and how it reads there."""
+    chosen: Any = config.getoption(option)
+    if chosen is not None:
+        return str(chosen), f"{option}={chosen}"
+    try:
+        value = str(config.getini(key))
+    except (TypeError, ValueError) as error:  # pytest's own words: what stands there is of another type
+        raise pytest.UsageError(f"{key} cannot be read ({error}); allowed are {allowed}") from None
+    return value, f"{key}={value}"

@@ -1,0 +1,96 @@
+"""The end of a session: what was updated, gathered from all tests and workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import pytest
+
+from regress.plugin.rows import UPDATE, VERDICT, JudgedRow, UpdateRow, judged_row, update_row
+
+_NARROWEST = 100  # columns that the table needs to be read
+
+
+class Summary:
+    """Gathers rows, and prints the table of an update; `config.stash[SUMMARY]` holds it.
+
+    Rows come from tests (`rows.tell_update`, on any worker) or from whoever calls `add` before the session is over.
+    """
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._added: list[UpdateRow] = []
+        self._notes: list[str] = []
+        self._told: dict[str, list[tuple[str, object]]] = {}
+
+    def add(self, rows: Iterable[UpdateRow]) -> None:
+        """Have further rows printed."""
+        self._added += rows
+
+    def note(self, text: str) -> None:
+        """Have a sentence printed after the table."""
+        self._notes.append(text)
+
+    def properties(self, name: str) -> Iterator[tuple[str, str]]:
+        """Ids of tests, and what each told under a property name."""
+        for nodeid, found in self._told.items():
+            yield from ((nodeid, str(value)) for key, value in found if key == name)
+
+    def updates(self) -> list[UpdateRow]:
+        """All rows of the update table, in an order that knows no workers."""
+        told = [update_row(text) for _, text in self.properties(UPDATE)]
+        return sorted([*told, *self._added], key=lambda row: (row.owner, row.name))
+
+    def verdicts(self) -> list[JudgedRow]:
+        """All verdicts that tests told; none unless a report was asked for."""
+        return [judged_row(text) for _, text in self.properties(VERDICT)]
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Keep what a test told; each of its reports holds what the one before held."""
+        found = [(key, value) for key, value in report.user_properties if key.startswith("regress_")]
+        if found:
+            self._told[report.nodeid] = found
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Print the table of the update."""
+        rows = self.updates()
+        if not rows:
+            for note in self._notes:
+                terminalreporter.line(f"regress: {note}")
+            return
+        pending = sum(row.pending for row in rows)
+        terminalreporter.section("golden update")
+        terminalreporter.write(_table(rows, max(terminalreporter._tw.fullwidth, _NARROWEST)))
+        terminalreporter.line(f"{len(rows) - pending} written, {pending} pending")
+        if pending:
+            terminalreporter.line(
+                "look at what is pending: regress golden review; then regress golden accept or reject"
+            )
+
+
+SUMMARY = pytest.StashKey[Summary]()
+
+
+def _table(rows: list[UpdateRow], width: int) -> str:
+    """The rows as text: what each golden was and is where it changed most."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for title in ("golden of", "name", "status", "changed", "max change", "x tolerance", "old", "new"):
+        is_text = title in ("golden of", "name", "status")
+        table.add_column(title, justify="left" if is_text else "right", overflow="fold", no_wrap=not is_text)
+    for row in rows:
+        table.add_row(*map(Text, _cells(row)))  # ids hold brackets, which are no markup
+    console = Console(width=width, color_system=None, force_terminal=False)
+    with console.capture() as capture:
+        console.print(table)
+    return capture.get()
+
+
+def _cells(row: UpdateRow) -> tuple[str, ...]:
+    figures = (f"{row.max_error:.3g}", f"{row.multiple:.3g}", row.old, row.new)
+    shown = ("", "", "", "") if row.status == "new" else figures
+    return row.owner, row.name, row.status, f"{row.changed} of {row.total}", *shown

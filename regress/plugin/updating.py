@@ -1,0 +1,110 @@
+"""Writing stored checks: what becomes golden, what waits for review, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from regress.compare.verdict import Verdict
+from regress.dump.arrays import is_float
+from regress.errors import GoldenError
+from regress.golden.checks import StoredCheck
+from regress.golden.files import write
+from regress.golden.names import PENDING
+from regress.golden.pending_checks import propose_check, reject_checks
+from regress.golden.store import GoldenStore
+from regress.golden.tree import CONTAINERS, Tree
+from regress.plugin.rows import UpdateRow
+
+if TYPE_CHECKING:
+    from regress.plugin.settings import Settings
+
+
+def write_check(
+    new: StoredCheck, old: StoredCheck | None, verdicts: Sequence[Verdict], settings: Settings, root: Path
+) -> UpdateRow:
+    """Make a value golden, or lay it beside the golden one for review; returns its row of the table.
+
+    Args:
+        verdicts: of the new value against the old one; empty if there is no old one.
+        root: folder whose source revision is recorded.
+    """
+    assert settings.update is not None
+    whole = replace(new, provenance=provenance(root, settings.golden_dir))
+    if settings.update.review:
+        propose_check(GoldenStore(settings.golden_dir), new.path, whole.encode())
+    else:
+        write(settings.golden_dir / new.path, whole.encode())
+    return _row(new, old, verdicts, pending=settings.update.review)
+
+
+def withdraw(check: StoredCheck, golden_dir: Path) -> None:
+    """Drop what an earlier run proposed for a check, now that its golden is right."""
+    if (golden_dir / PENDING / check.path).exists():
+        reject_checks(GoldenStore(golden_dir), [check.path])
+
+
+@cache
+def provenance(root: Path, golden: Path) -> dict[str, Any]:
+    """Where a check is recorded and with what: the same on every worker, whatever tests it has run before.
+
+    So it tells neither threads nor processor, which only a torch that happens to be loaded would know.
+    """
+    from regress.golden.provenance import collect
+
+    found = collect({}, source=root, golden=golden)
+    return {key: value for key, value in found.items() if key != "config_sha256"}
+
+
+def _row(
+    new: StoredCheck, old: StoredCheck | None, verdicts: Sequence[Verdict], *, pending: bool
+) -> UpdateRow:
+    failed = [verdict for verdict in verdicts if not verdict.ok] or [v for v in verdicts if v.max_error]
+    leaves = sum(node[0] not in CONTAINERS for node in new.value.nodes.values())
+    row = UpdateRow(new.test, new.name, "new", leaves, leaves, pending=pending)
+    if old is None:
+        return row
+    if not failed:  # only tolerance, reason, or bits that compare equal
+        return replace(row, status="rewritten", changed=0, total=len(verdicts))
+    worst = max(failed, key=lambda verdict: verdict.multiple).worst
+    return replace(
+        row,
+        status=", ".join(dict.fromkeys(str(v.status) if not v.ok else "within tolerance" for v in failed)),
+        changed=len(failed),
+        total=len(verdicts),
+        max_error=max(verdict.max_error for verdict in failed),
+        multiple=max(verdict.multiple for verdict in failed),
+        old="" if worst is None else f"{worst.golden:.6g}",
+        new="" if worst is None else f"{worst.actual:.6g}",
+    )
+
+
+def refuse_nonfinite(value: Tree, name: str) -> None:
+    """Raise `GoldenError` naming the first NaN or infinity, which a golden holds only on purpose."""
+    for path, array in value.tensors.items():
+        if not is_float(array.dtype):
+            continue
+        bad = ~np.isfinite(array.astype(np.float64))
+        if bad.any():
+            index = [int(i) for i in np.unravel_index(int(bad.argmax()), array.shape)]
+            raise GoldenError(
+                f"the new value of {name!r} is refused: {path} is {float(array[tuple(index)])} at {index} "
+                f"({int(bad.sum())} of {array.size} elements are not finite); find what produced it, or pass "
+                "nonfinite=True if that is right"
+            )
+
+
+def refuse_unrepeatable(verdicts: Sequence[Verdict], name: str) -> None:
+    """Raise `GoldenError` when a second run of the same function gave another value."""
+    failed = [verdict for verdict in verdicts if not verdict.ok]
+    if failed:
+        first = failed[0]
+        raise GoldenError(
+            f"the new value of {name!r} is refused: two runs of its function differ ({first.status}, {first.name}, by "
+            f"{first.max_error:.3g}); seed what is random in it, or give a tolerance and its reason"
+        )
