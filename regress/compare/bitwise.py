@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from regress.compare.align import Key
 from regress.compare.canonical import MASKS
-from regress.compare.update import in_order
 from regress.compare.locate import Locator, TokenText
 from regress.compare.placed import PlacedRecords
 from regress.compare.quantities import (
@@ -23,6 +22,7 @@ from regress.compare.quantities import (
 )
 from regress.compare.tensor import Locate, judge_tensor
 from regress.compare.tolerance import BITWISE
+from regress.compare.update import in_order
 from regress.compare.verdict import Place, Status, Verdict
 from regress.dump.arrays import Array
 from regress.dump.record import Record
@@ -47,7 +47,7 @@ def judge_bitwise(
     where = Place(*place)
     locator = Locator(frame, _token_ids(golden, frame), text)
     stages = [stage for stage in MICRO_STAGES if golden.of_stages([stage]) or actual.of_stages([stage])]
-    found = [*actual.structure(golden.plan, stages, where, locator)]
+    found = [*actual.structure(golden.holds, stages, where, locator)]
     for stage in (*STEP_STAGES, *MICRO_STAGES, *UPDATE_STAGES):
         for key in golden.of_stages([stage]):
             found += _record(key, actual, golden, locator, where)

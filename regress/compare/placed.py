@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from regress.compare.align import Key, by_place, canonical_layout
@@ -63,22 +63,19 @@ class PlacedRecords:
         """Keys of the records of some stages."""
         return [key for key in self._all if key.stage in stages]
 
-    @property
-    def plan(self) -> Plan:
-        """The plan that these records fulfil."""
-        micros = tuple((key.rank or 0, key.micro or 0) for key in self.of_stages(MICRO_STAGES))
-        ranks = tuple(key.rank or 0 for key in self.of_stages(UPDATE_STAGES))
-        return Plan(tuple(dict.fromkeys(micros)), tuple(dict.fromkeys(ranks)))
+    def holds(self, key: Key) -> bool:
+        """Whether there is a record at a place."""
+        return key in self._all
 
     def structure(
-        self, plan: Plan, stages: Sequence[str], place: Place, locator: Locator
+        self, planned: Callable[[Key], bool], stages: Sequence[str], place: Place, locator: Locator
     ) -> Iterator[Verdict]:
         """Verdicts on the set of records; ``stages`` are those whose tokens must be complete."""
         for key, found in self._all.items():
             if len(found) > 1:
                 detail = f"{key} was recorded {len(found)} times; only the first record was compared"
                 yield Verdict(Status.COVERAGE, QUANTITY, str(key), place, detail)
-            if not plan.holds(key):
+            if not planned(key):
                 detail = f"{key} was recorded, but is not part of the plan"
                 yield Verdict(Status.EXTRA, QUANTITY, str(key), place, detail)
             for name in found[0].tensors:

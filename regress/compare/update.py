@@ -92,7 +92,7 @@ class _Update:
 
     def verdicts(self) -> list[Verdict]:
         stages = self._micro_stages()
-        found = [*self.placed.structure(self.plan, stages, self.place, self.golden.locator)]
+        found = [*self.placed.structure(self.plan.holds, stages, self.place, self.golden.locator)]
         for rank, micro in self.plan.micros:
             found += self._microbatch(stages, rank, micro)
         for rank in self.plan.ranks:
