@@ -10,6 +10,7 @@ from rich.console import Console
 
 from regress import __version__
 from regress.errors import DumpError, RegressError
+from regress.golden.commands import golden
 
 
 class FriendlyGroup(click.Group):
@@ -137,6 +138,9 @@ def diff(ctx: click.Context, first: Path, second: Path) -> None:
         click.echo(f"different: {len(found.differences)} differences in {found.records} records")
         ctx.exit(1)
     click.echo(f"bit-identical: {found.records} records, {found.tensors} tensors")
+
+
+main.add_command(golden)
 
 
 if __name__ == "__main__":

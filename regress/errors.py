@@ -27,6 +27,8 @@ class DumpError(RegressError):
 class GoldenError(RegressError):
     """A golden case is missing, damaged or without signal, or an update of it cannot be made."""
 
+    exit_code = 2  # 1 tells a difference
+
 
 class ReplayError(RegressError):
     """Recorded trajectories do not fit the run that asks for them."""

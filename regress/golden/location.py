@@ -1,0 +1,44 @@
+"""Where the golden directory is, for commands that were not told."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+from regress.errors import GoldenError
+
+DEFAULT = "golden"
+INI = "regress_golden_dir"
+
+
+def golden_directory(start: Path | None = None) -> Path:
+    """`regress_golden_dir` of the nearest pyproject.toml (as pytest reads it), else `golden/` beside that file.
+
+    Raises `GoldenError` when that file is no TOML or names no directory.
+    """
+    start = (start or Path.cwd()).absolute()
+    for folder in (start, *start.parents):
+        if (folder / "pyproject.toml").is_file():
+            return _shown(folder / _configured(folder / "pyproject.toml"))
+    return Path(DEFAULT)
+
+
+def _configured(path: Path) -> str:
+    try:
+        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise GoldenError(f"{path} cannot be read ({error}): correct it, or give --golden-dir") from None
+    section = tree.get("tool", {}).get("pytest", {})
+    for options in (section.get("ini_options", {}), section):
+        if INI in options:
+            if not isinstance(options[INI], str) or not options[INI]:
+                raise GoldenError(f"{INI} = {options[INI]!r} in {path} is no directory: write a path")
+            found: str = options[INI]
+            return found
+    return DEFAULT
+
+
+def _shown(path: Path) -> Path:
+    """Relative to the current directory where it lies below it."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path

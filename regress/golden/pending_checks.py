@@ -1,0 +1,175 @@
+"""Pending changes of stored checks: a new file each, in `.pending/checks/`, until it is accepted or rejected.
+
+Beside the file lies a note of what it would replace. The note is written last and removed first, so that a killed
+writer leaves no change, never half of one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from regress.dump.arrays import Array
+from regress.dump.files import Stamp, sync_folder
+from regress.dump.reader import read
+from regress.errors import DumpError, GoldenError
+from regress.golden.difference import Change, change_of
+from regress.golden.entries import stamp_from_json
+from regress.golden.files import locked, read_stamped, read_unstamped, remove, stamp_of, write
+from regress.golden.names import CHECKS, PENDING
+from regress.golden.sealed import read_sealed, seal
+from regress.golden.store import GoldenStore
+
+SUFFIX = ".safetensors"
+_NOTE = ".json"
+
+
+@dataclass(frozen=True)
+class PendingCheck:
+    """A stored check that would be replaced, or be new.
+
+    Attributes:
+        name: its path within the golden directory, such as `checks/test_x/loss.safetensors`.
+        base: stamp of the stored file at the time of the proposal; None if there was none.
+        data: the new file, verified.
+    """
+
+    name: str
+    base: Stamp | None
+    data: bytes
+
+
+def is_check(name: object) -> bool:
+    """Whether a path within the golden directory can be that of a stored check."""
+    if not isinstance(name, str) or not name.isprintable():
+        return False
+    path = PurePosixPath(name)
+    if path.is_absolute() or str(path) != name or len(path.parts) < 2 or path.parts[0] != CHECKS:
+        return False
+    return path.suffix == SUFFIX and not any(part.startswith(".") for part in path.parts)
+
+
+def propose_check(store: GoldenStore, name: str, chunks: Iterable[bytes | memoryview]) -> Path:
+    """Keep a new file for a stored check for review; a later proposal replaces an earlier one.
+
+    `name` is its path within the golden directory. Returns the path of the kept file. Raises `GoldenError` when it
+    cannot be written.
+    """
+    if not is_check(name):
+        raise GoldenError(f"{name!r} is no stored check: its path is {CHECKS}/...{SUFFIX}")
+    path = store.root / PENDING / name
+    remove(_note(path))
+    stamp = write(path, chunks)
+    sync_folder(path.parent)
+    base = _stored(store, name)
+    write(_note(path), [seal({"base": _json(base), "file": _json(stamp)}).encode()])
+    return path
+
+
+def pending_checks(store: GoldenStore) -> list[str]:
+    """Names of the checks with a pending change, intact or not."""
+    root = store.root / PENDING
+    found = (path.relative_to(root).as_posix() for path in (root / CHECKS).rglob(f"*{SUFFIX}{_NOTE}"))
+    return sorted(name for path in found if is_check(name := path.removesuffix(_NOTE)))
+
+
+def pending_check(store: GoldenStore, name: str) -> PendingCheck:
+    """One pending change, every byte verified; raises `GoldenError` naming what is missing or damaged."""
+    path = store.root / PENDING / name
+
+    def parse(tree: dict[str, Any]) -> PendingCheck:
+        base = None if tree["base"] is None else stamp_from_json(tree["base"])
+        return PendingCheck(name, base, read_stamped(path, stamp_from_json(tree["file"])))
+
+    found = read_sealed(_note(path), parse, f"reject it with regress golden reject {CHECKS}")
+    if found is None:
+        raise GoldenError(f"{path} is no pending change: see regress golden review")
+    return found
+
+
+def check_change(store: GoldenStore, name: str) -> Change:
+    """What accepting a pending change would do; raises `GoldenError` as `pending_check` does."""
+    pending_check(store, name)
+    new = _tensors(store.root / PENDING / name)
+    old = _tensors(store.root / name) if (store.root / name).exists() else None
+    if old is None:
+        return Change(CHECKS, name, "new", len(new), len(new))
+    return change_of(CHECKS, name, old, new)
+
+
+def accept_checks(store: GoldenStore, patterns: Sequence[str] = ()) -> list[Path]:
+    """Put the pending changes that match a pattern (or all) in force; returns the files written.
+
+    Raises `GoldenError` before anything is written when one is damaged, or its check was stored anew since.
+    """
+    with locked(store.root):
+        chosen = [pending_check(store, name) for name in _matching(store, patterns)]
+        for check in chosen:
+            stored = _stored(store, check.name)
+            if stored != check.base and read_or_nothing(store.root / check.name) != check.data:
+                raise GoldenError(
+                    f"{store.root / check.name} was changed since its update was proposed: reject the update and run "
+                    "pytest --update-golden=review again"
+                )
+        for check in chosen:
+            write(store.root / check.name, [check.data])
+            sync_folder((store.root / check.name).parent)
+            _discard(store.root / PENDING / check.name)
+        return [store.root / check.name for check in chosen]
+
+
+def reject_checks(store: GoldenStore, patterns: Sequence[str] = ()) -> list[str]:
+    """Forget the pending changes that match a pattern, or all; returns their names."""
+    with locked(store.root):
+        names = _matching(store, patterns)
+        for name in names:
+            _discard(store.root / PENDING / name)
+        return names
+
+
+def read_or_nothing(path: Path) -> bytes | None:
+    """The bytes of a file, or None where there is none."""
+    return read_unstamped(path) if path.exists() else None
+
+
+def _matching(store: GoldenStore, patterns: Sequence[str]) -> list[str]:
+    names = pending_checks(store)
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise GoldenError(
+                f"no pending check matches {pattern!r}: pending are {', '.join(names) or 'none'}"
+            )
+    return [name for name in names if not patterns or any(fnmatchcase(name, p) for p in patterns)]
+
+
+def _discard(path: Path) -> None:
+    remove(_note(path))
+    remove(path)
+    for empty in path.parents:
+        with contextlib.suppress(OSError):  # it holds other files
+            empty.rmdir()
+        if empty.name == PENDING:
+            break
+
+
+def _tensors(path: Path) -> dict[str, Array]:
+    try:
+        return read(path).tensors
+    except DumpError as error:
+        raise GoldenError(str(error)) from None
+
+
+def _stored(store: GoldenStore, name: str) -> Stamp | None:
+    return stamp_of(store.root / name) if (store.root / name).exists() else None
+
+
+def _note(path: Path) -> Path:
+    return path.with_name(path.name + _NOTE)
+
+
+def _json(stamp: Stamp | None) -> dict[str, Any] | None:
+    return None if stamp is None else dict(vars(stamp))

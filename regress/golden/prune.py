@@ -1,0 +1,90 @@
+"""Removing what nobody needs any more: leftovers of interrupted updates, and stored checks that no test asks for.
+
+This is the only way in which a golden is ever deleted without a replacement.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from regress.dump.files import TEMPORARY
+from regress.errors import GoldenError
+from regress.golden.commit import leftovers, sweep
+from regress.golden.files import locked, remove
+from regress.golden.manifest import read_manifest
+from regress.golden.names import CHECKS, PENDING, PROPOSAL
+from regress.golden.pending_checks import is_check
+from regress.golden.proposal import discard, read_pending
+from regress.golden.store import GoldenStore
+
+ORPHANS = ".pytest_cache/v/regress/orphans"
+"""Where the plugin lists orphans after a full run: a JSON list of paths within the golden directory."""
+
+
+def prunable(store: GoldenStore, orphans: Path) -> list[Path]:
+    """What `prune` would remove.
+
+    Raises `GoldenError` when a manifest is damaged, so that it is not known what a case needs, or when the list of
+    orphans is no list of stored checks.
+    """
+    return [*_left(store), *_temporary(store.root / CHECKS), *orphaned(store, orphans)]
+
+
+def prune(store: GoldenStore, orphans: Path) -> list[Path]:
+    """Remove leftovers and orphans; returns the paths of the files removed."""
+    if not store.root.is_dir():
+        return []
+    with locked(store.root):
+        gone = prunable(store, orphans)
+        for name in store.names():
+            with locked(store.folder(name)):
+                if (manifest := read_manifest(store.folder(name))) is not None:
+                    sweep(store.folder(name), manifest)
+        for folder in _pending_folders(store):
+            if (folder / PROPOSAL).exists():
+                pending = read_pending(store, folder.name)
+                sweep(folder, None if pending is None else pending.manifest)
+            else:
+                discard(folder)
+        for path in gone:
+            if path.is_relative_to(store.root / CHECKS):
+                remove(path)
+        return [path for path in gone if not path.exists()]
+
+
+def orphaned(store: GoldenStore, listed: Path) -> list[Path]:
+    """Stored checks that the last full run found to belong to no test, as far as they were not written since."""
+    try:
+        names = json.loads(listed.read_bytes())
+        since = listed.stat().st_mtime_ns
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, RecursionError) as error:
+        raise GoldenError(
+            f"{listed} cannot be read ({error}): run pytest without -k or paths again"
+        ) from None
+    if not isinstance(names, list) or not all(map(is_check, names)):
+        raise GoldenError(f"{listed} is no list of stored checks: run pytest without -k or paths again")
+    paths = [store.root / name for name in names]
+    return [path for path in paths if path.is_file() and path.stat().st_mtime_ns <= since]
+
+
+def _left(store: GoldenStore) -> Iterator[Path]:
+    for name in store.names():
+        folder = store.folder(name)
+        manifest = read_manifest(folder)
+        if manifest is not None:  # without one it is not known what is truth: restore it or record the case
+            yield from (folder / path for path in leftovers(folder, manifest))
+    for folder in _pending_folders(store):
+        found = read_pending(store, folder.name) if (folder / PROPOSAL).exists() else None
+        yield from (folder / path for path in leftovers(folder, None if found is None else found.manifest))
+
+
+def _pending_folders(store: GoldenStore) -> list[Path]:
+    return sorted(p for p in (store.root / PENDING).glob("*") if p.is_dir() and p.name != CHECKS)
+
+
+def _temporary(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob(f"{TEMPORARY}*") if path.is_file())

@@ -1,0 +1,82 @@
+"""Pending updates as a reviewer sees them: what would change, whether it still fits, how to decide."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import click
+
+from regress.errors import GoldenError
+from regress.golden.difference import Change
+from regress.golden.names import CHECKS
+from regress.golden.pending import pending_names, pending_of
+from regress.golden.pending_checks import check_change, pending_checks
+from regress.golden.store import GoldenStore
+from regress.golden.tables import change_row, echo_table
+
+
+@dataclass(frozen=True)
+class Review:
+    """The pending update of a case, or of the stored checks.
+
+    Attributes:
+        case: its name, or `checks`.
+        notes: what the proposer said.
+        changes, others: quantities that would change; a line for each tolerance and input.
+        problem: why it cannot be accepted, or None.
+    """
+
+    case: str
+    notes: Sequence[str] = ()
+    changes: Sequence[Change] = ()
+    others: Sequence[str] = field(default_factory=tuple)
+    problem: str | None = None
+
+    def echo(self) -> None:
+        """Print it, with the commands to decide."""
+        click.echo(f"{self.case}: pending update")
+        for note in self.notes:
+            click.echo(f"  {note}")
+        echo_table([change_row(change) for change in self.changes])
+        for line in self.others:
+            click.echo(line)
+        if self.problem is not None:
+            click.echo(f"cannot be accepted: {self.problem}")
+        else:
+            click.echo(f"accept: regress golden accept {self.case} [QUANTITY]...")
+        click.echo(f"reject: regress golden reject {self.case} [QUANTITY]...")
+
+
+def reviews(store: GoldenStore, names: Sequence[str] = ()) -> list[Review]:
+    """All pending updates, or those of some cases; raises `GoldenError` for a case without one."""
+    for name in names:
+        if name != CHECKS and name not in pending_names(store):
+            pending_of(store, name)
+    found = [_case(store, name) for name in pending_names(store) if not names or name in names]
+    if not names or CHECKS in names:
+        found += _checks(store)
+    return found
+
+
+def _case(store: GoldenStore, name: str) -> Review:
+    try:
+        pending = pending_of(store, name)
+    except GoldenError as error:
+        return Review(name, problem=str(error))
+    try:
+        difference = pending.difference()
+    except GoldenError as error:
+        return Review(name, pending.notes, problem=str(error))
+    return Review(name, pending.notes, difference.changes, (*difference.tolerances, *difference.inputs))
+
+
+def _checks(store: GoldenStore) -> Iterator[Review]:
+    changes, problems = [], []
+    for name in pending_checks(store):
+        try:
+            changes.append(check_change(store, name))
+        except GoldenError as error:
+            problems.append(str(error))
+    if changes or problems:
+        yield Review(CHECKS, changes=changes, problem="; ".join(problems) or None)

@@ -1,0 +1,151 @@
+"""Golden cases, their differences and pending updates, as rows for programs and tables for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import click
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from regress.errors import GoldenError
+from regress.golden.case import GoldenCase
+from regress.golden.difference import Change, Difference
+from regress.golden.pending import pending_names
+from regress.golden.store import GoldenStore
+
+Row = dict[str, Any]
+
+_LONG = ("tensor", "worst", "detail", "reason")  # columns that a narrow terminal may break
+_WIDE = 1000  # where there is no terminal nothing is cut or wrapped, so that lines can be searched
+
+
+def echo_table(rows: Sequence[Row]) -> None:
+    """Print rows under the keys of the first; columns without any value are left out."""
+    if not rows:
+        return
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    keys = [key for key in rows[0] if any(row[key] is not None for row in rows)]
+    for key in keys:
+        numeric = all(isinstance(row[key], int | float | None) for row in rows)
+        long = key in _LONG
+        table.add_column(key, justify="right" if numeric else "left", no_wrap=not long, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(_cell(row[key])) for key in keys))
+    console = Console(highlight=False)
+    if console.is_terminal:
+        console.print(table)
+        return
+    console = Console(highlight=False, width=_WIDE)
+    with console.capture() as capture:
+        console.print(table)
+    click.echo("\n".join(line.rstrip() for line in capture.get().splitlines()))
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    return str(value)
+
+
+def case_rows(store: GoldenStore) -> list[Row]:
+    """One row for each case; of a damaged one, what is wrong with it."""
+    pending = pending_names(store)
+    rows = []
+    for name in store.names():
+        try:
+            rows.append(_case_row(store.case(name, allow_changed_inputs=True), name in pending))
+        except GoldenError as error:
+            nothing = dict.fromkeys(("updates", "quantities", "tensors", "bytes"))
+            rows.append({"case": name, **nothing, "state": "damaged", "reason": str(error)})
+    return rows
+
+
+def _case_row(case: GoldenCase, pending: bool) -> Row:
+    truth = {} if case.manifest is None else case.manifest.truth
+    entries = [entry for row in truth.values() for entry in row.values()]
+    stamps = [] if case.manifest is None else case.manifest.inputs.values()
+    return {
+        "case": case.name,
+        "updates": len(truth),
+        "quantities": len({quantity for row in truth.values() for quantity in row}),
+        "tensors": sum(len(entry.tensors) for entry in entries),
+        "bytes": sum(entry.stamp.size for entry in entries) + sum(stamp.size for stamp in stamps),
+        "state": "pending update" if pending else "recorded" if truth else "not recorded",
+        "reason": " ".join(case.reason.split()),
+    }
+
+
+def quantity_rows(case: GoldenCase) -> list[Row]:
+    """One row for each quantity of each update."""
+    rows = []
+    for where in case.wheres():
+        assert case.manifest is not None
+        for quantity, entry in sorted(case.manifest.truth[where].items()):
+            tensors = entry.tensors.values()
+            rows.append(
+                {
+                    "update": where,
+                    "quantity": quantity,
+                    "tensors": len(entry.tensors),
+                    "dtypes": "+".join(sorted({tensor.dtype for tensor in tensors})),
+                    "bytes": entry.stamp.size,
+                    "absmax": max((tensor.absmax or 0.0 for tensor in tensors), default=0.0),
+                }
+            )
+    return rows
+
+
+def tensor_rows(case: GoldenCase, quantity: str) -> list[Row]:
+    """One row for each tensor of a quantity."""
+    rows = []
+    for where in case.wheres():
+        assert case.manifest is not None
+        entry = case.manifest.truth[where].get(quantity)
+        for name, tensor in sorted(entry.tensors.items()) if entry is not None else ():
+            told = {key: value for key, value in vars(tensor).items() if key != "sha256"}
+            rows.append({"update": where, "tensor": name, **told})
+    return rows
+
+
+def tolerance_rows(case: GoldenCase) -> list[Row]:
+    """One row for each tolerance."""
+    tolerances = {} if case.manifest is None else case.manifest.tolerances
+    return [
+        {
+            "quantity": quantity,
+            "precision": precision,
+            "relative": entry.relative,
+            "absolute": entry.absolute,
+            "reason": entry.reason,
+        }
+        for quantity, row in sorted(tolerances.items())
+        for precision, entry in sorted(row.items())
+    ]
+
+
+def change_row(change: Change) -> Row:
+    """A changed quantity in one line."""
+    compared = bool(change.worst)
+    return {
+        "update": change.where,
+        "quantity": change.quantity,
+        "status": change.status,
+        "tensors": f"{change.changed}/{change.tensors}",
+        "max change": change.max_error if compared else None,
+        "relative": change.relative if compared else None,
+        "worst": change.worst or None,
+        "detail": change.detail or None,
+    }
+
+
+def echo_difference(found: Difference) -> None:
+    """Print what differs: a table of the quantities, a line for everything else."""
+    echo_table([change_row(change) for change in found.changes])
+    for line in (*found.tolerances, *found.inputs):
+        click.echo(line)

@@ -1,0 +1,293 @@
+"""`regress golden`: what it prints without a terminal, for people and programs, and its exit codes."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from regress.cli import main
+from regress.dump.coordinates import Coordinates
+from regress.dump.formats import FORMATS
+from regress.dump.record import Record
+from regress.golden import GoldenStore, ToleranceEntry
+from regress.golden.commit import commit
+from regress.golden.pending import propose
+from regress.golden.pending_checks import propose_check
+
+MEASURED = {
+    "log_probs": {"float32": ToleranceEntry(2e-6, 0.0, {"kappa": 4}, "4 times the response to one ulp")}
+}
+
+
+@pytest.fixture
+def store(recorded: Path, provenance: Any, monkeypatch: pytest.MonkeyPatch) -> GoldenStore:
+    commit(recorded, tolerances=MEASURED, provenance=provenance)
+    monkeypatch.chdir(recorded.parent.parent)
+    return GoldenStore("golden")
+
+
+@pytest.fixture
+def proposed(store: GoldenStore, make_truth: Any, provenance: Any) -> GoldenStore:
+    notes = ["log_probs: 5e5 x tolerance"]
+    propose(store, "tiny", truth=make_truth(2.0), provenance=provenance, notes=notes)
+    return store
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["golden", *arguments])
+
+
+def says(code: int, *arguments: str) -> list[str]:
+    result = run(*arguments)
+    assert result.exit_code == code, result.output + repr(result.exception)
+    assert "Traceback" not in result.output
+    return result.output.splitlines()
+
+
+def refusal(*arguments: str) -> str:
+    result = run(*arguments)
+    assert result.exit_code == 2, result.output + repr(result.exception)
+    (line,) = result.stderr.splitlines()
+    return line
+
+
+def parsed(code: int, *arguments: str) -> Any:
+    return json.loads("\n".join(says(code, *arguments, "--json")))
+
+
+def test_help_and_its_examples() -> None:
+    """Every example in a help text is a command with that name and those options."""
+    shown = ["list", "show", "verify", "diff", "review", "accept", "reject", "prune"]
+    text = "\n".join(says(0, "--help"))
+    assert all(name in text for name in shown)
+    for name in shown:
+        examples = [shlex.split(x, comments=True) for x in says(0, name, "-h") if x.startswith("  regress ")]
+        assert examples, name
+        for example in examples:
+            assert example[:3] == ["regress", "golden", example[2]]
+            assert example[2] in shown
+
+
+def test_list(store: GoldenStore, make_inputs: Any) -> None:
+    make_inputs(store.root / "young")
+    lines = says(0, "list")
+    assert lines[0].split() == ["case", "updates", "quantities", "tensors", "bytes", "state", "reason"]
+    assert lines[2].split()[:4] == ["tiny", "3", "4", "15"]
+    assert lines[2].split()[5:] == ["recorded", "The", "smallest", "case", "there", "can", "be."]
+    assert "not recorded" in lines[3]
+    rows = parsed(0, "list")
+    assert [row["case"] for row in rows] == ["tiny", "young"]
+    assert rows[0]["bytes"] > rows[1]["bytes"] == 0
+
+
+def test_list_with_a_damaged_case(store: GoldenStore, make_inputs: Any) -> None:
+    (make_inputs(store.root / "broken") / "manifest.json").write_text("{}")
+    lines = says(1, "list")
+    assert lines[2].split()[:6] == ["broken", "-", "-", "-", "-", "damaged"]
+    assert "golden/broken/manifest.json is damaged" in lines[2]
+    assert lines[3].startswith("tiny")
+
+
+def test_list_of_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert (
+        refusal("list") == "error: golden is no golden directory: give --golden-dir, or record a case first"
+    )
+    (tmp_path / "golden").mkdir()
+    assert says(0, "list") == ["golden holds no cases"]
+    assert parsed(0, "list") == []
+
+
+def test_show(store: GoldenStore) -> None:
+    text = "\n".join(" ".join(line.split()) for line in says(0, "show", "tiny"))
+    for words in (
+        "tiny: The smallest case there can be.",
+        "claims: kl",
+        "config.algorithm.kl_coef: 0.001",
+        "provenance.versions.torch: 2.13.0",
+        "step_000000_update1 gradient 2 float64",
+        "log_probs float32 2e-06 0 4 times the response to one ulp",
+    ):
+        assert words in text
+    found = parsed(0, "show", "tiny")
+    assert found["recipe"] == {"made": "by hand"}
+    assert len(found["quantities"]) == 12
+    assert found["tolerances"][0]["relative"] == 2e-6
+
+
+def test_show_a_quantity(store: GoldenStore) -> None:
+    lines = says(0, "show", "tiny", "gradient")
+    assert lines[0].split() == ["update", "tensor", "dtype", "shape", "min", "max", "mean", "absmax", "l2"]
+    assert len(lines) == 8
+    assert parsed(0, "show", "tiny", "gradient")[0]["tensor"] == "lm_head.weight"
+    assert refusal("show", "tiny", "kl") == (
+        "error: golden/tiny has no 'kl': recorded is grad_norm, gradient, log_probs, optimizer"
+    )
+
+
+def test_show_an_unrecorded_case(store: GoldenStore, make_inputs: Any) -> None:
+    make_inputs(store.root / "young")
+    assert "not recorded yet: run pytest --update-golden" in says(0, "show", "young")
+
+
+def test_verify(store: GoldenStore) -> None:
+    assert says(0, "verify") == ["1 case: intact"]
+    assert says(0, "verify", "tiny") == ["1 case: intact"]
+    victim = next((store.root / "tiny" / "truth" / "step_000001").glob("gradient.*"))
+    left = store.root / "tiny" / "truth" / "step_000001" / "loss.0123456789ab.safetensors"
+    left.touch()
+    (store.root / "tiny" / "truth" / "notes.txt").touch()
+    assert says(0, "verify")[-1] == "1 case: intact"
+    size = victim.stat().st_size
+    victim.write_bytes(b"")
+    lines = says(1, "verify")
+    assert lines == [
+        f"damaged: tiny: {victim} has 0 bytes, but {size} were recorded: restore it from version control, or record "
+        "the case again with pytest --update-golden",
+        f"note: tiny: {left} is left over from an interrupted update: remove it with regress golden prune",
+        "note: tiny: golden/tiny/truth/notes.txt is no file of the case: move it away",
+        "1 case: 1 damaged file",
+    ]
+    assert [row["damage"] for row in parsed(1, "verify")] == [True, False, False]
+    assert "so there is no case 'moe'" in refusal("verify", "moe")
+
+
+def test_verify_pending(proposed: GoldenStore) -> None:
+    assert says(0, "verify") == [
+        "note: tiny: golden/.pending/tiny is pending: look at it with regress golden review tiny",
+        "1 case: intact",
+    ]
+    victim = next((proposed.root / ".pending").rglob("gradient.*"))
+    victim.write_bytes(victim.read_bytes()[::-1])
+    assert says(1, "verify")[0].startswith(f"damaged: tiny: {victim} does not match its recorded hash")
+
+
+def test_diff_with_the_pending_update(proposed: GoldenStore, make_inputs: Any) -> None:
+    lines = says(1, "diff", "tiny")
+    assert lines[0] == "tiny: different"
+    assert lines[1].split("  ")[0] == "update"
+    row = next(x for x in lines if "step_000001" in x and "gradient" in x)
+    assert row.split()[:4] == ["step_000001", "gradient", "changed", "1/2"]
+    assert row.split()[5:] == ["1", "lm_head.weight"]
+    assert len(parsed(1, "diff", "tiny")["tiny"]["changes"]) == 9
+    assert refusal("diff", "moe").startswith("error: golden/moe does not exist")
+    make_inputs(proposed.root / "young")
+    assert refusal("diff", "young") == "error: case 'young' has no pending update: cases with one are tiny"
+
+
+def test_diff_of_cases_and_directories(
+    store: GoldenStore, make_inputs: Any, make_truth: Any, tmp_path: Path
+) -> None:
+    other = make_inputs(tmp_path / "old" / "tiny")
+    commit(other, truth=make_truth(), tolerances=MEASURED, provenance={})
+    assert says(0, "diff", "tiny", str(other)) == ["tiny: the same"]
+    assert says(0, "diff", "golden", str(other.parent)) == ["tiny: the same"]
+    commit(
+        other,
+        truth={"step_000001": {"optimizer": None}},
+        tolerances={"log_probs": {"float32": None}},
+        provenance={},
+    )
+    assert says(1, "diff", "golden/tiny", str(other))[-1] == (
+        "tolerance of log_probs at float32: none, was 2e-06 + 0.0 (4 times the response to one ulp)"
+    )
+    make_inputs(other.parent / "young")
+    assert [
+        x for x in says(1, "diff", "golden", str(other.parent)) if ": " in x and "tolerance" not in x
+    ] == [
+        "tiny: different",
+        "young: the same",
+    ]
+    (other / "manifest.json").write_text("{}")
+    assert "is damaged" in refusal("diff", "tiny", str(other))
+    assert "is no name of a golden case" in refusal("diff", "tiny", "../nowhere/x")
+
+
+def test_review_accept_reject(proposed: GoldenStore) -> None:
+    lines = says(1, "review")
+    assert lines[:2] == ["tiny: pending update", "  log_probs: 5e5 x tolerance"]
+    assert lines[-2:] == [
+        "accept: regress golden accept tiny [QUANTITY]...",
+        "reject: regress golden reject tiny [QUANTITY]...",
+    ]
+    assert len(parsed(1, "review", "tiny")[0]["changes"]) == 9
+    lines = says(0, "accept", "tiny", "grad*")
+    assert lines[-1] == "written: golden/tiny/manifest.json"
+    assert len(lines) == 7
+    assert says(0, "reject", "tiny", "step_000001/*") == ["rejected: step_000001/* of tiny"]
+    assert len(parsed(1, "review")[0]["changes"]) == 2
+    assert says(0, "reject", "tiny") == ["rejected: all of tiny"]
+    assert says(0, "review") == ["nothing is pending"]
+    assert parsed(0, "review") == []
+    assert refusal("accept", "tiny") == "error: case 'tiny' has no pending update: cases with one are none"
+    assert refusal("review", "tiny") == "error: case 'tiny' has no pending update: cases with one are none"
+    assert says(0, "verify") == ["1 case: intact"]
+
+
+def test_review_of_what_cannot_be_accepted(proposed: GoldenStore, provenance: Any) -> None:
+    commit(proposed.root / "tiny", truth={"step_000001": {"loss": {"loss": 1.0}}}, provenance=provenance)
+    lines = says(1, "review")
+    assert lines[2].startswith(
+        "cannot be accepted: golden/.pending/tiny was proposed for another state of golden/tiny"
+    )
+    assert not [line for line in lines if line.startswith("accept")]
+    (proposed.root / ".pending" / "tiny" / "proposal.json").write_text("{}")
+    assert "is damaged" in says(1, "review")[1]
+    assert says(0, "reject", "tiny") == ["rejected: all of tiny"]
+
+
+def check_file(value: float) -> Any:
+    record = Record.of("loss", Coordinates(0), {"value": np.float64(value)})
+    return FORMATS["safetensors"].encode(record)
+
+
+def test_checks(store: GoldenStore) -> None:
+    names = ["checks/test_a/x.safetensors", "checks/test_b/y.safetensors"]
+    for name in names:
+        propose_check(store, name, check_file(1.0))
+    lines = says(1, "review")
+    assert lines[0] == "checks: pending update"
+    assert [line.split()[1] for line in lines[3:5]] == names
+    assert says(0, "accept", "checks", "*/x.*") == [f"written: golden/{names[0]}"]
+    assert says(0, "reject", "checks") == ["rejected: all of checks"]
+    assert says(0, "review") == ["nothing is pending"]
+    assert says(0, "verify") == ["1 case: intact"]
+    (store.root / names[0]).write_bytes(b"rubbish")
+    assert says(1, "verify")[0].startswith(f"damaged: checks: golden/{names[0]}")
+
+
+def test_prune(store: GoldenStore) -> None:
+    left = store.root / "tiny" / "truth" / "step_000001" / "loss.0123456789ab.safetensors"
+    left.touch()
+    orphan = store.root / "checks" / "test_a" / "x.safetensors"
+    orphan.parent.mkdir(parents=True)
+    orphan.write_bytes(b"".join(check_file(1.0)))
+    listed = Path(".pytest_cache/v/regress/orphans")
+    listed.parent.mkdir(parents=True)
+    listed.write_text(json.dumps(["checks/test_a/x.safetensors"]))
+    assert says(0, "prune", "--dry-run") == [f"would be removed: {left}", f"would be removed: {orphan}"]
+    assert left.exists()
+    assert orphan.exists()
+    assert says(0, "prune") == [f"removed: {left}", f"removed: {orphan}"]
+    assert not left.exists()
+    assert not orphan.exists()
+    assert says(0, "prune") == ["nothing to remove"]
+    assert says(0, "verify") == ["1 case: intact"]
+
+
+def test_the_directory_of_the_project(store: GoldenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = Path.cwd()
+    store.root.rename(root / "baselines")
+    (root / "pyproject.toml").write_text('[tool.pytest.ini_options]\nregress_golden_dir = "baselines"\n')
+    assert says(0, "verify") == ["1 case: intact"]
+    (root / "below").mkdir()
+    monkeypatch.chdir(root / "below")
+    assert says(0, "verify") == ["1 case: intact"]
+    assert says(0, "verify", "--golden-dir", "../baselines") == ["1 case: intact"]
+    assert refusal("verify", "--golden-dir", "nowhere").startswith("error: nowhere is no golden directory")
