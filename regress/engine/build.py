@@ -11,31 +11,30 @@ from torch.optim import AdamW
 from transformers import PreTrainedTokenizerBase
 
 from regress.dump.hooks import matching_modules, matching_parameters, record_activations
-from regress.dump.manifest import Provenance, read_manifest
+from regress.dump.manifest import Provenance
 from regress.dump.recorder import Recorder
 from regress.dump.taps import recording
 from regress.engine.compiled import blocks_of
 from regress.engine.config.rules import updates_per_rollout
 from regress.engine.config.schema import Config
-from regress.engine.evaluation import due
-from regress.engine.mock import Expectations, MockRolloutWorker
+from regress.engine.dialogue import Dialogue, environment_texts
 from regress.engine.optim import adamw, build_scheduler
 from regress.engine.optimizer_state import load_state
 from regress.engine.policies import build_policy, build_reference
 from regress.engine.policy import LocalPolicy
 from regress.engine.pretrained import checkpoint_config
 from regress.engine.prompts import PromptSource
-from regress.engine.provenance import provenance, settings, trajectory_meta
+from regress.engine.provenance import provenance, trajectory_meta
 from regress.engine.reference import Reference
-from regress.engine.rollout import TRAIN, VAL, HFRolloutWorker, RecordingWorker, RolloutWorker
-from regress.engine.sampling import SamplingParams
+from regress.engine.rollout import RecordingWorker
 from regress.engine.tokenizer import fingerprint, load_tokenizer, train_tokenizer
 from regress.engine.trainer import Trainer
 from regress.engine.warm_start import warm_start
+from regress.engine.workers import make_worker
 from regress.errors import ConfigError
-from regress.tasks.dataset import make_dataset
+from regress.tasks.dataset import Dataset, make_dataset
+from regress.tasks.environments import Environment, make_environment
 from regress.tasks.registry import make_task
-from regress.tasks.rewards import make_rewards
 
 Progress = Callable[[str, int], Callable[[], None]]
 """``progress(name, total)`` opens a progress bar and returns what advances it."""
@@ -60,14 +59,17 @@ def build(config: Config, resources: ExitStack, progress: Progress) -> Run:
     """
     task = make_task(config.task.name, config.task.level, config.task.params, config.seed)
     dataset = make_dataset(task, config.task.train_size, config.task.eval_size)
-    path = _tokenizer_path(config)
-    tokenizer = load_tokenizer(path) if path is not None else train_tokenizer(dataset.texts())
-    prompts = PromptSource(dataset, tokenizer, config)
+    environment = None if config.task.environment is None else make_environment(config.task.environment)
+    tokenizer = _tokenizer(config, dataset, environment)
+    dialogue = None
+    if environment is not None:
+        dialogue = Dialogue(environment, tokenizer, config.task.max_turns, dataset.train[0])
+    prompts = PromptSource(dataset, tokenizer, config, dialogue)
     origin = provenance(config, fingerprint(tokenizer))
     policy = build_policy(config, tokenizer)
     frozen = build_reference(config, tokenizer, policy)
     optimizer = _optimizer(config, policy)
-    worker = _worker(config, policy, tokenizer, prompts, origin)
+    worker = make_worker(config, policy, tokenizer, prompts, origin, dialogue)
     if config.rollout_mock.enable and config.rollout_mock.mode == "dump":
         rollouts = Recorder(config.rollout_mock.dump_dir, options={}, provenance=origin)
         worker = resources.enter_context(RecordingWorker(worker, rollouts, trajectory_meta(origin)))
@@ -94,6 +96,16 @@ def build(config: Config, resources: ExitStack, progress: Progress) -> Run:
     return Run(config, tokenizer, prompts, trainer, recorder)
 
 
+def _tokenizer(config: Config, dataset: Dataset, environment: Environment | None) -> PreTrainedTokenizerBase:
+    path = _tokenizer_path(config)
+    if path is not None:
+        return load_tokenizer(path)
+    texts = dataset.texts()
+    if environment is not None:
+        texts += environment_texts(environment, dataset.train + dataset.evaluation)
+    return train_tokenizer(texts, tool=environment is not None)
+
+
 def _tokenizer_path(config: Config) -> str | None:
     """A checkpoint brings its own tokenizer: another one of the same size would go unnoticed."""
     if config.tokenizer.path is None and config.model.path is not None:
@@ -101,60 +113,6 @@ def _tokenizer_path(config: Config) -> str | None:
         beside = Path(config.model.path) / "tokenizer_config.json"
         return config.model.path if beside.is_file() else None
     return config.tokenizer.path
-
-
-def _worker(
-    config: Config,
-    policy: LocalPolicy,
-    tokenizer: PreTrainedTokenizerBase,
-    prompts: PromptSource,
-    origin: Provenance,
-) -> RolloutWorker:
-    mock, chosen = config.rollout_mock, config.rollout_worker
-    vocabulary = policy.model.config.vocab_size
-    if chosen.type == "mock":
-        paths = {TRAIN: Path(str(chosen.trajectory_load_path))}
-        return _replay(config, paths, prompts, origin, vocabulary)
-    if mock.enable and mock.mode == "mock":
-        read_manifest(Path(mock.dump_dir))  # refuses a recording that was interrupted
-        splits = (TRAIN, VAL) if config.evaluation.every_n_steps else (TRAIN,)
-        paths = {split: Path(mock.dump_dir) / split for split in splits}
-        return _replay(config, paths, prompts, origin, vocabulary)
-    params = SamplingParams(
-        max_new_tokens=config.data.max_completion_length,
-        eos_id=tokenizer.eos_token_id,
-        pad_id=tokenizer.pad_token_id,
-        temperature=chosen.temperature,
-        top_p=chosen.top_p,
-        top_k=chosen.top_k,
-    )
-    reward = make_rewards(config.task.rewards)
-    return HFRolloutWorker(
-        policy.model, tokenizer, params, reward, batch_size=chosen.batch_size, seed=config.seed
-    )
-
-
-def _replay(
-    config: Config, paths: dict[str, Path], prompts: PromptSource, origin: Provenance, vocabulary: int
-) -> MockRolloutWorker:
-    """A mock worker that has served every rollout of the run once, so that nothing is left to be refused later."""
-    chosen, objective = config.rollout_worker, config.algorithm
-    expect = Expectations(
-        tokenizer=origin.tokenizer["fingerprint"],
-        temperature=chosen.temperature,
-        max_completion_length=config.data.max_completion_length,
-        vocabulary=vocabulary,
-        log_probs=objective.old_log_probs == "sampler" or objective.sampler_correction != "none",
-        finish_reasons=objective.mask_truncated_completions,
-        environment=None if chosen.allow_environment_mismatch else settings(origin),
-    )
-    worker = MockRolloutWorker(paths, chosen.trajectory_format, expect)
-    for step in range(config.max_steps):
-        worker.rollout(step, prompts.train(step), TRAIN)
-    for step in range(config.max_steps + 1):
-        if VAL in paths and due(config, step):
-            worker.rollout(step, prompts.evaluation(), VAL)
-    return worker
 
 
 def _recorder(config: Config, policy: LocalPolicy, origin: Provenance) -> Recorder:

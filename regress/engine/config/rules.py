@@ -94,6 +94,21 @@ def _rewards(c: Config) -> str | None:
     )
 
 
+def _environment(c: Config) -> str | None:
+    turns, environment = c.task.max_turns, c.task.environment
+    if turns > 1 and environment is None:
+        return (
+            f"task.max_turns={turns} needs somebody to answer the completions before the last; set "
+            "task.environment, for example to checker, or task.max_turns=1."
+        )
+    if turns == 1 and environment is not None:
+        return (
+            f"task.environment={environment} never has its turn while task.max_turns=1; set task.max_turns to "
+            "at least 2 or task.environment=null."
+        )
+    return None
+
+
 def _microbatch_sizes(c: Config) -> str | None:
     samples, tokens = c.batching.micro_batch_size, c.batching.max_tokens_per_microbatch
     if samples is None or tokens is None:
@@ -267,6 +282,7 @@ RULES: tuple[Rule, ...] = (
     _train_size,
     _eval_size,
     _rewards,
+    _environment,
     _microbatch_sizes,
     _pad_to_length,
     _token_budget,

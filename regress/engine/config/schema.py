@@ -90,8 +90,13 @@ class TaskConfig:
     )
     train_size: int = _value(512, "prompts in the training split", minimum=1)
     eval_size: int = _value(64, "prompts in the held-out split", minimum=0)
+    max_turns: int = _value(1, "completions in a conversation, at most", minimum=1)
+    environment: str | None = _value(
+        None, "what answers every completion but the last: checker, or your own as package.module:function"
+    )
     rewards: dict[str, float] = field(
-        default_factory=lambda: {"exact_match": 1.0}, metadata={"help": "weight of each reward by its name"}
+        default_factory=lambda: {"exact_match": 1.0},
+        metadata={"help": "weight of each reward of the last completion, by name"},
     )
 
 
@@ -102,7 +107,9 @@ class DataConfig:
     prompts_per_step: int = _value(8, "prompts (groups) in a rollout batch", minimum=1)
     group_size: int = _value(8, "completions sampled per prompt", minimum=1)
     max_prompt_length: int = _value(32, "longest prompt in tokens", minimum=1)
-    max_completion_length: int = _value(16, "longest completion in tokens", minimum=1)
+    max_completion_length: int = _value(
+        16, "longest completion in tokens; with several turns, everything after the prompt", minimum=1
+    )
     max_seq_length: int = _value(48, "longest prompt and completion together, in tokens", minimum=2)
 
 
