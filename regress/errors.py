@@ -16,6 +16,10 @@ class ConfigError(RegressError):
     exit_code = 2
 
 
+class CheckError(RegressError):
+    """A value is checked in a way that cannot fail, or is none that can be stored bit for bit."""
+
+
 class CompareError(RegressError):
     """Values cannot be brought into canonical form, or cannot be compared at all."""
 

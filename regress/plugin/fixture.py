@@ -26,8 +26,8 @@ def regress(request: pytest.FixtureRequest) -> Regress:
     """Compare values with the goldens of this test (`regress.check`), or with one another (`regress.assert_close`)."""
     if getattr(getattr(request.node, "obj", None), "is_hypothesis_test", False):
         raise CheckError(
-            f"{request.node.name} asks for the fixture 'regress' inside @given, but a golden belongs to one value and not "
-            "to every example: check a fixed example in a test of its own"
+            f"{request.node.name} asks for the fixture 'regress' inside @given, but a golden belongs to one value and "
+            "not to every example: check a fixed example in a test of its own"
         )
     return Regress(request)
 

@@ -28,7 +28,7 @@ class Summary:
         self._added += rows
 
     def note(self, text: str) -> None:
-        """Have a sentence printed after the table."""
+        """Have a sentence printed at the end."""
         self._notes.append(text)
 
     def properties(self, name: str) -> Iterator[tuple[str, str]]:
@@ -52,11 +52,11 @@ class Summary:
             self._told[report.nodeid] = found
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Print the table of the update."""
+        """Print the table of the update, and what else is to be said."""
+        for note in self._notes:
+            terminalreporter.line(f"regress: {note}")
         rows = self.updates()
         if not rows:
-            for note in self._notes:
-                terminalreporter.line(f"regress: {note}")
             return
         pending = sum(row.pending for row in rows)
         terminalreporter.section("golden update")
@@ -64,7 +64,7 @@ class Summary:
         terminalreporter.line(f"{len(rows) - pending} written, {pending} pending")
         if pending:
             terminalreporter.line(
-                "look at what is pending: regress golden review; then regress golden accept or reject"
+                "look at it with regress golden review, then regress golden accept or reject"
             )
 
 

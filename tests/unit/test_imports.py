@@ -42,6 +42,7 @@ TORCH_FREE = [
     "regress.compare.canonical",
     "regress.compare.judge",
     "regress.compare.verdict",
+    "regress.plugin",
     "regress.grpo.objective",
     "regress.grpo.presets",
     "regress.tasks.dataset",

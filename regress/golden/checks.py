@@ -1,0 +1,140 @@
+"""Stored checks: what the fixture `regress` has seen once, one file for each test and name under `checks/`.
+
+A file is a record of the dump format, so it verifies itself; its metadata says whose it is, how the value is put
+together, and with which tolerance it was accepted. It is written whole or not at all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from regress.dump.arrays import Array, dtype_name, raw
+from regress.dump.coordinates import Coordinates
+from regress.dump.formats import safetensors
+from regress.dump.reader import read
+from regress.dump.record import Record
+from regress.errors import DumpError, GoldenError
+from regress.golden.names import CHECKS
+from regress.golden.pending_checks import SUFFIX, is_check
+from regress.golden.tree import TENSOR, Tree
+
+REMEDY = "restore it from version control, or record it again with pytest --update-golden=all"
+
+_STAGE = "is_loss_debug"  # the stage of values that belong to no other, as with golden truth
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.-]+")
+_READABLE = 60  # characters of each part of a file name that tell a reader what it is
+_DIGITS = 16
+
+
+@dataclass(frozen=True)
+class StoredCheck:
+    """A value that a test has accepted.
+
+    Attributes:
+        test: id of the test, `tests/test_loss.py::test_kl[0.1]`.
+        name: what the test calls the value.
+        value: the value.
+        rtol, atol, why: the tolerance it was accepted with.
+        provenance: where it was recorded and with what.
+    """
+
+    test: str
+    name: str
+    value: Tree
+    rtol: float
+    atol: float
+    why: str
+    provenance: Mapping[str, Any]
+
+    @property
+    def path(self) -> str:
+        """Where it lies within the golden directory."""
+        return check_path(self.test, self.name)
+
+    def same(self, other: StoredCheck) -> bool:
+        """Whether nothing but the provenance differs, down to the bytes."""
+        mine, theirs = ((one.test, one.name, one.rtol, one.atol, one.why) for one in (self, other))
+        return mine == theirs and identical(self.value, other.value)
+
+    def encode(self) -> list[bytes | memoryview]:
+        """The bytes of its file, which depend on nothing but its attributes."""
+        meta = {
+            "check": {"test": self.test, "name": self.name},
+            "nodes": [[path, *node] for path, node in self.value.nodes.items()],
+            "tolerance": {"rtol": self.rtol, "atol": self.atol, "why": self.why},
+            "provenance": self.provenance,
+        }
+        try:
+            return safetensors.encode(Record.of(_STAGE, Coordinates(0), self.value.tensors, meta))
+        except DumpError as error:
+            raise GoldenError(f"{self.name!r} of {self.test} cannot be stored: {error}") from None
+
+
+def check_path(test: str, name: str) -> str:
+    """The file of a check within the golden directory: readable, and another one for every other check.
+
+    What makes it unique is a hash of test and name, so that file systems may ignore case, and ids may hold anything.
+    """
+    digest = hashlib.sha256(f"{len(test)}:{test}{name}".encode("utf-8", "surrogatepass")).hexdigest()[
+        :_DIGITS
+    ]
+    module, _, function = test.partition("::")
+    folder = _readable(module.removesuffix(".py")[-_READABLE:]) or "module"
+    return f"{CHECKS}/{folder}/{_readable(function)}-{_readable(name)}.{digest}{SUFFIX}"
+
+
+def _readable(text: str) -> str:
+    return _UNSAFE.sub("_", text)[:_READABLE].strip("._-")
+
+
+def read_check(root: Path, path: str) -> StoredCheck | None:
+    """The check in a file of the golden directory `root`, every byte verified; None where there is no file.
+
+    Raises `GoldenError` naming a file that is damaged, or that holds another check than its name says.
+    """
+    file = root / path
+    if not file.exists():
+        return None
+    try:
+        record = read(file, "safetensors")
+    except DumpError as error:
+        raise GoldenError(f"{error}; this is a golden value: {REMEDY}") from None
+    try:
+        check = _from_record(record)
+    except (LookupError, TypeError, ValueError, AttributeError):
+        raise GoldenError(f"{file} is a record, but none of a check: {REMEDY}") from None
+    if check.path != path:
+        raise GoldenError(f"{file} holds {check.name!r} of {check.test}, which belongs elsewhere: {REMEDY}")
+    return check
+
+
+def _from_record(record: Record) -> StoredCheck:
+    meta: Any = record.meta
+    nodes = {str(path): (str(kind), str(content)) for path, kind, content in meta["nodes"]}
+    if {path for path, node in nodes.items() if node == TENSOR} != record.tensors.keys():
+        raise ValueError("its nodes and its tensors differ")
+    tree = Tree(nodes, record.tensors)
+    return StoredCheck(**meta["check"], value=tree, **meta["tolerance"], provenance=meta["provenance"])
+
+
+def stored_checks(root: Path) -> list[str]:
+    """Paths within the golden directory of all stored checks, intact or not."""
+    found = (path.relative_to(root).as_posix() for path in (root / CHECKS).rglob(f"*{SUFFIX}"))
+    return sorted(filter(is_check, found))
+
+
+def identical(a: Tree, b: Tree) -> bool:
+    """Whether two values are the same down to the last bit."""
+    return a.nodes == b.nodes and all(
+        _same_bytes(array, b.tensors[path]) for path, array in a.tensors.items()
+    )
+
+
+def _same_bytes(a: Array, b: Array) -> bool:
+    mine, theirs = ((dtype_name(array.dtype), array.shape) for array in (a, b))
+    return mine == theirs and raw(a) == raw(b)
