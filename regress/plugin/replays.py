@@ -85,6 +85,4 @@ def parametrize(metafunc: pytest.Metafunc, suite: Suite) -> None:
         parameters = suite.parameters(chosen["cases"], chosen["variants"])
     except RegressError as error:
         raise pytest.UsageError(f"{stated}: {error}") from None
-    metafunc.parametrize(
-        FIXTURE, parameters, ids=[parameter.id for parameter in parameters], indirect=True
-    )
+    metafunc.parametrize(FIXTURE, parameters, ids=[parameter.id for parameter in parameters], indirect=True)

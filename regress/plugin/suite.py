@@ -74,7 +74,9 @@ class Suite:
                 found.append(case)
         if not found and not broken:
             advice = "correct --golden-dir, or record a case with regress golden record"
-            problem = f"{self.settings.golden_dir} holds no golden case, so nothing would be compared: {advice}"
+            problem = (
+                f"{self.settings.golden_dir} holds no golden case, so nothing would be compared: {advice}"
+            )
             broken.append(Broken("no-cases", problem))
         return found, broken
 

@@ -102,7 +102,9 @@ class ReplayCache:
         folder = self._folder(replay)
         if self.keep is not None:
             shutil.rmtree(self.keep / replay.name, ignore_errors=True)
-            shutil.copytree(folder, self.keep / replay.name, ignore=shutil.ignore_patterns("outcome.json", "keep"))
+            shutil.copytree(
+                folder, self.keep / replay.name, ignore=shutil.ignore_patterns("outcome.json", "keep")
+            )
         if not (folder / "keep").exists():
             shutil.rmtree(folder / "dump", ignore_errors=True)
 

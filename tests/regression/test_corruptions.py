@@ -141,9 +141,12 @@ def test_two_rows_swapped(padded: tuple[Replay, DumpReader], tmp_path: Path) -> 
 def test_a_record_missing(padded: tuple[Replay, DumpReader], tmp_path: Path) -> None:
     drop = at("forward_data", 1, 1)
     failed = judged(padded, tmp_path / "dump", lambda records: [r for r in records if not drop(r)])
-    assert {v.status for v in failed} == {Status.MISSING}
-    assert {v.quantity for v in failed} == {"log_probs", "entropy", "batch_inputs"}
-    assert {v.place for v in failed} == {Place(1, None, 0, 1)}
+    missing = [v for v in failed if v.status is Status.MISSING]
+    assert {v.quantity for v in missing} == {"log_probs", "entropy", "batch_inputs"}
+    assert {v.place for v in missing} == {Place(1, None, 0, 1)}
+    (uncovered,) = [v for v in failed if v.status is not Status.MISSING]
+    assert (uncovered.status, uncovered.place) == (Status.COVERAGE, Place(1))
+    assert "forward_data" in uncovered.name
 
 
 def test_a_record_duplicated(padded: tuple[Replay, DumpReader], tmp_path: Path) -> None:
@@ -151,8 +154,12 @@ def test_a_record_duplicated(padded: tuple[Replay, DumpReader], tmp_path: Path) 
         return [*records, *(replace(r, micro=3) for r in records if at("forward_data", 0, 2)(r))]
 
     failed = judged(padded, tmp_path / "dump", twice)
-    assert {v.place for v in failed if v.status is Status.EXTRA} == {Place(0, None, 0, 3)}
-    assert all(v.status in (Status.EXTRA, Status.COVERAGE) for v in failed)
+    (extra,) = [v for v in failed if v.status is Status.EXTRA]
+    assert extra.place == Place(0)
+    assert "rank 0 microbatch 3" in extra.detail
+    (twice_computed,) = [v for v in failed if v.status is not Status.EXTRA]
+    assert twice_computed.status is Status.COVERAGE
+    assert "twice" in twice_computed.detail
 
 
 def test_a_mask_flipped(padded: tuple[Replay, DumpReader], tmp_path: Path) -> None:
@@ -182,7 +189,7 @@ def test_an_off_by_one_shift(padded: tuple[Replay, DumpReader], tmp_path: Path) 
 
 def test_nan_on_both_sides_at_different_positions(padded: tuple[Replay, DumpReader], tmp_path: Path) -> None:
     chosen, dump = padded
-    row, col, where = loss_token(dump, 0, 0, 2)
+    row, col, _ = loss_token(dump, 0, 0, 2)
 
     def break_one(x: Array, _: TokenLayout | None) -> Array:
         x[row, col] = np.nan

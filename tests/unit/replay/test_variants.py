@@ -83,7 +83,7 @@ def test_a_twin_that_does_not_exist_is_named(tmp_path: Path) -> None:
 
 def test_broken_toml_is_named(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("[tool.regress")
-    with pytest.raises(ConfigError, match="pyproject.toml is no valid TOML"):
+    with pytest.raises(ConfigError, match=r"pyproject\.toml is no valid TOML"):
         project_variants(tmp_path)
 
 
