@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from regress.compare.tensor import Locate, element
+from regress.compare.tensor import Locate
 from regress.dump.arrays import Array
 from regress.layout import TokenFrame, TokenLayout
 
@@ -70,6 +70,3 @@ class Locator:
 
 def _within(index: int, rest: tuple[int, ...]) -> str:
     return f", element {[int(i) for i in np.unravel_index(index, rest)]}" if rest else ""
-
-
-__all__ = ["Locator", "TokenText", "element"]

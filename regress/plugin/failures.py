@@ -16,14 +16,15 @@ if TYPE_CHECKING:
 
 
 def explain_replay(
-    item: Item, outcome: Outcome, replay: ReplayOutcome, request: pytest.FixtureRequest
+    item: Item, outcome: Outcome, replay: ReplayOutcome, node: pytest.Item
 ) -> tuple[str, str]:
     """The first line and the details of a failing test."""
     details = explain(
         outcome.failed,
+        where=item.id,
         others=[verdict for verdict in replay.failed if verdict not in outcome.failed],
         environment=environment_differences(item.replay.case),
-        commands=commands(item, request),
+        commands=commands(item, node),
     )
     return headline(outcome.failed[0], item.replay.name), details
 
@@ -36,13 +37,13 @@ def environment_differences(case: GoldenCase) -> list[str]:
     return [] if case.manifest is None else differences(case.manifest.provenance, provenance_of(case))
 
 
-def commands(item: Item, request: pytest.FixtureRequest) -> dict[str, str]:
+def commands(item: Item, node: pytest.Item) -> dict[str, str]:
     """How to repeat this test alone, with its dump kept, and how to accept the new values."""
-    node = shlex.quote(request.node.nodeid)
+    test = shlex.quote(node.nodeid)
     case, quantity = item.replay.case.name, item.quantity
     expression = shlex.quote(f"{case}/base and {quantity}")
     return {
-        "reproduce": f"pytest {node}",
-        "keep the dump": f"pytest {node} --regress-keep-dumps",
+        "reproduce": f"pytest {test}",
+        "keep the dump": f"pytest {test} --regress-keep-dumps",
         "update": f"pytest --update-golden -k {expression}",
     }

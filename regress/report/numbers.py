@@ -1,0 +1,29 @@
+"""Numbers as readers of a report want them."""
+
+from __future__ import annotations
+
+import math
+
+
+def short(value: float) -> str:
+    """Three digits: ``0.0123``, ``1.23e-07``, ``inf``."""
+    return f"{value:.3g}"
+
+
+def pair(golden: float, actual: float) -> tuple[str, str]:
+    """Two values with as few digits as tell them apart, at least six."""
+    for digits in (6, 9, 12, 17):
+        texts = f"{golden:.{digits}g}", f"{actual:.{digits}g}"
+        if texts[0] != texts[1]:
+            break
+    return texts
+
+
+def multiple(value: float) -> str:
+    """An error in multiples of its tolerance."""
+    return "nothing is tolerated" if math.isinf(value) else f"{short(value)} x tolerance"
+
+
+def plural(count: int, word: str) -> str:
+    """``1 element``, ``3 elements``."""
+    return f"{count} {word}{'' if count == 1 else 's'}"

@@ -1,0 +1,151 @@
+"""Verdicts in words: the first line of a failing test, and its details."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from regress.compare.update import in_order
+from regress.compare.verdict import Status, Verdict, Worst
+from regress.report.numbers import multiple, pair, plural, short
+
+WIDTH = 159
+"""A first line stays shorter than 160 characters: what follows is cut off in summaries and in CI logs."""
+
+LISTED = 10
+"""Tensors and quantities named one by one; the others are counted."""
+
+
+def headline(verdict: Verdict, where: str = "") -> str:
+    """One line: the verdict, the tensor, the worst element or what else is wrong, and the place.
+
+        drift: log_probs: sample g/0, position 17, token 5 'a': golden -1.5, actual -1.25, 3 x tolerance (dense/...)
+
+    Args:
+        where: of the comparison, such as ``case/variant``; it stands in brackets together with the place within it, if
+            there is room. Without it no place is named.
+    """
+    line = f"{verdict.status}: {named(verdict)}: {_finding(verdict)}"
+    place = f" ({where}/{verdict.place})" if where else ""
+    if len(line) + len(place) <= WIDTH:
+        return line + place
+    return line if len(line) <= WIDTH else f"{line[: WIDTH - 3]}..."
+
+
+def explain(
+    verdicts: Sequence[Verdict],
+    *,
+    where: str | None = None,
+    others: Sequence[Verdict] = (),
+    environment: Sequence[str] = (),
+    commands: Mapping[str, str] | None = None,
+) -> str:
+    """The details of a failure, several lines.
+
+    Args:
+        verdicts: those that failed the test, the most telling first.
+        where: the first was found; by default its place.
+        others: what else failed in the same replay.
+        environment: how the environment differs from that of the recording, one sentence each.
+        commands: what to run next, by purpose: ``{"reproduce": "pytest ..."}``.
+
+    Raises:
+        ValueError: for no verdict at all.
+    """
+    if not verdicts:
+        raise ValueError("there is no verdict to explain")
+    lines = [*details(verdicts[0], where), *_siblings(verdicts[1:]), *_dataflow(verdicts, others)]
+    lines += [f"environment: {line}" for line in environment]
+    lines += [f"{purpose}: {command}" for purpose, command in (commands or {}).items()]
+    return "\n".join(lines)
+
+
+def named(verdict: Verdict) -> str:
+    """Quantity and tensor, once if they have the same name."""
+    return verdict.quantity if verdict.name == verdict.quantity else f"{verdict.quantity} {verdict.name}"
+
+
+def details(verdict: Verdict, where: str | None = None) -> Iterator[str]:
+    """One verdict, line by line: worst element, error, how many elements, tolerance and its reason."""
+    yield f"{verdict.status}: {named(verdict)} at {where or verdict.place}"
+    if verdict.detail:
+        yield f"  {verdict.detail}"
+    if verdict.worst is not None:
+        yield from _element(verdict.worst)
+        yield from _figures(verdict)
+    if verdict.reason:
+        yield f"  tolerance  {verdict.reason}{_basis(verdict.basis)}"
+
+
+def _element(worst: Worst) -> Iterator[str]:
+    golden, actual = pair(worst.golden, worst.actual)
+    local = f", at {list(worst.index)} of the local tensor" if worst.index else ""
+    yield f"  worst      {worst.where}{local}"
+    yield f"  golden     {golden}"
+    yield f"  actual     {actual}"
+
+
+def _figures(verdict: Verdict) -> Iterator[str]:
+    worst = verdict.worst
+    assert worst is not None
+    if verdict.status is Status.COVERAGE:
+        yield f"  elements   {verdict.over} of {verdict.count}"
+        return
+    ulp = "" if worst.ulp is None else f", {short(worst.ulp)} ulp"
+    bound = (
+        f"{multiple(verdict.multiple)} of {short(verdict.tolerance)}"
+        if verdict.tolerance
+        else "nothing is tolerated"
+    )
+    yield f"  error      {short(worst.error)}{ulp}: {bound}"
+    yield (
+        f"  relative   {short(verdict.relative)} of the scale {short(verdict.scale)}, "
+        f"{short(verdict.relative_l2)} in the Euclidean norm"
+    )
+    yield f"  elements   {verdict.over} of {verdict.count} beyond the tolerance"
+
+
+def _basis(basis: Mapping[str, object]) -> str:
+    known = [f"{key} {short(v) if isinstance(v, float) else v}" for key, v in basis.items()]
+    return f" ({', '.join(known)})" if known else ""
+
+
+def _finding(verdict: Verdict) -> str:
+    worst = verdict.worst
+    if worst is None or verdict.status is Status.COVERAGE:
+        return verdict.detail
+    if verdict.status is Status.NONFINITE:
+        return f"{verdict.detail}, at {worst.where}"
+    golden, actual = pair(worst.golden, worst.actual)
+    much = multiple(verdict.multiple) if verdict.tolerance else f"{verdict.over} of {verdict.count} elements"
+    return f"{worst.where}: golden {golden}, actual {actual}, {much}"
+
+
+def _siblings(verdicts: Sequence[Verdict]) -> Iterator[str]:
+    """Further tensors of the same test."""
+    if verdicts:
+        yield f"{plural(len(verdicts), 'more tensor')} of this test failed:"
+    for verdict in verdicts[:LISTED]:
+        yield f"  {headline(verdict)}"
+    if len(verdicts) > LISTED:
+        yield f"  and {len(verdicts) - LISTED} more"
+
+
+def _dataflow(verdicts: Sequence[Verdict], others: Sequence[Verdict]) -> Iterator[str]:
+    """Whether something broke earlier in the order of computation, and what broke besides."""
+    if not others:
+        return
+    first = in_order([*verdicts, *others])[0]
+    if first in verdicts:
+        yield "first divergence: this one; what follows in the order of computation may be its consequence"
+    else:
+        yield f"first divergence, at {first.place}: {headline(first)}"
+    broken: dict[str, int] = {}
+    for verdict in in_order(others):
+        broken[verdict.quantity] = broken.get(verdict.quantity, 0) + 1
+    yield f"also broken: {_listed(f'{quantity} ({count})' for quantity, count in broken.items())}"
+
+
+def _listed(items: Iterable[str]) -> str:
+    known = [*items]
+    more = f" and {len(known) - LISTED} more" if len(known) > LISTED else ""
+    return ", ".join(known[:LISTED]) + more
