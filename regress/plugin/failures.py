@@ -15,9 +15,7 @@ if TYPE_CHECKING:
     from regress.replay.outcome import Outcome, ReplayOutcome
 
 
-def explain_replay(
-    item: Item, outcome: Outcome, replay: ReplayOutcome, node: pytest.Item
-) -> tuple[str, str]:
+def explain_replay(item: Item, outcome: Outcome, replay: ReplayOutcome, node: pytest.Item) -> tuple[str, str]:
     """The first line and the details of a failing test."""
     details = explain(
         outcome.failed,

@@ -84,7 +84,7 @@ class Floor:
                 f"errors of the mathematics are above 1e-2; the bound is {SEMANTICS:g}"
             )
         if self.tolerance is None:
-            return f"{kappa:g} times the noise floor of {self.floor:.1e} would pass a tensor of zeros, so it is not judged"
+            return f"{kappa:g} times the noise floor of {self.floor:.1e} would pass a tensor of zeros: not judged"
         larger = (
             "weights moved by one ulp" if self.perturbation >= self.dtype_error else "error against float64"
         )

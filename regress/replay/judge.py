@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -57,7 +58,7 @@ def judge_replay(
                 bound,
                 place=(update.step, update.update),
                 planned=[(0, micro) for micro in range(len(update.layouts))],
-                dtype=lambda quantity, name, values=values: expected_dtype(values, quantity, name, precision),
+                dtype=partial(expected_dtype, values, precision),
                 text=text,
             )
     return verdicts
@@ -108,7 +109,7 @@ def stored_tolerances(
     return of
 
 
-def expected_dtype(truth: Truth, quantity: str, name: str, precision: Precision) -> str | None:
+def expected_dtype(truth: Truth, precision: Precision, quantity: str, name: str) -> str | None:
     """Element type of a recorded tensor: what is float64 in the golden values follows the precision."""
     golden = truth.get(quantity, {}).get(name)
     if golden is None:

@@ -55,7 +55,8 @@ class Recipe:
     def of(cls, case: GoldenCase) -> Recipe:
         """The recipe of ``case.yaml``; raises `ConfigError` for an unknown or missing key."""
         try:
-            return cls(**{"overrides": {}, **case.recipe})
+            given: dict[str, Any] = {"overrides": {}, **case.recipe}
+            return cls(**given)
         except TypeError as error:
             raise ConfigError(
                 f"{case.folder / 'case.yaml'}: the recipe cannot be followed ({error}); its keys are model, overrides, "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 
@@ -12,9 +13,10 @@ from regress.dump.jsontext import Json
 from regress.errors import GoldenError
 from regress.golden.case import GoldenCase
 from regress.golden.commit import commit
-from regress.golden.provenance import collect
 from regress.golden.names import input_files
+from regress.golden.provenance import collect
 from regress.golden.store import GoldenStore
+from regress.golden.tolerance import ToleranceEntry
 from regress.replay.calibrate import Floor, calibrate
 from regress.replay.recipe import make_inputs
 from regress.replay.truth import compute_truth, require_case_signal
@@ -56,7 +58,7 @@ def measure(
     case = store.case(name)
     with TemporaryDirectory(prefix="regress-calibrate-") as workspace:
         floors = calibrate(case, Path(workspace), seeds=seeds, advance=advance)
-    entries: dict[str, dict[str, object]] = {}
+    entries: dict[str, dict[str, ToleranceEntry]] = {}
     for floor in floors:
         entries.setdefault(floor.quantity, {})[str(floor.precision)] = floor.entry
     commit(case.folder, tolerances=entries, provenance=provenance_of(case))
@@ -65,9 +67,10 @@ def measure(
 
 def provenance_of(case: GoldenCase) -> dict[str, Json]:
     """Configuration hash, versions, determinism environment and source revision of a recording made now."""
+    threads: Any = case.config.get("threads", 1)
     return collect(
         case.config,
-        threads=int(case.config.get("threads", 1)),
+        threads=threads,
         processor=torch.backends.cpu.get_cpu_capability(),
         golden=case.folder.parent,
     )

@@ -43,7 +43,8 @@ def _rows(path: Path) -> Mapping[str, Any]:
 def _check_twin(variant: Variant, table: Mapping[str, Variant]) -> None:
     if variant.twin is not None and variant.twin not in table:
         raise ConfigError(
-            f"variant {variant.name!r} has the twin {variant.twin!r}, which is no variant; choose one of {', '.join(table)}"
+            f"variant {variant.name!r} has the twin {variant.twin!r}, which is no variant; choose one of "
+            + ", ".join(table)
         )
     if Precision.BITWISE in variant.precisions and variant.twin is None:
         raise ConfigError(f"variant {variant.name!r} has the precision bitwise but no twin; name one")

@@ -35,8 +35,8 @@ def compute_truth(case: GoldenCase, workspace: Path) -> Truth:
     if found.differences:
         first = found.differences[0]
         raise ReplayError(
-            f"case {case.name}: two runs of the same computation differ ({first.file}, {first.what}), so neither can be "
-            "golden; look for a source of randomness or for threads, and set threads=1"
+            f"case {case.name}: two runs of the same computation differ ({first.file}, {first.what}), so neither "
+            "can be golden; look for a source of randomness or for threads, and set threads=1"
         )
     return canonical(case, dumps[0])
 
