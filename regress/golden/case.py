@@ -104,7 +104,12 @@ class GoldenCase:
             raise GoldenError(
                 f"{self.folder} has no {quantity!r} at {where}: recorded are {', '.join(self.quantities(where))}"
             )
-        return truth.read([self.folder], self._truth[where][quantity], quantity)
+        try:
+            return truth.read([self.folder], self._truth[where][quantity], quantity)
+        except GoldenError:
+            if read_manifest(self.folder) != self.manifest:
+                raise GoldenError(f"{self.folder} was updated while it was in use: run again") from None
+            raise
 
     def trajectories(self) -> dict[int, list[Trajectory]]:
         """The sampled completions of every step, in recorded order, every byte verified.

@@ -6,22 +6,20 @@ pending updates take turns by a lock on the golden directory.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace as changed
 from pathlib import Path
 
-from regress.dump.files import Stamp
 from regress.dump.jsontext import Json
 from regress.errors import GoldenError
 from regress.golden.commit import check_case, sweep, write_case, write_truth
-from regress.golden.files import locked, read_stamped, stamp_of
+from regress.golden.files import locked, read_stamped
 from regress.golden.manifest import Manifest, read_manifest
 from regress.golden.names import PENDING, PROPOSAL
 from regress.golden.proposal import Pending, discard, folder_of, read_pending, state, write_pending
 from regress.golden.selection import blend, items, select
 from regress.golden.store import GoldenStore
-from regress.golden.update import Chunks, NewTolerances, NewTruth, Update
+from regress.golden.update import Chunks, NewTolerances, NewTruth, Update, changed_inputs
 
 
 def propose(
@@ -117,15 +115,11 @@ def _new_files(pending: Pending, base: Manifest | None, new: Manifest) -> dict[s
 
 
 def _check_inputs(pending: Pending) -> None:
-    for path, stamp in pending.manifest.inputs.items():
-        found: Stamp | None = None
-        with contextlib.suppress(GoldenError):
-            found = stamp_of(pending.target / path)
-        if found != stamp:
-            raise GoldenError(
-                f"{pending.target / path} is not the file that the pending update was made from: restore it, or "
-                "reject the update and run pytest --update-golden=review again"
-            )
+    for path in changed_inputs(pending.target, pending.manifest.inputs):
+        raise GoldenError(
+            f"{pending.target / path} is not the file that the pending update was made from: restore it, or reject the "
+            "update and run pytest --update-golden=review again"
+        )
 
 
 def reject(store: GoldenStore, name: str, patterns: Sequence[str] = ()) -> None:

@@ -60,9 +60,12 @@ def _unseal(data: bytes) -> dict[str, Any]:
         version = tree.get("schema_version") if isinstance(tree, dict) else None
         raise ValueError(f"schema version {version}, this release reads {SCHEMA_VERSION}")
     found = tree.pop("sha256", None)
-    if found != checksum(tree):
-        raise ValueError("its content does not match its checksum")
     if seal(tree).encode() != data:
-        raise ValueError("its text is not what its content is written as")
+        same = found == checksum(tree)
+        raise ValueError(
+            "its text is not what its content is written as"
+            if same
+            else "its content does not match its checksum"
+        )
     del tree["schema_version"]
     return tree

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -92,7 +93,7 @@ def _merge_tensors(
 
 
 def merge_inputs(folder: Path, recorded: Mapping[str, Stamp], paths: Iterable[str]) -> dict[str, Stamp]:
-    """The stamps after hashing `paths` anew."""
+    """The stamps after hashing `paths` anew; raises `GoldenError` where another input is not as recorded."""
     merged = dict(recorded)
     for path in paths:
         if not is_input(path):
@@ -107,7 +108,22 @@ def merge_inputs(folder: Path, recorded: Mapping[str, Stamp], paths: Iterable[st
             raise GoldenError(f"{folder / path} does not exist, so it cannot be recorded: check the path")
     if CASE_FILE not in merged:
         merged[CASE_FILE] = stamp_of(folder / CASE_FILE)
+    for path in changed_inputs(folder, merged):
+        raise GoldenError(
+            f"{folder / path} is not the file that was recorded, so nothing new belongs to the case: restore it, or "
+            "record it as an input of this update"
+        )
     return merged
+
+
+def changed_inputs(folder: Path, inputs: Mapping[str, Stamp]) -> Iterator[str]:
+    """The inputs that are missing or not as recorded."""
+    for path, stamp in sorted(inputs.items()):
+        found: Stamp | None = None
+        with contextlib.suppress(GoldenError):
+            found = stamp_of(folder / path)
+        if found != stamp:
+            yield path
 
 
 def merge_tolerances(recorded: Tolerances, changes: NewTolerances) -> dict[str, dict[str, ToleranceEntry]]:

@@ -145,6 +145,14 @@ def test_a_renamed_trajectory(unrecorded: Path) -> None:
         GoldenCase(unrecorded).trajectories()
 
 
+def test_a_case_that_is_updated_while_it_is_in_use(recorded: Path, make_truth: Any, provenance: Any) -> None:
+    case = GoldenCase(recorded)
+    commit(recorded, truth=make_truth(2.0), provenance=provenance)
+    assert len(case.truth_of("step_000001", "optimizer")) == 1, "the same in both"
+    with pytest.raises(GoldenError, match="tiny was updated while it was in use: run again"):
+        case.truth("step_000001")
+
+
 def test_no_trajectories(unrecorded: Path) -> None:
     for path in (unrecorded / "trajectories").iterdir():
         path.unlink()
