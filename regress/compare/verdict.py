@@ -26,7 +26,7 @@ class Status(StrEnum):
 class Place:
     """Where a verdict belongs; ``None`` where a coordinate does not apply. ``update`` counts within the step."""
 
-    step: int
+    step: int | None = None
     update: int | None = None
     rank: int | None = None
     micro: int | None = None

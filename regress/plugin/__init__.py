@@ -10,6 +10,7 @@ import pytest
 from regress.plugin import hooks, session
 from regress.plugin.fixture import regress
 from regress.plugin.options import add_options, spell_out
+from regress.plugin.orphans import Orphans
 from regress.plugin.replays import regress_record
 from regress.plugin.settings import SETTINGS, read_settings
 from regress.plugin.summary import SUMMARY, Summary
@@ -38,8 +39,9 @@ def pytest_load_initial_conftests(
 def pytest_configure(config: pytest.Config) -> None:
     """Check all settings, whether or not a test will ask for them."""
     config.stash[SETTINGS] = read_settings(config)
-    config.stash[SUMMARY] = Summary(config)
-    config.pluginmanager.register(config.stash[SUMMARY], "regress-summary")
+    summary = config.stash[SUMMARY] = Summary(config)
+    config.pluginmanager.register(Orphans(config, summary), "regress-orphans")  # prints after the summary
+    config.pluginmanager.register(summary, "regress-summary")
     session.register(config)
 
 

@@ -52,6 +52,10 @@ class Regress:
         self._settings = request.config.stash[SETTINGS]
         self._names: set[str] = set()
 
+    def __repr__(self) -> str:
+        """Short, because pytest prints it with every failure."""
+        return f"<regress of {owner(self._node)}>"
+
     def check(
         self,
         name: str,

@@ -59,14 +59,16 @@ class RecordCheck:
                 "look at its dump with --regress-keep-dumps",
                 pytrace=False,
             )
+        if self._suite.settings.report is not None:
+            closest = [outcome.closest] if outcome.closest is not None else []
+            told = [*outcome.failed, *closest]
+            tell_verdicts(self._node, item.replay.name, told, str(item.replay.precision))
         if outcome.failed:
             from regress.plugin.failures import explain_replay
 
             headline, details = explain_replay(item, outcome, found, self._node)
             self._node.add_report_section("call", "regress", details)
             pytest.fail(headline, pytrace=False)
-        if self._suite.settings.report is not None and outcome.closest is not None:
-            tell_verdicts(self._node, item.replay.name, [outcome.closest])
 
 
 def parametrize(metafunc: pytest.Metafunc, suite: Suite) -> None:

@@ -48,9 +48,10 @@ class UpdateRow:
 
 @dataclass(frozen=True)
 class JudgedRow:
-    """A verdict, and the test or replay in which it was given."""
+    """A verdict, the test or replay in which it was given, and the precision of that, which may be empty."""
 
     where: str
+    precision: str
     verdict: Verdict
 
 
@@ -59,10 +60,11 @@ def tell_update(node: pytest.Item, row: UpdateRow) -> None:
     node.user_properties.append((UPDATE, _text(asdict(row))))
 
 
-def tell_verdicts(node: pytest.Item, where: str, verdicts: Iterable[Verdict]) -> None:
-    """Have verdicts counted by the report of the session."""
+def tell_verdicts(node: pytest.Item, where: str, verdicts: Iterable[Verdict], *, precision: str = "") -> None:
+    """Have verdicts counted by the report of the session; worth the space only if one is asked for."""
     for verdict in verdicts:
-        node.user_properties.append((VERDICT, _text({"where": where, "verdict": verdict.to_json()})))
+        row = {"where": where, "precision": precision, "verdict": verdict.to_json()}
+        node.user_properties.append((VERDICT, _text(row)))
 
 
 def _text(tree: Mapping[str, Any]) -> str:
@@ -84,4 +86,4 @@ def judged_row(text: str) -> JudgedRow:
     from regress.dump.jsontext import loads
 
     tree = loads(text)
-    return JudgedRow(tree["where"], Verdict.from_json(tree["verdict"]))
+    return JudgedRow(tree["where"], tree["precision"], Verdict.from_json(tree["verdict"]))

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 import pytest
 
 from regress.plugin.rows import UPDATE, VERDICT, JudgedRow, UpdateRow, judged_row, update_row
+from regress.plugin.settings import SETTINGS
 
 _NARROWEST = 100  # columns that the table needs to be read
 
@@ -52,7 +53,8 @@ class Summary:
             self._told[report.nodeid] = found
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Print the table of the update, and what else is to be said."""
+        """Print the table of the update, where the report lies, and what else is to be said."""
+        self._report(terminalreporter)
         for note in self._notes:
             terminalreporter.line(f"regress: {note}")
         rows = self.updates()
@@ -66,6 +68,20 @@ class Summary:
             terminalreporter.line(
                 "look at it with regress golden review, then regress golden accept or reject"
             )
+
+
+    def _report(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Write the report that was asked for, and print its table."""
+        folder = self._config.stash[SETTINGS].report
+        if folder is None or hasattr(self._config, "workerinput"):
+            return
+        from regress.report.headroom import Call, closest_calls, table, write
+
+        calls = [Call(row.where, row.precision, row.verdict) for row in self.verdicts()]
+        terminalreporter.section("headroom: the closest calls")
+        terminalreporter.write(table(closest_calls(calls), max(terminalreporter._tw.fullwidth, _NARROWEST)))
+        for path in write(folder, calls):
+            terminalreporter.line(f"report: {path}")
 
 
 SUMMARY = pytest.StashKey[Summary]()
