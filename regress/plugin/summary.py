@@ -69,7 +69,6 @@ class Summary:
                 "look at it with regress golden review, then regress golden accept or reject"
             )
 
-
     def _report(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Write the report that was asked for, and print its table."""
         folder = self._config.stash[SETTINGS].report
