@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -280,22 +282,24 @@ def test_a_folder_that_is_no_case(tmp_path: Path, provenance: Any) -> None:
         commit(tmp_path / "none", provenance=provenance)
 
 
+WRITER = """
+import sys
+import numpy as np
+from pathlib import Path
+from regress.golden.commit import commit
+for number in range(int(sys.argv[2]), 24, 3):
+    truth = {"step_000001": {"gradient": {f"p{number}": np.full(3, float(number))}}}
+    commit(Path(sys.argv[1]), truth=truth, provenance={})
+"""
+
+
 def test_writers_take_turns(recorded: Path) -> None:
-    """Each child adds its own tensor to the same quantity; without a lock some would be lost."""
-    children = []
-    for number in range(8):
-        pid = os.fork()
-        if not pid:
-            code = 1
-            try:
-                truth = {"step_000001": {"gradient": {f"p{number}": np.full(3, float(number))}}}
-                commit(recorded, truth=truth, provenance={})
-                code = 0
-            finally:
-                os._exit(code)
-        children.append(pid)
-    assert [os.waitpid(pid, 0)[1] for pid in children] == [0] * 8
+    """Three processes add tensors to the same quantity; without a lock some would be lost."""
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", WRITER, str(recorded)]
+    writers = [subprocess.Popen([*command, str(number)], env=environ) for number in range(3)]
+    assert [writer.wait(timeout=60) for writer in writers] == [0, 0, 0]
     found = GoldenCase(recorded).truth_of("step_000001", "gradient")
     assert {name: array[0] for name, array in found.items() if name[1:].isdigit()} == {
-        f"p{number}": number for number in range(8)
+        f"p{number}": number for number in range(24)
     }
