@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,6 +30,9 @@ from regress.layout import TokenFrame, TokenLayout
 
 Canonical = dict[str, dict[str, Array]]
 """``quantity -> tensor name -> canonical values``."""
+
+Masks = dict[tuple[int | None, int | None], NDArray[np.bool_]]
+"""``[B, T]`` of the loss tokens, by rank and microbatch."""
 
 MASKS = {"batch_inputs": "response_mask", "forward_data": "response_mask", "is_loss_debug": "effective_valid"}
 """The tensor of each stage that tells the loss tokens."""
@@ -79,9 +82,9 @@ def canonicalize(records: Iterable[Record], frame: TokenFrame) -> Canonical:
     return {q.name: result[q.name] for q in QUANTITIES if q.name in result}
 
 
-def loss_masks(parts: Iterable[Part]) -> dict[tuple[int | None, int | None], NDArray[np.bool_]]:
+def loss_masks(parts: Iterable[Part]) -> Masks:
     """``[B, T]`` of the loss tokens of each rank and microbatch, from whichever record tells them."""
-    found: dict[tuple[int | None, int | None], NDArray[np.bool_]] = {}
+    found: Masks = {}
     for part in parts:
         mask = part.record.tensors.get(MASKS.get(part.key.stage, ""))
         if mask is not None and mask.shape == part.layout.shape:
@@ -118,7 +121,7 @@ def _gather(
     parts: Sequence[Part],
     source: Source,
     frame: TokenFrame,
-    masks: Mapping[tuple[int | None, int | None], NDArray[np.bool_]],
+    masks: Masks,
 ) -> Array:
     arrays = [part.record.tensors[source.tensor] for part in parts]
     if len({array.dtype for array in arrays}) > 1:
@@ -138,7 +141,7 @@ def _gather_tokens(
     arrays: Sequence[Array],
     source: Source,
     frame: TokenFrame,
-    masks: Mapping[tuple[int | None, int | None], NDArray[np.bool_]],
+    masks: Masks,
 ) -> Array:
     flat = np.zeros(frame.size, arrays[0].dtype)
     everywhere = quantity_named(source.quantity).kind is Kind.EXACT
@@ -147,7 +150,10 @@ def _gather_tokens(
             raise _wrong_shape(part, source, array)
         canonical, local = part.layout.indices(frame.offsets)
         if not everywhere and part.key.micro is not None:
-            wanted = _mask_of(part, masks).reshape(-1)[local]
+            mask = masks.get((part.key.rank, part.key.micro))
+            if mask is None:
+                raise _no_mask(part)
+            wanted = mask.reshape(-1)[local]
             canonical, local = canonical[wanted], local[wanted]
         flat[canonical] = array.reshape(-1)[local]
     return flat
@@ -158,23 +164,27 @@ def _gather_hidden(
     arrays: Sequence[Array],
     source: Source,
     frame: TokenFrame,
-    masks: Mapping[tuple[int | None, int | None], NDArray[np.bool_]],
+    masks: Masks,
 ) -> Array:
     rows: list[NDArray[np.int64]] = []
     values: list[Array] = []
     for part, array in zip(parts, arrays, strict=True):
         canonical, local = part.layout.indices(frame.offsets)
         B, T = part.layout.shape
-        if array.shape[:2] == (B, T) or array.shape[:1] == (B * T,):
+        mask = masks.get((part.key.rank, part.key.micro))
+        wanted = None if mask is None else mask.reshape(-1)[local]
+        # fewer rows than tokens, since nothing predicts a first token: the two forms cannot be confused
+        if wanted is not None and array.shape[:-1] in ((1, int(wanted.sum())), (int(wanted.sum()),)):
+            rows.append(canonical[wanted])
+            values.append(array.reshape(len(rows[-1]), array.shape[-1]))
+        elif array.shape[:2] == (B, T) or array.shape[:1] == (B * T,):
             inner = array.shape[2:] if array.shape[:2] == (B, T) else array.shape[1:]
             rows.append(canonical)
             values.append(array.reshape(B * T, *inner)[local])
-            continue
-        wanted = _mask_of(part, masks).reshape(-1)[local]
-        if array.shape[:-1] not in ((1, int(wanted.sum())), (int(wanted.sum()),)):
+        elif wanted is None:
+            raise _no_mask(part)
+        else:
             raise _wrong_shape(part, source, array)
-        rows.append(canonical[wanted])
-        values.append(array.reshape(-1, array.shape[-1]))
     if len({array.shape[1:] for array in values}) > 1:
         raise CompareError(
             f"{source.label} has several sizes over its microbatches; choose other modules to record"
@@ -184,16 +194,11 @@ def _gather_hidden(
     return ordered
 
 
-def _mask_of(
-    part: Part, masks: Mapping[tuple[int | None, int | None], NDArray[np.bool_]]
-) -> NDArray[np.bool_]:
-    mask = masks.get((part.key.rank, part.key.micro))
-    if mask is None:
-        raise CompareError(
-            f"{part.key} does not tell its loss tokens; record batch_inputs or forward_data beside it, with the tensor "
-            "response_mask"
-        )
-    return mask
+def _no_mask(part: Part) -> CompareError:
+    return CompareError(
+        f"{part.key} does not tell its loss tokens; record batch_inputs or forward_data beside it, with the tensor "
+        "response_mask"
+    )
 
 
 def _wrong_shape(part: Part, source: Source, array: Array) -> CompareError:

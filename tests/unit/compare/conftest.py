@@ -36,12 +36,14 @@ class World:
     """One optimizer update of samples of these lengths.
 
     Attributes:
+        order: in which the samples are dealt out to microbatches.
         truth: ``quantity -> name -> array``, as the golden store has it.
         loss_mask: ``[frame.size]``; of each sample the last tokens, at most all but the first.
     """
 
     lengths: Sequence[int]
     seed: int = 0
+    order: Sequence[int] | None = None
     truth: dict[str, dict[str, Array]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -89,7 +91,12 @@ class World:
         return values
 
     def layouts(self, plan: BatchPlan) -> list[TokenLayout]:
-        return plan_microbatches(self.lengths, plan)
+        order = range(len(self.lengths)) if self.order is None else self.order
+        dealt = plan_microbatches([self.lengths[i] for i in order], plan)
+        return [
+            TokenLayout(layout.shape, tuple(s._replace(sample=order[s.sample]) for s in layout.segments))
+            for layout in dealt
+        ]
 
     def planned(self, plan: BatchPlan, ranks: int = 1) -> list[tuple[int, int]]:
         return [(i % ranks, i // ranks) for i in range(len(self.layouts(plan)))]

@@ -217,6 +217,24 @@ def test_a_record_of_the_update_missing(world: Any, plan: BatchPlan, faults: Any
     assert {v.place for v in found} == {Place(0, None, 0)}
 
 
+@pytest.mark.parametrize("gone", [[1], [0, 1, 2]])
+def test_what_any_of_two_records_could_hold_must_be_in_one(
+    world: Any, plan: BatchPlan, tolerances: Any, gone: list[int]
+) -> None:
+    """Log-probs and masks are in two kinds of records, of which a golden recording may have had one only."""
+    names = {"batch_inputs": "response_mask", "log_probs": "log_probs"}
+    truth = {quantity: {name: world.truth[quantity][name]} for quantity, name in names.items()}
+    records = [
+        Record(r.type, 0, {n: r.tensors[n] for n in names.values()}, r.meta, rank=0, micro=r.micro)
+        for r in world.records(plan)
+        if r.type == "forward_data" and r.micro not in gone
+    ]
+    planned = world.planned(plan)
+    found = judge_update(records, truth, world.frame, tolerances, place=(0, None), planned=planned)
+    wrong = [v for v in found if v.status is Status.MISSING]
+    assert sorted((v.quantity, v.place.micro) for v in wrong) == [(q, micro) for q in names for micro in gone]
+
+
 def test_a_whole_microbatch_missing(world: Any, plan: BatchPlan, faults: Any) -> None:
     found = faults([r for r in world.records(plan) if r.micro != 2], plan)
     assert {v.status for v in found} == {Status.COVERAGE, Status.MISSING}

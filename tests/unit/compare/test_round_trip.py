@@ -17,6 +17,7 @@ from regress.dump.record import Record, replace_tensors
 from regress.layout import BatchPlan
 
 lengths_st = st.lists(st.integers(1, 6), min_size=1, max_size=6).filter(lambda lengths: max(lengths) > 1)
+orders_st = st.randoms(use_true_random=False)
 slow = settings(max_examples=40, deadline=None)
 
 
@@ -33,12 +34,18 @@ def plans(draw: st.DrawFn) -> BatchPlan:
     )
 
 
+def shuffled(lengths: list[int], random: Any) -> list[int]:
+    """The samples in any order."""
+    order: list[int] = random.sample(range(len(lengths)), len(lengths))
+    return order
+
+
 @slow
-@given(lengths_st, plans(), st.integers(1, 3))
+@given(lengths_st, plans(), st.integers(1, 3), orders_st)
 def test_canonical_form_is_free_of_the_layout(
-    make_world: Any, lengths: list[int], plan: BatchPlan, ranks: int
+    make_world: Any, lengths: list[int], plan: BatchPlan, ranks: int, random: Any
 ) -> None:
-    world = make_world(lengths)
+    world = make_world(lengths, order=shuffled(lengths, random))
     found = canonicalize(world.records(plan, ranks), world.frame)
     assert found.keys() == world.truth.keys()
     for quantity, tensors in world.truth.items():
@@ -50,11 +57,11 @@ def test_canonical_form_is_free_of_the_layout(
 
 
 @slow
-@given(lengths_st, plans())
+@given(lengths_st, plans(), orders_st)
 def test_projection_gives_the_local_tensors_back(
-    make_world: Any, lengths: list[int], plan: BatchPlan
+    make_world: Any, lengths: list[int], plan: BatchPlan, random: Any
 ) -> None:
-    world = make_world(lengths)
+    world = make_world(lengths, order=shuffled(lengths, random))
     for micro, layout in enumerate(world.layouts(plan)):
         expected = expected_micro(world.truth, world.frame, layout)
         for record in world.micro_records(layout, 0, micro):
@@ -66,17 +73,17 @@ def test_projection_gives_the_local_tensors_back(
 
 
 @slow
-@given(lengths_st, plans(), st.integers(1, 3), st.randoms(use_true_random=False))
+@given(lengths_st, plans(), st.integers(1, 3), orders_st)
 def test_every_layout_passes_in_any_order_of_records(
     make_world: Any, tolerances: Any, lengths: list[int], plan: BatchPlan, ranks: int, random: Any
 ) -> None:
-    world = make_world(lengths)
+    world = make_world(lengths, order=shuffled(lengths, random))
     records, planned = world.records(plan, ranks), world.planned(plan, ranks)
     first = judge_update(records, world.truth, world.frame, tolerances, place=(0, None), planned=planned)
     assert [v for v in first if not v.ok] == []
     assert {v.quantity for v in first} == {*world.truth, "coverage"}
-    shuffled = random.sample(records, len(records))
-    again = judge_update(shuffled, world.truth, world.frame, tolerances, place=(0, None), planned=planned)
+    mixed = random.sample(records, len(records))
+    again = judge_update(mixed, world.truth, world.frame, tolerances, place=(0, None), planned=planned)
     order = [(v.quantity, str(v.place), v.name) for v in first]
     assert sorted(order) == sorted((v.quantity, str(v.place), v.name) for v in again)
     assert [q for q, _, _ in order] == [v.quantity for v in again]
