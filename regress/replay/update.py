@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
+from regress.compare.project import Projection
+from regress.compare.quantities import Kind, quantity_named
 from regress.compare.tensor import judge_tensor
 from regress.compare.verdict import Place, Status, Verdict
 from regress.dump.arrays import Array, dtype_name, raw
@@ -15,8 +17,9 @@ from regress.dump.coordinates import parse_stem
 from regress.errors import RegressError
 from regress.golden.case import GoldenCase
 from regress.replay.judge import stored_tolerances
+from regress.replay.matrix import Replay
 from regress.replay.truth import Truth, compute_truth, flat, require_case_signal
-from regress.replay.variants import Precision
+from regress.replay.variants import BASE, Precision
 
 Selected = Callable[[str, str], bool]
 """Whether a quantity of an update (``where``, ``quantity``) is to be brought up to date."""
@@ -69,12 +72,14 @@ def propose(
     _refuse_nonfinite(case, new)
     require_case_signal(case, new)
     old: Truth = {where: dict(case.truth(where)) for where in case.wheres()}
+    frames = {update.where: update.frame for update in Replay(case, BASE, Precision.FLOAT64).plan}
     proposal = Proposal(truth={})
     for where in dict.fromkeys([*new, *old]):
         for quantity in dict.fromkeys([*new.get(where, {}), *old.get(where, {})]):
             before, after = old.get(where, {}).get(quantity, {}), new.get(where, {}).get(quantity, {})
             if selected(where, quantity):
-                after = _merge(case, proposal, where, quantity, before, after, everything)
+                golden = Projection(old[where], frames[where]) if where in old and where in frames else None
+                after = _merge(case, proposal, where, quantity, before, after, golden, everything)
             else:
                 after = before
             if after:
@@ -89,6 +94,7 @@ def _merge(
     quantity: str,
     before: dict[str, Array],
     after: dict[str, Array],
+    golden: Projection | None,
     everything: bool,
 ) -> dict[str, Array]:
     """The tensors of a quantity after the update: old ones stay where they hold."""
@@ -96,7 +102,7 @@ def _merge(
     for name in dict.fromkeys([*before, *after]):
         old, new = before.get(name), after.get(name)
         proposal.compared[quantity] = proposal.compared.get(quantity, 0) + 1
-        verdict = _judge(case, where, quantity, name, old, new)
+        verdict = _judge(case, where, quantity, name, old, new, golden)
         replaced = not verdict.ok or (everything and not _same(old, new))
         if replaced:
             proposal.changes.append(_change(where, verdict))
@@ -108,12 +114,19 @@ def _merge(
 
 
 def _judge(
-    case: GoldenCase, where: str, quantity: str, name: str, old: Array | None, new: Array | None
+    case: GoldenCase,
+    where: str,
+    quantity: str,
+    name: str,
+    old: Array | None,
+    new: Array | None,
+    golden: Projection | None,
 ) -> Verdict:
     coordinates = parse_stem(where)
     assert coordinates is not None
     tolerance = stored_tolerances(case, Precision.FLOAT64)(quantity)
     assert tolerance is not None
+    total = quantity_named(quantity).kind is Kind.SHARE and golden is not None and old is not None
     return judge_tensor(
         new,
         old,
@@ -121,6 +134,7 @@ def _judge(
         quantity=quantity,
         name=name,
         place=Place(coordinates.step, coordinates.update),
+        scale=golden.share_scale(name) if golden is not None and total else None,
         dtype=None if old is None else dtype_name(old.dtype),
     )
 

@@ -166,6 +166,19 @@ VARIANTS: Mapping[str, Variant] = _rows(
         "chunks that end inside a microbatch",
         _batching(**PACKED, log_prob_chunk_size=16, micro_batch_size=4),
     ),
+    # torch.compile
+    Variant(
+        "compiled",
+        "fused kernels in other orders of arithmetic",
+        {"model.compile": "inductor"},
+        BOTH,
+        cases=("dense",),
+    ),
+    Variant(
+        "traced",
+        "the graphs of torch.compile, run by eager kernels",
+        {"model.compile": "aot_eager", **_batching(**PACKED, micro_batch_size=4)},
+    ),
     # optimizer implementations
     Variant("adamw-for-loop", "the plain update", {"optimizer.implementation": "for_loop"}),
     Variant(
