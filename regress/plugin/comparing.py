@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from regress.compare.tensor import judge_tensor
-from regress.compare.tolerance import Tolerance
+from regress.compare.tolerance import EXACT, Tolerance
 from regress.compare.verdict import Place, Status, Verdict
-from regress.dump.arrays import dtype_name
+from regress.dump.arrays import Array, dtype_name, is_float
 from regress.errors import CheckError
 from regress.golden.tree import CONTAINERS, TENSOR, Node, Tree, describe
 
-NOWHERE = Place(0)  # a check belongs to no step
+NOWHERE = Place()  # a check belongs to no step
 _EXACT = "texts and structure are compared exactly"
 _GRAVITY = {status: rank for rank, status in enumerate(Status)}
 
@@ -60,15 +62,7 @@ def _below(path: str, parent: str) -> bool:
 def _judge(path: str, actual: Tree, golden: Tree, tolerance: Tolerance, quantity: str) -> Verdict | None:
     mine, theirs = actual.nodes.get(path), golden.nodes.get(path)
     if mine == theirs == TENSOR:
-        return judge_tensor(
-            actual.tensors[path],
-            golden.tensors[path],
-            tolerance,
-            quantity=quantity,
-            name=path,
-            place=NOWHERE,
-            dtype=dtype_name(golden.tensors[path].dtype),
-        )
+        return _tensor(path, actual.tensors[path], golden.tensors[path], tolerance, quantity)
     if mine == theirs:
         assert mine is not None
         if mine[0] in CONTAINERS:
@@ -76,6 +70,22 @@ def _judge(path: str, actual: Tree, golden: Tree, tolerance: Tolerance, quantity
         return Verdict(Status.OK, quantity, path, NOWHERE, count=1, reason=_EXACT)
     status, detail = _unlike(mine, theirs)
     return Verdict(status, quantity, path, NOWHERE, detail, multiple=math.inf, over=1, count=1, reason=_EXACT)
+
+
+def _tensor(path: str, actual: Array, golden: Array, tolerance: Tolerance, quantity: str) -> Verdict:
+    def locate(index: int) -> str:
+        return f"element {[int(i) for i in np.unravel_index(index, golden.shape)]}" if golden.shape else path
+
+    return judge_tensor(
+        actual,
+        golden,
+        tolerance if is_float(golden.dtype) else EXACT,
+        quantity=quantity,
+        name=path,
+        place=NOWHERE,
+        dtype=dtype_name(golden.dtype),
+        locate=locate,
+    )
 
 
 def _unlike(mine: Node | None, theirs: Node | None) -> tuple[Status, str]:

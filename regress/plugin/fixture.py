@@ -152,8 +152,10 @@ class Regress:
             tell_verdicts(self._node, test, verdicts)
         failed = [verdict for verdict in verdicts if not verdict.ok]
         if failed:
-            from regress.plugin.failing import explain_check
+            from regress.plugin.failing import environment_of, explain_check
 
-            first_line, details = explain_check(failed, test, golden, self._config)
+            root, folder = self._config.rootpath, self._settings.golden_dir
+            environment = [] if golden is None else environment_of(golden, root, folder)
+            first_line, details = explain_check(failed, test, environment, of_golden=golden is not None)
             self._node.add_report_section("call", f"regress: {name}", details)
             raise AssertionError(first_line)

@@ -57,7 +57,7 @@ def add_options(parser: pytest.Parser) -> None:
     )
     parser.addini("regress_golden_dir", "where goldens lie, relative to this file", default="golden")
     parser.addini("regress_tier", f"replays to run: {', '.join(TIERS)}", default="all")
-    parser.addini("regress_tolerance_scale", "factor on every tolerance", type="float", default=1.0)
+    parser.addini("regress_tolerance_scale", "factor on every tolerance", default="1")
     parser.addini("regress_report", "folder for reports, relative to this file", default="")
     parser.addini("regress_keep_dumps", "where dumps of replays stay, relative to this file", default="")
 

@@ -62,7 +62,7 @@ class RecordCheck:
         if self._suite.settings.report is not None:
             closest = [outcome.closest] if outcome.closest is not None else []
             told = [*outcome.failed, *closest]
-            tell_verdicts(self._node, item.replay.name, told, str(item.replay.precision))
+            tell_verdicts(self._node, item.replay.name, told, precision=str(item.replay.precision))
         if outcome.failed:
             from regress.plugin.failures import explain_replay
 

@@ -98,22 +98,20 @@ def _update(text: str | None) -> Update | None:
 
 
 def _tier(config: pytest.Config) -> str:
-    allowed = ", ".join(TIERS)
-    value, origin = _given(config, "--regress-tier", "regress_tier", allowed)
+    value, origin = _given(config, "--regress-tier", "regress_tier")
     if value not in TIERS:
-        raise pytest.UsageError(f"{origin} is no tier; allowed are {allowed}")
+        raise pytest.UsageError(f"{origin} is no tier; allowed are {', '.join(TIERS)}")
     return value
 
 
 def _scale(config: pytest.Config) -> float:
-    allowed = "numbers above 0, such as 2 or 0.5"
-    value, origin = _given(config, "--regress-tolerance-scale", "regress_tolerance_scale", allowed)
+    value, origin = _given(config, "--regress-tolerance-scale", "regress_tolerance_scale")
     try:
         scale = float(value)
     except ValueError:
         scale = math.nan
     if not 0 < scale < math.inf:
-        raise pytest.UsageError(f"{origin} is no factor; allowed are {allowed}")
+        raise pytest.UsageError(f"{origin} is no factor; allowed are numbers above 0, such as 2 or 0.5")
     return scale
 
 
@@ -126,7 +124,7 @@ def _required(config: pytest.Config, option: str, key: str) -> Path:
 
 def _folder(config: pytest.Config, option: str, key: str) -> Path | None:
     """A folder as an absolute path: options start from where pytest was called, ini keys from their file."""
-    value, origin = _given(config, option, key, "paths of folders")
+    value, origin = _given(config, option, key)
     given = config.getoption(option) is not None
     if not value.strip():
         if given:
@@ -141,13 +139,10 @@ def _folder(config: pytest.Config, option: str, key: str) -> Path | None:
     )  # ".." without following links: messages name what was written
 
 
-def _given(config: pytest.Config, option: str, key: str, allowed: str) -> tuple[str, str]:
+def _given(config: pytest.Config, option: str, key: str) -> tuple[str, str]:
     """The value from the command line or the ini file, and how it reads there."""
     chosen: Any = config.getoption(option)
     if chosen is not None:
         return str(chosen), f"{option}={chosen}"
-    try:
-        value = str(config.getini(key))
-    except (TypeError, ValueError) as error:  # pytest's own words: what stands there is of another type
-        raise pytest.UsageError(f"{key} cannot be read ({error}); allowed are {allowed}") from None
+    value = config.getini(key)  # a text: pytest itself refuses other types of TOML
     return value, f"{key}={value}"

@@ -9,7 +9,7 @@ import pytest
 from regress.plugin.rows import UPDATE, VERDICT, JudgedRow, UpdateRow, judged_row, update_row
 from regress.plugin.settings import SETTINGS
 
-_NARROWEST = 100  # columns that the table needs to be read
+_NARROWEST = 140  # columns that the table needs to be read
 
 
 class Summary:
@@ -53,8 +53,8 @@ class Summary:
             self._told[report.nodeid] = found
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Print the table of the update, where the report lies, and what else is to be said."""
-        self._report(terminalreporter)
+        """Write the report, and print the table of the update and what else is to be said."""
+        self._write_report(terminalreporter)
         for note in self._notes:
             terminalreporter.line(f"regress: {note}")
         rows = self.updates()
@@ -62,25 +62,30 @@ class Summary:
             return
         pending = sum(row.pending for row in rows)
         terminalreporter.section("golden update")
-        terminalreporter.write(_table(rows, max(terminalreporter._tw.fullwidth, _NARROWEST)))
+        terminalreporter.write(_table(rows, self._width(terminalreporter)))
         terminalreporter.line(f"{len(rows) - pending} written, {pending} pending")
         if pending:
             terminalreporter.line(
                 "look at it with regress golden review, then regress golden accept or reject"
             )
 
-    def _report(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Write the report that was asked for, and print its table."""
+    def _write_report(self, terminalreporter: pytest.TerminalReporter) -> None:
         folder = self._config.stash[SETTINGS].report
-        if folder is None or hasattr(self._config, "workerinput"):
+        if folder is None:
             return
         from regress.report.headroom import Call, closest_calls, table, write
 
         calls = [Call(row.where, row.precision, row.verdict) for row in self.verdicts()]
-        terminalreporter.section("headroom: the closest calls")
-        terminalreporter.write(table(closest_calls(calls), max(terminalreporter._tw.fullwidth, _NARROWEST)))
+        terminalreporter.section("headroom")
+        if calls:
+            terminalreporter.write(table(closest_calls(calls), self._width(terminalreporter)))
+        else:
+            terminalreporter.line("nothing was compared")
         for path in write(folder, calls):
-            terminalreporter.line(f"report: {path}")
+            terminalreporter.line(f"written: {path}")
+
+    def _width(self, terminalreporter: pytest.TerminalReporter) -> int:
+        return max(terminalreporter._tw.fullwidth, _NARROWEST)
 
 
 SUMMARY = pytest.StashKey[Summary]()

@@ -14,7 +14,7 @@ from regress.compare.quantities import order_of
 from regress.compare.verdict import Verdict
 from regress.dump.files import write_atomically
 from regress.report.numbers import short
-from regress.report.text import named
+from regress.report.text import named, placed
 
 JSON_NAME, HTML_NAME = "headroom.json", "index.html"
 
@@ -165,7 +165,7 @@ def write(folder: Path, calls: Iterable[Call]) -> list[Path]:
 
 
 def _place(call: Call) -> str:
-    return f"{call.where}/{call.verdict.place}: {named(call.verdict)}"
+    return f"{placed(call.where, call.verdict)}: {named(call.verdict)}"
 
 
 def _finite(value: float) -> float | None:

@@ -25,7 +25,7 @@ def headline(verdict: Verdict, where: str = "") -> str:
             there is room. Without it no place is named.
     """
     line = f"{verdict.status}: {named(verdict)}: {_finding(verdict)}"
-    place = f" ({where}/{verdict.place})" if where else ""
+    place = f" ({placed(where, verdict)})" if where else ""
     if len(line) + len(place) <= WIDTH:
         return line + place
     return line if len(line) <= WIDTH else f"{line[: WIDTH - 3]}..."
@@ -57,6 +57,11 @@ def explain(
     lines += [f"environment: {line}" for line in environment]
     lines += [f"{purpose}: {command}" for purpose, command in (commands or {}).items()]
     return "\n".join(lines)
+
+
+def placed(where: str, verdict: Verdict) -> str:
+    """Where a comparison was made, and the place within it, if it has one."""
+    return "/".join(part for part in (where, str(verdict.place)) if part)
 
 
 def named(verdict: Verdict) -> str:
@@ -117,7 +122,8 @@ def _finding(verdict: Verdict) -> str:
         return f"{verdict.detail}, at {worst.where}"
     golden, actual = pair(worst.golden, worst.actual)
     much = multiple(verdict.multiple) if verdict.tolerance else f"{verdict.over} of {verdict.count} elements"
-    return f"{worst.where}: golden {golden}, actual {actual}, {much}"
+    element = "" if worst.where == verdict.name else f"{worst.where}: "  # the one value of a scalar
+    return f"{element}golden {golden}, actual {actual}, {much}"
 
 
 def _siblings(verdicts: Sequence[Verdict]) -> Iterator[str]:
