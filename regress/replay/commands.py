@@ -10,27 +10,19 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from regress.golden.store import GoldenStore
+from regress.golden.commands import directory_option, open_store
 
 if TYPE_CHECKING:
     from regress.replay.calibrate import Floor
 
-golden_dir = click.option(
-    "--golden-dir",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path("golden"),
-    show_default=True,
-    help="Directory of the golden cases.",
-)
-
 
 @click.command()
 @click.argument("case")
-@golden_dir
+@directory_option
 @click.option(
     "--seeds", type=click.IntRange(3), default=5, show_default=True, help="Perturbations of the weights."
 )
-def calibrate(case: str, golden_dir: Path, seeds: int) -> None:
+def calibrate(case: str, golden_dir: Path | None, seeds: int) -> None:
     """Measure the tolerances of a golden case and write them into its manifest.
 
     \b
@@ -47,7 +39,7 @@ def calibrate(case: str, golden_dir: Path, seeds: int) -> None:
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
         task = bars.add_task(f"calibrating {case}", total=replays_of(seeds))
-        floors = measure(GoldenStore(golden_dir), case, seeds=seeds, advance=lambda: bars.advance(task))
+        floors = measure(open_store(golden_dir), case, seeds=seeds, advance=lambda: bars.advance(task))
     console.print(_table(case, floors))
 
 
@@ -69,18 +61,18 @@ def _table(case: str, floors: list[Floor]) -> Table:
 
 @click.command()
 @click.argument("case")
-@golden_dir
+@directory_option
 @click.option(
     "--inputs", is_flag=True, help="Make weights, optimizer state and rollouts again, as the recipe says."
 )
-def record(case: str, golden_dir: Path, inputs: bool) -> None:
+def record(case: str, golden_dir: Path | None, inputs: bool) -> None:
     """Record a golden case from its case.yaml: inputs if it has none, and the float64 truth.
 
     A case without signal is refused. Measure its tolerances next: regress calibrate CASE.
     """
     from regress.replay.record import record as run
 
-    written = run(GoldenStore(golden_dir), case, inputs=inputs)
+    written = run(open_store(golden_dir), case, inputs=inputs)
     for path in written:
         click.echo(f"wrote {path}")
     if not written:

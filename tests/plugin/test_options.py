@@ -26,8 +26,8 @@ CI = (
     [
         (
             "--update-golden=everything",
-            "--update-golden=everything: 'everything' is no mode; allowed are drifted, all, review, force, separated by "
-            "commas",
+            "--update-golden=everything: 'everything' is no mode; allowed are drifted, all, review, force, separated "
+            "by commas",
         ),
         (
             "--update-golden=all,",
