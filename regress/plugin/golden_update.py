@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from regress.plugin.rows import UpdateRow
+from regress.report.numbers import pair
 
 if TYPE_CHECKING:
     from regress.replay.staging import Staged
@@ -43,6 +44,7 @@ def _rows(case: str, staged: Staged, pending: bool) -> Iterable[UpdateRow]:
         grouped[change.quantity].append(change)
     for quantity, found in grouped.items():
         worst = max(found, key=lambda change: change.multiple)
+        old, new = ("", "") if worst.old is None or worst.new is None else pair(worst.old, worst.new)
         yield UpdateRow(
             case,
             quantity,
@@ -51,7 +53,7 @@ def _rows(case: str, staged: Staged, pending: bool) -> Iterable[UpdateRow]:
             staged.compared.get(quantity, len(found)),
             max(change.max_error for change in found),
             worst.multiple,
-            "" if worst.old is None else f"{worst.old:.6g}",
-            "" if worst.new is None else f"{worst.new:.6g}",
+            old,
+            new,
             pending,
         )
