@@ -15,10 +15,11 @@ from typing import Any
 
 from regress.dump.arrays import Array, dtype_name, raw
 from regress.dump.coordinates import Coordinates
+from regress.dump.damage import Damage
 from regress.dump.formats import safetensors
-from regress.dump.reader import read
 from regress.dump.record import Record
 from regress.errors import DumpError, GoldenError
+from regress.golden.files import read_unstamped
 from regress.golden.names import CHECKS
 from regress.golden.pending_checks import SUFFIX, is_check
 from regress.golden.tree import TENSOR, Tree
@@ -100,10 +101,11 @@ def read_check(root: Path, path: str) -> StoredCheck | None:
     file = root / path
     if not file.exists():
         return None
+    data = read_unstamped(file)
     try:
-        record = read(file, "safetensors")
-    except DumpError as error:
-        raise GoldenError(f"{error}; this is a golden value: {REMEDY}") from None
+        (record,) = safetensors.decode(data)
+    except (Damage, DumpError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
+        raise GoldenError(f"{file} is no intact record ({error}): {REMEDY}") from None
     try:
         check = _from_record(record)
     except (LookupError, TypeError, ValueError, AttributeError):

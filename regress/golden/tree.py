@@ -135,7 +135,7 @@ def _pandas(value: Any, path: str, depth: int) -> Iterator[_Leaf]:
         yield path, ("series", ""), None
         yield from _walk(value.name, f"{path}.name", depth + 1)
         yield from _index(value.index, f"{path}.index", depth + 1)
-        yield from _column(value.array, f"{path}.values", depth + 1)
+        yield from _column(value, f"{path}.values", depth + 1)
         return
     yield path, ("table", ""), None
     yield from _index(value.columns, f"{path}.columns", depth + 1)
@@ -145,7 +145,7 @@ def _pandas(value: Any, path: str, depth: int) -> Iterator[_Leaf]:
         name = _short(f"{path}[{label!r}]")
         seen[name] = seen.get(name, 0) + 1
         twin = "" if seen[name] == 1 else f"#{seen[name]}"
-        yield from _column(value.iloc[:, position].array, name + twin, depth + 1)
+        yield from _column(value.iloc[:, position], name + twin, depth + 1)
 
 
 def _index(index: Any, path: str, depth: int) -> Iterator[_Leaf]:
@@ -153,44 +153,35 @@ def _index(index: Any, path: str, depth: int) -> Iterator[_Leaf]:
     yield path, ("index", ""), None
     yield from _walk(list(index.names), f"{path}.names", depth + 1)
     for level in range(index.nlevels):
-        yield from _column(index.get_level_values(level).array, f"{path}[{level}]", depth + 1)
+        yield from _column(index.get_level_values(level), f"{path}[{level}]", depth + 1)
 
 
-def _column(array: Any, path: str, depth: int) -> Iterator[_Leaf]:
-    """The cells of a pandas array, by the way its dtype keeps them."""
+def _column(holder: Any, path: str, depth: int) -> Iterator[_Leaf]:
+    """The cells of a series or of an index, by the way their dtype keeps them."""
     import pandas
-    from pandas.api import types
 
-    dtype = array.dtype
-    if isinstance(dtype, np.dtype) and dtype.kind in "biuf":
-        yield path, TENSOR, _array(np.asarray(array), path)
+    dtype = holder.dtype
+    kind = dtype.kind if isinstance(dtype, np.dtype) else None
+    if kind is not None and kind in "biuf":
+        yield path, TENSOR, _array(np.asarray(holder.array), path)
         return
     if isinstance(dtype, pandas.CategoricalDtype):
         yield path, ("column", "ordered category" if dtype.ordered else "category"), None
-        yield from _column(dtype.categories.array, f"{path}.categories", depth + 1)
-        yield f"{path}.codes", TENSOR, _array(np.asarray(array.codes), path)
+        yield from _column(dtype.categories, f"{path}.categories", depth + 1)
+        yield f"{path}.codes", TENSOR, _array(np.asarray(holder.array.codes), path)
         return
     yield path, ("column", str(dtype)), None
-    if types.is_datetime64_any_dtype(dtype) or types.is_timedelta64_dtype(dtype):
-        yield f"{path}.ticks", TENSOR, _array(np.asarray(array.asi8), path)
-    elif types.is_numeric_dtype(dtype) or types.is_bool_dtype(dtype):
-        missing = np.asarray(array.isna())
-        filled = array.to_numpy(dtype=_numpy_dtype(dtype), na_value=0)
-        yield f"{path}.values", TENSOR, _array(filled, path)
-        yield f"{path}.missing", TENSOR, _array(missing, path)
-    elif isinstance(dtype, pandas.StringDtype):
-        for row, cell in enumerate(array):
+    if isinstance(dtype, pandas.StringDtype):
+        for row, cell in enumerate(holder.array):
             yield f"{path}[{row}]", ("missing", "") if pandas.isna(cell) else ("text", str(cell)), None
-    elif getattr(dtype, "char", "") == "O":
-        for row, cell in enumerate(array):
+    elif kind == "O":
+        for row, cell in enumerate(holder.array):
             yield from _walk(cell, f"{path}[{row}]", depth + 1)
+    elif kind in ("m", "M") or isinstance(dtype, pandas.DatetimeTZDtype):
+        yield f"{path}.ticks", TENSOR, _array(np.asarray(holder.array.asi8), path)
+    elif getattr(getattr(dtype, "numpy_dtype", None), "kind", "?") in "biuf":
+        filled = holder.array.to_numpy(dtype=dtype.numpy_dtype, na_value=0)
+        yield f"{path}.values", TENSOR, _array(filled, path)
+        yield f"{path}.missing", TENSOR, _array(np.asarray(holder.array.isna()), path)
     else:
         raise CheckError(f"{path} is a column of dtype {dtype}, which a check cannot hold: convert it")
-
-
-def _numpy_dtype(dtype: Any) -> Any:
-    """The numpy dtype below a nullable one."""
-    found = getattr(dtype, "numpy_dtype", None)
-    if not isinstance(found, np.dtype) or found.kind not in "biuf":
-        raise CheckError(f"a column of dtype {dtype} cannot be held by a check: convert it")
-    return found

@@ -120,7 +120,8 @@ class Regress:
             raise CheckError(f"{name!r} is no name of a value: give a text that is not empty")
         if name in self._names:
             raise CheckError(
-                f"{name!r} was checked in this test already, and two values cannot share a golden: give each a name"
+                f"{name!r} was checked in this test already, and two values cannot share a golden: give each a name of "
+                "its own"
             )
         self._names.add(name)
 

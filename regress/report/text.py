@@ -119,7 +119,7 @@ def _finding(verdict: Verdict) -> str:
     if worst is None or verdict.status is Status.COVERAGE:
         return verdict.detail
     if verdict.status is Status.NONFINITE:
-        return f"{verdict.detail}, at {worst.where}"
+        return verdict.detail if worst.where == verdict.name else f"{verdict.detail}, at {worst.where}"
     golden, actual = pair(worst.golden, worst.actual)
     much = multiple(verdict.multiple) if verdict.tolerance else f"{verdict.over} of {verdict.count} elements"
     element = "" if worst.where == verdict.name else f"{worst.where}: "  # the one value of a scalar

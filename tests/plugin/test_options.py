@@ -189,7 +189,7 @@ def test_the_public_options_are_these(alone: Any) -> None:
         "--regress-report=[DIR]",
         "--regress-keep-dumps=[DIR]",
     ]
-    keys = [line.split()[0] for line in known.splitlines() if line.strip().startswith("regress_")]
+    keys = [line.split()[0] for line in known.splitlines() if line.startswith("  regress_")]
     assert keys == [
         f"regress_{key}" for key in ("golden_dir", "tier", "tolerance_scale", "report", "keep_dumps")
     ]

@@ -11,7 +11,7 @@ from regress.golden.store import GoldenStore
 from regress.golden.verify import verify
 
 GOLDEN = Path(__file__).parents[2] / "golden"
-PLUGIN = ("-p", "no:cacheprovider", "-q")
+PLUGINS = ("-p", "regress.plugin", "-p", "xdist", "-p", "no:cacheprovider", "-q")
 
 SUITE = """
 import pytest
@@ -37,6 +37,7 @@ def test_dies():
 def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
     """A project with the case `dense`, in which updates are allowed."""
     monkeypatch.delenv("CI", raising=False)
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # the plugins of whoever runs this
     shutil.copytree(GOLDEN / "dense", pytester.path / "golden" / "dense")
     pytester.makepyfile(test_suite=SUITE)
     return pytester
@@ -51,7 +52,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def run(project: pytest.Pytester, *args: str) -> pytest.RunResult:
-    return project.runpytest_subprocess(*PLUGIN, "--regress-tier=semantics", *args, timeout=280)
+    return project.runpytest_subprocess(*PLUGINS, "--regress-tier=semantics", *args, timeout=280)
 
 
 def test_an_update_after_nothing_changed_writes_nothing(project: pytest.Pytester) -> None:

@@ -1,0 +1,130 @@
+"""Stored checks: a file each, the same value again, and nothing but what was written."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from regress.errors import GoldenError
+from regress.golden.checks import StoredCheck, check_path, read_check, stored_checks
+from regress.golden.files import write
+from regress.golden.pending_checks import is_check
+from regress.golden.tree import Tree
+
+VALUE = {"a": np.arange(3.0), "b": ["text", None, 2**70, float("nan")]}
+ids = st.text(min_size=1, max_size=12)
+
+
+def make(value: Any = VALUE, **changes: Any) -> StoredCheck:
+    tree = Tree.of(value)
+    check = StoredCheck("tests/test_x.py::test_it[1]", "loss", tree, 1e-3, 0.0, "measured", {"versions": {}})
+    return replace(check, **changes)
+
+
+def stored(root: Path, check: StoredCheck) -> StoredCheck:
+    write(root / check.path, check.encode())
+    found = read_check(root, check.path)
+    assert found is not None
+    return found
+
+
+def test_a_check_reads_as_it_was_written(tmp_path: Path) -> None:
+    check = make()
+    found = stored(tmp_path, check)
+    assert found.same(check)
+    assert found.provenance == check.provenance
+    assert [*found.value.nodes] == [*check.value.nodes]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"rtol": 2e-3}, {"atol": 1.0}, {"why": "other"}, {"value": 3}, {"value": {**VALUE, "a": -0.0}}],
+    ids=str,
+)
+def test_what_counts_as_another_check(changes: dict[str, Any]) -> None:
+    assert not make().same(make(**changes))
+    assert make().same(make(provenance={"versions": {"torch": "9"}}))
+
+
+def test_negative_zero_and_zero_are_other_bytes() -> None:
+    assert not make(0.0).same(make(-0.0))
+
+
+def test_the_bytes_depend_on_nothing_else() -> None:
+    shuffled = {"b": VALUE["b"], "a": VALUE["a"]}
+    assert b"".join(make().encode()) == b"".join(make(shuffled).encode())
+
+
+def test_where_there_is_no_file_there_is_no_check(tmp_path: Path) -> None:
+    assert read_check(tmp_path, make().path) is None
+    assert stored_checks(tmp_path) == []
+
+
+def test_paths_say_whose_they_are() -> None:
+    path = check_path("tests/unit/test_loss.py::TestKl::test_it[a/b-1]", "mean ratio")
+    assert (
+        path.rpartition(".")[0].rpartition(".")[0]
+        == "checks/tests_unit_test_loss/TestKl_test_it_a_b-1-mean_ratio"
+    )
+
+
+@given(ids, ids, ids, ids)
+def test_other_tests_and_names_have_other_files_on_any_file_system(a: str, b: str, c: str, d: str) -> None:
+    same = (a, b) == (c, d)
+    assert (check_path(a, b).lower() == check_path(c, d).lower()) == same
+
+
+@given(st.text(max_size=300), st.text(min_size=1, max_size=300))
+def test_every_path_is_one_that_file_systems_and_the_store_accept(test: str, name: str) -> None:
+    path = check_path(test, name)
+    assert is_check(path)
+    assert path.isascii()
+    assert max(map(len, path.split("/"))) < 160
+    assert len(path.split("/")) == 3
+
+
+def test_borders_between_test_and_name_count() -> None:
+    assert check_path("a", "bc") != check_path("ab", "c")
+    assert check_path("t.py::x", "y") != check_path("t.py::x-y", "")
+
+
+@given(st.data())
+def test_a_damaged_file_is_named_and_never_read(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    root = tmp_path_factory.mktemp("golden")
+    check = make()
+    stored(root, check)
+    path = root / check.path
+    whole = path.read_bytes()
+    if data.draw(st.booleans(), "cut off"):
+        path.write_bytes(whole[: data.draw(st.integers(0, len(whole) - 1))])
+    else:
+        where, flip = data.draw(st.integers(0, len(whole) - 1)), data.draw(st.integers(1, 255))
+        path.write_bytes(whole[:where] + bytes([whole[where] ^ flip]) + whole[where + 1 :])
+    found, said = None, ""
+    try:
+        found = read_check(root, check.path)
+    except GoldenError as error:
+        said = str(error)
+    if found is not None:
+        assert found.same(check)  # a blank of the header's padding became another blank
+        return
+    assert said.startswith(str(path))
+    assert said.endswith(
+        "restore it from version control, or record it again with pytest --update-golden=all"
+    )
+
+
+def test_only_checks_are_listed(tmp_path: Path) -> None:
+    check = make()
+    stored(tmp_path, check)
+    (tmp_path / check.path).with_name(".partial-1-x.safetensors").write_bytes(b"")
+    (tmp_path / check.path).with_name("notes.txt").write_bytes(b"")
+    assert stored_checks(tmp_path) == [check.path]
