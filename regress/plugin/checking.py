@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from regress.compare.tolerance import Tolerance
@@ -49,8 +48,8 @@ class Call:
     again: Callable[[], Any] | None
     nonfinite: bool
 
-    def settle(self, settings: Settings, root: Path) -> Outcome:
-        """Compare with the golden, and update it if that is asked for.
+    def settle(self, settings: Settings, provenance: Callable[[], Mapping[str, Any]]) -> Outcome:
+        """Compare with the golden, and update it if that is asked for; `provenance` is then recorded with it.
 
         Raises `GoldenError` when the golden is damaged, or the new value may not become one.
         """
@@ -65,7 +64,8 @@ class Call:
             refuse_nonfinite(self.new.value, self.new.name)
         if self.again is not None:
             refuse_unrepeatable(self._compare(Tree.of(self.again()), self.new.value), self.new.name)
-        return Outcome(verdicts, old, write_check(self.new, old, verdicts, settings, root))
+        whole = replace(self.new, provenance=provenance())
+        return Outcome(verdicts, old, write_check(whole, old, verdicts, settings))
 
     def _golden(self, settings: Settings) -> StoredCheck | None:
         try:

@@ -4,15 +4,9 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from regress.compare.verdict import Verdict
 from regress.report.text import explain, headline
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from regress.golden.checks import StoredCheck
 
 
 def explain_check(
@@ -24,11 +18,3 @@ def explain_check(
     if of_golden:
         commands["update"] = f"pytest --update-golden {quoted}"
     return headline(failed[0], test), explain(failed, where=test, environment=environment, commands=commands)
-
-
-def environment_of(golden: StoredCheck, root: Path, golden_dir: Path) -> list[str]:
-    """What of the environment can have changed the value since it became golden."""
-    from regress.golden.provenance import differences
-    from regress.plugin.updating import provenance
-
-    return differences(golden.provenance, provenance(root, golden_dir))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from regress.errors import CheckError, RegressError
+from regress.plugin.provenance import provenance_of
 from regress.plugin.rows import ASKED, tell_update, tell_verdicts
 from regress.plugin.settings import SETTINGS
 
@@ -88,7 +89,7 @@ class Regress:
         try:
             self._claim(name)
             call = self._call(name, value, rtol, atol, why, again, nonfinite)
-            outcome = call.settle(self._settings, self._config.rootpath)
+            outcome = call.settle(self._settings, functools.partial(provenance_of, self._config))
         except RegressError as error:
             raise error.with_traceback(None) from None
         if outcome.row is not None:
@@ -153,10 +154,12 @@ class Regress:
             tell_verdicts(self._node, test, verdicts)
         failed = [verdict for verdict in verdicts if not verdict.ok]
         if failed:
-            from regress.plugin.failing import environment_of, explain_check
+            from regress.golden.provenance import differences
+            from regress.plugin.failing import explain_check
 
-            root, folder = self._config.rootpath, self._settings.golden_dir
-            environment = [] if golden is None else environment_of(golden, root, folder)
+            environment = (
+                [] if golden is None else differences(golden.provenance, provenance_of(self._config))
+            )
             first_line, details = explain_check(failed, test, environment, of_golden=golden is not None)
             self._node.add_report_section("call", f"regress: {name}", details)
             raise AssertionError(first_line)

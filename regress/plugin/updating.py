@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -26,20 +25,19 @@ if TYPE_CHECKING:
 
 
 def write_check(
-    new: StoredCheck, old: StoredCheck | None, verdicts: Sequence[Verdict], settings: Settings, root: Path
+    new: StoredCheck, old: StoredCheck | None, verdicts: Sequence[Verdict], settings: Settings
 ) -> UpdateRow:
     """Make a value golden, or lay it beside the golden one for review; returns its row of the table.
 
     Args:
+        new: with its provenance.
         verdicts: of the new value against the old one; empty if there is no old one.
-        root: folder whose source revision is recorded.
     """
     assert settings.update is not None
-    whole = replace(new, provenance=provenance(root, settings.golden_dir))
     if settings.update.review:
-        propose_check(GoldenStore(settings.golden_dir), new.path, whole.encode())
+        propose_check(GoldenStore(settings.golden_dir), new.path, new.encode())
     else:
-        write(settings.golden_dir / new.path, whole.encode())
+        write(settings.golden_dir / new.path, new.encode())
     return _row(new, old, verdicts, pending=settings.update.review)
 
 
@@ -47,18 +45,6 @@ def withdraw(check: StoredCheck, golden_dir: Path) -> None:
     """Drop what an earlier run proposed for a check, now that its golden is right."""
     if (golden_dir / PENDING / check.path).exists():
         reject_checks(GoldenStore(golden_dir), [check.path])
-
-
-@cache
-def provenance(root: Path, golden: Path) -> dict[str, Any]:
-    """Where a check is recorded and with what: the same on every worker, whatever tests it has run before.
-
-    So it tells neither threads nor processor, which only a torch that happens to be loaded would know.
-    """
-    from regress.golden.provenance import collect
-
-    found = collect({}, source=root, golden=golden)
-    return {key: value for key, value in found.items() if key != "config_sha256"}
 
 
 def _row(

@@ -83,7 +83,8 @@ def details(verdict: Verdict, where: str | None = None) -> Iterator[str]:
 
 def _element(worst: Worst) -> Iterator[str]:
     golden, actual = pair(worst.golden, worst.actual)
-    local = f", at {list(worst.index)} of the local tensor" if worst.index else ""
+    index = str([*worst.index])
+    local = f", at {index} of the local tensor" if worst.index and index not in worst.where else ""
     yield f"  worst      {worst.where}{local}"
     yield f"  golden     {golden}"
     yield f"  actual     {actual}"

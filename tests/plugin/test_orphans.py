@@ -83,7 +83,7 @@ def test_prune_removes_what_was_listed_and_nothing_else(recorded_alone: Any) -> 
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (("-k", "three"), "-k; tests were deselected"),
+        (("-k", "one"), "-k; tests were deselected"),
         (("-k", "test"), "-k"),
         (("-m", "not slow"), "-m"),
         (("-x",), "-x or --maxfail"),

@@ -1,0 +1,26 @@
+"""Where checks are recorded and with what."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from regress.plugin.settings import SETTINGS
+
+_FOUND = pytest.StashKey[Mapping[str, Any]]()
+
+
+def provenance_of(config: pytest.Config) -> Mapping[str, Any]:
+    """Versions, environment and source revision, found once in a session.
+
+    It is the same on every worker, whatever tests that has run before: so it tells neither threads nor processor, which
+    only a torch that happens to be loaded would know.
+    """
+    if _FOUND not in config.stash:
+        from regress.golden.provenance import collect
+
+        found = collect({}, source=config.rootpath, golden=config.stash[SETTINGS].golden_dir)
+        config.stash[_FOUND] = {key: value for key, value in found.items() if key != "config_sha256"}
+    return config.stash[_FOUND]
