@@ -111,6 +111,15 @@ class ReplaySession:
             shutil.rmtree(self._shared, ignore_errors=True)
 
 
+SESSION = pytest.StashKey[ReplaySession]()
+
+
+def suite_of(config: pytest.Config) -> Suite:
+    """The suite of a session; `pytest.UsageError` for variants that cannot be meant."""
+    session: ReplaySession = config.stash[SESSION]
+    return session.suite()
+
+
 def _replayed(items: Iterable[pytest.Item]) -> Iterable[Item]:
     """What the tests of golden cases are about."""
     for item in items:
@@ -125,4 +134,5 @@ def register(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", f"{MARKER}(cases='*', variants='*'): golden cases and variants of a test that replays them"
     )
-    config.pluginmanager.register(ReplaySession(config), "regress-replays")
+    config.stash[SESSION] = ReplaySession(config)
+    config.pluginmanager.register(config.stash[SESSION], "regress-replays")

@@ -8,9 +8,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from regress.errors import RegressError
+from regress.errors import ConfigError, RegressError
 
 if TYPE_CHECKING:
+    from regress.dump.reader import DumpReader
     from regress.golden.case import GoldenCase
     from regress.plugin.settings import Settings
     from regress.replay.cache import ReplayCache
@@ -111,6 +112,20 @@ class Suite:
         if staged.case is None:
             raise RegressError(f"the update is refused: {staged.error}")
         return staged.case
+
+    def dump(self, case: str, variant: str, precision: str) -> DumpReader:
+        """The dump of a replay, run unless any process of the session did."""
+        from regress.golden.store import GoldenStore
+        from regress.replay.matrix import Replay
+        from regress.replay.variants import Precision
+
+        if variant not in self.variants:
+            raise ConfigError(f"there is no variant {variant!r}; choose one of {', '.join(self.variants)}")
+        runnable = [str(choice) for choice in Precision if choice is not Precision.BITWISE]
+        if precision not in runnable:
+            raise ConfigError(f"there is no precision {precision!r}; choose one of {', '.join(runnable)}")
+        opened = GoldenStore(self.settings.golden_dir).case(case)
+        return self.cache.dump(Replay(opened, self.variants[variant], Precision(precision)))
 
     def parameters(self, cases: str, variants: str) -> list[Item | Broken]:
         """The tests of the cases and variants that two lists of patterns name, in the tiers of this session."""
