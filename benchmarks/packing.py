@@ -22,7 +22,7 @@ TOLERANCE = 1e-5
 UPDATE = ("algorithm.preset=dapo", "algorithm.old_log_probs=current")
 PADDED = (*UPDATE, "batching.layout=padded", "model.attn_implementation=sdpa")
 PACKED = (*UPDATE, "batching.layout=packed", "model.attn_implementation=varlen")
-SORTED = (*PADDED, "batching.sort_by_length=true", "batching.micro_batch_size=4")
+SORTED = (*PADDED, "batching.row_order=longest_first", "batching.micro_batch_size=4")
 
 
 def run() -> Report:

@@ -11,6 +11,7 @@ from rich.console import Console
 from regress import __version__
 from regress.errors import DumpError, RegressError
 from regress.golden.commands import golden
+from regress.replay.commands import calibrate, record
 
 
 class FriendlyGroup(click.Group):
@@ -140,7 +141,9 @@ def diff(ctx: click.Context, first: Path, second: Path) -> None:
     click.echo(f"bit-identical: {found.records} records, {found.tensors} tensors")
 
 
+golden.add_command(record)
 main.add_command(golden)
+main.add_command(calibrate)
 
 
 if __name__ == "__main__":

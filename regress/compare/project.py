@@ -29,8 +29,8 @@ class Expected:
     Attributes:
         values: the golden values in the local layout, 0 in padding; None where there should be none.
         mask: ``[B, T]`` (or ``[B * T]``) where they are compared; None for everywhere.
-        scale: of tolerances: the largest absolute golden value over all microbatches; for a share the sum of the
-            absolute values of its terms; None for the largest of ``values``.
+        scale: of tolerances: the largest absolute golden value over all microbatches; for a share that of its terms,
+            times the sum of their weights; None for the largest of ``values``.
         locate: canonical coordinates of an element, in words.
     """
 
@@ -128,23 +128,31 @@ class Projection:
         """A microbatch's share is the sum over its loss tokens of weight times term."""
         canonical, _ = layout.indices(self.frame.offsets)
         tokens = canonical[self.loss_mask[canonical]]
-        terms = self._terms(name)[tokens]
         words = f"{name} of {len(tokens)} loss tokens of {len({s.sample for s in layout.segments})} samples"
-        total, scale = math.fsum(terms.tolist()), math.fsum(np.abs(terms).tolist())
-        return Expected(np.array(total), None, scale, lambda _: words)
+        weights, terms = self._summands(name)
+        total = math.fsum((weights[tokens] * terms[tokens]).tolist())
+        return Expected(np.array(total), None, self._share_scale(weights[tokens], terms), lambda _: words)
 
     def share_scale(self, name: str) -> float:
-        """Sum of the absolute values of all terms of a loss of the update: the scale of its total."""
-        return math.fsum(np.abs(self._terms(name)[self.loss_mask]).tolist())
+        """Scale of the total of a loss over the update, see `_share_scale`."""
+        weights, terms = self._summands(name)
+        return self._share_scale(weights[self.loss_mask], terms)
 
-    def _terms(self, name: str) -> NDArray[np.float64]:
-        """``[frame.size]`` weight times term of each token."""
+    def _share_scale(self, weights: NDArray[np.float64], terms: NDArray[np.float64]) -> float:
+        """Sum of the weights, each times the largest term of the update: the terms' own scale, summed.
+
+        Not the sum of the absolute terms at hand: a divergence near 0 is a difference of larger numbers, so few of
+        them have no relative accuracy either.
+        """
+        return math.fsum(np.abs(weights).tolist()) * largest(terms[self.loss_mask])
+
+    def _summands(self, name: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """``[frame.size]`` weight and term of each token."""
         if name not in SHARES:
             raise CompareError(f"the loss has no part {name!r}; its parts are {', '.join(SHARES)}")
         why = f"{name} is the sum of its terms"
         weights = self._golden("weights", None, why).astype(np.float64)
-        terms: NDArray[np.float64] = weights * self._golden(SHARES[name], None, why).astype(np.float64)
-        return terms
+        return weights, self._golden(SHARES[name], None, why).astype(np.float64)
 
     def _golden(self, quantity: str, name: str | None, why: str) -> Array:
         tensors = self.truth.get(quantity, {})

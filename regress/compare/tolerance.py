@@ -11,8 +11,8 @@ from typing import Any
 class Tolerance:
     """A bound on ``max |actual - golden| / scale``, and its reason.
 
-    ``scale`` is the largest absolute value of the golden tensor (of all its ranks and microbatches together), or,
-    for a sum, the sum of the absolute values of its terms: a sum that cancels has no relative accuracy.
+    ``scale`` is the largest absolute value of the golden tensor (of all its ranks and microbatches together), or, for a
+    weighted sum, that of its terms times the sum of the weights: a sum that cancels has no relative accuracy.
 
     Attributes:
         relative: the bound; 0 asks for equal values.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
@@ -36,6 +37,22 @@ def record_activations(model: nn.Module, pattern: str) -> Iterator[list[str]]:
             handle.remove()
 
 
+_pieces: ContextVar[dict[str, list[torch.Tensor]] | None] = ContextVar("regress_pieces", default=None)
+
+
+@contextmanager
+def joined(dim: int) -> Iterator[None]:
+    """A module that runs piece by piece inside is recorded once, its outputs put together along `dim`."""
+    pieces: dict[str, list[torch.Tensor]] = {}
+    token = _pieces.set(pieces)
+    try:
+        yield
+    finally:
+        _pieces.reset(token)
+    if pieces:
+        tap("activations", {name: torch.cat(parts, dim) for name, parts in pieces.items()})
+
+
 def _hook(name: str) -> Callable[[nn.Module, Any, Any], None]:
     last: Coordinates | None = None
     repeats = 0
@@ -45,7 +62,11 @@ def _hook(name: str) -> Callable[[nn.Module, Any, Any], None]:
         if not wanted("activations") or torch._C._current_graph_task_id() != -1:
             return
         tensor = _first_tensor(output)
-        if tensor is not None:
+        if tensor is None:
+            return
+        if (pieces := _pieces.get()) is not None:
+            pieces.setdefault(name, []).append(tensor.detach().clone())  # later operations may work in place
+        else:
             repeats = repeats + 1 if current() == last else 0
             last = current()
             named: dict[str, Any] = {f"{name}#{repeats}" if repeats else name: tensor}

@@ -2,37 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from torch.optim import AdamW
+from transformers import PreTrainedTokenizerBase
 
 from regress.dump.hooks import matching_modules, matching_parameters, record_activations
-from regress.dump.manifest import Provenance, read_manifest
+from regress.dump.manifest import Provenance
 from regress.dump.recorder import Recorder
 from regress.dump.taps import recording
+from regress.engine.compiled import blocks_of
 from regress.engine.config.rules import updates_per_rollout
 from regress.engine.config.schema import Config
-from regress.engine.evaluation import due
-from regress.engine.mock import Expectations, MockRolloutWorker
-from regress.engine.models import build_model, place
+from regress.engine.dialogue import Dialogue, environment_texts
 from regress.engine.optim import adamw, build_scheduler
+from regress.engine.optimizer_state import load_state
+from regress.engine.policies import build_policy, build_reference
 from regress.engine.policy import LocalPolicy
 from regress.engine.pretrained import checkpoint_config
 from regress.engine.prompts import PromptSource
-from regress.engine.provenance import provenance, settings, trajectory_meta
+from regress.engine.provenance import provenance, trajectory_meta
 from regress.engine.reference import Reference
-from regress.engine.rollout import TRAIN, VAL, HFRolloutWorker, RecordingWorker, RolloutWorker
-from regress.engine.sampling import SamplingParams
+from regress.engine.rollout import RecordingWorker
 from regress.engine.tokenizer import fingerprint, load_tokenizer, train_tokenizer
 from regress.engine.trainer import Trainer
 from regress.engine.warm_start import warm_start
+from regress.engine.workers import make_worker
 from regress.errors import ConfigError
-from regress.tasks.dataset import make_dataset
+from regress.tasks.dataset import Dataset, make_dataset
+from regress.tasks.environments import Environment, make_environment
 from regress.tasks.registry import make_task
-from regress.tasks.rewards import make_rewards
 
 Progress = Callable[[str, int], Callable[[], None]]
 """``progress(name, total)`` opens a progress bar and returns what advances it."""
@@ -57,12 +59,17 @@ def build(config: Config, resources: ExitStack, progress: Progress) -> Run:
     """
     task = make_task(config.task.name, config.task.level, config.task.params, config.seed)
     dataset = make_dataset(task, config.task.train_size, config.task.eval_size)
-    path = _tokenizer_path(config)
-    tokenizer = load_tokenizer(path) if path is not None else train_tokenizer(dataset.texts())
-    prompts = PromptSource(dataset, tokenizer, config)
+    environment = None if config.task.environment is None else make_environment(config.task.environment)
+    tokenizer = _tokenizer(config, dataset, environment)
+    dialogue = None
+    if environment is not None:
+        dialogue = Dialogue(environment, tokenizer, config.task.max_turns, dataset.train[0])
+    prompts = PromptSource(dataset, tokenizer, config, dialogue)
     origin = provenance(config, fingerprint(tokenizer))
-    policy = _policy(config, tokenizer)
-    worker = _worker(config, policy, tokenizer, prompts, origin)
+    policy = build_policy(config, tokenizer)
+    frozen = build_reference(config, tokenizer, policy)
+    optimizer = _optimizer(config, policy)
+    worker = make_worker(config, policy, tokenizer, prompts, origin, dialogue)
     if config.rollout_mock.enable and config.rollout_mock.mode == "dump":
         rollouts = Recorder(config.rollout_mock.dump_dir, options={}, provenance=origin)
         worker = resources.enter_context(RecordingWorker(worker, rollouts, trajectory_meta(origin)))
@@ -74,7 +81,29 @@ def build(config: Config, resources: ExitStack, progress: Progress) -> Run:
     if config.warm_start.steps:
         advance = progress("warm start", config.warm_start.steps)
         warm_start(policy, prompts.demonstrations, config.warm_start, advance)
-    return Run(config, tokenizer, prompts, _trainer(config, policy, worker, prompts, origin), recorder)
+    reference = Reference(policy, config.reference, frozen) if config.algorithm.needs_reference else None
+    updates = config.max_steps * updates_per_rollout(config)
+    trainer = Trainer(
+        config=config,
+        policy=policy,
+        reference=reference,
+        optimizer=optimizer,
+        scheduler=build_scheduler(optimizer, config.optimizer, updates=updates),
+        worker=worker,
+        prompts=prompts.train,
+        trajectory_meta=trajectory_meta(origin),
+    )
+    return Run(config, tokenizer, prompts, trainer, recorder)
+
+
+def _tokenizer(config: Config, dataset: Dataset, environment: Environment | None) -> PreTrainedTokenizerBase:
+    path = _tokenizer_path(config)
+    if path is not None:
+        return load_tokenizer(path)
+    texts = dataset.texts()
+    if environment is not None:
+        texts += environment_texts(environment, dataset.train + dataset.evaluation)
+    return train_tokenizer(texts, tool=environment is not None)
 
 
 def _tokenizer_path(config: Config) -> str | None:
@@ -86,96 +115,6 @@ def _tokenizer_path(config: Config) -> str | None:
     return config.tokenizer.path
 
 
-def _policy(config: Config, tokenizer: PreTrainedTokenizerBase) -> LocalPolicy:
-    model = build_model(
-        config.model,
-        seed=config.seed,
-        vocab_size=len(tokenizer),
-        pad_id=tokenizer.pad_token_id,
-        eos_id=tokenizer.eos_token_id,
-    )
-    positions = getattr(model.config, "n_positions", None)  # learned ones; rotary positions know no last one
-    if positions is not None and positions < config.data.max_seq_length:
-        raise ConfigError(
-            f"data.max_seq_length={config.data.max_seq_length}: the model has {positions} positions (n_positions); "
-            "lower data.max_seq_length or give a model with more"
-        )
-    _require_full_attention(model, config)
-    return LocalPolicy(
-        place(model, config.device),
-        temperature=config.rollout_worker.temperature,
-        entropy_gradient=config.algorithm.entropy_coef != 0.0,
-    )
-
-
-def _require_full_attention(model: PreTrainedModel, config: Config) -> None:
-    """The engine's masks are causal within a sample; the sampler would apply whatever else the model asks for."""
-    text = model.config.get_text_config()
-    window = getattr(text, "sliding_window", None)
-    others = set(getattr(text, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
-    if others or (window is not None and window < config.data.max_seq_length):
-        kind = ", ".join(sorted(others)) or f"sliding_window of {window}"
-        raise ConfigError(
-            f"model: its {kind} is not full causal attention over "
-            f"data.max_seq_length={config.data.max_seq_length} tokens, so trainer and sampler would compute different "
-            "functions; give a model with full attention, or sequences within its window"
-        )
-
-
-def _worker(
-    config: Config,
-    policy: LocalPolicy,
-    tokenizer: PreTrainedTokenizerBase,
-    prompts: PromptSource,
-    origin: Provenance,
-) -> RolloutWorker:
-    mock, chosen = config.rollout_mock, config.rollout_worker
-    vocabulary = policy.model.config.vocab_size
-    if chosen.type == "mock":
-        paths = {TRAIN: Path(str(chosen.trajectory_load_path))}
-        return _replay(config, paths, prompts, origin, vocabulary)
-    if mock.enable and mock.mode == "mock":
-        read_manifest(Path(mock.dump_dir))  # refuses a recording that was interrupted
-        splits = (TRAIN, VAL) if config.evaluation.every_n_steps else (TRAIN,)
-        paths = {split: Path(mock.dump_dir) / split for split in splits}
-        return _replay(config, paths, prompts, origin, vocabulary)
-    params = SamplingParams(
-        max_new_tokens=config.data.max_completion_length,
-        eos_id=tokenizer.eos_token_id,
-        pad_id=tokenizer.pad_token_id,
-        temperature=chosen.temperature,
-        top_p=chosen.top_p,
-        top_k=chosen.top_k,
-    )
-    reward = make_rewards(config.task.rewards)
-    return HFRolloutWorker(
-        policy.model, tokenizer, params, reward, batch_size=chosen.batch_size, seed=config.seed
-    )
-
-
-def _replay(
-    config: Config, paths: dict[str, Path], prompts: PromptSource, origin: Provenance, vocabulary: int
-) -> MockRolloutWorker:
-    """A mock worker that has served every rollout of the run once, so that nothing is left to be refused later."""
-    chosen, objective = config.rollout_worker, config.algorithm
-    expect = Expectations(
-        tokenizer=origin.tokenizer["fingerprint"],
-        temperature=chosen.temperature,
-        max_completion_length=config.data.max_completion_length,
-        vocabulary=vocabulary,
-        log_probs=objective.old_log_probs == "sampler" or objective.sampler_correction != "none",
-        finish_reasons=objective.mask_truncated_completions,
-        environment=None if chosen.allow_environment_mismatch else settings(origin),
-    )
-    worker = MockRolloutWorker(paths, chosen.trajectory_format, expect)
-    for step in range(config.max_steps):
-        worker.rollout(step, prompts.train(step), TRAIN)
-    for step in range(config.max_steps + 1):
-        if VAL in paths and due(config, step):
-            worker.rollout(step, prompts.evaluation(), VAL)
-    return worker
-
-
 def _recorder(config: Config, policy: LocalPolicy, origin: Provenance) -> Recorder:
     """The recorder, once it is sure that the patterns find something: it may have to remove an earlier dump."""
     debug = config.debug
@@ -183,7 +122,9 @@ def _recorder(config: Config, policy: LocalPolicy, origin: Provenance) -> Record
     if wanted.param or wanted.gradient or wanted.optimizer:
         matching_parameters(policy.named_parameters(), debug.target_param_pattern)
     if wanted.activations:
-        matching_modules(policy.model, debug.target_module_pattern)
+        found = matching_modules(policy.model, debug.target_module_pattern)
+        if config.model.compile is not None:
+            _require_outside(found, blocks_of(policy.model), config)
     return Recorder(
         debug.dump_dir,
         options=vars(debug.dump_options),
@@ -194,24 +135,26 @@ def _recorder(config: Config, policy: LocalPolicy, origin: Provenance) -> Record
     )
 
 
-def _trainer(
-    config: Config, policy: LocalPolicy, worker: RolloutWorker, prompts: PromptSource, origin: Provenance
-) -> Trainer:
-    opt = config.optimizer
+def _require_outside(found: Iterable[str], blocks: Iterable[str], config: Config) -> None:
+    """What lies in a compiled block is no module any more, but a piece of one function."""
+    inside = [name for name in found for block in blocks if name.startswith(f"{block}.")]
+    if inside:
+        raise ConfigError(
+            f"debug.target_module_pattern names {inside[0]}, which does not run by itself under model.compile="
+            f"{config.model.compile}; name whole blocks, or set model.compile=null"
+        )
+
+
+def _optimizer(config: Config, policy: LocalPolicy) -> AdamW:
+    chosen = config.optimizer
     optimizer = adamw(
         policy.named_parameters(),
-        opt.learning_rate,
-        betas=(opt.betas[0], opt.betas[1]),
-        eps=opt.eps,
-        weight_decay=opt.weight_decay,
+        chosen.learning_rate,
+        betas=(chosen.betas[0], chosen.betas[1]),
+        eps=chosen.eps,
+        weight_decay=chosen.weight_decay,
+        implementation=chosen.implementation,
     )
-    return Trainer(
-        config=config,
-        policy=policy,
-        reference=Reference(policy, config.reference) if config.algorithm.needs_reference else None,
-        optimizer=optimizer,
-        scheduler=build_scheduler(optimizer, opt, updates=config.max_steps * updates_per_rollout(config)),
-        worker=worker,
-        prompts=prompts.train,
-        trajectory_meta=trajectory_meta(origin),
-    )
+    if chosen.state_path is not None:
+        load_state(optimizer, policy.named_parameters(), chosen.state_path)
+    return optimizer

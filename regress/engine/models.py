@@ -44,21 +44,21 @@ TINY: Mapping[str, Mapping[str, Any]] = {
 
 
 def build_model(
-    config: ModelConfig, *, seed: int, vocab_size: int, pad_id: int, eos_id: int
+    config: ModelConfig, *, seed: int, vocab_size: int, pad_id: int, eos_id: int, key: str = "model"
 ) -> PreTrainedModel:
-    """The policy's model, on CPU, in the configured dtype, every dropout 0.
+    """A model, on CPU, in the configured dtype, every dropout 0.
 
     Dropout is turned off because sampler and trainer have to compute the same function: otherwise the ratio of
-    the first update differs from 1.
+    the first update differs from 1. ``key`` is the section of the configuration that asks for the model.
 
     Raises:
         ConfigError: if the directory holds no model, a configuration value is unknown to the family, sizes do not
             fit each other, or the vocabulary is smaller than the tokenizer's.
     """
     if config.path is not None:
-        stated = f"model.path={config.path!r}"
+        stated = f"{key}.path={config.path!r}"
         remedy = "set tokenizer.path to the tokenizer the model was trained with"
-        model = load_checkpoint(Path(config.path), config.config, _implementations(config))
+        model = load_checkpoint(Path(config.path), config.config, _implementations(config), f"{key}.path")
     else:
         stated = f"model.config={config.config!r}"
         remedy = "leave vocab_size away"

@@ -20,9 +20,16 @@ def adamw(
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-8,
     weight_decay: float = 0.0,
+    implementation: str = "auto",
 ) -> torch.optim.AdamW:
-    """AdamW over all parameters, which it knows by name."""
-    return torch.optim.AdamW(named, lr=learning_rate, betas=betas, eps=eps, weight_decay=weight_decay)
+    """AdamW over all parameters, which it knows by name.
+
+    ``implementation`` is ``"for_loop"``, ``"foreach"``, ``"fused"``, or ``"auto"`` for what torch would choose.
+    """
+    flags = {} if implementation == "auto" else {n: n == implementation for n in ("foreach", "fused")}
+    return torch.optim.AdamW(
+        named, lr=learning_rate, betas=betas, eps=eps, weight_decay=weight_decay, **flags
+    )
 
 
 def update(optimizer: torch.optim.Optimizer) -> None:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Literal, Protocol, TypeVar
+from contextlib import nullcontext
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from regress.dump.hooks import joined
 from regress.dump.taps import at
 from regress.engine.attention import VARLEN, block_causal_mask
 from regress.engine.batch import Microbatch
+from regress.engine.compiled import CompiledBlocks
 from regress.engine.precision import arithmetic
+from regress.engine.projection import Entropy, chunked_log_probs, hidden_at, logits_at
 from regress.grpo.logprobs import TokenLogProbs, token_log_probs
 
 Result = TypeVar("Result")
@@ -51,14 +54,25 @@ class LocalPolicy:
         model: a Hugging Face causal language model.
         temperature: the logits are divided by it, as in the sampler.
         entropy_gradient: whether the loss has an entropy term.
+        compile: backend of ``torch.compile`` under which the transformer blocks run; ``None``: uncompiled.
+        log_prob_chunk_size: loss tokens whose logits are held at once; ``None``: those of the whole microbatch.
     """
 
     def __init__(
-        self, model: PreTrainedModel, *, temperature: float = 1.0, entropy_gradient: bool = False
+        self,
+        model: PreTrainedModel,
+        *,
+        temperature: float = 1.0,
+        entropy_gradient: bool = False,
+        compile: str | None = None,
+        log_prob_chunk_size: int | None = None,
     ) -> None:
         self.model = model
         self.temperature = temperature
-        self._entropy: bool | Literal["no_grad"] = True if entropy_gradient else "no_grad"
+        self.log_prob_chunk_size = log_prob_chunk_size
+        self._entropy: Entropy = True if entropy_gradient else "no_grad"
+        self.compile = compile
+        self._blocks = None if compile is None else CompiledBlocks(model, compile)
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
 
@@ -103,39 +117,37 @@ class LocalPolicy:
         """Parameters under the names of the Hugging Face model; tied ones once."""
         return self.model.named_parameters()
 
-    def _forward(self, micro: Microbatch, *, entropy: bool | Literal["no_grad"]) -> TokenLogProbs:
+    def _forward(self, micro: Microbatch, *, entropy: Entropy) -> TokenLogProbs:
+        at_loss = micro.local - 1  # the hidden state that predicts a token lies one column before it
+        if self.log_prob_chunk_size is None:
+            with arithmetic(self.dtype), logits_at(self.model, at_loss):
+                logits = self._run(micro).squeeze(0)
+            return token_log_probs(logits, micro.targets, temperature=self.temperature, entropy=entropy)
+        with arithmetic(self.dtype), joined(dim=1):
+            with hidden_at(self.model, at_loss) as found:
+                self._run(micro)
+            return chunked_log_probs(
+                self.model,
+                found[0],
+                micro.targets,
+                chunk=self.log_prob_chunk_size,
+                temperature=self.temperature,
+                entropy=entropy,
+            )
+
+    def _run(self, micro: Microbatch) -> Tensor:
+        """The logits that the model returns, ``[1, K, V]``."""
         implementation = self.model.config._attn_implementation
         if implementation == VARLEN:
             mask = torch.from_numpy(micro.layout.attention_mask).to(self.device)
         else:
             mask = block_causal_mask(micro.layout, implementation, self.dtype, self.device)
-        # the hidden state that predicts a token lies one column before it
-        with arithmetic(self.dtype), logits_at(self.model, micro.local - 1):
-            logits = self.model(
+        with nullcontext() if self._blocks is None else self._blocks.active():
+            logits: Tensor = self.model(
                 input_ids=micro.input_ids,
                 position_ids=micro.position_ids,
                 attention_mask=mask,
                 use_cache=False,
                 varlen=micro.varlen,
-            ).logits.squeeze(0)
-        return token_log_probs(logits, micro.targets, temperature=self.temperature, entropy=entropy)
-
-
-@contextmanager
-def logits_at(model: PreTrainedModel, index: Tensor) -> Iterator[None]:
-    """Within this context the model returns logits ``[1, K, V]`` of the flat positions ``index`` only.
-
-    The selection happens on the hidden states, before the output projection, so whatever the model does to its
-    logits afterwards still happens.
-    """
-
-    def keep(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        hidden, *rest = args
-        return (hidden.flatten(0, 1).index_select(0, index).unsqueeze(0), *rest)
-
-    head = model.get_output_embeddings()
-    handle = head.register_forward_pre_hook(keep)
-    try:
-        yield
-    finally:
-        handle.remove()
+            ).logits
+        return logits

@@ -16,18 +16,19 @@ from regress.errors import ConfigError, reason
 
 
 def load_checkpoint(
-    path: Path, overrides: Mapping[str, Any], implementations: Mapping[str, str]
+    path: Path, overrides: Mapping[str, Any], implementations: Mapping[str, str], key: str = "model.path"
 ) -> PreTrainedModel:
     """The causal language model of a directory written by ``save_pretrained``, in its own dtype, every dropout 0.
 
-    Nothing is downloaded, and code beside the weights or in a pickle is never run.
+    Nothing is downloaded, and code beside the weights or in a pickle is never run. ``key`` is the configuration
+    key that named the directory.
 
     Raises:
         ConfigError: if it cannot be loaded, or if the weights are not those of the model that ``config.json``
             describes: Hugging Face would fill the gaps with random numbers.
     """
-    stated = f"model.path={str(path)!r}"
-    hf = checkpoint_config(path)
+    stated = f"{key}={str(path)!r}"
+    hf = checkpoint_config(path, key)
     _override(hf, overrides)
     try:
         with _quiet():
@@ -53,13 +54,13 @@ def load_checkpoint(
     return model
 
 
-def checkpoint_config(path: Path) -> PretrainedConfig:
+def checkpoint_config(path: Path, key: str = "model.path") -> PretrainedConfig:
     """What ``config.json`` of a checkpoint directory says.
 
     Raises:
         ConfigError: if there is no such directory, or it holds no configuration that can be read.
     """
-    stated = f"model.path={str(path)!r}"
+    stated = f"{key}={str(path)!r}"
     if not path.is_dir():
         raise ConfigError(
             f"{stated}: there is no such directory, and models are not downloaded; give one written by save_pretrained"

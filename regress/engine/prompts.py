@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerBase
 
 from regress.dump.trajectory import Trajectory
 from regress.engine.config.schema import Config
+from regress.engine.dialogue import Dialogue
 from regress.engine.rollout import Prompt
 from regress.engine.tokenizer import completion_ids, completion_text, prompt_ids
 from regress.errors import ConfigError, reason
@@ -23,10 +24,17 @@ class PromptSource:
             the prompts or the answers.
     """
 
-    def __init__(self, dataset: Dataset, tokenizer: PreTrainedTokenizerBase, config: Config) -> None:
+    def __init__(
+        self,
+        dataset: Dataset,
+        tokenizer: PreTrainedTokenizerBase,
+        config: Config,
+        dialogue: Dialogue | None = None,
+    ) -> None:
         self._dataset = dataset
         self._tokenizer = tokenizer
         self._config = config
+        self._dialogue = dialogue
         self._tokens = {p.task_id: _prompt_tokens(tokenizer, p) for p in _all(dataset)}
         _check_distinct(self._tokens, _all(dataset))
         for problem in _all(dataset):
@@ -55,7 +63,10 @@ class PromptSource:
         return [self._prompt(f"eval-{index:04d}", problem, 1) for index, problem in enumerate(problems)]
 
     def demonstrations(self, step: int) -> list[Trajectory]:
-        """Prompts with their right answers, for a supervised step."""
+        """Prompts with their right answers, for a supervised step.
+
+        With several turns every other answer is given at the second attempt; the first one is not in the loss mask.
+        """
         size = min(self._config.warm_start.batch_size, len(self._dataset.train))
         problems = training_batch(self._dataset.train, step, size, self._config.seed)
         return [self._demonstration(index, problem) for index, problem in enumerate(problems)]
@@ -66,11 +77,14 @@ class PromptSource:
     def _demonstration(self, index: int, problem: Problem) -> Trajectory:
         prompt = list(self._tokens[problem.task_id])
         answer = completion_ids(self._tokenizer, problem.answer)
+        first = [] if self._dialogue is None or index % 2 == 0 else self._dialogue.demonstration(problem)
+        if len(first) + len(answer) > self._config.data.max_completion_length:
+            first = []
         return Trajectory(
             group_id=f"demonstration-{index:04d}",
             run_id=0,
-            tokens=prompt + answer,
-            loss_mask=[0] * len(prompt) + [1] * len(answer),
+            tokens=prompt + first + answer,
+            loss_mask=[0] * len(prompt + first) + [1] * len(answer),
             reward=0.0,
             prompt_length=len(prompt),
         )

@@ -15,17 +15,24 @@ from regress.engine.policy import LocalPolicy
 
 
 class Reference:
-    """A frozen copy of the policy at construction.
+    """A frozen model: the one given, or a copy of the policy at construction.
 
     Every ``sync_every_n_steps`` steps it moves towards the policy,
     ``pi_ref = alpha * pi + (1 - alpha) * pi_ref`` (TRL's ``sync_ref_model``).
     """
 
-    def __init__(self, policy: LocalPolicy, config: ReferenceConfig) -> None:
+    def __init__(
+        self, policy: LocalPolicy, config: ReferenceConfig, model: PreTrainedModel | None = None
+    ) -> None:
         self._source = policy
         self._config = config
-        model = copy.deepcopy(policy.model).requires_grad_(False)
-        self._policy = LocalPolicy(model, temperature=policy.temperature)
+        frozen = (copy.deepcopy(policy.model) if model is None else model).requires_grad_(False)
+        self._policy = LocalPolicy(
+            frozen,
+            temperature=policy.temperature,
+            compile=policy.compile,
+            log_prob_chunk_size=policy.log_prob_chunk_size,
+        )
 
     @property
     def model(self) -> PreTrainedModel:

@@ -9,11 +9,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from regress.dump.recorder import Recorder
 from regress.dump.trajectory import Trajectory, to_record
-from regress.engine.sampling import Completion, SamplingParams, UndefinedDistribution, sample
+from regress.engine.dialogue import Conversation, Dialogue
+from regress.engine.sampling import SamplingParams, UndefinedDistribution, sample
 from regress.engine.tokenizer import completion_text
 from regress.errors import RegressError
 from regress.tasks.problem import Problem
@@ -46,11 +48,12 @@ class HFRolloutWorker:
 
     Args:
         model: the policy's model; its current weights are used.
-        tokenizer: decodes completions for the rewards.
+        tokenizer: decodes completions for rewards and environment.
         params: how to sample; evaluation is greedy with the same limits.
-        score: the reward of the text of a completion.
+        score: the reward of the text of the last completion of a conversation.
         batch_size: completions sampled at once.
-        seed: with step, split and batch it determines every draw, so no state is carried along.
+        dialogue: how an environment answers; without one every conversation has one turn.
+        seed: with step, split, batch and turn it determines every draw, so no state is carried along.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class HFRolloutWorker:
         *,
         batch_size: int,
         seed: int,
+        dialogue: Dialogue | None = None,
     ) -> None:
         self._model = model
         self._tokenizer = tokenizer
@@ -69,6 +73,7 @@ class HFRolloutWorker:
         self._score = score
         self._batch_size = batch_size
         self._seed = seed
+        self._dialogue = dialogue
 
     def rollout(self, step: int, prompts: Sequence[Prompt], split: str) -> list[Trajectory]:
         """Sample ``group_size`` completions of every prompt.
@@ -81,9 +86,9 @@ class HFRolloutWorker:
         trajectories: list[Trajectory] = []
         for start in range(0, len(runs), self._batch_size):
             chunk = runs[start : start + self._batch_size]
-            seed = _seed(self._seed, step, split, start)
+            seed = (self._seed, step, split, start)
             try:
-                completions = sample(self._model, [prompt.tokens for prompt, _ in chunk], params, seed=seed)
+                talks = self._converse([prompt for prompt, _ in chunk], params, seed)
             except UndefinedDistribution as error:
                 prompt, run = chunk[error.row]
                 raise RegressError(
@@ -92,30 +97,62 @@ class HFRolloutWorker:
                     "or raise optimizer.eps or rollout_worker.temperature"
                 ) from error
             trajectories += [
-                self._trajectory(prompt, run, completion, split)
-                for (prompt, run), completion in zip(chunk, completions, strict=True)
+                self._trajectory(prompt, run, talk, split)
+                for (prompt, run), talk in zip(chunk, talks, strict=True)
             ]
         return trajectories
 
-    def _trajectory(self, prompt: Prompt, run: int, completion: Completion, split: str) -> Trajectory:
-        text = completion_text(self._tokenizer, completion.tokens)
-        reward = self._score(prompt.problem, text)
+    def _converse(
+        self, prompts: Sequence[Prompt], params: SamplingParams, seed: tuple[object, ...]
+    ) -> list[Conversation]:
+        """All conversations of a batch, turn by turn; a row that is done takes no part in later turns."""
+        talks = [Conversation(prompt.tokens, params.max_new_tokens) for prompt in prompts]
+        turns = 1 if self._dialogue is None else self._dialogue.max_turns
+        for turn in range(turns):
+            rows = [row for row, talk in enumerate(talks) if talk.open]
+            if not rows:
+                break
+            self._turn([talks[row] for row in rows], rows, params, _seed(*seed, *([turn] if turn else [])))
+            if self._dialogue is not None and turn + 1 < turns:
+                for row in rows:
+                    talks[row].answer(self._dialogue.reply(prompts[row].problem, talks[row].text))
+        return talks
+
+    def _turn(
+        self, talks: Sequence[Conversation], rows: Sequence[int], params: SamplingParams, seed: int
+    ) -> None:
+        """One completion in each of these conversations, the given rows of their batch."""
+        try:
+            completions = sample(
+                self._model,
+                [talk.tokens for talk in talks],
+                params,
+                seed=seed,
+                limits=[talk.room for talk in talks],
+            )
+        except UndefinedDistribution as error:
+            raise UndefinedDistribution(rows[error.row]) from error
+        for talk, completion in zip(talks, completions, strict=True):
+            talk.complete(completion, completion_text(self._tokenizer, completion.tokens))
+
+    def _trajectory(self, prompt: Prompt, run: int, talk: Conversation, split: str) -> Trajectory:
+        reward = self._score(prompt.problem, talk.text)
         prompt_length = len(prompt.tokens)
-        log_probs = completion.log_probs.numpy()
+        log_probs = torch.cat(talk.log_probs).numpy()
         return Trajectory(
             group_id=prompt.group_id,
             run_id=run,
-            tokens=[*prompt.tokens, *completion.tokens],
-            loss_mask=[0] * prompt_length + [1] * len(completion.tokens),
+            tokens=talk.tokens,
+            loss_mask=[0] * prompt_length + talk.mask,
             reward=reward.total,
             is_val=split == VAL,
             prompt_length=prompt_length,
             log_probs=np.concatenate([np.zeros(prompt_length, log_probs.dtype), log_probs]),
-            finish_reason=completion.finish_reason,
+            finish_reason=talk.finish_reason,
             rewards=dict(reward.parts),
             task_id=prompt.problem.task_id,
             prompt=prompt.problem.prompt,
-            response=text,
+            response=talk.text,
             ground_truth=prompt.problem.answer,
             temperature=None if split == VAL else self._params.temperature,  # greedy has none
         )

@@ -85,15 +85,22 @@ class LogProbRecorder(LogitsProcessor):
 
 
 def sample(
-    model: PreTrainedModel, prompts: Sequence[Sequence[int]], params: SamplingParams, *, seed: int
+    model: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    params: SamplingParams,
+    *,
+    seed: int,
+    limits: Sequence[int] | None = None,
 ) -> list[Completion]:
     """One completion per prompt, in one batch (left padded), on a generator of its own.
 
+    ``limits`` are the longest completions of the rows, in place of ``params.max_new_tokens``.
     The global random state is left as it was, so a run without sampling (mock mode) sees the same one.
 
     Raises:
         UndefinedDistribution: naming the prompt's row, if the model gives no finite probabilities.
     """
+    limits = limits or [params.max_new_tokens] * len(prompts)
     width = max(len(prompt) for prompt in prompts)
     rows = [[params.pad_id] * (width - len(prompt)) + list(prompt) for prompt in prompts]
     mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
@@ -107,7 +114,7 @@ def sample(
             attention_mask=torch.tensor(mask, device=model.device),
             generation_config=GenerationConfig(
                 do_sample=not params.greedy,
-                max_new_tokens=params.max_new_tokens,
+                max_new_tokens=max(limits),
                 eos_token_id=params.eos_id,
                 pad_token_id=params.pad_id,
                 use_cache=True,
@@ -117,12 +124,15 @@ def sample(
         )
     log_probs = recorder.finish(sequences).cpu()
     drawn = sequences[:, width:].cpu().tolist()
-    return [_completion(tokens, row, params.eos_id) for tokens, row in zip(drawn, log_probs, strict=True)]
+    return [
+        _completion(tokens[:limit], row[:limit], params.eos_id)
+        for tokens, row, limit in zip(drawn, log_probs, limits, strict=True)
+    ]
 
 
 def _completion(tokens: list[int], log_probs: Tensor, eos_id: int) -> Completion:
     if eos_id not in tokens:
-        return Completion(tokens, log_probs, "length")
+        return Completion(tokens, log_probs.clone(), "length")
     length = tokens.index(eos_id) + 1
     return Completion(tokens[:length], log_probs[:length].clone(), "stop")
 

@@ -128,7 +128,9 @@ def _loss_terms(
         "prob_ratio": terms.ratio_K,
         "elementwise_loss": terms.loss_K,
         "ref_log_probs": part.ref_log_probs,
+        "policy_loss": terms.policy_K,
         "kl": terms.kl_K,
+        "entropy_loss": terms.entropy_K,
         "sampler_weights": terms.correction_K,
         "weights": part.weights,
     }

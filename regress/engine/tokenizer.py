@@ -14,8 +14,10 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from regress.errors import TaskError
+from regress.tasks.problem import Problem
 
 PAD, END, UNKNOWN, USER, ASSISTANT, BEGIN = "<pad>", "<end>", "<unk>", "<user>", "<assistant>", "<begin>"
+TOOL = "<tool>"
 
 _TEMPLATE = (
     "{{ bos_token or '' }}"
@@ -29,16 +31,24 @@ _TEMPLATE = (
 )
 
 
-def train_tokenizer(texts: Iterable[str], *, bos: bool = False) -> PreTrainedTokenizerFast:
+_TOOL_TEMPLATE = _TEMPLATE.replace("['user', 'assistant']", "['user', 'assistant', 'tool']").replace(
+    "user and assistant", "user, assistant and tool"
+)
+
+
+def train_tokenizer(
+    texts: Iterable[str], *, bos: bool = False, tool: bool = False
+) -> PreTrainedTokenizerFast:
     """A tokenizer with one token for each character of `texts`, in code point order after the special tokens.
 
-    The ids depend only on the set of characters. pad differs from eos; there is a bos token only if asked
-    for. Raises TaskError if there is no text.
+    The ids depend only on the set of characters. pad differs from eos; there is a bos token, or one
+    that begins the turn of a tool, only if asked for. Raises TaskError if there is no text.
     """
     characters = sorted(set().union(*texts))
     if not characters:
         raise TaskError("the tokenizer has no text to learn its characters from: give the task some problems")
-    specials = [PAD, END, UNKNOWN, USER, ASSISTANT, *([BEGIN] if bos else [])]
+    roles = [USER, ASSISTANT, *([TOOL] if tool else [])]
+    specials = [PAD, END, UNKNOWN, *roles, *([BEGIN] if bos else [])]
     vocabulary = {token: index for index, token in enumerate(specials + characters)}
     # byte-pair encoding without merges: every character is a token, and no pre-tokenizer can drop one
     backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token=UNKNOWN))
@@ -49,8 +59,8 @@ def train_tokenizer(texts: Iterable[str], *, bos: bool = False) -> PreTrainedTok
         eos_token=END,
         unk_token=UNKNOWN,
         bos_token=BEGIN if bos else None,
-        extra_special_tokens=[USER, ASSISTANT],
-        chat_template=_TEMPLATE,
+        extra_special_tokens=roles,
+        chat_template=_TOOL_TEMPLATE if tool else _TEMPLATE,
         clean_up_tokenization_spaces=False,
     )
 
@@ -113,11 +123,31 @@ def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
 
 def prompt_ids(tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[int]:
     """The ids of a conversation in which the user has asked `prompt` and the assistant is to answer."""
-    chat = [{"role": "user", "content": prompt}]
-    return cast(
-        list[int],
-        tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=True, return_dict=False),
+    return _chat_ids(tokenizer, [{"role": "user", "content": prompt}], add_generation_prompt=True)
+
+
+def _chat_ids(
+    tokenizer: PreTrainedTokenizerBase, chat: list[dict[str, str]], *, add_generation_prompt: bool = False
+) -> list[int]:
+    found = tokenizer.apply_chat_template(
+        chat, add_generation_prompt=add_generation_prompt, tokenize=True, return_dict=False
     )
+    return cast(list[int], found)
+
+
+def turn_ids(tokenizer: PreTrainedTokenizerBase, problem: Problem, role: str, content: str) -> list[int]:
+    """The ids from the end of a completion to the beginning of the next, `role` having said `content` between them.
+
+    Raises ValueError if the chat template writes the turns before it in another way when one is added.
+    """
+    chat = [{"role": "user", "content": problem.prompt}, {"role": "assistant", "content": problem.answer}]
+    before = _chat_ids(tokenizer, chat)
+    whole = _chat_ids(tokenizer, [*chat, {"role": role, "content": content}], add_generation_prompt=True)
+    if whole[: len(before)] != before or tokenizer.eos_token_id not in before:
+        raise ValueError("the turns before it are written in another way")
+    # the policy's own completion ends with eos; what the template writes behind it belongs to this turn
+    behind = before[::-1].index(tokenizer.eos_token_id)
+    return whole[len(before) - behind :]
 
 
 def completion_ids(tokenizer: PreTrainedTokenizerBase, answer: str) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -144,7 +144,8 @@ class Trainer:
         ]
 
     def _plan(self) -> BatchPlan:
-        return BatchPlan(**vars(self.config.batching))
+        batching = self.config.batching
+        return BatchPlan(**{f.name: getattr(batching, f.name) for f in fields(BatchPlan)})
 
     def _update_metrics(self, outcomes: Sequence[StepOutcome], learning_rate: float) -> dict[str, float]:
         means = functools.reduce(add_metrics, (outcome.metrics for outcome in outcomes))

@@ -39,7 +39,8 @@ def directory_option(command: F) -> F:
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 
 
-def _store(golden_dir: Path | None) -> GoldenStore:
+def open_store(golden_dir: Path | None) -> GoldenStore:
+    """The golden directory that a command is about; raises `GoldenError` if there is none."""
     from regress.golden.location import golden_directory
     from regress.golden.store import GoldenStore
 
@@ -69,7 +70,7 @@ def list_(ctx: click.Context, golden_dir: Path | None, as_json: bool) -> None:
     """
     from regress.golden.tables import case_rows, echo_table
 
-    store = _store(golden_dir)
+    store = open_store(golden_dir)
     rows = case_rows(store)
     if as_json:
         _print_json(rows)
@@ -94,7 +95,7 @@ def show(case: str, quantity: str | None, golden_dir: Path | None, as_json: bool
     """
     from regress.golden.tables import echo_table, quantity_rows, tensor_rows, tolerance_rows
 
-    found = _store(golden_dir).case(case, allow_changed_inputs=True)
+    found = open_store(golden_dir).case(case, allow_changed_inputs=True)
     if quantity is not None:
         rows = tensor_rows(found, quantity)
         if not rows:
@@ -139,7 +140,7 @@ def verify(ctx: click.Context, cases: tuple[str, ...], golden_dir: Path | None, 
     """
     from regress.golden.verify import verify as check
 
-    store = _store(golden_dir)
+    store = open_store(golden_dir)
     for name in cases:
         if name not in store.names():
             store.case(name)
@@ -193,7 +194,7 @@ def _differences(first: str, second: str | None, golden_dir: Path | None) -> dic
     from regress.golden.store import GoldenStore
 
     if second is None:
-        store = _store(golden_dir)
+        store = open_store(golden_dir)
         store.case(first, allow_changed_inputs=True)
         return {first: pending_of(store, first).difference()}
     stores = [GoldenStore(path) for path in (first, second)]
@@ -210,7 +211,7 @@ def _side(text: str, golden_dir: Path | None) -> Side:
     path = Path(text)
     if path.is_dir():
         return _side_of(GoldenStore(path.absolute().parent), path.absolute().name)
-    store = _store(golden_dir)
+    store = open_store(golden_dir)
     store.case(text, allow_changed_inputs=True)
     return _side_of(store, text)
 
@@ -240,7 +241,7 @@ def review(ctx: click.Context, cases: tuple[str, ...], golden_dir: Path | None, 
     """
     from regress.golden.review import reviews
 
-    found = reviews(_store(golden_dir), cases)
+    found = reviews(open_store(golden_dir), cases)
     if as_json:
         _print_json([vars(item) | {"changes": [vars(change) for change in item.changes]} for item in found])
     else:
@@ -268,7 +269,7 @@ def accept(case: str, patterns: tuple[str, ...], golden_dir: Path | None) -> Non
     from regress.golden.pending import accept as accept_case
     from regress.golden.pending_checks import accept_checks
 
-    store = _store(golden_dir)
+    store = open_store(golden_dir)
     for path in accept_checks(store, patterns) if case == CHECKS else accept_case(store, case, patterns):
         click.echo(f"written: {path}")
 
@@ -288,7 +289,7 @@ def reject(case: str, patterns: tuple[str, ...], golden_dir: Path | None) -> Non
     from regress.golden.pending import reject as reject_case
     from regress.golden.pending_checks import reject_checks
 
-    store = _store(golden_dir)
+    store = open_store(golden_dir)
     if case == CHECKS:
         reject_checks(store, patterns)
     else:
@@ -315,7 +316,7 @@ def prune(dry_run: bool, orphans: Path, golden_dir: Path | None) -> None:
     """
     from regress.golden import prune as pruning
 
-    store = _store(golden_dir)
+    store = open_store(golden_dir)
     paths = pruning.prunable(store, orphans) if dry_run else pruning.prune(store, orphans)
     for path in paths:
         click.echo(f"{'would be removed' if dry_run else 'removed'}: {path}")

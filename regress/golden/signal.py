@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -137,10 +138,15 @@ def _lengths(found: Recording) -> Iterator[str]:
 
 
 def _endings(found: Recording) -> Iterator[str]:
-    if not any(len(t.tokens) - t.prompt_length == 1 for t in found.samples):
+    if 1 not in {size for t in found.samples for size in _turns(t.loss_mask)}:
         yield "no completion has just one token"
     if not any(t.finish_reason == "length" for t in found.samples):
         yield "no completion is truncated (finish_reason 'length')"
+
+
+def _turns(mask: Sequence[int]) -> list[int]:
+    """Tokens of each run of sampled ones: a conversation has several completions."""
+    return [len(list(run)) for value, run in groupby(mask) if value]
 
 
 def _groups(found: Recording) -> Iterator[str]:
@@ -164,7 +170,7 @@ def _tool_tokens(found: Recording) -> Iterator[str]:
 
 def _runs(mask: Sequence[int]) -> str:
     """`0101` for 0001101: the values, each run of equal ones as one."""
-    return "".join(str(value) for i, value in enumerate(mask) if i == 0 or mask[i - 1] != value)
+    return "".join(str(value) for value, _ in groupby(mask))
 
 
 def _clipping(found: Recording) -> Iterator[str]:

@@ -1,10 +1,11 @@
 """Ground floor: canonical coordinates of tokens, and the layouts that map them to local tensors."""
 
 from regress.layout.frame import SampleKey, TokenFrame
-from regress.layout.planner import BatchPlan, plan_microbatches
+from regress.layout.planner import ROW_ORDERS, BatchPlan, plan_microbatches
 from regress.layout.tokens import Segment, TokenLayout, offsets_of
 
 __all__ = [
+    "ROW_ORDERS",
     "BatchPlan",
     "SampleKey",
     "Segment",

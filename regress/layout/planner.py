@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from regress.layout.tokens import Segment, TokenLayout
 
+ROW_ORDERS = ("given", "longest_first", "shortest_first", "reversed")
+
 
 @dataclass(frozen=True)
 class BatchPlan:
@@ -24,7 +26,11 @@ class BatchPlan:
         micro_batch_size: samples a microbatch; ``None`` puts the whole mini-batch into one.
         max_tokens_per_microbatch: dynamic batching: a microbatch takes samples, in order, while its local
             tensor (padding included) stays within this budget. Excludes ``micro_batch_size``.
-        sort_by_length: arrange by length, longest first (ties keep their order), before splitting.
+        row_order: in which order the samples are dealt out: ``"given"``, ``"reversed"``, or by length
+            ``"longest_first"`` or ``"shortest_first"`` (ties keep their order).
+
+    Raises:
+        ValueError: if ``row_order`` is none of these.
     """
 
     layout: str = "padded"
@@ -33,7 +39,11 @@ class BatchPlan:
     pad_to_length: int | None = None
     micro_batch_size: int | None = None
     max_tokens_per_microbatch: int | None = None
-    sort_by_length: bool = False
+    row_order: str = "given"
+
+    def __post_init__(self) -> None:
+        if self.row_order not in ROW_ORDERS:
+            raise ValueError(f"row_order={self.row_order!r} is none of {', '.join(ROW_ORDERS)}; choose one")
 
 
 def plan_microbatches(lengths: Sequence[int], plan: BatchPlan) -> list[TokenLayout]:
@@ -48,12 +58,18 @@ def plan_microbatches(lengths: Sequence[int], plan: BatchPlan) -> list[TokenLayo
         raise ValueError(
             f"cannot plan a batch of lengths {list(lengths)}; every sample needs at least one token"
         )
-    order = list(range(len(lengths)))
-    if plan.sort_by_length:
-        order.sort(key=lambda sample: -lengths[sample])
-    groups = _split(order, lengths, plan)
+    groups = _split(_order(lengths, plan.row_order), lengths, plan)
     arrange = _packed if plan.layout == "packed" else _padded
     return [arrange(group, lengths, plan) for group in groups]
+
+
+def _order(lengths: Sequence[int], row_order: str) -> list[int]:
+    order = list(range(len(lengths)))
+    if row_order == "reversed":
+        return order[::-1]
+    if row_order != "given":
+        order.sort(key=lambda sample: lengths[sample] if row_order == "shortest_first" else -lengths[sample])
+    return order
 
 
 def _split(order: list[int], lengths: Sequence[int], plan: BatchPlan) -> list[list[int]]:

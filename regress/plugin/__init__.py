@@ -7,13 +7,20 @@ from __future__ import annotations
 
 import pytest
 
+from regress.plugin import hooks, session
 from regress.plugin.fixture import regress
 from regress.plugin.options import add_options, spell_out
 from regress.plugin.orphans import Orphans
+from regress.plugin.replays import regress_record
 from regress.plugin.settings import SETTINGS, read_settings
 from regress.plugin.summary import SUMMARY, Summary
 
-__all__ = ["regress"]
+__all__ = ["regress", "regress_record"]
+
+
+def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
+    """Declare the hooks of conftest.py files."""
+    pluginmanager.add_hookspecs(hooks)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -35,6 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
     summary = config.stash[SUMMARY] = Summary(config)
     config.pluginmanager.register(Orphans(config, summary), "regress-orphans")  # prints after the summary
     config.pluginmanager.register(summary, "regress-summary")
+    session.register(config)
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:

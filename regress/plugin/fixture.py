@@ -16,6 +16,7 @@ from regress.plugin.settings import SETTINGS
 
 if TYPE_CHECKING:
     from regress.compare.verdict import Verdict
+    from regress.dump.reader import DumpReader
     from regress.golden.checks import StoredCheck
     from regress.plugin.checking import Call
 
@@ -115,6 +116,22 @@ class Regress:
         except RegressError as error:
             raise error.with_traceback(None) from None
         self._judge(verdicts, "assert_close", None)
+
+    def replay(self, case: str, variant: str, precision: str = "float64") -> DumpReader:
+        """The dump of a golden case under a variant, which is run once a session whoever asks for it.
+
+        Args:
+            precision: ``"float64"``, ``"float32"`` or ``"bfloat16"``.
+
+        Raises:
+            RegressError: if there is no such case, variant or precision, or the replay fails.
+        """
+        from regress.plugin.session import suite_of
+
+        try:
+            return suite_of(self._config).dump(case, variant, precision)
+        except RegressError as error:
+            raise error.with_traceback(None) from None
 
     def _claim(self, name: str) -> None:
         if not isinstance(name, str) or not name:

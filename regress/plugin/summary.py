@@ -21,11 +21,16 @@ class Summary:
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self._added: list[UpdateRow] = []
+        self._notes: list[str] = []
         self._told: dict[str, list[tuple[str, object]]] = {}
 
     def add(self, rows: Iterable[UpdateRow]) -> None:
         """Have further rows printed."""
         self._added += rows
+
+    def note(self, text: str) -> None:
+        """Have a sentence printed at the end."""
+        self._notes.append(text)
 
     def properties(self, name: str) -> Iterator[tuple[str, str]]:
         """Ids of tests, and what each told under a property name."""
@@ -48,8 +53,10 @@ class Summary:
             self._told[report.nodeid] = found
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Print the table of the update, and write the report."""
+        """Write the report, and print the table of the update and what else is to be said."""
         self._write_report(terminalreporter)
+        for note in self._notes:
+            terminalreporter.line(f"regress: {note}")
         rows = self.updates()
         if not rows:
             return

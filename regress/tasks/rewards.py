@@ -3,7 +3,6 @@
 None of them parses, converts or evaluates what the model wrote; completions are only compared.
 """
 
-import importlib
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 from numbers import Real
 
 from regress.errors import TaskError
-from regress.tasks.names import nearest
+from regress.tasks.functions import named_function
 from regress.tasks.problem import WHITESPACE, Problem, is_correct
 
 RewardFunction = Callable[[Problem, str], float]
@@ -110,33 +109,17 @@ def make_rewards(weights: Mapping[str, float]) -> RewardSum:
         raise TaskError(
             "task.rewards must give at least one reward a weight other than 0, for example {exact_match: 1.0}"
         )
-    return RewardSum(tuple((name, float(weight), _resolve(name)) for name, weight in weights.items()))
+    return RewardSum(
+        tuple(
+            (name, float(weight), named_function("task.rewards", "reward", name, _REGISTRY))
+            for name, weight in weights.items()
+        )
+    )
 
 
 def _check_weight(name: str, weight: object) -> None:
     if isinstance(weight, bool) or not isinstance(weight, Real) or not math.isfinite(weight):
         raise TaskError(f"task.rewards.{name}: the weight must be a finite number, not {weight!r}")
-
-
-def _resolve(name: str) -> RewardFunction:
-    if name in _REGISTRY:
-        return _REGISTRY[name]
-    module, colon, attribute = name.partition(":")
-    if not colon:
-        raise TaskError(
-            f"task.rewards: there is no reward {name!r}; {nearest(name, _REGISTRY)} "
-            '(your own is named by its path, "package.module:function")'
-        )
-    try:
-        function: RewardFunction = getattr(importlib.import_module(module), attribute)
-    except Exception as error:
-        raise TaskError(
-            f"task.rewards: cannot import {name!r} ({type(error).__name__}: {error}); "
-            'the form is "package.module:function" and the package must be importable from here'
-        ) from error
-    if not callable(function):
-        raise TaskError(f"task.rewards: {name!r} is not a function but {function!r}")
-    return function
 
 
 def _evaluate(name: str, function: RewardFunction, problem: Problem, completion: str) -> float:

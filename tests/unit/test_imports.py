@@ -49,6 +49,8 @@ TORCH_FREE = [
     "regress.grpo.presets",
     "regress.tasks.dataset",
     "regress.tasks.rewards",
+    "regress.replay.matrix",
+    "regress.replay.variants",
     "regress.engine.config.compose",
     "regress.engine.config.show",
     "regress.engine.environment",

@@ -94,6 +94,21 @@ def _rewards(c: Config) -> str | None:
     )
 
 
+def _environment(c: Config) -> str | None:
+    turns, environment = c.task.max_turns, c.task.environment
+    if turns > 1 and environment is None:
+        return (
+            f"task.max_turns={turns} needs somebody to answer the completions before the last; set "
+            "task.environment, for example to checker, or task.max_turns=1."
+        )
+    if turns == 1 and environment is not None:
+        return (
+            f"task.environment={environment} never has its turn while task.max_turns=1; set task.max_turns to "
+            "at least 2 or task.environment=null."
+        )
+    return None
+
+
 def _microbatch_sizes(c: Config) -> str | None:
     samples, tokens = c.batching.micro_batch_size, c.batching.max_tokens_per_microbatch
     if samples is None or tokens is None:
@@ -175,13 +190,18 @@ def _current_dump(c: Config) -> str | None:
 
 
 def _reference(c: Config) -> str | None:
-    every = c.reference.sync_every_n_steps
-    if every is None or c.algorithm.needs_reference:
+    if c.algorithm.needs_reference:
         return None
-    return (
-        f"reference.sync_every_n_steps={every} finds no reference model while algorithm.kl_coef=0; give "
-        "algorithm.kl_coef a value or set reference.sync_every_n_steps=null."
-    )
+    for key, value in (
+        ("path", c.reference.path),
+        ("sync_every_n_steps", c.reference.sync_every_n_steps),
+    ):
+        if value is not None:
+            return (
+                f"reference.{key}={value} finds no reference model while algorithm.kl_coef=0; give "
+                f"algorithm.kl_coef a value or set reference.{key}=null."
+            )
+    return None
 
 
 def _system_envs(c: Config) -> str | None:
@@ -239,6 +259,22 @@ def _author(origin: Origin) -> str:
     return str(origin).rpartition(":")[0] if origin.layer == FILE else origin.layer
 
 
+def _compile(c: Config) -> str | None:
+    if c.model.compile is None:
+        return None
+    if c.model.attn_implementation == "varlen":
+        return (
+            f"model.compile={c.model.compile} would compile model.attn_implementation=varlen anew for every layout; "
+            "set model.attn_implementation=sdpa or model.compile=null."
+        )
+    if c.model.gradient_checkpointing:
+        return (
+            f"model.compile={c.model.compile} decides by itself what the backward pass computes again, so that "
+            "model.gradient_checkpointing=true cannot; set one of them to its default."
+        )
+    return None
+
+
 RULES: tuple[Rule, ...] = (
     _lengths,
     _mini_batch,
@@ -246,10 +282,12 @@ RULES: tuple[Rule, ...] = (
     _train_size,
     _eval_size,
     _rewards,
+    _environment,
     _microbatch_sizes,
     _pad_to_length,
     _token_budget,
     _packed_side,
+    _compile,
     _warmup,
     _current_log_probs,
     _current_dump,

@@ -10,14 +10,17 @@ from typing import Any
 
 from regress.grpo.objective import Objective
 from regress.grpo.presets import PRESETS
+from regress.layout import ROW_ORDERS
 
 FAMILIES = ("qwen3", "qwen3_moe", "llama", "gpt2")
 DTYPES = ("float64", "float32", "bfloat16")
+BACKENDS = ("eager", "aot_eager", "inductor")
 ATTENTIONS = ("eager", "sdpa", "varlen")
 WORKERS = ("hf", "mock")
 DUMP_FORMATS = ("safetensors", "pt", "jsonl")
 LAYOUTS = ("padded", "packed")
 SIDES = ("right", "left")
+OPTIMIZERS = ("auto", "for_loop", "foreach", "fused")
 SCHEDULERS = ("constant", "linear", "cosine")
 # embeddings, every block, last norm and logits of all families: one module per stage of the dataflow
 BLOCKS = r"^((model|transformer)\.(embed_tokens|wte|wpe|layers\.\d+|h\.\d+|norm|ln_f)|lm_head)$"
@@ -43,6 +46,11 @@ class ModelConfig:
     attn_implementation: str = _value(
         "sdpa", "attention: eager, sdpa, or varlen (packed sequences one by one)", choices=ATTENTIONS
     )
+    compile: str | None = _value(
+        None,
+        "backend of torch.compile that trains the transformer blocks (the sampler is never compiled); null: none",
+        choices=BACKENDS,
+    )
     gradient_checkpointing: bool = _value(False, "recompute activations in the backward pass")
 
 
@@ -57,6 +65,9 @@ class TokenizerConfig:
 class ReferenceConfig:
     """The reference model of the KL term."""
 
+    path: str | None = _value(
+        None, "local checkpoint directory; null: the policy as it is before the first rollout"
+    )
     sync_every_n_steps: int | None = _value(
         None, "update the reference model from the policy every so many steps; null: frozen", minimum=1
     )
@@ -79,8 +90,13 @@ class TaskConfig:
     )
     train_size: int = _value(512, "prompts in the training split", minimum=1)
     eval_size: int = _value(64, "prompts in the held-out split", minimum=0)
+    max_turns: int = _value(1, "completions in a conversation, at most", minimum=1)
+    environment: str | None = _value(
+        None, "what answers every completion but the last: checker, or your own as package.module:function"
+    )
     rewards: dict[str, float] = field(
-        default_factory=lambda: {"exact_match": 1.0}, metadata={"help": "weight of each reward by its name"}
+        default_factory=lambda: {"exact_match": 1.0},
+        metadata={"help": "weight of each reward of the last completion, by name"},
     )
 
 
@@ -91,7 +107,9 @@ class DataConfig:
     prompts_per_step: int = _value(8, "prompts (groups) in a rollout batch", minimum=1)
     group_size: int = _value(8, "completions sampled per prompt", minimum=1)
     max_prompt_length: int = _value(32, "longest prompt in tokens", minimum=1)
-    max_completion_length: int = _value(16, "longest completion in tokens", minimum=1)
+    max_completion_length: int = _value(
+        16, "longest completion in tokens; with several turns, everything after the prompt", minimum=1
+    )
     max_seq_length: int = _value(48, "longest prompt and completion together, in tokens", minimum=2)
 
 
@@ -166,7 +184,13 @@ class BatchingConfig:
     max_tokens_per_microbatch: int | None = _value(
         None, "tokens per microbatch, instead of micro_batch_size", minimum=1
     )
-    sort_by_length: bool = _value(False, "samples of like length share a microbatch")
+    log_prob_chunk_size: int | None = _value(
+        None,
+        "loss tokens whose logits are held at once (computed again in the backward pass); null: all of a "
+        "microbatch",
+        minimum=1,
+    )
+    row_order: str = _value("given", "order in which samples fill rows and microbatches", choices=ROW_ORDERS)
 
 
 @dataclass
@@ -197,6 +221,15 @@ class OptimizerConfig:
     weight_decay: float = _value(0.0, "decoupled weight decay", minimum=0.0)
     max_grad_norm: float | None = _value(
         1.0, "gradients are clipped to this global norm; null: never", exclusive_minimum=0.0
+    )
+    implementation: str = _value(
+        "auto",
+        "how torch computes an update: one parameter after the other, horizontally or vertically fused; "
+        "auto: torch's choice",
+        choices=OPTIMIZERS,
+    )
+    state_path: str | None = _value(
+        None, "file of a dump (type optimizer) that holds the state to start from; null: none"
     )
     lr_scheduler: str = _value("constant", "learning rate after the warmup", choices=SCHEDULERS)
     warmup_steps: int = _value(0, "optimizer updates over which the learning rate rises linearly", minimum=0)

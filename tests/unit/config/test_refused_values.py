@@ -16,7 +16,7 @@ NOT_A_COUNT = "must be an integer of at least 0."
 NOT_BETAS = "must be a list of 2 numbers of at least 0 and less than 1."
 NOT_A_SECTION = (
     "must be a mapping with keys of path, family, config, tie_word_embeddings, dtype, attn_implementation, "
-    "gradient_checkpointing; to choose a file model/NAME.yaml, name one that is on the search path."
+    "compile, gradient_checkpointing; to choose a file model/NAME.yaml, name one that is on the search path."
 )
 MANDATORY = "is mandatory; give it in a file or on the command line."
 BROKEN_INTERPOLATION = (

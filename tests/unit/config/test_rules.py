@@ -51,6 +51,26 @@ IMPOSSIBLE = {
         "task.rewards names no reward with a weight other than 0, so that every advantage is zero; give "
         "one, for example task.rewards.exact_match=1.0."
     ),
+    "task.max_turns=2": (
+        "task.max_turns=2 needs somebody to answer the completions before the last; set task.environment, for "
+        "example to checker, or task.max_turns=1."
+    ),
+    "task.environment=checker": (
+        "task.environment=checker never has its turn while task.max_turns=1; set task.max_turns to at least 2 or "
+        "task.environment=null."
+    ),
+    "model.compile=inductor model.attn_implementation=varlen": (
+        "model.compile=inductor would compile model.attn_implementation=varlen anew for every layout; set "
+        "model.attn_implementation=sdpa or model.compile=null."
+    ),
+    "model.compile=eager model.gradient_checkpointing=true": (
+        "model.compile=eager decides by itself what the backward pass computes again, so that "
+        "model.gradient_checkpointing=true cannot; set one of them to its default."
+    ),
+    "reference.path=final algorithm.kl_coef=0": (
+        "reference.path=final finds no reference model while algorithm.kl_coef=0; give algorithm.kl_coef a "
+        "value or set reference.path=null."
+    ),
     "batching.micro_batch_size=4 batching.max_tokens_per_microbatch=96": (
         "batching.micro_batch_size=4 and batching.max_tokens_per_microbatch=96 both decide how large a "
         "microbatch is; set one of them to null."

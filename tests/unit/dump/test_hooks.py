@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from regress.dump import DumpReader, Recorder, at, matching_parameters, record_activations, recording
+from regress.dump.hooks import joined
 from regress.errors import ConfigError
 
 
@@ -71,6 +73,25 @@ def test_outputs_of_matching_modules(tmp_path: Path) -> None:
 def test_module_that_runs_twice(tmp_path: Path) -> None:
     _, records = _record(tmp_path, Model(), "shared")
     assert [list(record.tensors) for record in records] == [["shared", "shared#1"]] * 2
+
+
+def test_a_module_that_runs_piece_by_piece_is_recorded_once(tmp_path: Path) -> None:
+    """A copy of each piece is kept: what the caller does to it afterwards is not recorded."""
+    model = Model()
+    x = torch.arange(12.0).reshape(4, 3)
+    expected = model.shared(x).detach().numpy()
+    with recording(Recorder(tmp_path, options={"activations": True})), record_activations(model, "shared"):
+        for micro in range(2):
+            with at(step=0, micro=micro), joined(dim=0):
+                for piece in x.split([1, 0, 3]):
+                    model.shared(piece).detach().zero_()
+        with at(step=0, micro=2), joined(dim=0):
+            pass
+    records = list(DumpReader(tmp_path))
+    assert [record.micro for record in records] == [0, 1]
+    for record in records:
+        assert list(record.tensors) == ["shared"]
+        np.testing.assert_allclose(record.tensors["shared"], expected, rtol=1e-6)
 
 
 def test_recomputation_is_not_recorded(tmp_path: Path) -> None:

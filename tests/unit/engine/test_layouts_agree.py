@@ -22,7 +22,7 @@ from regress.engine.policy import LocalPolicy
 from regress.engine.step import train_step, weigh
 from regress.grpo.objective import Objective
 from regress.grpo.presets import make_objective
-from regress.layout import BatchPlan
+from regress.layout import ROW_ORDERS, BatchPlan
 
 VOCABULARY = 24
 MAX_COMPLETION = 12
@@ -35,7 +35,9 @@ PLANS = {
     "packed-padded": BatchPlan(layout="packed", pad_to_multiple_of=64),
     "dynamic-padded": BatchPlan(max_tokens_per_microbatch=50),
     "dynamic-packed": BatchPlan(layout="packed", max_tokens_per_microbatch=40),
-    "sorted": BatchPlan(micro_batch_size=3, sort_by_length=True),
+    "longest-first": BatchPlan(micro_batch_size=3, row_order="longest_first"),
+    "shortest-first-packed": BatchPlan(layout="packed", micro_batch_size=4, row_order="shortest_first"),
+    "reversed": BatchPlan(micro_batch_size=4, row_order="reversed"),
     "micro-1": BatchPlan(micro_batch_size=1),
     "micro-2-packed": BatchPlan(layout="packed", micro_batch_size=2),
     "micro-2-left": BatchPlan(micro_batch_size=2, padding_side="left"),
@@ -82,16 +84,28 @@ def quantities(batch: TokenBatch, log_probs: Tensor, seed: int) -> LossTokens:
 
 
 @contextmanager
-def one_update(model_config: ModelConfig, seed: int = 0) -> Iterator[Callable[..., dict[str, Tensor]]]:
+def one_update(
+    model_config: ModelConfig, seed: int = 0, compile: str | None = None
+) -> Iterator[Callable[..., dict[str, Tensor]]]:
     model = build_model(model_config, seed=seed, vocab_size=VOCABULARY, pad_id=0, eos_id=1)
     state = {name: value.clone() for name, value in model.state_dict().items()}
 
     def update(
-        batch: TokenBatch, tokens: LossTokens | None, plan: BatchPlan, objective: Objective
+        batch: TokenBatch,
+        tokens: LossTokens | None,
+        plan: BatchPlan,
+        objective: Objective,
+        chunk: int | None = None,
     ) -> dict[str, Tensor]:
         """Log-probs, loss and every gradient of one update from the same initial weights."""
         model.load_state_dict(state)
-        policy = LocalPolicy(model, temperature=0.8)
+        policy = LocalPolicy(
+            model,
+            temperature=0.8,
+            compile=compile,
+            entropy_gradient=objective.entropy_coef != 0.0,
+            log_prob_chunk_size=chunk,
+        )
         microbatches = batch.microbatches(plan)
         log_probs = torch.zeros(len(batch.sequence), dtype=torch.float64)
         for micro, values in zip(microbatches, policy.log_probs(microbatches), strict=True):
@@ -144,11 +158,15 @@ def test_every_layout_computes_the_same_step(family: str, attention: str) -> Non
     batch = TokenBatch(ragged(LENGTHS, seed=3))
     objective = make_objective("trl:dapo")
     objective.kl_coef = 0.1
+    objective.entropy_coef = 0.02
     with one_update(ModelConfig(family=family, dtype="float64", attn_implementation=attention)) as update:
         expected = update(batch, None, BatchPlan(), objective)
         for name, plan in PLANS.items():
             actual = update(batch, expected["tokens"], plan, objective)
             assert_equal(actual, expected, f"under {name}")
+        for chunk in (1, 3, 1000):
+            actual = update(batch, expected["tokens"], PLANS["micro-2-packed"], objective, chunk)
+            assert_equal(actual, expected, f"in chunks of {chunk} loss tokens")
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -193,7 +211,7 @@ plans = st.builds(
     padding_side=st.sampled_from(["left", "right"]),
     pad_to_multiple_of=st.integers(1, 7),
     micro_batch_size=st.none() | st.integers(1, 5),
-    sort_by_length=st.booleans(),
+    row_order=st.sampled_from(ROW_ORDERS),
 )
 ragged_lengths = st.lists(
     st.tuples(st.integers(1, 5), st.integers(1, MAX_COMPLETION)), min_size=1, max_size=6
@@ -280,3 +298,25 @@ def test_a_microbatch_without_loss_tokens_contributes_nothing() -> None:
             make_objective("dapo"),
         )
     assert_equal(both, alone, "with an idle microbatch")
+
+
+@pytest.mark.parametrize(
+    ("family", "backend"), [("qwen3", "aot_eager"), ("gpt2", "aot_eager"), ("qwen3_moe", "eager")]
+)
+def test_compiled_blocks_compute_the_same_in_true_float64(family: str, backend: str) -> None:
+    batch = TokenBatch(ragged(LENGTHS, seed=8))
+    objective = make_objective("dapo")
+    config = ModelConfig(family=family, dtype="float64", config=ONE_LAYER[family])
+    with one_update(config) as update:
+        expected = update(batch, None, BatchPlan(), objective)
+    with one_update(config, compile=backend) as update:
+        for name in ("left", "packed"):
+            actual = update(batch, expected["tokens"], PLANS[name], objective)
+            assert_equal(actual, expected, f"under {name}, compiled by {backend}")
+
+
+ONE_LAYER: dict[str, dict[str, object]] = {
+    "qwen3": {"num_hidden_layers": 1},
+    "qwen3_moe": {"num_hidden_layers": 1, "num_experts": 2},
+    "gpt2": {"n_layer": 1},
+}

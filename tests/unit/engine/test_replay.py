@@ -146,3 +146,43 @@ def test_shares_of_the_loss_add_up_to_its_definition(
         np.testing.assert_allclose(
             sum(float(r.tensors["loss"]) for r in shares), losses.mean(), rtol=1e-12, atol=1e-15
         )
+
+
+def test_every_share_of_the_loss_is_the_weighted_sum_of_its_own_tokens(
+    config: MakeConfig, console: Console, tmp_path: Path
+) -> None:
+    run = config(
+        "debug.enable_data_dump=true",
+        *ALL,
+        "batching.layout=packed",
+        "batching.micro_batch_size=3",
+        "batching.row_order=reversed",
+        "trainer.epochs=2",
+        "model.dtype=float64",
+        "algorithm.kl_coef=0.1",
+        "algorithm.entropy_coef=0.01",
+    )
+    train(run, console)
+    reader = DumpReader(run.debug.dump_dir)
+    parts = {
+        "loss": "elementwise_loss",
+        "pg_loss": "policy_loss",
+        "kl_loss": "kl",
+        "entropy_loss": "entropy_loss",
+    }
+    scales = dict.fromkeys(parts, 0.0)
+    for terms, shares in zip(reader.records("is_loss_debug"), reader.records("loss"), strict=True):
+        assert terms.where == shares.where
+        for share, term in parts.items():
+            weighted = terms.tensors["weights"] * terms.tensors[term]
+            scale = np.abs(weighted).sum()
+            scales[share] += scale
+            assert abs(weighted.sum() - float(shares.tensors[share])) <= 1e-12 * scale, (shares.where, share)
+        tensors = terms.tensors
+        np.testing.assert_allclose(
+            tensors["elementwise_loss"],
+            tensors["policy_loss"] + 0.1 * tensors["kl"] - 0.01 * tensors["entropy_loss"],
+            rtol=1e-12,
+            atol=1e-14,
+        )
+    assert all(scale > 0 for scale in scales.values()), "a term that is zero everywhere shows nothing"

@@ -241,3 +241,14 @@ def test_a_checkpoints_own_generation_settings_are_ignored(
     assert drawn(sample(model, PROMPTS, chosen, seed=3)) == drawn(
         sample(models["qwen3"], PROMPTS, chosen, seed=3)
     )
+
+
+def test_every_row_has_its_own_limit(models: dict[str, PreTrainedModel]) -> None:
+    limits = [1, 6, 3, 2, 5]
+    free = sample(models["qwen3"], PROMPTS, params(temperature=1.5), seed=7)
+    bounded = sample(models["qwen3"], PROMPTS, params(temperature=1.5), seed=7, limits=limits)
+    for limit, whole, cut in zip(limits, free, bounded, strict=True):
+        assert cut.tokens == whole.tokens[:limit]
+        assert torch.equal(cut.log_probs, whole.log_probs[:limit])
+        assert cut.finish_reason == ("stop" if EOS in cut.tokens else "length")
+    assert any(len(cut.tokens) < len(whole.tokens) for whole, cut in zip(free, bounded, strict=True))

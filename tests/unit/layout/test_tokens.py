@@ -1,11 +1,13 @@
 """Token layouts map canonical tokens to local places, each exactly once."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regress.layout import BatchPlan, Segment, TokenLayout, offsets_of, plan_microbatches
+from regress.layout import ROW_ORDERS, BatchPlan, Segment, TokenLayout, offsets_of, plan_microbatches
 
 lengths_st = st.lists(st.integers(1, 9), min_size=1, max_size=8)
 
@@ -21,7 +23,7 @@ def plans(draw: st.DrawFn) -> BatchPlan:
         pad_to_length=draw(st.none() | st.integers(1, 12)),
         micro_batch_size=None if dynamic else draw(st.none() | st.integers(1, 9)),
         max_tokens_per_microbatch=draw(st.integers(16, 40)) if dynamic else None,
-        sort_by_length=draw(st.booleans()),
+        row_order=draw(st.sampled_from(ROW_ORDERS)),
     )
 
 
@@ -79,9 +81,26 @@ def test_padding_sides() -> None:
     assert left == [[-1, 0, 0], [1, 1, 1]]
 
 
-def test_sorting_puts_the_longest_first_and_keeps_ties_in_order() -> None:
-    (layout,) = plan_microbatches([2, 3, 2], BatchPlan(sort_by_length=True))
-    assert [segment.sample for segment in layout.segments] == [1, 0, 2]
+@pytest.mark.parametrize(
+    ("row_order", "expected"),
+    [
+        ("given", [[0, 1], [2, 3]]),
+        ("longest_first", [[1, 0], [2, 3]]),
+        ("shortest_first", [[3, 0], [2, 1]]),
+        ("reversed", [[3, 2], [1, 0]]),
+    ],
+)
+def test_rows_and_microbatches_follow_the_row_order_and_ties_keep_theirs(
+    row_order: str, expected: list[list[int]]
+) -> None:
+    for plan in (BatchPlan(micro_batch_size=2, row_order=row_order), BatchPlan("packed", micro_batch_size=2)):
+        layouts = plan_microbatches([2, 3, 2, 1], replace(plan, row_order=row_order))
+        assert [[segment.sample for segment in layout.segments] for layout in layouts] == expected
+
+
+def test_an_unknown_row_order_is_refused() -> None:
+    with pytest.raises(ValueError, match="row_order='random' is none of given, longest_first"):
+        BatchPlan(row_order="random")
 
 
 def test_a_sequence_split_covers_part_of_a_sample() -> None:

@@ -1,0 +1,99 @@
+"""Transformer blocks compiled by torch, for the trainer's forward and backward passes only.
+
+Every block is compiled by itself, and all share the code: compilation takes the time of one block, the hooks that
+record a block's output stay outside, and parameters keep their names. The sampler runs the same model uncompiled,
+and so does every copy of it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import nn
+from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
+from transformers import PreTrainedModel
+
+from regress.errors import ConfigError, RegressError, reason
+
+LIMIT = 64
+"""Compilations of a block before a run is stopped: torch would go on uncompiled, and not say so."""
+
+
+def blocks_of(model: PreTrainedModel) -> dict[str, nn.Module]:
+    """The modules that the model says are never split over devices: its transformer blocks."""
+    kinds = set(model._no_split_modules or ())
+    return {name: module for name, module in model.named_modules() if type(module).__name__ in kinds}
+
+
+class CompiledBlocks:
+    """The blocks of a model under one backend of ``torch.compile``.
+
+    Raises:
+        ConfigError: if the backend cannot compile here, or the model does not say which its blocks are.
+    """
+
+    def __init__(self, model: PreTrainedModel, backend: str) -> None:
+        self.backend = backend
+        self._try_out(model)
+        blocks = list(blocks_of(model).values())
+        if not blocks:
+            raise ConfigError(
+                f"model.compile={backend}: {type(model).__name__} names no transformer blocks (_no_split_modules); "
+                "set model.compile=null"
+            )
+        compiled: Mapping[type, Any] = {
+            kind: torch.compile(kind.forward, backend=backend) for kind in {type(block) for block in blocks}
+        }
+        self._forwards = [(block, MethodType(compiled[type(block)], block)) for block in blocks]
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Within this context the blocks run compiled.
+
+        Raises:
+            RegressError: if torch cannot compile one of them, or compiles it too often.
+        """
+        for block, forward in self._forwards:
+            block.forward = forward
+        try:
+            with _strict(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of the compiler, about how it looks at tensors
+                yield
+        except FailOnRecompileLimitHit as error:
+            raise RegressError(
+                f"model.compile={self.backend}: a block was compiled {LIMIT} times and still meets new shapes; "
+                "give all microbatches one shape (batching.pad_to_length, batching.micro_batch_size) or set "
+                "model.compile=null"
+            ) from error
+        except TorchDynamoException as error:
+            raise RegressError(
+                f"model.compile={self.backend}: torch cannot compile a block ({reason(error)}); try another backend or "
+                "set model.compile=null"
+            ) from error
+        finally:
+            for block, _ in self._forwards:
+                del block.forward
+
+    def _try_out(self, model: PreTrainedModel) -> None:
+        """A missing C++ compiler shows here, not after the rollout."""
+        try:
+            torch.compile(torch.sin, backend=self.backend)(torch.zeros(2, device=model.device))
+        except Exception as error:  # backends raise what they like
+            raise ConfigError(
+                f"model.compile={self.backend} cannot compile on this machine ({reason(error)}); inductor needs a C++ "
+                "compiler, eager and aot_eager need none"
+            ) from error
+
+
+def _strict() -> AbstractContextManager[None]:
+    """Beyond a limit torch would run blocks uncompiled without a word."""
+    limits = {"recompile_limit": LIMIT, "accumulated_recompile_limit": 100 * LIMIT}
+    patch: AbstractContextManager[None] = torch._dynamo.config.patch(
+        {**limits, "fail_on_recompile_limit_hit": True}
+    )
+    return patch

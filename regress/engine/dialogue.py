@@ -1,0 +1,146 @@
+"""Conversations of several turns: an environment answers, and its tokens are read but never trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from regress.engine.sampling import Completion
+from regress.engine.tokenizer import completion_ids, completion_text, turn_ids
+from regress.errors import ConfigError, TaskError, reason
+from regress.tasks.environments import Environment
+from regress.tasks.problem import Problem
+
+ROLES = ("tool", "user")
+
+
+def environment_texts(environment: Environment, problems: Iterable[Problem]) -> list[str]:
+    """What an environment says to an empty and to an unfinished answer: a tokenizer has to know its characters."""
+    said = [environment(p, text) for p in problems for text in ("", _unfinished(p))]
+    return [text for text in said if text is not None]
+
+
+def _unfinished(problem: Problem) -> str:
+    return problem.answer[:-1]
+
+
+class Dialogue:
+    """How an environment takes its turns.
+
+    Args:
+        environment: what answers a completion.
+        tokenizer: writes its answer as the turn of a tool, or of the user where the chat template knows no tools.
+        max_turns: completions in a conversation, at most.
+        problem: one of the task's, to try the chat template out.
+
+    Raises:
+        ConfigError: if the chat template can write neither after a completion.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        tokenizer: PreTrainedTokenizerBase,
+        max_turns: int,
+        problem: Problem,
+    ) -> None:
+        self._environment = environment
+        self._tokenizer = tokenizer
+        self.max_turns = max_turns
+        self._role = _role(tokenizer, problem)
+
+    def reply(self, problem: Problem, text: str) -> list[int] | None:
+        """The tokens between a completion and the next one; None if the environment ends the conversation.
+
+        Raises:
+            TaskError: if the environment fails, or says what the tokenizer cannot write.
+        """
+        said = self._environment(problem, text)
+        if said is None:
+            return None
+        ids = turn_ids(self._tokenizer, problem, self._role, said)
+        if self._tokenizer.unk_token_id in ids:
+            raise TaskError(
+                f"task.environment: {self._environment.name!r} said {said!r}, which the tokenizer cannot write; keep "
+                "to the characters of the task's prompts and answers, or give a tokenizer.path that knows more"
+            )
+        return ids
+
+    def demonstration(self, problem: Problem) -> list[int]:
+        """An unfinished answer and the environment's reply, after which the right answer is due; may be empty."""
+        attempt = completion_ids(self._tokenizer, _unfinished(problem))
+        reply = self.reply(problem, completion_text(self._tokenizer, attempt))
+        return [] if reply is None else attempt + reply
+
+
+def _role(tokenizer: PreTrainedTokenizerBase, problem: Problem) -> str:
+    failures = []
+    for role in ROLES:
+        try:
+            said = 2 * problem.answer  # unlike the turn before it
+            ids = turn_ids(tokenizer, problem, role, said)
+            if said not in tokenizer.decode(ids, clean_up_tokenization_spaces=False):
+                raise ValueError("the turn is left out")  # a reason like the template's own
+        except Exception as error:  # a chat template is a program and raises what it likes
+            failures.append(reason(error))
+        else:
+            return role
+    raise ConfigError(
+        f"tokenizer.path: the chat template can write the turn of neither a tool ({failures[0]}) nor the user "
+        f"({failures[1]}) after a completion, as task.max_turns asks; correct chat_template or set task.max_turns=1"
+    )
+
+
+@dataclass
+class Conversation:
+    """One run of a prompt while it is sampled: everything after the prompt, token by token.
+
+    Attributes:
+        prompt: tokens of the prompt.
+        limit: tokens after the prompt, at most, whoever wrote them.
+        text: the last completion.
+        finish_reason: why the last completion ended, ``length`` also where the next turn found no room.
+        open: whether another completion is due.
+    """
+
+    prompt: Sequence[int]
+    limit: int
+    after: list[int] = field(default_factory=list)
+    mask: list[int] = field(default_factory=list)
+    log_probs: list[Tensor] = field(default_factory=list)
+    text: str = ""
+    finish_reason: str = "stop"
+    open: bool = True
+
+    @property
+    def tokens(self) -> list[int]:
+        """Prompt and everything after it."""
+        return [*self.prompt, *self.after]
+
+    @property
+    def room(self) -> int:
+        """Tokens that may still follow."""
+        return self.limit - len(self.after)
+
+    def complete(self, completion: Completion, text: str) -> None:
+        """The policy's turn."""
+        self.after += completion.tokens
+        self.mask += [1] * len(completion.tokens)
+        self.log_probs.append(completion.log_probs)
+        self.text, self.finish_reason, self.open = text, completion.finish_reason, False
+
+    def answer(self, reply: list[int] | None) -> None:
+        """The environment's turn: another completion follows, unless it has nothing to say or no room is left."""
+        if reply is None or self.finish_reason != "stop":
+            return
+        if len(reply) >= self.room:
+            self.finish_reason = "length"
+            return
+        self.after += reply
+        self.mask += [0] * len(reply)
+        self.log_probs.append(torch.zeros(len(reply), dtype=self.log_probs[0].dtype))
+        self.open = True

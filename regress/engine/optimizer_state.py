@@ -1,0 +1,85 @@
+"""A recorded optimizer state to start from, so that the first update is not one of a cold AdamW."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from regress.dump.arrays import Array
+from regress.dump.reader import read
+from regress.errors import ConfigError, DumpError
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+STATES = ("step", *MOMENTS)
+
+
+def load_state(
+    optimizer: torch.optim.AdamW, named: Iterable[tuple[str, nn.Parameter]], path: str | Path
+) -> None:
+    """Start from the state in a dump's file of type ``optimizer`` (``<parameter>/<state>``).
+
+    Learning rate and the other settings stay those of the optimizer; the moments are converted to the dtype and
+    device of their parameters.
+
+    Args:
+        named: the parameters of the optimizer, in its order.
+
+    Raises:
+        ConfigError: if the file cannot be read, or is not the whole state of exactly these parameters.
+    """
+    stated = f"optimizer.state_path={str(path)!r}"
+    tensors = _read(Path(path), stated)
+    parameters = dict(named)
+    _check_names(tensors, parameters, stated)
+    state = {
+        index: {key: _state(tensors[f"{name}/{key}"], name, key, parameter, stated) for key in STATES}
+        for index, (name, parameter) in enumerate(parameters.items())
+    }
+    # load_state_dict brings the moments, and the step counts where they have to be, to the parameters
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+
+
+def _read(path: Path, stated: str) -> dict[str, Array]:
+    try:
+        record = read(path)
+    except DumpError as error:
+        raise ConfigError(f"{stated}: {error}") from error
+    if record.type != "optimizer":
+        raise ConfigError(
+            f"{stated}: the file holds {record.type}, not the state of an optimizer; give one of a dump with "
+            "debug.dump_options.optimizer=true"
+        )
+    return record.tensors
+
+
+def _check_names(tensors: dict[str, Array], parameters: dict[str, nn.Parameter], stated: str) -> None:
+    wanted = {f"{name}/{key}" for name in parameters for key in STATES}
+    for verb, names in (("lacks", wanted - tensors.keys()), ("has additional", tensors.keys() - wanted)):
+        if names:
+            raise ConfigError(
+                f"{stated}: the file {verb} {min(names)} ({len(names)} in all), but it has to hold {', '.join(STATES)} "
+                "of every parameter of the policy; give the state of the same model, dumped whole "
+                "(debug.target_param_pattern=.*)"
+            )
+
+
+def _state(array: Array, name: str, key: str, parameter: nn.Parameter, stated: str) -> Tensor:
+    shape = () if key == "step" else tuple(parameter.shape)
+    if array.shape != shape:
+        raise ConfigError(
+            f"{stated}: {name}/{key} has shape {list(array.shape)} and the policy asks for {list(shape)}; give the "
+            "state of the same model"
+        )
+    wide = torch.from_numpy(array.astype("float64"))
+    if not bool(wide.isfinite().all()) or (key != "exp_avg" and bool((wide < 0).any())):
+        rule = "finite numbers" if key == "exp_avg" else "finite numbers that are not negative"
+        raise ConfigError(f"{stated}: {name}/{key} holds {_worst(wide)}; give a state of {rule}")
+    return wide.to(torch.float32 if key == "step" else parameter.dtype)
+
+
+def _worst(values: Tensor) -> float:
+    bad = values[~values.isfinite()]
+    return float(bad[0]) if len(bad) else float(values.min())

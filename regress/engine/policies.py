@@ -1,0 +1,93 @@
+"""The models of a run, refused where they cannot serve it: the policy, and the reference of the KL term."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from regress.engine.config.schema import Config, ModelConfig
+from regress.engine.models import build_model, place
+from regress.engine.policy import LocalPolicy
+from regress.engine.projection import require_plain_logits
+from regress.errors import ConfigError
+
+
+def build_policy(config: Config, tokenizer: PreTrainedTokenizerBase) -> LocalPolicy:
+    """The policy before any training, on its device.
+
+    Raises:
+        ConfigError: if the model does not fit tokenizer or sequences, or cannot run.
+    """
+    return LocalPolicy(
+        _model(config, config.model, tokenizer, "model"),
+        compile=config.model.compile,
+        log_prob_chunk_size=config.batching.log_prob_chunk_size,
+        temperature=config.rollout_worker.temperature,
+        entropy_gradient=config.algorithm.entropy_coef != 0.0,
+    )
+
+
+def build_reference(
+    config: Config, tokenizer: PreTrainedTokenizerBase, policy: LocalPolicy
+) -> PreTrainedModel | None:
+    """The model of ``reference.path``, in the policy's dtype and attention; ``None`` without a path.
+
+    Raises:
+        ConfigError: if the model does not fit tokenizer or sequences, cannot run, or is to be synchronized with a
+            policy of other parameters.
+    """
+    if config.reference.path is None:
+        return None
+    chosen = replace(config.model, path=config.reference.path, config={}, gradient_checkpointing=False)
+    model = _model(config, chosen, tokenizer, "reference")
+    shapes = [{name: p.shape for name, p in m.named_parameters()} for m in (model, policy.model)]
+    if config.reference.sync_every_n_steps is not None and shapes[0] != shapes[1]:
+        name = min(name for name, _ in shapes[0].items() ^ shapes[1].items())
+        raise ConfigError(
+            f"reference.path={config.reference.path!r}: its parameter {name} is not that of the policy, which "
+            "reference.sync_every_n_steps would mix into it; give a checkpoint of the policy's architecture or set "
+            "reference.sync_every_n_steps=null"
+        )
+    return model
+
+
+def _model(
+    config: Config, chosen: ModelConfig, tokenizer: PreTrainedTokenizerBase, key: str
+) -> PreTrainedModel:
+    model = build_model(
+        chosen,
+        seed=config.seed,
+        vocab_size=len(tokenizer),
+        pad_id=tokenizer.pad_token_id,
+        eos_id=tokenizer.eos_token_id,
+        key=key,
+    )
+    _require_positions(model, config, key)
+    _require_full_attention(model, config, key)
+    if config.batching.log_prob_chunk_size is not None:
+        require_plain_logits(model)
+    return place(model, config.device)
+
+
+def _require_positions(model: PreTrainedModel, config: Config, key: str) -> None:
+    positions = getattr(model.config, "n_positions", None)  # learned ones; rotary positions know no last one
+    if positions is not None and positions < config.data.max_seq_length:
+        raise ConfigError(
+            f"data.max_seq_length={config.data.max_seq_length}: the {key} has {positions} positions (n_positions); "
+            f"lower data.max_seq_length or give a {key} with more"
+        )
+
+
+def _require_full_attention(model: PreTrainedModel, config: Config, key: str) -> None:
+    """The engine's masks are causal within a sample; the sampler would apply whatever else the model asks for."""
+    text = model.config.get_text_config()
+    window = getattr(text, "sliding_window", None)
+    others = set(getattr(text, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    if others or (window is not None and window < config.data.max_seq_length):
+        kind = ", ".join(sorted(others)) or f"sliding_window of {window}"
+        raise ConfigError(
+            f"{key}: its {kind} is not full causal attention over "
+            f"data.max_seq_length={config.data.max_seq_length} tokens, so trainer and sampler would compute different "
+            "functions; give a model with full attention, or sequences within its window"
+        )

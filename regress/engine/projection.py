@@ -1,0 +1,120 @@
+"""From hidden states to log-probs of loss tokens: which rows become logits, and how many at a time."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+
+from regress.engine.attention import VarlenSegments
+from regress.engine.precision import arithmetic, checkpoint_contexts
+from regress.errors import ConfigError
+from regress.grpo.logprobs import TokenLogProbs, token_log_probs
+
+Entropy = bool | Literal["no_grad"]
+
+
+@contextmanager
+def logits_at(model: PreTrainedModel, index: Tensor) -> Iterator[None]:
+    """Within this context the model returns logits ``[1, K, V]`` of the flat positions ``index`` only.
+
+    The selection happens on the hidden states, before the output projection, so whatever the model does to its
+    logits afterwards still happens.
+    """
+
+    def keep(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        hidden, *rest = args
+        return (_rows(hidden, index), *rest)
+
+    with _before_head(model, keep):
+        yield
+
+
+@contextmanager
+def hidden_at(model: PreTrainedModel, index: Tensor) -> Iterator[list[Tensor]]:
+    """Within this context the model projects nothing, and leaves the hidden states ``[1, K, H]`` of the flat
+    positions ``index`` in the list."""
+    found: list[Tensor] = []
+
+    def keep(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        hidden, *rest = args
+        found.append(_rows(hidden, index))
+        return (hidden.flatten(0, 1)[:0].unsqueeze(0), *rest)
+
+    with _before_head(model, keep):
+        yield found
+
+
+def chunked_log_probs(
+    model: PreTrainedModel,
+    hidden: Tensor,
+    targets: Tensor,
+    *,
+    chunk: int,
+    temperature: float,
+    entropy: Entropy,
+) -> TokenLogProbs:
+    """`token_log_probs` of the projected hidden states ``[1, K, H]``, ``chunk`` rows at a time.
+
+    Logits of a chunk are dropped once its log-probs are known, and computed again in the backward pass. The
+    mathematics is the same; the gradient of the projection's weight is summed chunk by chunk.
+    """
+    head = model.get_output_embeddings()
+
+    def project(rows: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor | None]:
+        out = token_log_probs(head(rows).squeeze(0), wanted, temperature=temperature, entropy=entropy)
+        return out.log_probs, out.entropy
+
+    contexts = functools.partial(checkpoint_contexts, model.dtype)
+    parts = [
+        checkpoint(project, rows, wanted, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
+        if torch.is_grad_enabled()
+        else project(rows, wanted)
+        for rows, wanted in zip(hidden.split(chunk, dim=1), targets.split(chunk), strict=True)
+    ]
+    log_probs, entropies = zip(*parts, strict=True)
+    return TokenLogProbs(torch.cat(log_probs), None if entropies[0] is None else torch.cat(entropies))
+
+
+def require_plain_logits(model: PreTrainedModel) -> None:
+    """Refuse a model that does something to its logits after the output projection, which chunks would miss.
+
+    Raises:
+        ConfigError: naming the model.
+    """
+    head = model.get_output_embeddings()
+    probe = torch.linspace(-100, 100, 2 * head.weight.shape[0], dtype=model.dtype, device=model.device)
+    projected = probe.view(1, 2, -1)
+    handle = head.register_forward_hook(lambda *_: projected)
+    try:
+        tokens = torch.zeros(1, 2, dtype=torch.long, device=model.device)
+        with torch.no_grad(), arithmetic(model.dtype):
+            logits = model(input_ids=tokens, use_cache=False, varlen=VarlenSegments(None, (2,))).logits
+    finally:
+        handle.remove()
+    if not torch.equal(projected, logits.to(projected.dtype)):
+        raise ConfigError(
+            f"batching.log_prob_chunk_size: {type(model).__name__} changes its logits after the output projection, "
+            "which chunks leave out; set batching.log_prob_chunk_size=null"
+        )
+
+
+def _rows(hidden: Tensor, index: Tensor) -> Tensor:
+    return hidden.flatten(0, 1).index_select(0, index).unsqueeze(0)
+
+
+@contextmanager
+def _before_head(
+    model: PreTrainedModel, hook: Callable[[nn.Module, tuple[Tensor, ...]], tuple[Tensor, ...]]
+) -> Iterator[None]:
+    handle = model.get_output_embeddings().register_forward_pre_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()

@@ -1,0 +1,85 @@
+"""From a configuration to the worker that yields its rollouts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+
+from regress.dump.manifest import Provenance, read_manifest
+from regress.engine.config.schema import Config
+from regress.engine.dialogue import Dialogue
+from regress.engine.evaluation import due
+from regress.engine.mock import Expectations, MockRolloutWorker
+from regress.engine.policy import LocalPolicy
+from regress.engine.prompts import PromptSource
+from regress.engine.provenance import settings
+from regress.engine.rollout import TRAIN, VAL, HFRolloutWorker, RolloutWorker
+from regress.engine.sampling import SamplingParams
+from regress.tasks.rewards import make_rewards
+
+
+def make_worker(
+    config: Config,
+    policy: LocalPolicy,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: PromptSource,
+    origin: Provenance,
+    dialogue: Dialogue | None,
+) -> RolloutWorker:
+    """A sampler from the policy, or a replay as the configuration asks.
+
+    Raises:
+        ReplayError: if a recording does not fit the run.
+    """
+    mock, chosen = config.rollout_mock, config.rollout_worker
+    vocabulary = policy.model.config.vocab_size
+    if chosen.type == "mock":
+        paths = {TRAIN: Path(str(chosen.trajectory_load_path))}
+        return _replay(config, paths, prompts, origin, vocabulary)
+    if mock.enable and mock.mode == "mock":
+        read_manifest(Path(mock.dump_dir))  # refuses a recording that was interrupted
+        splits = (TRAIN, VAL) if config.evaluation.every_n_steps else (TRAIN,)
+        paths = {split: Path(mock.dump_dir) / split for split in splits}
+        return _replay(config, paths, prompts, origin, vocabulary)
+    params = SamplingParams(
+        max_new_tokens=config.data.max_completion_length,
+        eos_id=tokenizer.eos_token_id,
+        pad_id=tokenizer.pad_token_id,
+        temperature=chosen.temperature,
+        top_p=chosen.top_p,
+        top_k=chosen.top_k,
+    )
+    reward = make_rewards(config.task.rewards)
+    return HFRolloutWorker(
+        policy.model,
+        tokenizer,
+        params,
+        reward,
+        batch_size=chosen.batch_size,
+        seed=config.seed,
+        dialogue=dialogue,
+    )
+
+
+def _replay(
+    config: Config, paths: dict[str, Path], prompts: PromptSource, origin: Provenance, vocabulary: int
+) -> MockRolloutWorker:
+    """A mock worker that has served every rollout of the run once, so that nothing is left to be refused later."""
+    chosen, objective = config.rollout_worker, config.algorithm
+    expect = Expectations(
+        tokenizer=origin.tokenizer["fingerprint"],
+        temperature=chosen.temperature,
+        max_completion_length=config.data.max_completion_length,
+        vocabulary=vocabulary,
+        log_probs=objective.old_log_probs == "sampler" or objective.sampler_correction != "none",
+        finish_reasons=objective.mask_truncated_completions,
+        environment=None if chosen.allow_environment_mismatch else settings(origin),
+    )
+    worker = MockRolloutWorker(paths, chosen.trajectory_format, expect)
+    for step in range(config.max_steps):
+        worker.rollout(step, prompts.train(step), TRAIN)
+    for step in range(config.max_steps + 1):
+        if VAL in paths and due(config, step):
+            worker.rollout(step, prompts.evaluation(), VAL)
+    return worker

@@ -1,0 +1,90 @@
+"""Golden cases as tests: enumerated at collection, each replay run once a session, each test one verdict.
+
+    def test_golden(regress_record):
+        regress_record.check()
+
+becomes one test for every case, variant, step, microbatch and quantity. ``@pytest.mark.regress(cases="dense*",
+variants="packed*")`` narrows it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from regress.errors import RegressError
+from regress.plugin.rows import tell_verdicts
+from regress.plugin.suite import Broken, Suite
+
+if TYPE_CHECKING:
+    from regress.replay.matrix import Item
+
+FIXTURE = "regress_record"
+MARKER = "regress"
+SUITE = pytest.StashKey[Suite]()
+
+
+@pytest.fixture
+def regress_record(request: pytest.FixtureRequest) -> RecordCheck:
+    """One quantity at one place of one replay of a golden case."""
+    return RecordCheck(request.param, request.config.stash[SUITE], request.node)
+
+
+class RecordCheck:
+    """What a test function gets.
+
+    Attributes:
+        item: what it is about; a `Broken` case fails whatever is asked of it.
+    """
+
+    def __init__(self, item: Item | Broken, suite: Suite, node: pytest.Item) -> None:
+        self.item = item
+        self._suite = suite
+        self._node = node
+
+    def check(self) -> None:
+        """Fail unless every tensor of the quantity is within its tolerance of the golden values."""
+        __tracebackhide__ = True
+        item = self.item
+        if isinstance(item, Broken):
+            pytest.fail(item.problem, pytrace=False)
+        found = self._suite.cache.outcome(item.replay)
+        if found.error is not None:
+            pytest.fail(f"{item.replay.name} cannot be replayed: {found.error}", pytrace=False)
+        outcome = found.outcomes.get((str(item.place), item.quantity))
+        if outcome is None or not outcome.tensors:
+            pytest.fail(
+                f"nothing was compared: the replay recorded no {item.quantity} at {item.place} of {item.replay.name}; "
+                "look at its dump with --regress-keep-dumps",
+                pytrace=False,
+            )
+        if self._suite.settings.report is not None:
+            closest = [outcome.closest] if outcome.closest is not None else []
+            told = [*outcome.failed, *closest]
+            tell_verdicts(self._node, item.replay.name, told, precision=str(item.replay.precision))
+        if outcome.failed:
+            from regress.plugin.failures import explain_replay
+
+            headline, details = explain_replay(item, outcome, found, self._node)
+            self._node.add_report_section("call", "regress", details)
+            pytest.fail(headline, pytrace=False)
+
+
+def parametrize(metafunc: pytest.Metafunc, suite: Suite) -> None:
+    """One test for each item, if the test function asks for the fixture."""
+    if FIXTURE not in metafunc.fixturenames:
+        return
+    stated = metafunc.definition.nodeid
+    marker = metafunc.definition.get_closest_marker(MARKER)
+    chosen: dict[str, Any] = {"cases": "*", "variants": "*", **(marker.kwargs if marker is not None else {})}
+    if set(chosen) != {"cases", "variants"} or (marker is not None and marker.args):
+        raise pytest.UsageError(
+            f"{stated}: the marker {MARKER} takes cases= and variants=, each a pattern or several with commas between "
+            "them"
+        )
+    try:
+        parameters = suite.parameters(chosen["cases"], chosen["variants"])
+    except RegressError as error:
+        raise pytest.UsageError(f"{stated}: {error}") from None
+    metafunc.parametrize(FIXTURE, parameters, ids=[parameter.id for parameter in parameters], indirect=True)

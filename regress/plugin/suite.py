@@ -1,0 +1,149 @@
+"""The golden cases of a session, and the replays that its tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from regress.errors import ConfigError, RegressError
+
+if TYPE_CHECKING:
+    from regress.dump.reader import DumpReader
+    from regress.golden.case import GoldenCase
+    from regress.plugin.settings import Settings
+    from regress.replay.cache import ReplayCache
+    from regress.replay.matrix import Item, Replay
+    from regress.replay.staging import Selection, Staging
+    from regress.replay.variants import Variant
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A case that cannot be replayed, as a test that fails and says why."""
+
+    id: str
+    problem: str
+
+
+@dataclass
+class Suite:
+    """What all tests of one process know.
+
+    Attributes:
+        settings: the options of this session.
+        shared: directory that all processes of the session see.
+        variants: the table, with the project's rows.
+        selection: of a case that is updated, what the tests of this session ask for; see `Staging`.
+    """
+
+    settings: Settings
+    shared: Path
+    variants: dict[str, Variant]
+    selection: dict[str, Selection] = field(default_factory=dict)
+
+    @cached_property
+    def broken(self) -> list[Broken]:
+        """Cases that cannot be opened, and the case that there is none."""
+        return self._opened[1]
+
+    @cached_property
+    def cases(self) -> list[GoldenCase]:
+        """Every case that can be opened."""
+        return self._opened[0]
+
+    @cached_property
+    def _opened(self) -> tuple[list[GoldenCase], list[Broken]]:
+        from regress.golden.store import GoldenStore
+
+        store = GoldenStore(self.settings.golden_dir)
+        found: list[GoldenCase] = []
+        broken: list[Broken] = []
+        for name in store.names():
+            try:
+                case = store.case(name)
+                case.verify_inputs()
+            except RegressError as error:
+                broken.append(Broken(f"{name}/damaged", str(error)))
+                continue
+            if case.manifest is None:
+                advice = f"{case.folder} is not recorded yet: run regress golden record {name}"
+                broken.append(Broken(f"{name}/unrecorded", advice))
+            else:
+                found.append(case)
+        if not found and not broken:
+            advice = "correct --golden-dir, or record a case with regress golden record"
+            problem = (
+                f"{self.settings.golden_dir} holds no golden case, so nothing would be compared: {advice}"
+            )
+            broken.append(Broken("no-cases", problem))
+        return found, broken
+
+    @cached_property
+    def cache(self) -> ReplayCache:
+        """The replays of this session, judged against the golden values or, in an update, those to be."""
+        from regress.replay.cache import ReplayCache
+
+        return ReplayCache(
+            self.shared / "replays",
+            self.variants,
+            scale=self.settings.tolerance_scale,
+            keep=self.settings.keep_dumps,
+            golden=self._golden,
+        )
+
+    @cached_property
+    def staging(self) -> Staging | None:
+        """The updates of this session; None when nothing is updated."""
+        from regress.replay.staging import Staging
+
+        update = self.settings.update
+        if update is None:
+            return None
+        return Staging(self.shared / "staged", everything=update.all, selection=self.selection.get)
+
+    def _golden(self, case: GoldenCase) -> GoldenCase:
+        """The case whose values a replay is judged against."""
+        if self.staging is None:
+            return case
+        staged = self.staging.staged(case)
+        if staged.case is None:
+            raise RegressError(f"the update is refused: {staged.error}")
+        return staged.case
+
+    def dump(self, case: str, variant: str, precision: str) -> DumpReader:
+        """The dump of a replay, run unless any process of the session did."""
+        from regress.golden.store import GoldenStore
+        from regress.replay.matrix import Replay
+        from regress.replay.variants import Precision
+
+        if variant not in self.variants:
+            raise ConfigError(f"there is no variant {variant!r}; choose one of {', '.join(self.variants)}")
+        runnable = [str(choice) for choice in Precision if choice is not Precision.BITWISE]
+        if precision not in runnable:
+            raise ConfigError(f"there is no precision {precision!r}; choose one of {', '.join(runnable)}")
+        opened = GoldenStore(self.settings.golden_dir).case(case)
+        return self.cache.dump(Replay(opened, self.variants[variant], Precision(precision)))
+
+    def parameters(self, cases: str, variants: str) -> list[Item | Broken]:
+        """The tests of the cases and variants that two lists of patterns name, in the tiers of this session."""
+        from regress.replay.matrix import items
+
+        found: list[Item | Broken] = []
+        for replay in self._replays(cases, variants):
+            try:
+                found += items(replay)
+            except RegressError as error:
+                found.append(Broken(f"{replay.name}/unplanned", str(error)))
+        return [*found, *self.broken]
+
+    def _replays(self, cases: str, variants: str) -> Iterator[Replay]:
+        from regress.replay.matrix import replays
+        from regress.replay.variants import TIERS, select
+
+        table = {name: self.variants[name] for name in select(self.variants, variants)}
+        chosen = select([case.name for case in self.cases], cases) if self.cases else []
+        wanted = [case for case in self.cases if case.name in chosen]
+        yield from replays(wanted, table, TIERS[self.settings.tier])

@@ -1,0 +1,1 @@
+"""Replaying golden cases under other computations. Variants and plans load without torch."""

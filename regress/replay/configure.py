@@ -1,0 +1,85 @@
+"""The configuration of a replay: the case's own, its files, the variant's overrides, and a dump of everything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from regress.engine.config import Config, load_config
+from regress.engine.config.schema import DumpOptions
+from regress.golden.case import GoldenCase
+from regress.replay.variants import Precision, Variant
+
+NOT_JUDGED = ("old_log_probs", "ref_log_probs")
+"""Record types that say once more, for the whole rollout, what ``is_loss_debug`` says of each update."""
+
+
+def case_config(case: GoldenCase, steps: int) -> dict[str, Any]:
+    """Dotted key -> value of a case's engine configuration, reading its recorded rollouts and weights."""
+    folder = case.folder.resolve()
+    files: dict[str, Any] = {
+        "model.path": str(folder / "model"),
+        "rollout_worker.type": "mock",
+        "rollout_worker.need_llm_inference": False,
+        "rollout_worker.trajectory_load_path": str(folder / "trajectories"),
+        "rollout_worker.allow_environment_mismatch": True,  # other processors and thread counts are what is tested
+        "max_steps": steps,
+    }
+    if (folder / "reference").is_dir():
+        files["reference.path"] = str(folder / "reference")
+    if (folder / "optimizer.safetensors").is_file():
+        files["optimizer.state_path"] = str(folder / "optimizer.safetensors")
+    return files
+
+
+def dump_everything(folder: Path) -> dict[str, Any]:
+    """Record every type that is judged."""
+    options = {spec.name: spec.name not in NOT_JUDGED for spec in fields(DumpOptions)}
+    return {
+        "output_dir": str(folder),
+        "debug.enable_data_dump": True,
+        "debug.dump_dir": str(folder / "dump"),
+        **{f"debug.dump_options.{name}": value for name, value in options.items()},
+    }
+
+
+def replay_config(
+    case: GoldenCase, variant: Variant, precision: Precision, steps: int, folder: Path
+) -> Config:
+    """The engine's configuration of one replay, which it also leaves as ``config.yaml`` in ``folder``.
+
+    ``regress train --config-path FOLDER/config.yaml`` repeats the replay by hand.
+
+    Raises:
+        ConfigError: if the case's configuration and the variant's overrides do not fit each other or the engine.
+    """
+    layers: tuple[Mapping[str, Any], ...] = (
+        case_config(case, steps),
+        dump_everything(folder),
+        variant.overrides,
+        {"model.dtype": precision.dtype},
+    )
+    return compose(case.config, {key: value for layer in layers for key, value in layer.items()}, folder)
+
+
+def compose(config: Mapping[str, Any], overrides: Mapping[str, Any], folder: Path) -> Config:
+    """A nested configuration with overrides by dotted key, through the engine's own loader and checks."""
+    path = folder / "config.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump(overlaid(config, overrides), sort_keys=True))
+    return load_config(config_path=str(path), environ={}).config
+
+
+def overlaid(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """``config`` with the values of dotted keys put into their places; neither argument is changed."""
+    result = {
+        key: overlaid(value, {}) if isinstance(value, Mapping) else value for key, value in config.items()
+    }
+    for key, value in overrides.items():
+        head, _, rest = key.partition(".")
+        result[head] = overlaid(result.get(head) or {}, {rest: value}) if rest else value
+    return result

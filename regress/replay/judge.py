@@ -1,0 +1,130 @@
+"""Judging a replay: every record of its dump against the golden values, or byte for byte against its twin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from regress.compare.judge import judge_bitwise, judge_trajectories, judge_update
+from regress.compare.tolerance import EXACT, Tolerance
+from regress.compare.verdict import Verdict
+from regress.dump.arrays import Array, dtype_name
+from regress.dump.reader import DumpReader
+from regress.dump.record import Record
+from regress.dump.trajectory import to_record
+from regress.golden.case import GoldenCase
+from regress.replay.plan import PlannedUpdate
+from regress.replay.variants import Precision
+
+NATIVE = ("activations", "gradient", "param", "optimizer")
+"""Quantities in the dtype of the model; log-probs and all that is computed from them are at least float32."""
+WIDE = ("weights", "grad_norm")
+"""Quantities that are float64 in every precision: denominators, and a number that is written as text."""
+
+Truth = Mapping[str, Mapping[str, Array]]
+
+
+def judge_replay(
+    case: GoldenCase,
+    dump: DumpReader,
+    plan: Sequence[PlannedUpdate],
+    precision: Precision,
+    *,
+    truth: Callable[[str], Truth] | None = None,
+    tolerance: Callable[[str], Tolerance | None] | None = None,
+) -> list[Verdict]:
+    """All verdicts on a dump, in the order of computation.
+
+    Args:
+        plan: what the replay had to compute.
+        truth: golden values of an update, in place of the stored ones.
+        tolerance: of a quantity, in place of the stored ones; None leaves the quantity out.
+    """
+    golden = truth or case.truth
+    bound = tolerance or stored_tolerances(case, precision)
+    text = token_text(case)
+    verdicts = []
+    for step, trajectories in sorted(case.trajectories().items()):
+        verdicts += judge_trajectories(_one(dump, step), to_record(trajectories, step))
+        for update in (update for update in plan if update.step == step):
+            values = golden(update.where)
+            verdicts += judge_update(
+                records_of(dump, update),
+                values,
+                update.frame,
+                bound,
+                place=(update.step, update.update),
+                planned=[(0, micro) for micro in range(len(update.layouts))],
+                dtype=partial(expected_dtype, values, precision),
+                text=text,
+            )
+    return verdicts
+
+
+def judge_twin(
+    case: GoldenCase, dump: DumpReader, twin: DumpReader, plan: Sequence[PlannedUpdate]
+) -> list[Verdict]:
+    """All verdicts of a byte-for-byte comparison with the replay of another variant."""
+    verdicts = []
+    for step, trajectories in sorted(case.trajectories().items()):
+        verdicts += judge_trajectories(_one(dump, step), to_record(trajectories, step))
+        for update in (update for update in plan if update.step == step):
+            verdicts += judge_bitwise(
+                records_of(dump, update),
+                records_of(twin, update),
+                update.frame,
+                place=(update.step, update.update),
+                text=token_text(case),
+            )
+    return verdicts
+
+
+def records_of(dump: DumpReader, update: PlannedUpdate) -> list[Record]:
+    """The records of one optimizer update."""
+    entries = dump.manifest.files
+    names = (name for name in dump.names(step=update.step) if entries[name].type != "trajectory")
+    return [dump.read(name) for name in names if entries[name].where.update == update.update]
+
+
+def _one(dump: DumpReader, step: int) -> Record | None:
+    return next(dump.records("trajectory", step), None)
+
+
+def stored_tolerances(
+    case: GoldenCase, precision: Precision, scale: float = 1.0
+) -> Callable[[str], Tolerance | None]:
+    """The tolerance of each quantity, times ``scale``; None where the manifest says that it cannot be judged."""
+
+    def of(quantity: str) -> Tolerance | None:
+        entry = case.tolerance(quantity, str(precision))
+        if entry is None:
+            return EXACT
+        if entry.relative is None:
+            return None
+        return Tolerance(entry.relative, entry.absolute, basis=entry.basis, reason=entry.reason).scaled(scale)
+
+    return of
+
+
+def expected_dtype(truth: Truth, precision: Precision, quantity: str, name: str) -> str | None:
+    """Element type of a recorded tensor: what is float64 in the golden values follows the precision."""
+    golden = truth.get(quantity, {}).get(name)
+    if golden is None:
+        return None
+    if dtype_name(golden.dtype) != "float64":
+        return dtype_name(golden.dtype)
+    if quantity in WIDE:
+        return "float64"
+    return precision.dtype if quantity in NATIVE or precision is Precision.FLOAT64 else "float32"
+
+
+def token_text(case: GoldenCase) -> Callable[[int], str] | None:
+    """Text of a token id, if the case holds a tokenizer."""
+    path = Path(case.folder) / "model" / "tokenizer.json"
+    if not path.is_file():
+        return None
+    tokenizer = Tokenizer.from_file(str(path))
+    return lambda token: str(tokenizer.id_to_token(token))

@@ -1,0 +1,91 @@
+"""The matrix of tests: every case under every variant, microbatch by microbatch and quantity by quantity.
+
+Enumerated at collection, without torch, from the manifests and the recorded lengths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from regress.compare.quantities import QUANTITIES
+from regress.compare.verdict import Place
+from regress.golden.case import GoldenCase
+from regress.replay.plan import PlannedUpdate, plan_replay
+from regress.replay.variants import Precision, Variant
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A case under a variant in one precision: what is run once, however many tests look at it."""
+
+    case: GoldenCase
+    variant: Variant
+    precision: Precision
+
+    @property
+    def name(self) -> str:
+        """``case/variant`` as in test ids, with the precision unless it is float64."""
+        return f"{self.case.name}/{self.variant.name}{self.precision.suffix}"
+
+    @cached_property
+    def plan(self) -> list[PlannedUpdate]:
+        """The updates and microbatches that it computes."""
+        return plan_replay(self.case.trajectories(), self.case.config, self.variant.overrides)
+
+
+@dataclass(frozen=True)
+class Item:
+    """One test: a quantity at one place of a replay."""
+
+    replay: Replay
+    place: Place
+    quantity: str
+
+    @property
+    def id(self) -> str:
+        """``case/variant/step0/rank0/micro1/log_probs``."""
+        return f"{self.replay.name}/{self.place}/{self.quantity}"
+
+
+def replays(
+    cases: Iterable[GoldenCase], variants: Mapping[str, Variant], precisions: Sequence[Precision]
+) -> Iterator[Replay]:
+    """Every case under every variant that applies to it, in the precisions asked for."""
+    for case in cases:
+        for variant in variants.values():
+            if variant.applies_to(case.name):
+                for precision in variant.precisions:
+                    if precision in precisions:
+                        yield Replay(case, variant, precision)
+
+
+def items(replay: Replay) -> Iterator[Item]:
+    """The tests of a replay, in the order of computation."""
+    for step in dict.fromkeys(update.step for update in replay.plan):
+        yield Item(replay, Place(step), "trajectory")
+        for update in (update for update in replay.plan if update.step == step):
+            yield from _items_of_update(replay, update)
+
+
+def _items_of_update(replay: Replay, update: PlannedUpdate) -> Iterator[Item]:
+    recorded = set(replay.case.quantities(update.where))
+    judged = [q for q in QUANTITIES if q.name in recorded and _judged(replay, q.name)]
+    where = Place(update.step, update.update, rank=0)
+    for micro in range(len(update.layouts)):
+        for quantity in judged:
+            if quantity.per_microbatch:
+                yield Item(replay, Place(update.step, update.update, 0, micro), quantity.name)
+    yield Item(replay, Place(update.step, update.update), "coverage")
+    for quantity in judged:
+        if not quantity.per_microbatch:
+            yield Item(replay, where, quantity.name)
+
+
+def _judged(replay: Replay, quantity: str) -> bool:
+    """Whether a tolerance exists: where the noise of a precision leaves nothing to see there is no test."""
+    if replay.precision is Precision.BITWISE:
+        return True
+    entry = replay.case.tolerance(quantity, str(replay.precision))
+    return entry is None or entry.relative is not None

@@ -1,0 +1,128 @@
+"""Making the inputs of a golden case: weights, reference, warm optimizer state, and off-policy rollouts.
+
+The policy is trained for a few steps first, so that the optimizer's state is a real one: the first step of a cold
+AdamW is ill-conditioned (the update of an element is its sign). Its weights before that training are the reference;
+its weights ``lag`` updates earlier sample the recorded rollouts, which makes them off-policy as a stale rollout
+worker does.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regress.dump.coordinates import Coordinates
+from regress.dump.files import write_atomically
+from regress.dump.formats import format_named
+from regress.dump.record import Record
+from regress.dump.trajectory import to_record
+from regress.engine.build import Run, build
+from regress.engine.rollout import TRAIN
+from regress.errors import ConfigError
+from regress.golden.case import GoldenCase
+from regress.replay.configure import compose
+from regress.replay.run import _no_progress, _torch_settings
+
+FORMAT = format_named("safetensors")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How inputs are made.
+
+    Attributes:
+        model: section ``model`` of the configuration that builds the initial weights.
+        overrides: further configuration while the inputs are made, by dotted key, such as the learning rate.
+        warm_steps: training steps before the recorded ones.
+        lag: updates by which the policy that sampled the recorded rollouts is older.
+        steps: recorded rollouts.
+    """
+
+    model: Mapping[str, Any]
+    overrides: Mapping[str, Any]
+    warm_steps: int = 8
+    lag: int = 2
+    steps: int = 3
+
+    @classmethod
+    def of(cls, case: GoldenCase) -> Recipe:
+        """The recipe of ``case.yaml``; raises `ConfigError` for an unknown or missing key."""
+        try:
+            given: dict[str, Any] = {"overrides": {}, **case.recipe}
+            return cls(**given)
+        except TypeError as error:
+            raise ConfigError(
+                f"{case.folder / 'case.yaml'}: the recipe cannot be followed ({error}); its keys are model, overrides, "
+                "warm_steps, lag and steps"
+            ) from None
+
+
+def make_inputs(case: GoldenCase, workspace: Path) -> None:
+    """Write ``model/``, ``reference/``, ``optimizer.safetensors`` and ``trajectories/`` of a case."""
+    recipe = Recipe.of(case)
+    overrides = {f"model.{key}": value for key, value in recipe.model.items()}
+    overrides |= {"max_steps": recipe.warm_steps, "output_dir": str(workspace), **recipe.overrides}
+    config = compose(case.config, overrides, workspace)
+    with _torch_settings(config.threads), ExitStack() as resources:
+        run = build(config, resources, _no_progress)
+        reference = _weights(run)
+        stale = reference
+        for step in range(recipe.warm_steps):
+            if step == recipe.warm_steps - recipe.lag:
+                stale = _weights(run)
+            run.trainer.step(step)
+        if recipe.lag == 0:
+            stale = _weights(run)
+        _save_model(run, case.folder / "model", tokenizer=True)
+        _save_optimizer(run, case.folder / "optimizer.safetensors")
+        _load(run, stale)
+        _save_rollouts(run, case.folder / "trajectories", recipe.steps)
+        shutil.rmtree(case.folder / "reference", ignore_errors=True)
+        if run.trainer.reference is not None:
+            _load(run, reference)
+            _save_model(run, case.folder / "reference", tokenizer=False)
+
+
+def _weights(run: Run) -> dict[str, Tensor]:
+    return {name: value.detach().clone() for name, value in run.trainer.policy.named_parameters()}
+
+
+@torch.no_grad()
+def _load(run: Run, weights: Mapping[str, Tensor]) -> None:
+    for name, parameter in run.trainer.policy.named_parameters():
+        parameter.copy_(weights[name])
+
+
+def _save_model(run: Run, folder: Path, *, tokenizer: bool) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    run.trainer.policy.model.save_pretrained(folder)
+    for path in folder.iterdir():
+        path.chmod(0o644)  # weights are written for the owner alone
+    if tokenizer:
+        run.tokenizer.save_pretrained(folder)
+
+
+def _save_optimizer(run: Run, path: Path) -> None:
+    state = run.trainer.optimizer.state
+    tensors = {
+        f"{name}/{key}": value
+        for name, parameter in run.trainer.policy.named_parameters()
+        for key, value in state[parameter].items()
+    }
+    write_atomically(path, FORMAT.encode(Record.of("optimizer", Coordinates(0), tensors)))
+
+
+def _save_rollouts(run: Run, folder: Path, steps: int) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    trainer = run.trainer
+    for step in range(steps):
+        trajectories = trainer.worker.rollout(step, trainer.prompts(step), TRAIN)
+        record = to_record(trajectories, step, trainer.trajectory_meta)
+        write_atomically(folder / f"{record.where.stem}.{FORMAT.name}", FORMAT.encode(record))

@@ -1,0 +1,74 @@
+"""Running a golden case under a variant: the engine's own training steps on recorded rollouts, dumped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import torch
+from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
+
+from regress.dump.reader import DumpReader
+from regress.engine.build import Run, build
+from regress.engine.config.schema import Config
+from regress.engine.environment import configure_torch
+from regress.golden.case import GoldenCase
+from regress.replay.configure import replay_config
+from regress.replay.variants import Precision, Variant
+
+Prepare = Callable[[Run], None]
+"""Changes a run before its first step, such as by a perturbation of its weights."""
+
+
+def replay(
+    case: GoldenCase,
+    variant: Variant,
+    precision: Precision,
+    folder: Path,
+    *,
+    steps: int | None = None,
+    prepare: Prepare | None = None,
+) -> DumpReader:
+    """Replay a case and return the dump, which lies in ``folder/dump``.
+
+    Raises:
+        RegressError: if the case is damaged, the configuration impossible, or a step fails.
+    """
+    config = replay_config(
+        case, variant, precision, len(case.trajectories()) if steps is None else steps, folder
+    )
+    run_steps(config, prepare)
+    return DumpReader(config.debug.dump_dir)
+
+
+def run_steps(config: Config, prepare: Prepare | None = None) -> None:
+    """All training steps of a configuration, without evaluation, tracking, or a final model."""
+    with _torch_settings(config.threads), ExitStack() as resources:
+        run = build(config, resources, _no_progress)
+        if prepare is not None:
+            prepare(run)
+        for step in range(config.max_steps):
+            run.trainer.step(step)
+
+
+def _no_progress(_: str, __: int) -> Callable[[], None]:
+    return lambda: None
+
+
+@contextmanager
+def _torch_settings(threads: int) -> Iterator[None]:
+    """Threads and deterministic switches of the run; those of the surrounding process come back afterwards."""
+    before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    cudnn = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
+    bars = is_progress_bar_enabled()
+    configure_torch(threads)
+    disable_progress_bar()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before[0])
+        torch.use_deterministic_algorithms(before[1])
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = cudnn
+        if bars:
+            enable_progress_bar()

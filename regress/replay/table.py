@@ -1,0 +1,50 @@
+"""The variants of a project: those of this package, and rows of its own in pyproject.toml."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from regress.errors import ConfigError
+from regress.replay.variants import VARIANTS, Precision, Variant, parse_variants
+
+
+def project_variants(root: Path, added: Iterable[Variant] = ()) -> dict[str, Variant]:
+    """The built-in variants, those of ``[tool.regress.variants]`` in ``root/pyproject.toml``, and those ``added``.
+
+    A row of a known name replaces it.
+
+    Raises:
+        ConfigError: naming the row and what is wrong with it.
+    """
+    table = dict(VARIANTS)
+    path = root / "pyproject.toml"
+    if path.is_file():
+        table |= parse_variants(_rows(path), f"{path}: [tool.regress.variants]")
+    table |= {variant.name: variant for variant in added}
+    for variant in table.values():
+        _check_twin(variant, table)
+    return table
+
+
+def _rows(path: Path) -> Mapping[str, Any]:
+    try:
+        tree = tomllib.loads(path.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is no valid TOML ({error}); correct it") from None
+    rows = tree.get("tool", {}).get("regress", {}).get("variants", {})
+    if not isinstance(rows, Mapping):
+        raise ConfigError(f"{path}: tool.regress.variants must be tables, one a variant; correct {rows!r}")
+    return rows
+
+
+def _check_twin(variant: Variant, table: Mapping[str, Variant]) -> None:
+    if variant.twin is not None and variant.twin not in table:
+        raise ConfigError(
+            f"variant {variant.name!r} has the twin {variant.twin!r}, which is no variant; choose one of "
+            + ", ".join(table)
+        )
+    if Precision.BITWISE in variant.precisions and variant.twin is None:
+        raise ConfigError(f"variant {variant.name!r} has the precision bitwise but no twin; name one")

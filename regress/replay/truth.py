@@ -1,0 +1,72 @@
+"""The golden values of a case: the base variant in true float64, gathered into canonical form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from regress.compare.canonical import canonicalize
+from regress.dump.arrays import Array
+from regress.dump.difference import compare_bitwise
+from regress.dump.reader import DumpReader
+from regress.engine.config import to_plain
+from regress.errors import ReplayError
+from regress.golden.case import GoldenCase
+from regress.golden.signal import require_signal
+from regress.replay.configure import replay_config
+from regress.replay.judge import records_of
+from regress.replay.matrix import Replay
+from regress.replay.run import replay
+from regress.replay.variants import BASE, Precision
+
+Truth = dict[str, dict[str, dict[str, Array]]]
+"""``where -> quantity -> name -> array``."""
+
+
+def compute_truth(case: GoldenCase, workspace: Path) -> Truth:
+    """The values of every quantity of every update, computed twice.
+
+    Raises:
+        ReplayError: if the two runs differ in a bit: such values are no baseline.
+    """
+    dumps = [replay(case, BASE, Precision.FLOAT64, workspace / name) for name in ("first", "second")]
+    found = compare_bitwise(dumps[0].folder, dumps[1].folder)
+    if found.differences:
+        first = found.differences[0]
+        raise ReplayError(
+            f"case {case.name}: two runs of the same computation differ ({first.file}, {first.what}), so neither "
+            "can be golden; look for a source of randomness or for threads, and set threads=1"
+        )
+    return canonical(case, dumps[0])
+
+
+def canonical(case: GoldenCase, dump: DumpReader, plan: Replay | None = None) -> Truth:
+    """What a dump holds, free of its token layout."""
+    layout = plan or Replay(case, BASE, Precision.FLOAT64)
+    return {update.where: canonicalize(records_of(dump, update), update.frame) for update in layout.plan}
+
+
+def require_case_signal(case: GoldenCase, truth: Truth) -> None:
+    """Refuse golden values in which some faults could not show; see `regress.golden.signal`."""
+    with TemporaryDirectory(prefix="regress-config-") as folder:
+        config = replay_config(case, BASE, Precision.FLOAT64, 1, Path(folder))
+    frames = {update.where: update.frame for update in Replay(case, BASE, Precision.FLOAT64).plan}
+    require_signal(
+        case.name,
+        frames=frames,
+        trajectories=case.trajectories(),
+        truth=truth,
+        config=to_plain(config),
+        claims=case.claims,
+    )
+
+
+def flat(truth: Mapping[str, Mapping[str, Mapping[str, Array]]]) -> dict[tuple[str, str, str], Array]:
+    """The tensors by ``(where, quantity, name)``."""
+    return {
+        (where, quantity, name): array
+        for where, quantities in truth.items()
+        for quantity, tensors in quantities.items()
+        for name, array in tensors.items()
+    }

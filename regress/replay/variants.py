@@ -1,0 +1,255 @@
+"""Variants: the same training step under another computation, as a name and overrides of the configuration.
+
+The table is the project's; users add rows of their own as ``[tool.regress.variants.NAME]`` in pyproject.toml, or with
+the hook ``pytest_regress_variants`` in conftest.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from typing import Any
+
+from regress.errors import ConfigError
+
+
+class Precision(StrEnum):
+    """What a replay computes in; ``BITWISE`` is float32 compared byte for byte with the replay of a twin."""
+
+    FLOAT64 = "float64"
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    BITWISE = "bitwise"
+
+    @property
+    def dtype(self) -> str:
+        """``model.dtype`` of the replay."""
+        return "float32" if self is Precision.BITWISE else str(self)
+
+    @property
+    def suffix(self) -> str:
+        """What a test id adds to the variant's name."""
+        return {"float64": "", "float32": "-fp32", "bfloat16": "-bf16", "bitwise": "-bitwise"}[self]
+
+
+TIERS: Mapping[str, tuple[Precision, ...]] = {
+    "semantics": (Precision.FLOAT64,),
+    "precision": (Precision.FLOAT32, Precision.BFLOAT16),
+    "bitwise": (Precision.BITWISE,),
+    "all": tuple(Precision),
+}
+"""``--regress-tier``: is it the same mathematics, is it accurate enough, are the bytes the same."""
+
+SEMANTICS = (Precision.FLOAT64,)
+BOTH = (Precision.FLOAT64, Precision.FLOAT32)
+EVERY = (*BOTH, Precision.BFLOAT16)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A way to compute a golden case.
+
+    Attributes:
+        name: as in test ids.
+        why: what it could break.
+        overrides: dotted configuration key -> value, over those of the case.
+        precisions: what it is replayed in.
+        cases: patterns (``fnmatch``) of the cases that it is replayed on.
+        twin: the variant whose bytes it has to reproduce, if ``precisions`` has ``bitwise``.
+    """
+
+    name: str
+    why: str
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    precisions: tuple[Precision, ...] = SEMANTICS
+    cases: tuple[str, ...] = ("*",)
+    twin: str | None = None
+
+    def applies_to(self, case: str) -> bool:
+        """Whether it is replayed on the case of that name."""
+        return any(fnmatchcase(case, pattern) for pattern in self.cases)
+
+
+BASE = Variant(
+    "base",
+    "right padded, one microbatch: the golden values were computed so, in float64",
+    precisions=(*EVERY, Precision.BITWISE),
+    twin="base",
+)
+
+
+def _rows(*variants: Variant) -> dict[str, Variant]:
+    return {variant.name: variant for variant in variants}
+
+
+def _batching(**values: Any) -> dict[str, Any]:
+    return {f"batching.{key}": value for key, value in values.items()}
+
+
+PACKED = {"layout": "packed"}
+
+VARIANTS: Mapping[str, Variant] = _rows(
+    BASE,
+    # padding
+    Variant("left", "position ids and masks that count from the left", _batching(padding_side="left"), EVERY),
+    Variant("pad8", "columns that hold no token", _batching(pad_to_multiple_of=8)),
+    Variant("pad64", "rows far longer than the samples", _batching(pad_to_length=64)),
+    Variant("left-pad8", "both", _batching(padding_side="left", pad_to_multiple_of=8)),
+    # gradient accumulation
+    Variant(
+        "mbs1",
+        "one sample a microbatch: no padding at all",
+        _batching(micro_batch_size=1),
+        cases=("dense", "gpt2"),
+    ),
+    Variant("mbs3", "a last microbatch that is smaller", _batching(micro_batch_size=3)),
+    Variant(
+        "mbs4", "denominators of the mini-batch, not of the microbatch", _batching(micro_batch_size=4), EVERY
+    ),
+    Variant("left-mbs3", "left padding of unequal width", _batching(padding_side="left", micro_batch_size=3)),
+    # packing
+    Variant("packed", "attention and positions across sample boundaries", _batching(**PACKED), EVERY),
+    Variant("packed-pad16", "padding after the last sample", _batching(**PACKED, pad_to_multiple_of=16)),
+    Variant("packed-mbs3", "several packed rows", _batching(**PACKED, micro_batch_size=3)),
+    Variant(
+        "varlen",
+        "attention that never sees another sample",
+        {**_batching(**PACKED), "model.attn_implementation": "varlen"},
+        BOTH,
+    ),
+    # dynamic batches
+    Variant("dynamic", "microbatches of unequal numbers of samples", _batching(max_tokens_per_microbatch=96)),
+    Variant(
+        "packed-dynamic",
+        "token budgets and packing",
+        _batching(**PACKED, max_tokens_per_microbatch=48),
+        BOTH,
+    ),
+    # row order
+    Variant(
+        "reversed", "samples told apart by their row", _batching(row_order="reversed", micro_batch_size=5)
+    ),
+    Variant(
+        "longest-first",
+        "samples sorted into microbatches by length",
+        _batching(row_order="longest_first", max_tokens_per_microbatch=96),
+    ),
+    Variant(
+        "packed-shortest-first",
+        "sorting and packing",
+        _batching(**PACKED, row_order="shortest_first", max_tokens_per_microbatch=48),
+    ),
+    # kernels and memory
+    Variant("eager", "attention with an additive mask", {"model.attn_implementation": "eager"}, EVERY),
+    Variant(
+        "packed-eager",
+        "the same on packed rows",
+        {**_batching(**PACKED), "model.attn_implementation": "eager"},
+    ),
+    Variant(
+        "checkpointing",
+        "activations computed twice",
+        {"model.gradient_checkpointing": True},
+        (*SEMANTICS, Precision.BITWISE),
+        twin="base",
+    ),
+    Variant(
+        "chunked",
+        "log-probs of a few tokens at a time",
+        _batching(log_prob_chunk_size=7),
+        BOTH,
+    ),
+    Variant(
+        "packed-chunked-mbs4",
+        "chunks that end inside a microbatch",
+        _batching(**PACKED, log_prob_chunk_size=16, micro_batch_size=4),
+    ),
+    # torch.compile
+    Variant(
+        "compiled",
+        "fused kernels in other orders of arithmetic",
+        {"model.compile": "inductor"},
+        BOTH,
+        cases=("dense",),
+    ),
+    Variant(
+        "traced",
+        "the graphs of torch.compile, run by eager kernels",
+        {"model.compile": "aot_eager", **_batching(**PACKED, micro_batch_size=4)},
+    ),
+    # optimizer implementations
+    Variant("adamw-for-loop", "the plain update", {"optimizer.implementation": "for_loop"}),
+    Variant(
+        "adamw-foreach",
+        "many tensors at once",
+        {"optimizer.implementation": "foreach"},
+        (*SEMANTICS, Precision.BITWISE),
+        twin="adamw-for-loop",
+    ),
+    Variant("adamw-fused", "one kernel", {"optimizer.implementation": "fused"}, BOTH),
+)
+"""The variants on one process, by name."""
+
+
+def select(names: Iterable[str], pattern: str) -> list[str]:
+    """The names that a comma-separated list of patterns finds, in their order; raises `ConfigError` for none."""
+    known = list(names)
+    patterns = [part.strip() for part in pattern.split(",") if part.strip()]
+    found = [name for name in known if any(fnmatchcase(name, part) for part in patterns)]
+    if not found:
+        raise ConfigError(
+            f"{pattern!r} matches none of {', '.join(known)}; give a name, or a pattern such as 'packed*'"
+        )
+    return found
+
+
+def parse_variants(table: Mapping[str, Any], origin: str) -> dict[str, Variant]:
+    """Variants from plain data: name -> ``{why, overrides, precisions, cases, twin}``.
+
+    Raises:
+        ConfigError: naming ``origin``, the variant, and what is wrong with it.
+    """
+    return {name: _parse(name, row, f"{origin}: variant {name!r}") for name, row in table.items()}
+
+
+def _parse(name: str, row: Any, stated: str) -> Variant:
+    known = [spec.name for spec in fields(Variant) if spec.name != "name"]
+    if not isinstance(row, Mapping) or not set(row) <= set(known):
+        raise ConfigError(f"{stated} must be a table with keys of {', '.join(known)}; correct {row!r}")
+    if not isinstance(row.get("why"), str) or not row["why"].strip():
+        raise ConfigError(f'{stated} does not say why it exists; add why = "what it could break"')
+    if "/" in name or "[" in name or not name.isprintable():
+        raise ConfigError(f"{stated} cannot stand in a test id; choose letters, digits and dashes")
+    overrides = row.get("overrides", {})
+    if not isinstance(overrides, Mapping):
+        raise ConfigError(f"{stated} has the overrides {overrides!r}; give a table of dotted keys and values")
+    try:
+        precisions = tuple(Precision(value) for value in _list(row.get("precisions", SEMANTICS)))
+    except ValueError:
+        allowed = ", ".join(Precision)
+        raise ConfigError(
+            f"{stated} has the precisions {row['precisions']!r}; choose from {allowed}"
+        ) from None
+    twin = row.get("twin")
+    if (Precision.BITWISE in precisions) != (twin is not None):
+        raise ConfigError(
+            f"{stated}: precision bitwise and twin (whose bytes to reproduce) go together; give both"
+        )
+    return Variant(
+        name, row["why"], dict(flat(overrides)), precisions, tuple(_list(row.get("cases", ["*"]))), twin
+    )
+
+
+def _list(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list | tuple) else [value]
+
+
+def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+    """Dotted key -> value of nested tables: TOML reads ``batching.layout = "packed"`` as a table in a table."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

@@ -1,0 +1,62 @@
+"""Environments: what answers a completion that is not the last one of its conversation.
+
+An environment is a plain function of (problem, completion text). Like the rewards it only compares what the model
+wrote; nothing is parsed or evaluated.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from regress.errors import TaskError
+from regress.tasks.functions import named_function
+from regress.tasks.problem import WHITESPACE, Problem, is_correct
+
+Feedback = Callable[[Problem, str], str | None]
+
+WRONG = "?"
+
+
+def checker(problem: Problem, completion: str) -> str | None:
+    """The completion, as long as the answer, with "?" in every place that is wrong; None if all is right.
+
+    To "dcx" for the answer "dcba" it says "dc??".
+    """
+    if is_correct(problem, completion):
+        return None
+    text = completion.strip(WHITESPACE).ljust(len(problem.answer), "\0")
+    return "".join(a if a == b else WRONG for a, b in zip(problem.answer, text, strict=False))
+
+
+_REGISTRY: dict[str, Feedback] = {"checker": checker}
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A feedback function under its name, callable like one."""
+
+    name: str
+    feedback: Feedback
+
+    def __call__(self, problem: Problem, completion: str) -> str | None:
+        """What it says to a completion; None ends the conversation.
+
+        Raises TaskError if the function raises, or returns anything but text or None.
+        """
+        where = f"environment {self.name!r} on task {problem.task!r} (task_id {problem.task_id})"
+        try:
+            said: object = self.feedback(problem, completion)
+        except (Exception, SystemExit) as error:
+            raise TaskError(
+                f"{where} raised {type(error).__name__}: {error}; an environment must answer every text, or return None"
+            ) from error
+        if said is not None and not isinstance(said, str):
+            raise TaskError(f"{where} returned {said!r}; an environment must return text or None")
+        return said
+
+
+def make_environment(name: str) -> Environment:
+    """The environment of `task.environment`: a registered one, or a path "package.module:function".
+
+    Raises TaskError for an unknown name or a path that cannot be imported.
+    """
+    return Environment(name, named_function("task.environment", "environment", name, _REGISTRY))

@@ -1,0 +1,9 @@
+"""Every golden case under every variant: one test for each step, rank, microbatch and quantity."""
+
+from __future__ import annotations
+
+from regress.plugin.replays import RecordCheck
+
+
+def test_golden(regress_record: RecordCheck) -> None:
+    regress_record.check()

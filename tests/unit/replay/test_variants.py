@@ -1,0 +1,101 @@
+"""The table of variants: what a row may say, and rows of one's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from regress.engine.config import load_config
+from regress.errors import ConfigError
+from regress.replay.configure import overlaid
+from regress.replay.table import project_variants
+from regress.replay.variants import VARIANTS, Precision, Variant, flat, parse_variants, select
+
+
+@pytest.mark.parametrize("variant", VARIANTS.values(), ids=lambda variant: variant.name)
+def test_a_built_in_variant_is_a_configuration_of_the_engine(variant: Variant, tmp_path: Path) -> None:
+    import yaml
+
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(overlaid({}, variant.overrides)))
+    config = load_config(config_path=str(path), environ={}).config
+    for key, value in variant.overrides.items():
+        found: object = config
+        for part in key.split("."):
+            found = getattr(found, part)
+        assert found == value
+    assert variant.why
+    assert (Precision.BITWISE in variant.precisions) == (variant.twin is not None)
+
+
+def test_rows_of_a_project_are_added_and_replace(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text(
+        '[tool.regress.variants.wide]\nwhy = "wide rows"\nbatching.pad_to_length = 3\n'
+        '[tool.regress.variants.left]\nwhy = "mine"\nprecisions = ["float64"]\n'
+        'overrides."batching.padding_side" = "left"\n'.replace("batching.pad", "overrides.batching.pad")
+    )
+    table = project_variants(tmp_path, [Variant("hooked", "from conftest.py", {"threads": 2})])
+    assert table["wide"].overrides == {"batching.pad_to_length": 3}
+    assert table["left"].precisions == (Precision.FLOAT64,)
+    assert table["left"].overrides == {"batching.padding_side": "left"}
+    assert table["hooked"].overrides == {"threads": 2}
+    assert table["packed"] is VARIANTS["packed"]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"overrides": {}}, "does not say why it exists; add why"),
+        (
+            {"why": "x", "override": {}},
+            "must be a table with keys of why, overrides, precisions, cases, twin",
+        ),
+        ({"why": "x", "precisions": ["fp32"]}, "choose from float64, float32, bfloat16, bitwise"),
+        (
+            {"why": "x", "precisions": ["bitwise"]},
+            "precision bitwise and twin (whose bytes to reproduce) go together",
+        ),
+        ({"why": "x", "twin": "base"}, "go together; give both"),
+        ({"why": "x", "overrides": 3}, "give a table of dotted keys and values"),
+        ("packed", "must be a table with keys of"),
+    ],
+)
+def test_a_row_that_cannot_be_meant_is_named(row: object, message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        parse_variants({"mine": row}, "pyproject.toml")
+    assert "pyproject.toml: variant 'mine'" in str(error.value)
+    assert message in str(error.value)
+
+
+def test_a_name_that_would_break_a_test_id_is_refused() -> None:
+    with pytest.raises(ConfigError, match="cannot stand in a test id"):
+        parse_variants({"a/b": {"why": "x"}}, "conftest.py")
+
+
+def test_a_twin_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text(
+        '[tool.regress.variants.mine]\nwhy = "x"\nprecisions = ["bitwise"]\ntwin = "bse"\n'
+    )
+    with pytest.raises(ConfigError, match="variant 'mine' has the twin 'bse', which is no variant"):
+        project_variants(tmp_path)
+
+
+def test_broken_toml_is_named(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("[tool.regress")
+    with pytest.raises(ConfigError, match=r"pyproject\.toml is no valid TOML"):
+        project_variants(tmp_path)
+
+
+def test_patterns_select_in_the_order_of_the_table() -> None:
+    assert select(["a", "ab", "b"], "b, a*") == ["a", "ab", "b"]
+    with pytest.raises(ConfigError, match="'c' matches none of a, b"):
+        select(["a", "b"], "c")
+
+
+def test_nested_tables_are_dotted_keys() -> None:
+    assert dict(flat({"batching": {"layout": "packed"}, "optimizer.eps": 1, "task": {"rewards": {}}})) == {
+        "batching.layout": "packed",
+        "optimizer.eps": 1,
+        "task.rewards": {},
+    }
