@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -60,6 +61,7 @@ def _no_progress(_: str, __: int) -> Callable[[], None]:
 def _torch_settings(threads: int) -> Iterator[None]:
     """Threads and deterministic switches of the run; those of the surrounding process come back afterwards."""
     before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    recursion = sys.getrecursionlimit()  # torch.compile raises it for good
     cudnn = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
     bars = is_progress_bar_enabled()
     configure_torch(threads)
@@ -67,6 +69,7 @@ def _torch_settings(threads: int) -> Iterator[None]:
     try:
         yield
     finally:
+        sys.setrecursionlimit(recursion)
         torch.set_num_threads(before[0])
         torch.use_deterministic_algorithms(before[1])
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = cudnn

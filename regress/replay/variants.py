@@ -166,6 +166,7 @@ VARIANTS: Mapping[str, Variant] = _rows(
         "chunks that end inside a microbatch",
         _batching(**PACKED, log_prob_chunk_size=16, micro_batch_size=4),
     ),
+    Variant("threads2", "sums split over two threads", {"threads": 2}, BOTH),
     # torch.compile
     Variant(
         "compiled",

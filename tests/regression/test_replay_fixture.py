@@ -24,7 +24,13 @@ def test_a_replay_is_a_dump_with_the_golden_values(regress: Any) -> None:
     [
         ("nothing", "base", "float64", GoldenError, "there is no case 'nothing': cases here are cispo, dapo"),
         ("dense", "bas", "float64", ConfigError, "there is no variant 'bas'; choose one of base, left"),
-        ("dense", "base", "fp32", ConfigError, "there is no precision 'fp32'; choose one of float64, float32"),
+        (
+            "dense",
+            "base",
+            "fp32",
+            ConfigError,
+            "there is no precision 'fp32'; choose one of float64, float32",
+        ),
     ],
 )
 def test_what_does_not_exist_is_named(

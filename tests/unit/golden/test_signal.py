@@ -136,9 +136,9 @@ def two_updates(world: World) -> None:
 
 
 def longer(world: World) -> None:
-    """The completion of one token gets a second one, everywhere."""
+    """The completions of one token, the second turn of a conversation among them, get another one."""
     for found in world.trajectories.values():
-        found[2].prompt_length = 1
+        found[0].loss_mask[-2] = found[2].loss_mask[-2] = 1
 
 
 def dead_parameter(world: World) -> None:

@@ -31,9 +31,9 @@ def test_a_built_in_variant_is_a_configuration_of_the_engine(variant: Variant, t
 
 def test_rows_of_a_project_are_added_and_replace(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text(
-        '[tool.regress.variants.wide]\nwhy = "wide rows"\nbatching.pad_to_length = 3\n'
+        '[tool.regress.variants.wide]\nwhy = "wide rows"\noverrides.batching.pad_to_length = 3\n'
         '[tool.regress.variants.left]\nwhy = "mine"\nprecisions = ["float64"]\n'
-        'overrides."batching.padding_side" = "left"\n'.replace("batching.pad", "overrides.batching.pad")
+        'overrides."batching.padding_side" = "left"\n'
     )
     table = project_variants(tmp_path, [Variant("hooked", "from conftest.py", {"threads": 2})])
     assert table["wide"].overrides == {"batching.pad_to_length": 3}
