@@ -5,14 +5,16 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
+import pytest
+
 from regress.report.text import explain, headline
 
 if TYPE_CHECKING:
-    import pytest
-
     from regress.golden.case import GoldenCase
     from regress.replay.matrix import Item
     from regress.replay.outcome import Outcome, ReplayOutcome
+
+_ENVIRONMENT = pytest.StashKey[dict[str, list[str]]]()
 
 
 def explain_replay(item: Item, outcome: Outcome, replay: ReplayOutcome, node: pytest.Item) -> tuple[str, str]:
@@ -20,28 +22,36 @@ def explain_replay(item: Item, outcome: Outcome, replay: ReplayOutcome, node: py
     details = explain(
         outcome.failed,
         where=item.id,
-        others=[verdict for verdict in replay.failed if verdict not in outcome.failed],
-        environment=environment_differences(item.replay.case),
+        others=[
+            verdict for other in replay.outcomes.values() if other is not outcome for verdict in other.failed
+        ],
+        environment=environment_differences(item.replay.case, node.config),
         commands=commands(item, node),
     )
     return headline(outcome.failed[0], item.replay.name), details
 
 
-def environment_differences(case: GoldenCase) -> list[str]:
-    """What of the recording's environment is another one now."""
-    from regress.golden.provenance import differences
-    from regress.replay.record import provenance_of
+def environment_differences(case: GoldenCase, config: pytest.Config) -> list[str]:
+    """What of the recording's environment is another one now; found once a case, as git takes its time."""
+    found = config.stash.setdefault(_ENVIRONMENT, {})
+    if case.name not in found:
+        from regress.golden.provenance import differences
+        from regress.replay.record import provenance_of
 
-    return [] if case.manifest is None else differences(case.manifest.provenance, provenance_of(case))
+        now = provenance_of(case)
+        found[case.name] = [] if case.manifest is None else differences(case.manifest.provenance, now)
+    return found[case.name]
 
 
 def commands(item: Item, node: pytest.Item) -> dict[str, str]:
-    """How to repeat this test alone, with its dump kept, and how to accept the new values."""
+    """How to repeat this test alone, with its dump kept, and how to accept the new values, where an update can."""
     test = shlex.quote(node.nodeid)
-    case, quantity = item.replay.case.name, item.quantity
-    expression = shlex.quote(f"{case}/base and {quantity}")
-    return {
+    found = {
         "reproduce": f"pytest {test}",
         "keep the dump": f"pytest {test} --regress-keep-dumps",
-        "update": f"pytest --update-golden -k {expression}",
     }
+    if item.quantity != "trajectory" and item.replay.precision != "bitwise":
+        end = "]" if node.name.endswith(f"{item.id}]") else ""  # without: "entropy" is in "entropy_loss", too
+        expression = shlex.quote(f"[{item.replay.name}/ and /{item.quantity}{end}")
+        found["update"] = f"pytest --update-golden -k {expression}"
+    return found

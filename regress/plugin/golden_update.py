@@ -4,38 +4,59 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from regress.errors import RegressError
 from regress.plugin.rows import UpdateRow
 from regress.report.numbers import pair
 
 if TYPE_CHECKING:
+    from regress.golden.store import GoldenStore
     from regress.replay.staging import Staged
     from regress.replay.update import Change
 
 
-def apply_staged(staged_dir: Path, golden_dir: Path, *, review: bool) -> list[UpdateRow]:
-    """Write what a session staged; returns a row for each quantity of a case that changes."""
-    from regress.golden.commit import commit
-    from regress.golden.pending import propose
-    from regress.golden.store import GoldenStore
-    from regress.replay.staging import changed_truth, read_staged, staged_names
+@dataclass
+class Applied:
+    """What became of the updates: a row for each quantity of a case that changed, a sentence for each failure."""
 
-    store = GoldenStore(golden_dir)
-    rows: list[UpdateRow] = []
+    rows: list[UpdateRow] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+def apply_staged(staged_dir: Path, golden_dir: Path, *, review: bool) -> Applied:
+    """Write what a session staged, case by case: one that cannot be written keeps no other from it."""
+    from regress.golden.store import GoldenStore
+    from regress.replay.staging import read_staged, staged_names
+
+    found = Applied()
     for name in staged_names(staged_dir):
         staged = read_staged(staged_dir, name)
         if staged.case is None or not staged.changes:
             continue
-        assert staged.case.manifest is not None
-        provenance = staged.case.manifest.provenance
-        if review:
-            propose(store, name, truth=changed_truth(staged), provenance=provenance)
+        try:
+            _write(GoldenStore(golden_dir), name, staged, review)
+        except RegressError as error:
+            found.problems.append(f"the update of {name} was not written: {error}")
         else:
-            commit(store.folder(name), truth=changed_truth(staged), provenance=provenance)
-        rows += _rows(name, staged, review)
-    return rows
+            found.rows += _rows(name, staged, review)
+    return found
+
+
+def _write(store: GoldenStore, name: str, staged: Staged, review: bool) -> None:
+    from regress.golden.commit import commit
+    from regress.golden.pending import propose
+    from regress.replay.staging import changed_truth
+
+    assert staged.case is not None
+    assert staged.case.manifest is not None
+    provenance = staged.case.manifest.provenance
+    if review:
+        propose(store, name, truth=changed_truth(staged), provenance=provenance)
+    else:
+        commit(store.folder(name), truth=changed_truth(staged), provenance=provenance)
 
 
 def _rows(case: str, staged: Staged, pending: bool) -> Iterable[UpdateRow]:

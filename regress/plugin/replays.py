@@ -9,6 +9,7 @@ variants="packed*")`` narrows it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -71,20 +72,21 @@ class RecordCheck:
             pytest.fail(headline, pytrace=False)
 
 
-def parametrize(metafunc: pytest.Metafunc, suite: Suite) -> None:
+def parametrize(metafunc: pytest.Metafunc, suite: Callable[[], Suite]) -> None:
     """One test for each item, if the test function asks for the fixture."""
     if FIXTURE not in metafunc.fixturenames:
         return
     stated = metafunc.definition.nodeid
     marker = metafunc.definition.get_closest_marker(MARKER)
     chosen: dict[str, Any] = {"cases": "*", "variants": "*", **(marker.kwargs if marker is not None else {})}
-    if set(chosen) != {"cases", "variants"} or (marker is not None and marker.args):
-        raise pytest.UsageError(
+    texts = all(isinstance(value, str) for value in chosen.values())
+    if set(chosen) != {"cases", "variants"} or not texts or (marker is not None and marker.args):
+        raise pytest.Collector.CollectError(
             f"{stated}: the marker {MARKER} takes cases= and variants=, each a pattern or several with commas between "
             "them"
         )
     try:
-        parameters = suite.parameters(chosen["cases"], chosen["variants"])
+        parameters = suite().parameters(chosen["cases"], chosen["variants"])
     except RegressError as error:
-        raise pytest.UsageError(f"{stated}: {error}") from None
+        raise pytest.Collector.CollectError(f"{stated}: {error}") from None
     metafunc.parametrize(FIXTURE, parameters, ids=[parameter.id for parameter in parameters], indirect=True)

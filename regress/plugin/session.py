@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import shutil
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from regress.errors import RegressError
+from regress.errors import ConfigError
 from regress.plugin.replays import FIXTURE, MARKER, SUITE, parametrize
 from regress.plugin.settings import SETTINGS
+from regress.plugin.shared import SharedFolder
 from regress.plugin.suite import Broken, Suite
 from regress.plugin.summary import SUMMARY
 
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from regress.replay.matrix import Item
 
 _SHARED = "regress_shared"
+_ENDED = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
 class ReplaySession:
@@ -29,27 +29,29 @@ class ReplaySession:
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self._worker: dict[str, Any] | None = getattr(config, "workerinput", None)
-        self._shared: Path | None = None if self._worker is None else Path(self._worker[_SHARED])
-        self._deselected: list[pytest.Item] = []
+        self._own: SharedFolder | None = None
         self._crashed = False
 
     @property
     def shared(self) -> Path:
         """Directory that all processes of the session see; made when it is first asked for."""
-        if self._shared is None:
-            self._shared = Path(mkdtemp(prefix="regress-"))
-        return self._shared
+        if self._worker is not None:
+            return Path(self._worker[_SHARED])
+        if self._own is None:
+            self._own = SharedFolder()
+        return self._own.path
 
     def suite(self) -> Suite:
-        """The cases and variants, opened when a test first asks for them."""
+        """The cases and variants, opened when a test first asks for them; raises `ConfigError` for bad variants."""
         if SUITE not in self._config.stash:
             from regress.replay.table import project_variants
 
             added = self._config.hook.pytest_regress_variants(config=self._config)
-            try:
-                variants = project_variants(self._config.rootpath, [row for rows in added for row in rows])
-            except RegressError as error:
-                raise pytest.UsageError(str(error)) from None
+            if not all(isinstance(rows, Iterable) for rows in added):
+                raise ConfigError(
+                    f"pytest_regress_variants gave {added!r}; give a list of regress.replay.variants.Variant"
+                )
+            variants = project_variants(self._config.rootpath, [row for rows in added for row in rows])
             self._config.stash[SUITE] = Suite(self._config.stash[SETTINGS], self.shared, variants)
         return self._config.stash[SUITE]
 
@@ -61,24 +63,19 @@ class ReplaySession:
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Enumerate the golden cases for a test function that asks for them."""
         if FIXTURE in metafunc.fixturenames:
-            parametrize(metafunc, self.suite())
-
-    def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
-        """Remember what -k and its like leave out."""
-        self._deselected += items
+            parametrize(metafunc, self.suite)
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Settle what an update may change: all of a case, or what the selected tests are about."""
+        """Settle what an update may change: what the selected tests are about, whatever selected them."""
         if self._config.stash[SETTINGS].update is None or SUITE not in self._config.stash:
             return
         suite = self._config.stash[SUITE]
-        narrowed = {item.replay.case.name for item in _replayed(self._deselected)}
         wanted: dict[str, set[tuple[str, str]]] = defaultdict(set)
         for item in _replayed(session.items):
             for update in item.replay.plan:
                 if (update.step, update.update) == (item.place.step, item.place.update):
                     wanted[item.replay.case.name].add((update.where, item.quantity))
-        suite.selection.update({case: found if case in narrowed else None for case, found in wanted.items()})
+        suite.selection.update(wanted)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: object) -> None:
@@ -86,36 +83,35 @@ class ReplaySession:
         self._crashed = self._crashed or error is not None
 
     @pytest.hookimpl(trylast=True)
-    def pytest_sessionfinish(self, exitstatus: int | pytest.ExitCode) -> None:
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int | pytest.ExitCode) -> None:
         """Write the updates that tests have prepared, unless the session broke off."""
         settings = self._config.stash[SETTINGS]
-        if self._worker is not None or settings.update is None or self._shared is None:
+        if self._worker is not None or settings.update is None or self._own is None:
             return
-        broken_off = exitstatus in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR)
         summary = self._config.stash[SUMMARY]
-        if broken_off or self._crashed:
+        if exitstatus not in _ENDED or self._crashed:
             summary.note("no golden case was written, because the session broke off: run the update again")
             return
         from regress.plugin.golden_update import apply_staged
 
-        try:
-            summary.add(
-                apply_staged(self.shared / "staged", settings.golden_dir, review=settings.update.review)
-            )
-        except RegressError as error:
-            raise pytest.UsageError(str(error)) from None
+        found = apply_staged(self.shared / "staged", settings.golden_dir, review=settings.update.review)
+        summary.add(found.rows)
+        for problem in found.problems:
+            summary.note(problem)
+        if found.problems:  # tests have passed against what could not be written
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_unconfigure(self) -> None:
         """Remove what the processes shared."""
-        if self._worker is None and self._shared is not None:
-            shutil.rmtree(self._shared, ignore_errors=True)
+        if self._own is not None:
+            self._own.remove()
 
 
 SESSION = pytest.StashKey[ReplaySession]()
 
 
 def suite_of(config: pytest.Config) -> Suite:
-    """The suite of a session; `pytest.UsageError` for variants that cannot be meant."""
+    """The suite of a session; raises `ConfigError` for variants that cannot be meant."""
     session: ReplaySession = config.stash[SESSION]
     return session.suite()
 

@@ -69,6 +69,11 @@ def read_settings(config: pytest.Config) -> Settings:
         report=_folder(config, "--regress-report", "regress_report"),
         keep_dumps=_folder(config, "--regress-keep-dumps", "regress_keep_dumps"),
     )
+    if settings.keep_dumps is not None and settings.keep_dumps.is_relative_to(settings.golden_dir):
+        raise pytest.UsageError(
+            f"dumps cannot be kept in {settings.keep_dumps}, because that is of the golden directory "
+            f"{settings.golden_dir}: choose another folder"
+        )
     if settings.update is not None and not settings.update.force and (found := continuous_integration()):
         raise pytest.UsageError(
             f"--update-golden is refused where CI is set (CI={found}), because somebody has to look at a golden before "

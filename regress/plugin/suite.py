@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -15,17 +14,18 @@ if TYPE_CHECKING:
     from regress.golden.case import GoldenCase
     from regress.plugin.settings import Settings
     from regress.replay.cache import ReplayCache
-    from regress.replay.matrix import Item, Replay
+    from regress.replay.matrix import Item
     from regress.replay.staging import Selection, Staging
     from regress.replay.variants import Variant
 
 
 @dataclass(frozen=True)
 class Broken:
-    """A case that cannot be replayed, as a test that fails and says why."""
+    """A case or a replay that cannot be judged, as a test that fails and says why; ``case`` is its name, if known."""
 
     id: str
     problem: str
+    case: str | None = None
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Suite:
         settings: the options of this session.
         shared: directory that all processes of the session see.
         variants: the table, with the project's rows.
-        selection: of a case that is updated, what the tests of this session ask for; see `Staging`.
+        selection: of a case, the updates and quantities that the tests of this session are about; see `Staging`.
     """
 
     settings: Settings
@@ -66,11 +66,11 @@ class Suite:
                 case = store.case(name)
                 case.verify_inputs()
             except RegressError as error:
-                broken.append(Broken(f"{name}/damaged", str(error)))
+                broken.append(Broken(f"{name}/damaged", str(error), name))
                 continue
             if case.manifest is None:
                 advice = f"{case.folder} is not recorded yet: run regress golden record {name}"
-                broken.append(Broken(f"{name}/unrecorded", advice))
+                broken.append(Broken(f"{name}/unrecorded", advice, name))
             else:
                 found.append(case)
         if not found and not broken:
@@ -102,7 +102,7 @@ class Suite:
         update = self.settings.update
         if update is None:
             return None
-        return Staging(self.shared / "staged", everything=update.all, selection=self.selection.get)
+        return Staging(self.shared / "staged", everything=update.all, selection=self.selection.__getitem__)
 
     def _golden(self, case: GoldenCase) -> GoldenCase:
         """The case whose values a replay is judged against."""
@@ -125,25 +125,31 @@ class Suite:
         if precision not in runnable:
             raise ConfigError(f"there is no precision {precision!r}; choose one of {', '.join(runnable)}")
         opened = GoldenStore(self.settings.golden_dir).case(case)
+        opened.verify_inputs()
         return self.cache.dump(Replay(opened, self.variants[variant], Precision(precision)))
 
     def parameters(self, cases: str, variants: str) -> list[Item | Broken]:
-        """The tests of the cases and variants that two lists of patterns name, in the tiers of this session."""
-        from regress.replay.matrix import items
+        """The tests of the cases and variants that two lists of patterns name, in the tiers of this session.
 
+        Raises:
+            ConfigError: if a pattern finds nothing, or none of the variants is replayed on any of the cases.
+        """
+        from regress.replay.matrix import items, replays
+        from regress.replay.variants import TIERS, select
+
+        known = sorted({broken.case for broken in self.broken if broken.case} | {c.name for c in self.cases})
+        chosen = select(known, cases) if known else []
+        table = {name: self.variants[name] for name in select(self.variants, variants)}
+        if known and not any(variant.applies_to(case) for variant in table.values() for case in chosen):
+            raise ConfigError(
+                f"no variant of {variants!r} is replayed on a case of {cases!r}, so nothing would be compared; "
+                f"{', '.join(table)} have cases of their own"
+            )
         found: list[Item | Broken] = []
-        for replay in self._replays(cases, variants):
+        wanted = [case for case in self.cases if case.name in chosen]
+        for replay in replays(wanted, table, TIERS[self.settings.tier]):
             try:
                 found += items(replay)
             except RegressError as error:
-                found.append(Broken(f"{replay.name}/unplanned", str(error)))
-        return [*found, *self.broken]
-
-    def _replays(self, cases: str, variants: str) -> Iterator[Replay]:
-        from regress.replay.matrix import replays
-        from regress.replay.variants import TIERS, select
-
-        table = {name: self.variants[name] for name in select(self.variants, variants)}
-        chosen = select([case.name for case in self.cases], cases) if self.cases else []
-        wanted = [case for case in self.cases if case.name in chosen]
-        yield from replays(wanted, table, TIERS[self.settings.tier])
+                found.append(Broken(f"{replay.name}/unplanned", str(error), replay.case.name))
+        return [*found, *(broken for broken in self.broken if broken.case in (None, *chosen))]

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from filelock import FileLock
-
 from regress.dump.files import write_atomically
 from regress.dump.reader import DumpReader
-from regress.errors import RegressError
+from regress.errors import ReplayError, reason
 from regress.golden.case import GoldenCase
-from regress.replay.matrix import Replay
+from regress.replay.matrix import Replay, items
 from regress.replay.outcome import ReplayOutcome
+from regress.replay.turns import stated, turn
 from regress.replay.variants import Precision, Variant
-
-TIMEOUT = 600.0
-"""Seconds to wait for a replay that another process runs: far more than any takes, so a dead one is noticed."""
 
 
 @dataclass
@@ -28,7 +25,7 @@ class ReplayCache:
     Attributes:
         variants: the table in which twins are looked up.
         scale: factor on measured tolerances.
-        keep: where the dumps of judged replays stay; None: they are removed.
+        keep: where a copy of each dump stays, below the name of its replay; None: dumps are removed.
         golden: the case whose values a case is judged against; itself, unless it is being updated.
     """
 
@@ -46,22 +43,22 @@ class ReplayCache:
         return self._outcomes[replay.name]
 
     def dump(self, replay: Replay) -> DumpReader:
-        """The dump of a replay, which stays until the session ends."""
+        """The dump of a replay, which stays until the session ends; raises `RegressError` if it cannot run."""
         folder = self._folder(replay)
-        with FileLock(f"{folder}.lock", timeout=TIMEOUT):
+        with turn(folder, replay.name):
             (folder / "keep").touch()
             return self._dump(replay)
 
     def _shared_outcome(self, replay: Replay) -> ReplayOutcome:
         folder = self._folder(replay)
         path = folder / "outcome.json"
-        with FileLock(f"{folder}.lock", timeout=TIMEOUT):
+        with turn(folder, replay.name):
             if path.is_file():
                 return ReplayOutcome.loads(path.read_text())
             try:
                 found = self._judge(replay)
-            except RegressError as error:
-                found = ReplayOutcome(error=str(error))
+            except Exception as error:  # whatever it is, it would come again with each of the replay's tests
+                found = ReplayOutcome(error=stated(error))
             write_atomically(path, [found.dumps().encode()])
             self._leave(replay)
         return found
@@ -73,12 +70,13 @@ class ReplayCache:
             replay
         )  # its lock is taken under this one; a twin has none itself, so no circle arises
         dump = self._dump(replay)
+        tested = {(str(item.place), item.quantity) for item in items(replay)}
         if twin is not None:
-            return ReplayOutcome.of(judge_twin(replay.case, dump, twin, replay.plan))
+            return ReplayOutcome.of(judge_twin(replay.case, dump, twin, replay.plan), tested)
         tolerance = stored_tolerances(replay.case, replay.precision, self.scale)
         golden = self.golden(replay.case)
         return ReplayOutcome.of(
-            judge_replay(golden, dump, replay.plan, replay.precision, tolerance=tolerance)
+            judge_replay(golden, dump, replay.plan, replay.precision, tolerance=tolerance), tested
         )
 
     def _twin(self, replay: Replay) -> DumpReader | None:
@@ -95,16 +93,29 @@ class ReplayCache:
         if (folder / "dump" / "manifest.json").is_file():
             return DumpReader(folder / "dump")
         shutil.rmtree(folder / "dump", ignore_errors=True)
-        return run(replay.case, replay.variant, replay.precision, folder)
+        try:
+            return run(replay.case, replay.variant, replay.precision, folder)
+        finally:
+            self._keep(folder, replay)
+
+    def _keep(self, folder: Path, replay: Replay) -> None:
+        """Copy what a run left, be it a part, in place of what an earlier session kept."""
+        if self.keep is None:
+            return
+        kept = self.keep / replay.name
+        try:
+            with suppress(FileNotFoundError):
+                shutil.rmtree(kept)
+            shutil.copytree(folder, kept, ignore=lambda *_: {"keep"})
+        except OSError as error:  # shutil.Error, too
+            raise ReplayError(
+                f"{kept} cannot hold the dump of a replay ({reason(error)}); choose another folder with "
+                "--regress-keep-dumps"
+            ) from None
 
     def _leave(self, replay: Replay) -> None:
-        """Keep or remove the dump of a judged replay; a twin's stays until the session ends."""
+        """Remove the dump of a judged replay; a twin's stays until the session ends."""
         folder = self._folder(replay)
-        if self.keep is not None:
-            shutil.rmtree(self.keep / replay.name, ignore_errors=True)
-            shutil.copytree(
-                folder, self.keep / replay.name, ignore=shutil.ignore_patterns("outcome.json", "keep")
-            )
         if not (folder / "keep").exists():
             shutil.rmtree(folder / "dump", ignore_errors=True)
 

@@ -8,9 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from weakref import WeakKeyDictionary
 
 from regress.compare.quantities import QUANTITIES
 from regress.compare.verdict import Place
+from regress.dump.trajectory import Trajectory
+from regress.errors import ConfigError
 from regress.golden.case import GoldenCase
 from regress.replay.plan import PlannedUpdate, plan_replay
 from regress.replay.variants import Precision, Variant
@@ -32,7 +35,7 @@ class Replay:
     @cached_property
     def plan(self) -> list[PlannedUpdate]:
         """The updates and microbatches that it computes."""
-        return plan_replay(self.case.trajectories(), self.case.config, self.variant.overrides)
+        return plan_replay(_trajectories(self.case), self.case.config, self.variant.overrides)
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,16 @@ class Item:
         return f"{self.replay.name}/{self.place}/{self.quantity}"
 
 
+_READ: WeakKeyDictionary[GoldenCase, dict[int, list[Trajectory]]] = WeakKeyDictionary()
+
+
+def _trajectories(case: GoldenCase) -> dict[int, list[Trajectory]]:
+    """The recorded rollouts of a case, read once for all of its replays."""
+    if case not in _READ:
+        _READ[case] = case.trajectories()
+    return _READ[case]
+
+
 def replays(
     cases: Iterable[GoldenCase], variants: Mapping[str, Variant], precisions: Sequence[Precision]
 ) -> Iterator[Replay]:
@@ -62,7 +75,17 @@ def replays(
 
 
 def items(replay: Replay) -> Iterator[Item]:
-    """The tests of a replay, in the order of computation."""
+    """The tests of a replay, in the order of computation.
+
+    Raises:
+        ConfigError: if its optimizer updates are not those that were recorded, so that some would go unjudged.
+    """
+    planned, recorded = [update.where for update in replay.plan], replay.case.wheres()
+    if set(planned) != set(recorded):
+        raise ConfigError(
+            f"{replay.name} makes the optimizer updates {', '.join(planned) or 'none'}, but recorded are "
+            f"{', '.join(recorded) or 'none'}; leave trainer.epochs and trainer.mini_batch_size to the case"
+        )
     for step in dict.fromkeys(update.step for update in replay.plan):
         yield Item(replay, Place(step), "trajectory")
         for update in (update for update in replay.plan if update.step == step):

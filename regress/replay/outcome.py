@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from regress.compare.verdict import Verdict
+from regress.compare.verdict import Place, Verdict
 
 
 @dataclass
@@ -43,11 +43,18 @@ class ReplayOutcome:
     error: str | None = None
 
     @classmethod
-    def of(cls, verdicts: Iterable[Verdict]) -> ReplayOutcome:
-        """Group verdicts by place and quantity."""
+    def of(cls, verdicts: Iterable[Verdict], tested: Collection[tuple[str, str]]) -> ReplayOutcome:
+        """Group verdicts by place and quantity.
+
+        Args:
+            tested: the places and quantities that have a test. What fails elsewhere, such as a quantity that was not
+                recorded, counts for the coverage of its update, or no test would show it.
+        """
         result = cls()
         for verdict in verdicts:
             key = (str(verdict.place), verdict.quantity)
+            if key not in tested and not verdict.ok:
+                key = (str(Place(verdict.place.step, verdict.place.update)), "coverage")
             result.outcomes.setdefault(key, Outcome()).add(verdict)
         return result
 

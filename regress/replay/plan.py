@@ -8,7 +8,7 @@ from typing import Any
 
 from regress.dump.coordinates import Coordinates
 from regress.dump.trajectory import Trajectory
-from regress.errors import ConfigError
+from regress.errors import ConfigError, reason
 from regress.layout import BatchPlan, SampleKey, TokenFrame, TokenLayout, plan_microbatches
 
 
@@ -44,17 +44,22 @@ def plan_replay(
         overrides: those of the variant, by dotted key.
 
     Raises:
-        ConfigError: if a key of ``batching`` is unknown, or a sample exceeds the token budget.
+        ConfigError: if a value of ``batching`` or ``trainer`` is none, or a sample exceeds the token budget.
     """
-    plan = _batch_plan(section(config, overrides, "batching"))
-    trainer = section(config, overrides, "trainer")
-    return [
-        _planned(step, update, frame, plan)
-        for step, samples in sorted(trajectories.items())
-        for update, frame in _updates(
-            frame_of(samples), trainer.get("epochs", 1), trainer.get("mini_batch_size")
-        )
-    ]
+    batching, trainer = (section(config, overrides, name) for name in ("batching", "trainer"))
+    try:
+        plan = _batch_plan(batching)
+        cuts = trainer.get("epochs", 1), trainer.get("mini_batch_size")
+        return [
+            _planned(step, update, frame, plan)
+            for step, samples in sorted(trajectories.items())
+            for update, frame in _updates(frame_of(samples), *cuts)
+        ]
+    except (TypeError, ValueError, ArithmeticError) as error:  # values that the engine would refuse, too
+        raise ConfigError(
+            f"batching={batching} with trainer={trainer} cannot be planned ({reason(error)}); correct the case or the "
+            "variant"
+        ) from None
 
 
 def section(config: Mapping[str, Any], overrides: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -62,7 +67,7 @@ def section(config: Mapping[str, Any], overrides: Mapping[str, Any], name: str) 
     given = {
         key.removeprefix(f"{name}."): value for key, value in overrides.items() if key.startswith(f"{name}.")
     }
-    return {**config.get(name, {}), **given}
+    return {**(config.get(name) or {}), **given}
 
 
 def _batch_plan(values: Mapping[str, Any]) -> BatchPlan:

@@ -60,7 +60,9 @@ def _no_progress(_: str, __: int) -> Callable[[], None]:
 @contextmanager
 def _torch_settings(threads: int) -> Iterator[None]:
     """Threads and deterministic switches of the run; those of the surrounding process come back afterwards."""
-    before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    threads = torch.get_num_threads()
+    strict = torch.are_deterministic_algorithms_enabled()
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
     recursion = sys.getrecursionlimit()  # torch.compile raises it for good
     cudnn = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
     bars = is_progress_bar_enabled()
@@ -70,8 +72,8 @@ def _torch_settings(threads: int) -> Iterator[None]:
         yield
     finally:
         sys.setrecursionlimit(recursion)
-        torch.set_num_threads(before[0])
-        torch.use_deterministic_algorithms(before[1])
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(strict, warn_only=warns)
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = cudnn
         if bars:
             enable_progress_bar()

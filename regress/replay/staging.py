@@ -8,24 +8,21 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
-
 from regress.compare.verdict import Status
 from regress.dump.files import write_atomically
-from regress.errors import RegressError
 from regress.golden.case import GoldenCase
 from regress.golden.commit import commit
 from regress.golden.store import GoldenStore
-from regress.replay.cache import TIMEOUT
+from regress.replay.turns import stated, turn
 from regress.replay.update import Change, propose
 
-Selection = Collection[tuple[str, str]] | None
-"""``(where, quantity)`` that may change; None for all of a case."""
+Selection = Collection[tuple[str, str]]
+"""``(where, quantity)`` that the tests of a session are about; ``coverage`` is about quantities without a test."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +53,7 @@ class Staging:
         """The update of a case, computed unless any process did."""
         if case.name not in self._known:
             self.root.mkdir(parents=True, exist_ok=True)
-            with FileLock(self.root / f"{case.name}.lock", timeout=TIMEOUT):
+            with turn(self.root / case.name, f"the update of {case.name}"):
                 if not (self.root / f"{case.name}.json").is_file():
                     self._stage(case)
             self._known[case.name] = read_staged(self.root, case.name)
@@ -72,16 +69,36 @@ class Staging:
                 case,
                 self.root / f".{case.name}",
                 everything=self._everything,
-                selected=lambda where, quantity: wanted is None or (where, quantity) in wanted,
+                selected=lambda where, quantity: _selected(case, wanted, where, quantity),
             )
-            shutil.copytree(case.folder, self.root / case.name)
+            _copy(case.folder, self.root / case.name)
             commit(self.root / case.name, truth=proposal.changed, provenance=provenance_of(case))
             row |= {"changes": [asdict(change) for change in proposal.changes], "compared": proposal.compared}
-        except RegressError as error:
-            row["error"] = str(error)
+        except Exception as error:  # whatever it is, it would come again with each replay of the case
+            row["error"] = stated(error)
         finally:
             shutil.rmtree(self.root / f".{case.name}", ignore_errors=True)
         write_atomically(self.root / f"{case.name}.json", [json.dumps(row).encode()])
+
+
+def _selected(case: GoldenCase, wanted: Selection, where: str, quantity: str) -> bool:
+    """Whether a quantity may change: a test is about it, or it is new and the coverage of its update is tested."""
+    if (where, quantity) in wanted:
+        return True
+    recorded = case.quantities(where) if where in case.wheres() else []
+    return quantity not in recorded and (where, "coverage") in wanted
+
+
+def _copy(folder: Path, target: Path) -> None:
+    """Copy a case so that it can be changed, whatever the permissions of the golden directory."""
+    shutil.rmtree(target, ignore_errors=True)  # a killed process may have left a part
+    shutil.copytree(folder, target, copy_function=shutil.copyfile)
+    for path in (target, *_folders(target)):
+        path.chmod(0o700)
+
+
+def _folders(root: Path) -> Iterator[Path]:
+    return (path for path in root.rglob("*") if path.is_dir())
 
 
 def staged_names(root: Path) -> list[str]:

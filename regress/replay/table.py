@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from regress.errors import ConfigError
-from regress.replay.variants import VARIANTS, Precision, Variant, parse_variants
+from regress.replay.variants import VARIANTS, Precision, Variant, check_name, parse_variants
 
 
 def project_variants(root: Path, added: Iterable[Variant] = ()) -> dict[str, Variant]:
@@ -23,9 +23,25 @@ def project_variants(root: Path, added: Iterable[Variant] = ()) -> dict[str, Var
     path = root / "pyproject.toml"
     if path.is_file():
         table |= parse_variants(_rows(path), f"{path}: [tool.regress.variants]")
-    table |= {variant.name: variant for variant in added}
+    table |= _added(added)
     for variant in table.values():
         _check_twin(variant, table)
+    return table
+
+
+def _added(variants: Iterable[Variant]) -> dict[str, Variant]:
+    table: dict[str, Variant] = {}
+    for variant in variants:
+        if not isinstance(variant, Variant):
+            raise ConfigError(
+                f"pytest_regress_variants gave {variant!r}; give a list of regress.replay.variants.Variant"
+            )
+        check_name(variant.name, f"pytest_regress_variants: variant {variant.name!r}")
+        if variant.name in table:
+            raise ConfigError(
+                f"pytest_regress_variants: two variants are called {variant.name!r}; rename one"
+            )
+        table[variant.name] = variant
     return table
 
 

@@ -6,6 +6,7 @@ the hook ``pytest_regress_variants`` in conftest.py.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
@@ -41,6 +42,8 @@ TIERS: Mapping[str, tuple[Precision, ...]] = {
     "all": tuple(Precision),
 }
 """``--regress-tier``: is it the same mathematics, is it accurate enough, are the bytes the same."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*", re.ASCII)
 
 SEMANTICS = (Precision.FLOAT64,)
 BOTH = (Precision.FLOAT64, Precision.FLOAT32)
@@ -215,14 +218,25 @@ def parse_variants(table: Mapping[str, Any], origin: str) -> dict[str, Variant]:
     return {name: _parse(name, row, f"{origin}: variant {name!r}") for name, row in table.items()}
 
 
+def check_name(name: object, stated: str) -> None:
+    """Raise `ConfigError` for what cannot stand in a test id, a pattern and a path, or reads as a precision."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ConfigError(f"{stated} cannot stand in a test id; choose letters, digits and dashes")
+    for precision in Precision:
+        if precision.suffix and name.endswith(precision.suffix):
+            raise ConfigError(
+                f"{stated} ends with {precision.suffix}, which test ids add for the precision {precision}; choose "
+                "another name"
+            )
+
+
 def _parse(name: str, row: Any, stated: str) -> Variant:
     known = [spec.name for spec in fields(Variant) if spec.name != "name"]
     if not isinstance(row, Mapping) or not set(row) <= set(known):
         raise ConfigError(f"{stated} must be a table with keys of {', '.join(known)}; correct {row!r}")
     if not isinstance(row.get("why"), str) or not row["why"].strip():
         raise ConfigError(f'{stated} does not say why it exists; add why = "what it could break"')
-    if "/" in name or "[" in name or not name.isprintable():
-        raise ConfigError(f"{stated} cannot stand in a test id; choose letters, digits and dashes")
+    check_name(name, stated)
     overrides = row.get("overrides", {})
     if not isinstance(overrides, Mapping):
         raise ConfigError(f"{stated} has the overrides {overrides!r}; give a table of dotted keys and values")

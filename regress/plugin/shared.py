@@ -1,0 +1,52 @@
+"""The folder that the processes of a session share."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+from pathlib import Path
+from tempfile import gettempdir, mkdtemp
+
+PREFIX = "regress-session-"
+
+
+class SharedFolder:
+    """A new temporary folder, locked as long as the session lives; those of sessions that were killed are removed.
+
+    Attributes:
+        path: where it lies.
+    """
+
+    def __init__(self) -> None:
+        for left in Path(gettempdir()).glob(f"{PREFIX}*"):
+            _remove_unless_locked(left)
+        self.path, self._handle = _new()
+
+    def remove(self) -> None:
+        """Remove it with all that it holds."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._handle)
+
+
+def _new() -> tuple[Path, int]:
+    """A folder and the handle that holds its lock."""
+    while True:
+        path = Path(mkdtemp(prefix=PREFIX))
+        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        with contextlib.suppress(OSError):  # where the file system knows no locks, nobody removes it either
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        if path.is_dir():
+            return path, handle
+        os.close(handle)  # another session took it for an abandoned one before it was locked
+
+
+def _remove_unless_locked(path: Path) -> None:
+    with contextlib.suppress(OSError):  # locked, gone, or somebody else's
+        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(path, ignore_errors=True)
+        finally:
+            os.close(handle)
