@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -11,8 +13,12 @@ import pytest
 import regress.golden.provenance
 import regress.golden.store
 import regress.plugin.checking
-import regress.plugin.failing  # noqa: F401 - see above
+import regress.plugin.failing
 
+if TYPE_CHECKING:
+    from regress.golden.manifest import Manifest
+
+GOLDEN = Path(__file__).parents[2] / "golden"
 MODES = {"no-xdist": (), "n0": ("-p", "xdist", "-n0"), "n2": ("-p", "xdist", "-n2")}
 
 
@@ -68,6 +74,43 @@ class Project:
         return found
 
 
+class GoldenProject(Project):
+    """A project with the golden case `dr_grpo`, whose replays are copies of one made beforehand; see stub_engine.py."""
+
+    CASE = "dr_grpo"
+    TESTS = 54
+    """Tests of the case under one variant in one precision: three steps of one update and one microbatch."""
+
+    def __init__(self, pytester: pytest.Pytester, mode: str, made: Path) -> None:
+        super().__init__(pytester, mode)
+        shutil.copytree(GOLDEN / self.CASE, self.folder / "golden" / self.CASE)
+        shutil.copyfile(Path(__file__).with_name("stub_engine.py"), self.folder / "conftest.py")
+        self.write("made.txt", str(made))
+        self.suite()
+
+    def suite(self, mark: str = 'variants="base"') -> None:
+        """Write the tests of golden cases; `mark` are the arguments of their marker."""
+        lines = ["import pytest", f"@pytest.mark.regress({mark})", "def test_golden(regress_record):"]
+        self.write("test_suite.py", "\n".join([*lines, "    regress_record.check()", ""]))
+
+    def fault(self, **variants: object) -> None:
+        """Say what shall become of variants."""
+        self.write("stub.json", json.dumps(variants))
+
+    def replayed(self) -> list[str]:
+        """The replays since this was last asked."""
+        path = self.folder / "replays.txt"
+        found = path.read_text().split() if path.is_file() else []
+        path.unlink(missing_ok=True)
+        return sorted(found)
+
+    def manifest(self) -> Manifest:
+        """That of the case."""
+        found = regress.golden.store.GoldenStore(self.folder / "golden").case(self.CASE).manifest
+        assert found is not None
+        return found
+
+
 @pytest.fixture(autouse=True)
 def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither plugins nor settings of whoever runs these tests."""
@@ -86,3 +129,27 @@ def alone(pytester: pytest.Pytester) -> Project:
 def project(request: pytest.FixtureRequest, pytester: pytest.Pytester) -> Project:
     """A project in each mode."""
     return Project(pytester, request.param)
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The dump of the case of `GoldenProject` in float64."""
+    import regress.replay.calibrate
+    import regress.replay.record  # with torch, see above
+    from regress.replay.run import replay
+    from regress.replay.variants import BASE, Precision
+
+    case = regress.golden.store.GoldenStore(GOLDEN).case(GoldenProject.CASE)
+    return replay(case, BASE, Precision.FLOAT64, tmp_path_factory.mktemp("made")).folder
+
+
+@pytest.fixture
+def stubbed(pytester: pytest.Pytester, made: Path) -> GoldenProject:
+    """A project with a golden case, in one process."""
+    return GoldenProject(pytester, "no-xdist", made)
+
+
+@pytest.fixture(params=sorted(MODES))
+def everywhere(request: pytest.FixtureRequest, pytester: pytest.Pytester, made: Path) -> GoldenProject:
+    """A project with a golden case, in each mode."""
+    return GoldenProject(pytester, request.param, made)

@@ -1,0 +1,154 @@
+"""Updates of golden cases: what is selected, what is refused, and what is written at the end of a session."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from regress.golden.commit import commit
+
+CASE, TESTS = "dr_grpo", 54
+GOLDEN = Path(__file__).parents[2] / "golden"
+SEMANTICS = "--regress-tier=semantics"
+DRIFT = {"type": "is_loss_debug", "tensor": "advantages", "factor": 1.001}
+"""A fault that only the advantages show, and those of step 0 are all zero."""
+
+
+def changed_truth(before: Any, after: Any) -> set[tuple[str, str]]:
+    """Updates and quantities that differ between two manifests."""
+    rows = [
+        {(where, q): entry for where, row in m.truth.items() for q, entry in row.items()}
+        for m in (before, after)
+    ]
+    return {key for key in rows[0].keys() | rows[1].keys() if rows[0].get(key) != rows[1].get(key)}
+
+
+def test_a_quantity_that_was_not_recorded_fails_the_coverage_until_it_is_added(stubbed: Any) -> None:
+    recorded = stubbed.manifest()
+    gone = {where: {"ratio": None} for where in recorded.truth}
+    commit(stubbed.folder / "golden" / CASE, truth=gone, provenance=recorded.provenance)
+    result = stubbed.run(SEMANTICS)
+    result.assert_outcomes(failed=3, passed=TESTS - 6)
+    result.stdout.fnmatch_lines([f"extra: ratio prob_ratio: *({CASE}/base/step0/rank0/micro0)"])
+    assert stubbed.run(SEMANTICS, "--update-golden").ret == 0
+    found = {where: set(row) for where, row in stubbed.manifest().truth.items()}
+    assert found == {where: set(row) for where, row in recorded.truth.items()}
+    stubbed.passes(SEMANTICS, count=TESTS)
+
+
+def test_a_tensor_that_is_gone_fails_until_it_is_removed(stubbed: Any) -> None:
+    import numpy as np
+
+    recorded = stubbed.manifest()
+    ghost = {"step_000001": {"gradient": {"model.ghost.weight": np.ones(3)}}}
+    commit(stubbed.folder / "golden" / CASE, truth=ghost, provenance=recorded.provenance)
+    result = stubbed.run(SEMANTICS)
+    result.assert_outcomes(failed=1, passed=TESTS - 1)
+    result.stdout.fnmatch_lines([f"missing: gradient model.ghost.weight: *({CASE}/base/step1/rank0)"])
+    assert stubbed.run(SEMANTICS, "--update-golden").ret == 0
+    assert stubbed.manifest().truth == recorded.truth
+
+
+ID = f"test_suite.py::test_golden[{CASE}/base/step1/rank0/micro0/advantages]"
+
+
+@pytest.mark.parametrize(
+    ("selection", "steps"),
+    [
+        (["-k", "step1 and advantages"], [1]),
+        (["-k", "advantages or entropy"], [1, 2]),
+        ([ID], [1]),
+        (["--lf"], [2]),
+        (["-k", "log_probs"], []),
+        (["-k", "nothing_at_all"], []),
+        ([], [1, 2]),
+    ],
+    ids=["k", "k-or", "id", "lf", "other", "nothing", "all"],
+)
+def test_an_update_changes_what_the_selected_tests_are_about(
+    stubbed: Any, selection: list[str], steps: list[int]
+) -> None:
+    stubbed.fault(base=DRIFT | {"from": 2} if selection == ["--lf"] else DRIFT)
+    stubbed.run(SEMANTICS)  # for --lf
+    stubbed.fault(base=DRIFT)
+    before = stubbed.manifest()
+    result = stubbed.run(SEMANTICS, "--update-golden", *selection)
+    assert result.ret in (0, pytest.ExitCode.NO_TESTS_COLLECTED)
+    expected = {(f"step_00000{step}", "advantages") for step in steps}
+    assert changed_truth(before, stubbed.manifest()) == expected
+
+
+def test_the_update_that_a_failure_advises_is_the_one_that_mends_it(stubbed: Any) -> None:
+    import shlex
+
+    stubbed.fault(base={"type": "is_loss_debug", "tensor": "entropy_loss", "factor": 1.001})
+    result = stubbed.run(SEMANTICS, "-k", "step0 and entropy_loss")
+    result.assert_outcomes(failed=1)
+    (line,) = (line for line in result.outlines if line.startswith("update: "))
+    assert line == f"update: pytest --update-golden -k '[[{CASE}/base/ and /entropy_loss]'".replace("[[", "[")
+    before = stubbed.manifest()
+    assert stubbed.run(*shlex.split(line)[2:]).parseoutcomes()["passed"] == 3
+    assert changed_truth(before, stubbed.manifest()) == {(f"step_00000{n}", "entropy_loss") for n in range(3)}
+    result = stubbed.run("--collect-only", "-q", "-k", f"[{CASE}/base/ and /entropy]")
+    assert [line.rpartition("/")[2] for line in result.outlines if "::" in line] == ["entropy]"] * 3
+
+
+def test_no_update_is_advised_where_none_would_help(stubbed: Any) -> None:
+    stubbed.write("stub.json", json.dumps({"checkpointing": DRIFT}))
+    stubbed.suite('variants="checkpointing"')
+    result = stubbed.run("--regress-tier=bitwise", "-k", "step1 and advantages")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["drift: advantages:*", "reproduce: pytest *"])
+    result.stdout.no_fnmatch_line("update: *")
+
+
+def test_a_case_that_changed_under_an_update_is_told_and_nothing_is_lost(stubbed: Any) -> None:
+    shutil.copytree(GOLDEN / CASE, stubbed.folder / "golden" / "zzz")
+    stubbed.fault(base=DRIFT)
+    stubbed.write(
+        "test_z.py",
+        f"def test_edits():\n    with open('golden/{CASE}/case.yaml', 'a') as file:\n        file.write('# edited')\n",
+    )
+    before = stubbed.manifest()
+    result = stubbed.run(SEMANTICS, "--update-golden")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.assert_outcomes(passed=2 * TESTS + 1)
+    result.stdout.fnmatch_lines([
+        f"regress: the update of {CASE} was not written: *case.yaml is not the file that was recorded*",
+        "*golden update*",
+        "*zzz*advantages*drift*2 of 3*",
+    ])  # fmt: skip
+    (stubbed.folder / "golden" / CASE / "case.yaml").write_bytes((GOLDEN / CASE / "case.yaml").read_bytes())
+    assert stubbed.manifest() == before
+
+
+@pytest.mark.parametrize("end", ["pytest.exit('enough')", "pytest.exit('enough', returncode=7)"])
+def test_a_session_that_is_ended_writes_no_case(stubbed: Any, end: str) -> None:
+    stubbed.fault(base=DRIFT)
+    stubbed.write("test_z.py", f"import pytest\ndef test_stop():\n    {end}\n")
+    before = stubbed.goldens()
+    result = stubbed.run(SEMANTICS, "--update-golden")
+    if "7" in end:
+        assert result.ret == 7  # for which pytest prints no summary
+    else:
+        result.stdout.fnmatch_lines(["regress: no golden case was written, because the session broke off: *"])
+    assert stubbed.goldens() == before
+
+
+def test_an_update_that_fails_is_tried_once(stubbed: Any) -> None:
+    stubbed.suite('variants="base,adamw-fused"')
+    stubbed.fault(base="break")
+    before = stubbed.goldens()
+    result = stubbed.run(SEMANTICS, "--update-golden")
+    result.assert_outcomes(failed=2 * TESTS)
+    result.stdout.fnmatch_lines([
+        "dr_grpo/adamw-fused cannot be replayed: the update is refused: ZeroDivisionError: no tokens*"
+    ])  # fmt: skip
+    # the replay itself, and the first of the two that would become golden
+    assert Counter(stubbed.replayed()) == {f"{CASE}/adamw-fused": 1, f"{CASE}/base": 2}
+    assert stubbed.goldens() == before
