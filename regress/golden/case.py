@@ -82,7 +82,7 @@ class GoldenCase:
             if path not in self.manifest.inputs:
                 yield (
                     f"{self.folder / path} is not of the recording, but would be read with it: move it away, or record "
-                    "the case again with pytest --update-golden"
+                    f"the case again with regress golden record {self.name}"
                 )
 
     def wheres(self) -> list[str]:
@@ -143,7 +143,7 @@ class GoldenCase:
 
     def _check_where(self, where: str) -> None:
         if where not in self._truth:
-            recorded = ", ".join(self.wheres()) or "none yet: run pytest --update-golden"
+            recorded = ", ".join(self.wheres()) or f"none yet: run regress golden record {self.name}"
             raise GoldenError(f"{self.folder} has no optimizer update {where!r}: recorded are {recorded}")
 
     def _inputs(self) -> list[str]:

@@ -113,7 +113,7 @@ def show(case: str, quantity: str | None, golden_dir: Path | None, as_json: bool
     click.echo(f"claims: {', '.join(found.claims) or 'none'}")
     for key, value in _flat({"config": found.config, "provenance": provenance}, ""):
         click.echo(f"{key}: {value}")
-    click.echo("" if found.manifest is not None else "not recorded yet: run pytest --update-golden")
+    click.echo("" if found.manifest is not None else f"not recorded yet: run regress golden record {case}")
     echo_table(quantity_rows(found))
     echo_table(tolerance_rows(found))
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from regress.dump.files import Stamp, write_atomically
 from regress.errors import DumpError, GoldenError
 
-RESTORE = "restore it from version control, or record the case again with pytest --update-golden"
+RESTORE = "restore it from version control, or record the case again with regress golden record"
 
 _CHUNK = 2**20
 _REMEDIES = {

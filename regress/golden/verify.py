@@ -59,7 +59,9 @@ def verify_case(folder: Path) -> Iterator[Finding]:
         yield Finding(folder.name, str(error))
         return
     if case.manifest is None:
-        yield Finding(case.name, f"{folder} is not recorded yet: run pytest --update-golden", damage=False)
+        yield Finding(
+            case.name, f"{folder} is not recorded yet: run regress golden record {case.name}", damage=False
+        )
         if truth_files(folder):
             yield Finding(
                 case.name, f"{folder / 'truth'} has no manifest beside it: restore it, or record the case"

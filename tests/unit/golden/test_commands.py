@@ -133,7 +133,7 @@ def test_show_a_quantity(store: GoldenStore) -> None:
 
 def test_show_an_unrecorded_case(store: GoldenStore, make_inputs: Any) -> None:
     make_inputs(store.root / "young")
-    assert "not recorded yet: run pytest --update-golden" in says(0, "show", "young")
+    assert "not recorded yet: run regress golden record young" in says(0, "show", "young")
 
 
 def test_verify(store: GoldenStore) -> None:
@@ -149,7 +149,7 @@ def test_verify(store: GoldenStore) -> None:
     lines = says(1, "verify")
     assert lines == [
         f"damaged: tiny: {victim} has 0 bytes, but {size} were recorded: restore it from version control, or record "
-        "the case again with pytest --update-golden",
+        "the case again with regress golden record",
         f"note: tiny: {left} is left over from an interrupted update: remove it with regress golden prune",
         "note: tiny: golden/tiny/truth/notes.txt is no file of the case: move it away",
         "1 case: 1 damaged file",

@@ -24,7 +24,7 @@ def test_an_unrecorded_case_is_legal(unrecorded: Path) -> None:
     case.verify_inputs()
     assert list(case.trajectories()) == [0, 1]
     assert case.tolerance("log_probs", "float32") is None
-    with pytest.raises(GoldenError, match="recorded are none yet: run pytest --update-golden"):
+    with pytest.raises(GoldenError, match="recorded are none yet: run regress golden record"):
         case.truth("step_000000")
 
 
