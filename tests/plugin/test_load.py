@@ -81,3 +81,14 @@ def test_an_installed_plugin_is_there_once(
     result.assert_outcomes(passed=1)
     refused = pytester.runpytest_subprocess("-p", "no:regress")
     refused.stdout.fnmatch_lines(["*fixture 'regress' not found"])
+
+
+@pytest.mark.parametrize("workers", [(), ("-p", "xdist", "-n2")])
+def test_updating_checks_of_numbers_needs_no_torch(alone: Any, workers: tuple[str, ...]) -> None:
+    told = "import sys\n\ndef pytest_unconfigure():\n    print('torch loaded:', 'torch' in sys.modules)\n"
+    alone.write("conftest.py", told)
+    alone.write("test_it.py", "def test_it(regress):\n    regress.check('x', 1.5)\n")
+    arguments = ("-p", "regress.plugin", *workers, "--update-golden", str(alone.folder))
+    done = python("-m", "pytest", "-p", "no:cacheprovider", *arguments)
+    assert "1 written, 0 pending" in done.stdout
+    assert "torch loaded: False" in done.stdout
