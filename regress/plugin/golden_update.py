@@ -34,7 +34,7 @@ def apply_staged(staged_dir: Path, golden_dir: Path, *, review: bool) -> Applied
     found = Applied()
     for name in staged_names(staged_dir):
         staged = read_staged(staged_dir, name)
-        if staged.case is None or not staged.changes:
+        if staged.case is None:
             continue
         try:
             _write(GoldenStore(golden_dir), name, staged, review)
@@ -50,6 +50,9 @@ def _write(store: GoldenStore, name: str, staged: Staged, review: bool) -> None:
     from regress.golden.pending import propose
     from regress.replay.staging import changed_truth
 
+    _withdraw(store, name, staged)
+    if not staged.changes:
+        return
     assert staged.case is not None
     assert staged.case.manifest is not None
     provenance = staged.case.manifest.provenance
@@ -57,6 +60,19 @@ def _write(store: GoldenStore, name: str, staged: Staged, review: bool) -> None:
         propose(store, name, truth=changed_truth(staged), provenance=provenance)
     else:
         commit(store.folder(name), truth=changed_truth(staged), provenance=provenance)
+
+
+def _withdraw(store: GoldenStore, name: str, staged: Staged) -> None:
+    """Drop what an earlier session proposed for what this one has looked at: its values are others, or right."""
+    from regress.golden.manifest import read_manifest
+    from regress.golden.pending import pending_names, pending_of, reject
+    from regress.golden.selection import items
+
+    if name not in pending_names(store):
+        return
+    pending, base = pending_of(store, name), read_manifest(store.folder(name))
+    if pending.fits(base) and (outdated := items(base, pending.manifest) & staged.looked):
+        reject(store, name, ["/".join(item) for item in sorted(outdated)])
 
 
 def _rows(case: str, staged: Staged, pending: bool) -> Iterable[UpdateRow]:

@@ -88,7 +88,9 @@ class ReplaySession:
         settings = self._config.stash[SETTINGS]
         if self._worker is not None or settings.update is None or self._own is None:
             return
-        if not (self.shared / "staged").is_dir():  # no test replayed a golden case, so torch is not needed here
+        if not (
+            self.shared / "staged"
+        ).is_dir():  # no test replayed a golden case, so torch is not needed here
             return
         summary = self._config.stash[SUMMARY]
         if exitstatus not in _ENDED or self._crashed:

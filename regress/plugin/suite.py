@@ -102,7 +102,12 @@ class Suite:
         update = self.settings.update
         if update is None:
             return None
-        return Staging(self.shared / "staged", everything=update.all, selection=self.selection.__getitem__)
+        return Staging(
+            self.shared / "staged",
+            everything=update.all,
+            selection=self.selection.__getitem__,
+            scale=self.settings.tolerance_scale,
+        )
 
     def _golden(self, case: GoldenCase) -> GoldenCase:
         """The case whose values a replay is judged against."""

@@ -27,11 +27,15 @@ Selection = Collection[tuple[str, str]]
 
 @dataclass(frozen=True)
 class Staged:
-    """The state of a case after its update, the tensors that change of how many, or why it is refused."""
+    """The state of a case after its update, the tensors that change of how many, or why it is refused.
+
+    ``looked`` holds the updates and quantities that the session asked for, whether they change or not.
+    """
 
     case: GoldenCase | None
     changes: tuple[Change, ...] = ()
     compared: Mapping[str, int] = field(default_factory=dict)
+    looked: frozenset[tuple[str, str]] = frozenset()
     error: str | None = None
 
 
@@ -41,10 +45,14 @@ class Staging:
     Args:
         everything: replace whatever differs in a bit, not only what drifted.
         selection: of a case's name, what the session's tests ask for.
+        scale: factor on the tolerances.
     """
 
-    def __init__(self, root: Path, *, everything: bool, selection: Callable[[str], Selection]) -> None:
+    def __init__(
+        self, root: Path, *, everything: bool, selection: Callable[[str], Selection], scale: float
+    ) -> None:
         self.root = root
+        self._scale = scale
         self._everything = everything
         self._selection = selection
         self._known: dict[str, Staged] = {}
@@ -62,18 +70,20 @@ class Staging:
     def _stage(self, case: GoldenCase) -> None:
         from regress.replay.record import provenance_of
 
-        row: dict[str, Any] = {"changes": [], "compared": {}, "error": None}
+        row: dict[str, Any] = {"changes": [], "compared": {}, "looked": [], "error": None}
         wanted = self._selection(case.name)
         try:
             proposal = propose(
                 case,
                 self.root / f".{case.name}",
                 everything=self._everything,
+                scale=self._scale,
                 selected=lambda where, quantity: _selected(case, wanted, where, quantity),
             )
             _copy(case.folder, self.root / case.name)
             commit(self.root / case.name, truth=proposal.changed, provenance=provenance_of(case))
-            row |= {"changes": [asdict(change) for change in proposal.changes], "compared": proposal.compared}
+            changes = [asdict(change) for change in proposal.changes]
+            row |= {"changes": changes, "compared": proposal.compared, "looked": proposal.looked}
         except Exception as error:  # whatever it is, it would come again with each replay of the case
             row["error"] = stated(error)
         finally:
@@ -112,7 +122,8 @@ def read_staged(root: Path, name: str) -> Staged:
     if row["error"] is not None:
         return Staged(None, error=row["error"])
     changes = tuple(Change(**{**change, "status": Status(change["status"])}) for change in row["changes"])
-    return Staged(GoldenStore(root).case(name), changes, row["compared"])
+    looked = frozenset((where, quantity) for where, quantity in row["looked"])
+    return Staged(GoldenStore(root).case(name), changes, row["compared"], looked)
 
 
 def changed_truth(staged: Staged) -> dict[str, dict[str, dict[str, Any]]]:

@@ -11,6 +11,7 @@ import numpy as np
 from regress.compare.project import Projection
 from regress.compare.quantities import Kind, quantity_named
 from regress.compare.tensor import judge_tensor
+from regress.compare.tolerance import EXACT, Tolerance
 from regress.compare.verdict import Place, Status, Verdict
 from regress.dump.arrays import Array, dtype_name, raw
 from regress.dump.coordinates import parse_stem
@@ -47,23 +48,31 @@ class Proposal:
         truth: the values after it, of all updates and quantities.
         changed: the tensors that change, by update and quantity; None for one that disappears.
         changes: tensor by tensor, in the order of computation.
+        looked: updates and quantities that were looked at.
         compared: tensors that were looked at, by quantity.
     """
 
     truth: Truth
     changed: dict[str, dict[str, dict[str, Array | None]]] = field(default_factory=dict)
     changes: list[Change] = field(default_factory=list)
+    looked: list[tuple[str, str]] = field(default_factory=list)
     compared: dict[str, int] = field(default_factory=dict)
 
 
 def propose(
-    case: GoldenCase, workspace: Path, *, everything: bool = False, selected: Selected = lambda *_: True
+    case: GoldenCase,
+    workspace: Path,
+    *,
+    everything: bool = False,
+    selected: Selected = lambda *_: True,
+    scale: float = 1.0,
 ) -> Proposal:
     """Recompute the golden values of a case.
 
     Args:
         everything: replace whatever differs in a bit, not only what drifted beyond its tolerance.
         selected: which quantities may change; the others keep their old values.
+        scale: factor on the tolerances.
 
     Raises:
         RegressError: if the values are not finite, differ between two runs, or carry too little signal.
@@ -74,12 +83,14 @@ def propose(
     old: Truth = {where: dict(case.truth(where)) for where in case.wheres()}
     frames = {update.where: update.frame for update in Replay(case, BASE, Precision.FLOAT64).plan}
     proposal = Proposal(truth={})
+    bound = stored_tolerances(case, Precision.FLOAT64, scale)
     for where in dict.fromkeys([*new, *old]):
         for quantity in dict.fromkeys([*new.get(where, {}), *old.get(where, {})]):
             before, after = old.get(where, {}).get(quantity, {}), new.get(where, {}).get(quantity, {})
             if selected(where, quantity):
                 golden = Projection(old[where], frames[where]) if where in old and where in frames else None
-                after = _merge(case, proposal, where, quantity, before, after, golden, everything)
+                proposal.looked.append((where, quantity))
+                after = _merge(bound(quantity), proposal, where, quantity, before, after, golden, everything)
             else:
                 after = before
             if after:
@@ -88,7 +99,7 @@ def propose(
 
 
 def _merge(
-    case: GoldenCase,
+    tolerance: Tolerance | None,
     proposal: Proposal,
     where: str,
     quantity: str,
@@ -102,7 +113,7 @@ def _merge(
     for name in dict.fromkeys([*before, *after]):
         old, new = before.get(name), after.get(name)
         proposal.compared[quantity] = proposal.compared.get(quantity, 0) + 1
-        verdict = _judge(case, where, quantity, name, old, new, golden)
+        verdict = _judge(tolerance or EXACT, where, quantity, name, old, new, golden)
         replaced = not verdict.ok or (everything and not _same(old, new))
         if replaced:
             proposal.changes.append(_change(where, verdict))
@@ -114,7 +125,7 @@ def _merge(
 
 
 def _judge(
-    case: GoldenCase,
+    tolerance: Tolerance,
     where: str,
     quantity: str,
     name: str,
@@ -124,8 +135,6 @@ def _judge(
 ) -> Verdict:
     coordinates = parse_stem(where)
     assert coordinates is not None
-    tolerance = stored_tolerances(case, Precision.FLOAT64)(quantity)
-    assert tolerance is not None
     total = quantity_named(quantity).kind is Kind.SHARE and golden is not None and old is not None
     return judge_tensor(
         new,

@@ -104,9 +104,13 @@ class GoldenProject(Project):
         path.unlink(missing_ok=True)
         return sorted(found)
 
+    def store(self) -> regress.golden.store.GoldenStore:
+        """The golden directory."""
+        return regress.golden.store.GoldenStore(self.folder / "golden")
+
     def manifest(self) -> Manifest:
         """That of the case."""
-        found = regress.golden.store.GoldenStore(self.folder / "golden").case(self.CASE).manifest
+        found = self.store().case(self.CASE).manifest
         assert found is not None
         return found
 

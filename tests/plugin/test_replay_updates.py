@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from regress.golden.commit import commit
+from regress.golden.pending import pending_of
 
 CASE, TESTS = "dr_grpo", 54
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -152,3 +153,40 @@ def test_an_update_that_fails_is_tried_once(stubbed: Any) -> None:
     # the replay itself, and the first of the two that would become golden
     assert Counter(stubbed.replayed()) == {f"{CASE}/adamw-fused": 1, f"{CASE}/base": 2}
     assert stubbed.goldens() == before
+
+
+def test_an_update_measures_with_the_scaled_tolerance(stubbed: Any) -> None:
+    stubbed.fault(base=DRIFT)
+    before = stubbed.manifest()
+    stubbed.passes(SEMANTICS, "--update-golden", "--regress-tolerance-scale=1e10", count=TESTS)
+    assert stubbed.manifest() == before
+    assert stubbed.run(SEMANTICS, "--update-golden", "--regress-tolerance-scale=1e8").ret == 0
+    assert stubbed.manifest() != before
+
+
+@pytest.mark.parametrize("modes", ["review", "drifted"])
+def test_what_holds_again_is_no_longer_pending(stubbed: Any, modes: str) -> None:
+    pending = stubbed.folder / "golden" / ".pending" / CASE
+    stubbed.fault(base=DRIFT)
+    stubbed.run(SEMANTICS, "--update-golden=review")
+    assert changed_truth(stubbed.manifest(), pending_of(stubbed.store(), CASE).manifest) == {
+        ("step_000001", "advantages"),
+        ("step_000002", "advantages"),
+    }
+    stubbed.fault()
+    stubbed.run(SEMANTICS, f"--update-golden={modes}", "-k", "step1")
+    assert changed_truth(stubbed.manifest(), pending_of(stubbed.store(), CASE).manifest) == {
+        ("step_000002", "advantages")
+    }
+    stubbed.run(SEMANTICS, f"--update-golden={modes}")
+    assert not pending.exists()
+
+
+def test_a_second_proposal_replaces_the_first(stubbed: Any) -> None:
+    stubbed.fault(base=DRIFT)
+    stubbed.run(SEMANTICS, "--update-golden=review")
+    stubbed.fault(base={"type": "is_loss_debug", "tensor": "entropy_loss", "factor": 2})
+    result = stubbed.run(SEMANTICS, "--update-golden=review")
+    result.stdout.fnmatch_lines(["*entropy_loss*drift*3 of 3*", "0 written, 1 pending"])
+    changed = changed_truth(stubbed.manifest(), pending_of(stubbed.store(), CASE).manifest)
+    assert {quantity for _, quantity in changed} == {"entropy_loss"}
