@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from regress.plugin.options import said
 from regress.report.text import explain, headline
 
 if TYPE_CHECKING:
@@ -45,13 +46,13 @@ def environment_differences(case: GoldenCase, config: pytest.Config) -> list[str
 
 def commands(item: Item, node: pytest.Item) -> dict[str, str]:
     """How to repeat this test alone, with its dump kept, and how to accept the new values, where an update can."""
-    test = shlex.quote(node.nodeid)
+    run, test = shlex.join(["pytest", *said(node.config)]), shlex.quote(node.nodeid)
     found = {
-        "reproduce": f"pytest {test}",
-        "keep the dump": f"pytest {test} --regress-keep-dumps",
+        "reproduce": f"{run} {test}",
+        "keep the dump": f"{run} {test} --regress-keep-dumps",
     }
     if item.quantity != "trajectory" and item.replay.precision != "bitwise":
         end = "]" if node.name.endswith(f"{item.id}]") else ""  # without: "entropy" is in "entropy_loss", too
         expression = shlex.quote(f"[{item.replay.name}/ and /{item.quantity}{end}")
-        found["update"] = f"pytest --update-golden -k {expression}"
+        found["update"] = f"{run} --update-golden -k {expression}"
     return found

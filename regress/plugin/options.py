@@ -67,6 +67,13 @@ def _optional(parser: pytest.Parser, option: str, metavar: str, text: str) -> No
     group.addoption(option, nargs="?", const=DEFAULTS[option], metavar=metavar, help=text)
 
 
+def said(config: pytest.Config) -> list[str]:
+    """The options of this session that whoever repeats one of its tests has to give again."""
+    names = ("--golden-dir", "--regress-tier", "--regress-tolerance-scale")
+    values = {name: config.getoption(name) for name in names}
+    return [f"{name}={value}" for name, value in values.items() if value is not None]
+
+
 def spell_out(config: pytest.Config, parser: pytest.Parser, args: list[str]) -> None:
     """Give options without a value their default, in place.
 

@@ -88,10 +88,15 @@ def test_the_update_that_a_failure_advises_is_the_one_that_mends_it(stubbed: Any
     import shlex
 
     stubbed.fault(base={"type": "is_loss_debug", "tensor": "entropy_loss", "factor": 1.001})
-    result = stubbed.run(SEMANTICS, "-k", "step0 and entropy_loss")
+    result = stubbed.run(SEMANTICS, "--golden-dir=golden", "-k", "step0 and entropy_loss")
     result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        [f"reproduce: pytest --golden-dir=golden {SEMANTICS} 'test_suite.py::test_golden?{CASE}/base/step0/*"]
+    )
     (line,) = (line for line in result.outlines if line.startswith("update: "))
-    assert line == f"update: pytest --update-golden -k '[[{CASE}/base/ and /entropy_loss]'".replace("[[", "[")
+    assert line == (
+        f"update: pytest --golden-dir=golden {SEMANTICS} --update-golden -k '[{CASE}/base/ and /entropy_loss]'"
+    )
     before = stubbed.manifest()
     assert stubbed.run(*shlex.split(line)[2:]).parseoutcomes()["passed"] == 3
     assert changed_truth(before, stubbed.manifest()) == {(f"step_00000{n}", "entropy_loss") for n in range(3)}
