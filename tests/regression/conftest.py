@@ -2,20 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import pytest
+from numpy.typing import NDArray
 
 from regress.compare.verdict import Verdict
 from regress.golden.store import GoldenStore
+from regress.layout import TokenLayout
 from regress.replay.judge import judge_replay
 from regress.replay.matrix import Replay
+from regress.replay.plan import PlannedUpdate
 from regress.replay.run import Prepare, replay
 from regress.replay.variants import VARIANTS, Precision
 
 GOLDEN = Path(__file__).parents[2] / "golden"
+
+
+@dataclass(frozen=True)
+class Local:
+    """One microbatch as it should be: its layout, and golden token values in it."""
+
+    layout: TokenLayout
+    update: PlannedUpdate
+    truth: Mapping[str, Mapping[str, NDArray[Any]]]
+
+    def __getattr__(self, quantity: str) -> NDArray[Any]:
+        """``[B, T]`` golden values of a quantity that has one tensor, or of one of ``batch_inputs``."""
+        tensors = self.truth.get(quantity, {}) or {quantity: self.truth["batch_inputs"][quantity]}
+        (values,) = tensors.values()
+        return self.layout.scatter(values, self.update.frame.offsets)
 
 
 @dataclass(frozen=True)
@@ -29,25 +49,19 @@ class Judged:
     def first(self) -> Verdict:
         return self.failed[0]
 
-    def alike(self) -> list[Verdict]:
-        """The failures of the first quantity at the first broken update."""
-        first = self.first
-        return [
-            v
-            for v in self.failed
-            if (v.quantity, v.place.step, v.place.update) == (first.quantity, first.place.step, first.place.update)
-        ]
+    @cached_property
+    def micros(self) -> list[Local]:
+        """The microbatches of the first update that went wrong."""
+        place = self.first.place
+        (update,) = (u for u in self.replay.plan if (u.step, u.update) == (place.step, place.update))
+        truth = self.replay.case.truth(update.where)
+        return [Local(layout, update, truth) for layout in update.layouts]
 
-    def loss_tokens(self, micro: int, rows: Callable[[int, int], bool] = lambda *_: True) -> int:
-        """Loss tokens of step 0 in a microbatch, in the segments that ``rows(index, length)`` chooses."""
-        update = self.replay.plan[0]
-        masks = {t.key: t.loss_mask for t in self.replay.case.trajectories()[update.step]}
-        segments = enumerate(update.layouts[micro].segments)
-        return sum(
-            sum(masks[update.frame.samples[segment.sample]])
-            for index, segment in segments
-            if rows(index, segment.stop)
-        )
+    def over(self, name: str) -> dict[int | None, int]:
+        """Elements of a tensor beyond their tolerance at that update, by microbatch."""
+        step, update = self.first.place.step, self.first.place.update
+        found = (v for v in self.failed if (v.place.step, v.place.update, v.name) == (step, update, name))
+        return {verdict.place.micro: verdict.over for verdict in found}
 
 
 @pytest.fixture

@@ -9,11 +9,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from regress.engine import build, optim, policy, trainer
+from regress.compare.verdict import Status
+from regress.engine import build, optim, policy, step, trainer
 from regress.engine.attention import VarlenSegments
 from regress.engine.batch import LossTokens, Microbatch, TokenBatch
 from regress.engine.build import Run
@@ -24,7 +27,7 @@ from regress.grpo.objective import Objective
 from regress.layout import TokenLayout
 
 Patch = pytest.MonkeyPatch
-Inject = Callable[[Patch], None]
+Hit = NDArray[np.bool_]
 
 
 # what the model reads
@@ -90,7 +93,9 @@ def tool_tokens_in_the_loss(patch: Patch) -> None:
 def population_deviation(patch: Patch) -> None:
     """Division by N in place of N - 1."""
     statistics = advantages.group_statistics
-    patch.setattr(advantages, "group_statistics", lambda rewards, groups, ddof: statistics(rewards, groups, 0))
+    patch.setattr(
+        advantages, "group_statistics", lambda rewards, groups, ddof: statistics(rewards, groups, 0)
+    )
 
 
 def groups_interleaved(patch: Patch) -> None:
@@ -103,7 +108,7 @@ def groups_interleaved(patch: Patch) -> None:
     patch.setattr(trainer, "token_advantages", wrong)
 
 
-def denominator_of_the_microbatch(patch: Patch) -> None:
+def mean_of_means(patch: Patch) -> None:
     """A mean over each microbatch, and then the mean of those means."""
     right = trainer.weigh
 
@@ -160,9 +165,7 @@ def logits_one_late(patch: Patch) -> None:
 
 def targets_one_early(patch: Patch) -> None:
     """The token before the one that was predicted."""
-    patch.setattr(
-        Microbatch, "targets", property(lambda micro: micro.input_ids.reshape(-1)[micro.local - 1])
-    )
+    patch.setattr(Microbatch, "targets", property(lambda micro: micro.input_ids.reshape(-1)[micro.local - 1]))
 
 
 def temperature_ignored(patch: Patch) -> None:
@@ -200,7 +203,9 @@ def minimum_before_the_advantage(patch: Patch) -> None:
 def another_estimator(patch: Patch) -> None:
     """k1, whose expected gradient is zero, for k3."""
     right = losses.kl_estimate
-    patch.setattr(losses, "kl_estimate", lambda p, q, objective: right(p, q, replace(objective, kl_estimator="k1")))
+    patch.setattr(
+        losses, "kl_estimate", lambda p, q, objective: right(p, q, replace(objective, kl_estimator="k1"))
+    )
 
 
 def ratio_of_sums(patch: Patch) -> None:
@@ -216,13 +221,12 @@ def ratio_of_sums(patch: Patch) -> None:
 
 def entropy_bonus_reversed(patch: Patch) -> None:
     right = losses.token_loss
-    from regress.engine import step
 
-    patch.setattr(
-        step,
-        "token_loss",
-        lambda *args, **rest: right(*args[:5], replace(args[5], entropy_coef=-args[5].entropy_coef), **rest),
-    )
+    def wrong(*args: Any, **rest: Any) -> losses.TokenLoss:
+        *tensors, objective = args
+        return right(*tensors, replace(objective, entropy_coef=-objective.entropy_coef), **rest)
+
+    patch.setattr(step, "token_loss", wrong)
 
 
 # gradients
@@ -231,55 +235,55 @@ def entropy_bonus_reversed(patch: Patch) -> None:
 def last_microbatch_left_out(patch: Patch) -> None:
     right = trainer.train_step
 
-    def wrong(model: Any, optimizer: Any, tokens: Any, micros: Sequence[Microbatch], *args: Any, **rest: Any) -> Any:
+    def wrong(
+        model: Any, optimizer: Any, tokens: Any, micros: Sequence[Microbatch], *args: Any, **rest: Any
+    ) -> Any:
         return right(model, optimizer, tokens, micros[:-1], *args, **rest)
 
     patch.setattr(trainer, "train_step", wrong)
 
 
-def backward(patch: Patch, after: Callable[[LocalPolicy, int, int], None]) -> None:
-    """Something happens to the gradients after each microbatch's backward pass."""
+def after_each_backward(patch: Patch, change: Callable[[LocalPolicy, bool], None]) -> None:
+    """``change(policy, last)`` is called after the backward pass of each microbatch."""
     right = LocalPolicy.forward_backward
 
     def wrong(self: LocalPolicy, micros: Sequence[Microbatch], loss: Any) -> list[Any]:
-        results = []
+        begun: list[Microbatch] = []
 
-        def then(micro: Microbatch, out: Any) -> Any:
-            if results_so_far := len(results):
-                after(self, results_so_far - 1, len(micros))
-            results.append(None)
+        def and_change(micro: Microbatch, out: Any) -> Any:
+            if begun:
+                change(self, False)
+            begun.append(micro)
             return loss(micro, out)
 
-        found = right(self, micros, then)
-        after(self, len(micros) - 1, len(micros))
-        return found
+        results = right(self, micros, and_change)
+        change(self, True)
+        return results
 
     patch.setattr(LocalPolicy, "forward_backward", wrong)
 
 
 def only_the_last_survives(patch: Patch) -> None:
     """The gradient buffer is overwritten, not added to."""
-
-    def drop(model: LocalPolicy, index: int, count: int) -> None:
-        if index < count - 1:
-            model.zero_grad()
-
-    backward(patch, drop)
+    after_each_backward(patch, lambda policy, last: None if last else policy.zero_grad())
 
 
 def clipped_every_microbatch(patch: Patch) -> None:
-    backward(patch, lambda model, *_: nn.utils.clip_grad_norm_(model.model.parameters(), 0.05) and None)
+    def clip(policy: LocalPolicy, last: bool) -> None:
+        nn.utils.clip_grad_norm_(policy.model.parameters(), 0.05)
+
+    after_each_backward(patch, clip)
 
 
-def accumulated_twice(patch: Patch) -> None:
-    """The weights hold the denominator, and accumulation divides once more."""
+def divided_twice(patch: Patch) -> None:
+    """The weights hold the denominator, and accumulation over three microbatches divides once more."""
 
-    def halve(model: LocalPolicy, index: int, count: int) -> None:
-        if index == count - 1:
-            for parameter in model.model.parameters():
-                parameter.grad /= count
+    def divide(policy: LocalPolicy, last: bool) -> None:
+        for parameter in policy.model.parameters():
+            assert parameter.grad is not None
+            parameter.grad /= 3 if last else 1
 
-    backward(patch, halve)
+    after_each_backward(patch, divide)
 
 
 def clipping_left_out(patch: Patch) -> None:
@@ -301,8 +305,7 @@ def epsilon_inside_the_correction(patch: Patch) -> None:
     def wrong(optimizer: torch.optim.Optimizer) -> None:
         (group,) = optimizer.param_groups
         eps, (_, beta2) = group["eps"], group["betas"]
-        steps = {int(state["step"]) + 1 for state in optimizer.state.values()}
-        (number,) = steps
+        (number,) = {int(state["step"]) + 1 for state in optimizer.state.values()}
         group["eps"] = eps / (1 - beta2**number) ** 0.5
         optimizer.step()
         group["eps"] = eps
@@ -316,65 +319,213 @@ def counter_one_ahead(run: Run) -> None:
         state["step"] += 1
 
 
+# which tokens have to be wrong: [B, T] of a microbatch, of which those in the loss count
+
+
+def all_of(micro: Any) -> Hit:
+    return micro.layout.attention_mask
+
+
+def behind_another(micro: Any) -> Hit:
+    """Tokens of all samples of a packed row but the first."""
+    hit = np.zeros(micro.layout.shape, bool)
+    for segment in micro.layout.segments:
+        hit[segment.row, segment.col :] |= segment.col > 0
+    return hit
+
+
+def behind_padding(micro: Any) -> Hit:
+    return np.broadcast_to(~micro.layout.attention_mask[:, :1], micro.layout.shape)
+
+
+def of_varied_groups(micro: Any) -> Hit:
+    """A group of equal rewards has no advantages, whatever they are divided by."""
+    return micro.advantages != 0
+
+
+def after_another_token(micro: Any) -> Hit:
+    ids = micro.input_ids
+    return np.concatenate([np.zeros((len(ids), 1), bool), ids[:, 1:] != ids[:, :-1]], axis=1)
+
+
+def above_or_below(low: float, high: float) -> Callable[[Any], Hit]:
+    """Tokens that the clip stops at one of its bounds."""
+    return lambda m: ((m.ratio > high) & (m.advantages > 0)) | ((m.ratio < low) & (m.advantages < 0))
+
+
+def clipped_and_disliked(micro: Any) -> Hit:
+    return ((micro.ratio < 0.8) | (micro.ratio > 1.2)) & (micro.advantages < 0)
+
+
 @dataclass(frozen=True)
 class Fault:
-    inject: Inject | Callable[[Run], None]
+    """A bug, and how it has to show.
+
+    Attributes:
+        inject: breaks the engine, or a run that is about to start.
+        case, variant: where it is looked for.
+        first: quantity and tensor that fail first.
+        place: where they do.
+        hit, probe: at which tokens the tensor ``probe`` is beyond its tolerance, and nowhere else.
+    """
+
+    inject: Callable[[Any], None]
     case: str
     variant: str
     first: str
+    place: str = "step0/rank0/micro0"
+    hit: Callable[[Any], Hit] | None = None
+    probe: str = ""
 
-FAULTS = [
-    Fault(columns_as_positions, "gpt2", "packed-dynamic", "batch_inputs"),
-    Fault(positions_ignored, "gpt2", "packed-dynamic", "activations"),
-    Fault(positions_ignored, "gpt2", "left", "activations"),
-    Fault(causal_only, "dense", "packed", "activations"),
-    Fault(causal_only, "dense", "left", "activations"),
-    Fault(one_segment, "dense", "varlen", "activations"),
-    Fault(tool_tokens_in_the_loss, "tools", "base", "batch_inputs"),
-    Fault(population_deviation, "dense", "mbs4", "advantages"),
-    Fault(groups_interleaved, "dense", "mbs4", "advantages"),
-    Fault(denominator_of_the_microbatch, "dapo", "mbs4", "weights"),
-    Fault(denominator_of_the_microbatch, "dense", "longest-first", "weights"),
-    Fault(order_not_restored, "dense", "reversed", "ref_log_probs"),
-    Fault(router_not_normalized, "moe", "mbs4", "activations"),
-    Fault(norm_epsilon, "dense", "mbs4", "activations"),
-    Fault(rotary_in_bfloat16, "dense", "mbs4", "activations"),
-    Fault(reference_is_the_policy, "dense", "mbs4", "ref_log_probs"),
-    Fault(logits_one_late, "dense", "mbs4", "activations"),
-    Fault(targets_one_early, "dense", "mbs4", "log_probs"),
-    Fault(temperature_ignored, "dr_grpo", "mbs4", "log_probs"),
-    Fault(old_is_current, "dapo", "mbs4", "old_log_probs"),
-    Fault(clip_sides_swapped, "dapo", "mbs4", "policy_loss"),
-    Fault(clip_sides_swapped, "gspo", "mbs4", "policy_loss"),
-    Fault(minimum_before_the_advantage, "dense", "mbs4", "policy_loss"),
-    Fault(another_estimator, "dense", "mbs4", "kl"),
-    Fault(ratio_of_sums, "gspo", "mbs4", "ratio"),
-    Fault(entropy_bonus_reversed, "dr_grpo", "mbs4", "token_loss"),
-    Fault(last_microbatch_left_out, "dense", "mbs4", "coverage"),
-    Fault(only_the_last_survives, "dense", "mbs4", "gradient"),
-    Fault(clipped_every_microbatch, "dense", "mbs4", "gradient"),
-    Fault(accumulated_twice, "dense", "mbs4", "gradient"),
-    Fault(clipping_left_out, "dense", "mbs4", "param"),
-    Fault(no_weight_decay, "dense", "mbs4", "param"),
-    Fault(epsilon_inside_the_correction, "dense", "mbs4", "param"),
-    Fault(counter_one_ahead, "dense", "mbs4", "param"),
-]
-PREPARED = (router_not_normalized, norm_epsilon, rotary_in_bfloat16, counter_one_ahead)
+    @property
+    def name(self) -> str:
+        return f"{self.inject.__name__}-{self.case}-{self.variant}"
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f"{f.inject.__name__}-{f.case}-{f.variant}")
-def test_fault(fault, judge, monkeypatch):
-    from regress.replay.variants import Precision
-    import os
-    p = Precision(os.environ.get("PREC", "float64"))
-    if fault.inject in PREPARED:
-        found = judge(fault.case, fault.variant, prepare=fault.inject, precision=p)
-    else:
-        fault.inject(monkeypatch)
-        found = judge(fault.case, fault.variant, precision=p)
-    if not found.failed:
-        print("NOT CAUGHT"); assert 0
-    f = found.first
-    print("FIRST", f.quantity, f.name, f.place, f.status, f"{f.multiple:.3g}", f"{f.relative:.3g}", f"{f.over}/{f.count}", f.worst and f.worst.where, f.detail[:80])
-    print("ALIKE", [(str(v.place), v.name, f"{v.over}/{v.count}", f"{v.multiple:.2g}") for v in found.alike()][:8], "MAX", max((v.multiple for v in found.failed)))
-    print("LOSSTOKENS", [found.loss_tokens(m) for m in range(len(found.replay.plan[0].layouts))])
-    assert f.quantity == fault.first
+
+LAYER = "activations model.layers.0"
+EMBEDDED = "model.embed_tokens.weight"
+UPDATE = "step0/rank0"
+FAULTS = (
+    Fault(
+        columns_as_positions,
+        "gpt2",
+        "packed-dynamic",
+        "batch_inputs position_ids",
+        hit=behind_another,
+        probe="log_probs",
+    ),
+    Fault(
+        positions_ignored,
+        "gpt2",
+        "packed-dynamic",
+        "activations transformer.wpe",
+        hit=behind_another,
+        probe="log_probs",
+    ),
+    Fault(
+        positions_ignored,
+        "gpt2",
+        "left",
+        "activations transformer.wpe",
+        hit=behind_padding,
+        probe="log_probs",
+    ),
+    Fault(causal_only, "dense", "packed-mbs3", LAYER, hit=behind_another, probe="log_probs"),
+    Fault(causal_only, "dense", "left-mbs3", LAYER, hit=behind_padding, probe="log_probs"),
+    Fault(one_segment, "dense", "varlen", LAYER, hit=behind_another, probe="log_probs"),
+    Fault(tool_tokens_in_the_loss, "tools", "mbs4", "batch_inputs response_mask"),
+    Fault(population_deviation, "dense", "mbs4", "advantages advantages", hit=of_varied_groups),
+    Fault(groups_interleaved, "dense", "mbs4", "advantages advantages"),
+    Fault(mean_of_means, "dapo", "mbs4", "weights weights", "step0/update0/rank0/micro0", hit=all_of),
+    Fault(mean_of_means, "dense", "longest-first", "weights weights", hit=all_of),
+    Fault(router_not_normalized, "moe", "mbs4", LAYER, hit=all_of, probe="log_probs"),
+    Fault(norm_epsilon, "dense", "mbs4", LAYER, hit=all_of, probe="log_probs"),
+    Fault(rotary_in_bfloat16, "dense", "mbs4", LAYER, hit=all_of, probe="log_probs"),
+    Fault(logits_one_late, "dense", "mbs4", "activations lm_head", hit=all_of, probe="log_probs"),
+    Fault(targets_one_early, "dense", "mbs4", "log_probs log_probs", hit=after_another_token),
+    Fault(temperature_ignored, "dr_grpo", "mbs4", "log_probs log_probs", hit=all_of),
+    Fault(
+        old_is_current,
+        "dapo",
+        "mbs4",
+        "old_log_probs old_log_probs",
+        "step0/update1/rank0/micro0",
+        hit=all_of,
+    ),
+    Fault(order_not_restored, "dense", "reversed", "ref_log_probs ref_log_probs"),
+    Fault(reference_is_the_policy, "dense", "mbs4", "ref_log_probs ref_log_probs", hit=all_of),
+    Fault(another_estimator, "dense", "mbs4", "kl kl", hit=all_of),
+    Fault(ratio_of_sums, "gspo", "mbs4", "ratio prob_ratio", hit=all_of),
+    Fault(
+        clip_sides_swapped,
+        "gspo",
+        "mbs4",
+        "policy_loss policy_loss",
+        "step0/rank0/micro1",
+        hit=above_or_below(0.9, 1.1),
+    ),
+    Fault(minimum_before_the_advantage, "dense", "mbs4", "policy_loss policy_loss", hit=clipped_and_disliked),
+    Fault(entropy_bonus_reversed, "dr_grpo", "mbs4", "token_loss elementwise_loss", hit=all_of),
+    Fault(last_microbatch_left_out, "dense", "mbs4", "coverage batch_inputs", "step0"),
+    Fault(only_the_last_survives, "dense", "mbs4", f"gradient {EMBEDDED}", UPDATE),
+    Fault(divided_twice, "dense", "mbs4", f"gradient {EMBEDDED}", UPDATE),
+    Fault(clipped_every_microbatch, "dense", "mbs4", f"gradient {EMBEDDED}", UPDATE),
+    Fault(clipping_left_out, "dense", "mbs4", f"param {EMBEDDED}", "step2/rank0"),
+    Fault(no_weight_decay, "dense", "mbs4", f"param {EMBEDDED}", UPDATE),
+    Fault(epsilon_inside_the_correction, "dense", "mbs4", f"param {EMBEDDED}", UPDATE),
+    Fault(counter_one_ahead, "dense", "mbs4", f"param {EMBEDDED}", UPDATE),
+)
+OF_A_RUN = (router_not_normalized, norm_epsilon, rotary_in_bfloat16, counter_one_ahead)
+"""Faults of a run that was built; the others are faults of the code that builds and drives it."""
+
+NO_FAULT_THERE = (
+    (positions_ignored, "dense", "packed-dynamic"),  # rotary: only distances within a sample count
+    (positions_ignored, "dense", "left"),
+    (causal_only, "dense", "base"),  # nothing lies before a right padded sample
+    (mean_of_means, "dense", "mbs4"),  # a mean over samples, of which every microbatch has four
+    (clip_sides_swapped, "dense", "mbs4"),  # both sides are 0.2
+    (temperature_ignored, "dense", "mbs4"),  # it is 1
+)
+"""Why the faults above are looked for in those cases and variants."""
+
+
+def broken(fault: Callable[[Any], None], judge: Any, patch: Patch, case: str, variant: str) -> Any:
+    if fault in OF_A_RUN:
+        return judge(case, variant, prepare=fault)
+    fault(patch)
+    return judge(case, variant)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_fault_fails_first_where_it_is(
+    fault: Fault, judge: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = broken(fault.inject, judge, monkeypatch, fault.case, fault.variant)
+    assert found.failed, "not caught"
+    first = found.first
+    assert (f"{first.quantity} {first.name}", str(first.place)) == (fault.first, fault.place)
+    if fault.hit is not None:
+        hits = [int((fault.hit(micro) & (micro.response_mask != 0)).sum()) for micro in found.micros]
+        assert sum(hits) > 0
+        expected = {index: count for index, count in enumerate(hits) if count}
+        assert found.over(fault.probe or first.name) == expected
+
+
+def test_tool_tokens_in_the_loss_are_counted(judge: Callable[..., Any], monkeypatch: Patch) -> None:
+    tool_tokens_in_the_loss(monkeypatch)
+    found = judge("tools", "mbs4")
+    samples = {t.key: t for t in found.replay.case.trajectories()[0]}
+    expected = {}
+    for index, micro in enumerate(found.micros):
+        keys = [micro.update.frame.samples[segment.sample] for segment in micro.layout.segments]
+        masks = [samples[key].loss_mask[samples[key].prompt_length :] for key in keys]
+        expected[index] = sum(mask.count(0) for mask in masks)
+    assert found.over("response_mask") == {index: count for index, count in expected.items() if count}
+
+
+def test_a_microbatch_left_out_is_named_with_its_tokens(
+    judge: Callable[..., Any], monkeypatch: Patch
+) -> None:
+    last_microbatch_left_out(monkeypatch)
+    found = judge("dense", "mbs4")
+    last = found.micros[-1]
+    start = last.update.frame.samples[last.layout.segments[0].sample]
+    assert f"sample {start[0]}/{start[1]}, position 0" in found.first.detail
+    assert "was produced by no microbatch" in found.first.detail
+    assert found.first.over == last.layout.num_tokens
+    missing = {str(v.place) for v in found.failed if v.status is Status.MISSING and v.place.step == 0}
+    assert missing == {"step0/rank0/micro2"}
+
+
+@pytest.mark.parametrize(
+    ("inject", "case", "variant"), NO_FAULT_THERE, ids=lambda part: getattr(part, "__name__", part)
+)
+def test_where_it_changes_nothing_it_is_no_fault(
+    inject: Callable[[Any], None], case: str, variant: str, judge: Callable[..., Any], monkeypatch: Patch
+) -> None:
+    assert broken(inject, judge, monkeypatch, case, variant).failed == []
+
+
+@pytest.mark.parametrize(("case", "variant"), dict.fromkeys((f.case, f.variant) for f in FAULTS))
+def test_without_a_fault_everything_passes(case: str, variant: str, judge: Callable[..., Any]) -> None:
+    assert judge(case, variant).failed == []
