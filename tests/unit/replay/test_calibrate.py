@@ -24,6 +24,7 @@ from regress.replay.calibrate import KAPPA, SEMANTICS, Floor, calibrate, perturb
 from regress.replay.record import measure
 from regress.replay.variants import Precision
 
+GOLDEN = Path(__file__).parents[3] / "golden"
 FP32, BF16 = torch.finfo(torch.float32).eps, torch.finfo(torch.bfloat16).eps
 SIZES = st.floats(0, 10)
 LOW = st.sampled_from([Precision.FLOAT32, Precision.BFLOAT16])
@@ -167,3 +168,19 @@ def test_a_measurement_touches_tolerances_only(store: GoldenStore, monkeypatch: 
     assert kl["bfloat16"].relative is None
     assert gradient["float64"] == before.tolerances["gradient"]["float64"]
     assert after.tolerances["ratio"] == before.tolerances["ratio"]
+
+
+@pytest.mark.parametrize("name", GoldenStore(GOLDEN).names())
+def test_stored_tolerances_follow_from_what_was_measured(name: str) -> None:
+    """None was written by hand."""
+    case = GoldenStore(GOLDEN).case(name)
+    assert case.manifest is not None
+    recorded = {q for where in case.wheres() for q in case.quantities(where)}
+    assert set(case.manifest.tolerances) == {q.name for q in QUANTITIES if not q.exact} & recorded
+    for quantity, entries in case.manifest.tolerances.items():
+        assert set(entries) == set(KAPPA)
+        for precision, entry in entries.items():
+            basis = {key: entry.basis[key] for key in ("perturbation", "dtype_error", "seeds")}
+            floor = Floor(quantity, Precision(precision), **basis)
+            assert entry == floor.entry, (quantity, precision)
+            assert floor.seeds >= 3

@@ -50,7 +50,9 @@ def test_an_overlay_changes_what_it_names_and_nothing_else(
 
 @pytest.mark.parametrize("held", [3, "x", [1]])
 def test_a_key_of_what_is_no_section_is_named(held: object) -> None:
-    with pytest.raises(ConfigError, match="model is .*, but has to hold the key path; write a mapping there"):
+    with pytest.raises(
+        ConfigError, match=r"model is .*, but has to hold the key path; write a mapping there"
+    ):
         overlaid({"model": held}, {"model.path": "x"})
 
 
@@ -106,5 +108,5 @@ def test_the_environment_does_not_reach_a_replay(
 
 def test_a_misspelled_override_is_refused(case: GoldenCase, tmp_path: Path) -> None:
     variant = Variant("v", "why", {"batching.layot": "packed"})
-    with pytest.raises(ConfigError, match="the nearest valid key is batching.layout"):
+    with pytest.raises(ConfigError, match=r"the nearest valid key is batching\.layout"):
         replay_config(case, variant, Precision.FLOAT64, 3, tmp_path)
