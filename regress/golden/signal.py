@@ -247,13 +247,16 @@ def _entropy(found: Recording) -> Iterator[str]:
 
 
 def _gradients(found: Recording) -> Iterator[str]:
-    names: dict[str, bool] = {}
+    names: set[str] = set()
+    moved: set[str] = set()
     for where in found.wheres:
         tensors = found.truth.get(where, {}).get("gradient", {})
+        nonzero = {name for name, values in tensors.items() if np.any(values != 0)}
         if not tensors:
             yield f"no gradients are recorded at {where}"
-        for name, values in tensors.items():
-            names[name] = names.get(name, False) or bool(np.any(values != 0))
-    for name, alive in names.items():
-        if not alive:
-            yield f"the gradient of {name} is zero at every update"
+        elif not nonzero:
+            yield f"every gradient at {where} is zero, so its loss could be anything"
+        names |= tensors.keys()
+        moved |= nonzero
+    for name in sorted(names - moved):
+        yield f"the gradient of {name} is zero at every update"

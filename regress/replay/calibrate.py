@@ -85,10 +85,17 @@ class Floor:
             )
         if self.tolerance is None:
             return f"{kappa:g} times the noise floor of {self.floor:.1e} would pass a tensor of zeros: not judged"
-        larger = (
-            "weights moved by one ulp" if self.perturbation >= self.dtype_error else "error against float64"
-        )
-        return f"{kappa:g} times the noise floor of {self.floor:.1e} ({larger})"
+        return f"{kappa:g} times the noise floor of {self.floor:.1e} ({self._source})"
+
+    @property
+    def _source(self) -> str:
+        """Which of the three the floor is."""
+        sources = {
+            "weights moved by one ulp": self.perturbation,
+            "error against float64": self.dtype_error,
+            "an eighth of the dtype's spacing": _eps(self.quantity, self.precision) / 8,
+        }
+        return max(sources, key=sources.__getitem__)
 
 
 def calibrate(

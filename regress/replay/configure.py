@@ -11,6 +11,7 @@ import yaml
 
 from regress.engine.config import Config, load_config
 from regress.engine.config.schema import DumpOptions
+from regress.errors import ConfigError
 from regress.golden.case import GoldenCase
 from regress.replay.variants import Precision, Variant
 
@@ -75,11 +76,18 @@ def compose(config: Mapping[str, Any], overrides: Mapping[str, Any], folder: Pat
 
 
 def overlaid(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """``config`` with the values of dotted keys put into their places; neither argument is changed."""
+    """``config`` with the values of dotted keys put into their places; neither argument is changed.
+
+    Raises:
+        ConfigError: if what holds the key is no section.
+    """
     result = {
         key: overlaid(value, {}) if isinstance(value, Mapping) else value for key, value in config.items()
     }
     for key, value in overrides.items():
         head, _, rest = key.partition(".")
-        result[head] = overlaid(result.get(head) or {}, {rest: value}) if rest else value
+        section = result.get(head)
+        if rest and not isinstance(section, Mapping | None):
+            raise ConfigError(f"{head} is {section!r}, but has to hold the key {rest}; write a mapping there")
+        result[head] = overlaid(section or {}, {rest: value}) if rest else value
     return result

@@ -8,10 +8,11 @@ worker does.
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -53,15 +54,31 @@ class Recipe:
 
     @classmethod
     def of(cls, case: GoldenCase) -> Recipe:
-        """The recipe of ``case.yaml``; raises `ConfigError` for an unknown or missing key."""
-        try:
-            given: dict[str, Any] = {"overrides": {}, **case.recipe}
-            return cls(**given)
-        except TypeError as error:
-            raise ConfigError(
-                f"{case.folder / 'case.yaml'}: the recipe cannot be followed ({error}); its keys are model, overrides, "
-                "warm_steps, lag and steps"
-            ) from None
+        """The recipe of ``case.yaml``; raises `ConfigError` for what cannot be followed."""
+        given: dict[str, Any] = {"overrides": {}, **case.recipe}
+        known = [spec.name for spec in fields(cls)]
+        for key in given.keys() - set(known):
+            raise _unfollowable(case, f"{key!r} is no key of it", f"use {', '.join(known)}")
+        if "model" not in given:
+            raise _unfollowable(case, "it has no model", "say in model how the initial weights are made")
+        recipe = cls(**given)
+        recipe._check(case)
+        return recipe
+
+    def _check(self, case: GoldenCase) -> None:
+        for key in ("model", "overrides"):
+            if not isinstance(getattr(self, key), Mapping):
+                raise _unfollowable(case, f"{key} is {getattr(self, key)!r}", "write a mapping")
+        bounds = {"warm_steps": (1, math.inf), "lag": (0, self.warm_steps), "steps": (1, math.inf)}
+        for key, (low, high) in bounds.items():
+            value = getattr(self, key)
+            if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+                limit = f" up to warm_steps ({high})" if high < math.inf else ""
+                raise _unfollowable(case, f"{key} is {value!r}", f"write a whole number from {low}{limit}")
+
+
+def _unfollowable(case: GoldenCase, rule: str, remedy: str) -> ConfigError:
+    return ConfigError(f"{case.folder / 'case.yaml'}: the recipe cannot be followed, as {rule}; {remedy}")
 
 
 def make_inputs(case: GoldenCase, workspace: Path) -> None:

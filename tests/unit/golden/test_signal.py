@@ -146,6 +146,12 @@ def dead_parameter(world: World) -> None:
         truth["gradient"]["b.weight"][:] = 0
 
 
+def idle_update(world: World) -> None:
+    """Groups of equal rewards alone."""
+    for values in world.truth["step_000001"]["gradient"].values():
+        values[:] = 0
+
+
 def no_gradients(world: World) -> None:
     del world.truth["step_000001"]["gradient"]
 
@@ -202,6 +208,7 @@ def unmask_tool(trajectory: Trajectory) -> None:
             ["log-probs of policy and reference are not recorded at every update"],
         ),
         (dead_parameter, ["the gradient of b.weight is zero at every update"]),
+        (idle_update, ["every gradient at step_000001 is zero, so its loss could be anything"]),
         (no_gradients, ["no gradients are recorded at step_000001"]),
         (
             lambda world: world.claims.append("speed"),

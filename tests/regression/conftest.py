@@ -1,0 +1,80 @@
+"""Replays of golden cases in this process, on an engine that a test may have broken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pytest
+from numpy.typing import NDArray
+
+from regress.compare.verdict import Verdict
+from regress.golden.store import GoldenStore
+from regress.layout import TokenLayout
+from regress.replay.judge import judge_replay
+from regress.replay.matrix import Replay
+from regress.replay.plan import PlannedUpdate
+from regress.replay.run import Prepare, replay
+from regress.replay.variants import VARIANTS, Precision
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+
+
+@dataclass(frozen=True)
+class Local:
+    """One microbatch as it should be: its layout, and golden token values in it."""
+
+    layout: TokenLayout
+    update: PlannedUpdate
+    truth: Mapping[str, Mapping[str, NDArray[Any]]]
+
+    def __getattr__(self, quantity: str) -> NDArray[Any]:
+        """``[B, T]`` golden values of a quantity that has one tensor, or of one of ``batch_inputs``."""
+        tensors = self.truth.get(quantity, {}) or {quantity: self.truth["batch_inputs"][quantity]}
+        (values,) = tensors.values()
+        return self.layout.scatter(values, self.update.frame.offsets)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A replay, and the verdicts on it that are not ok, in the order of computation."""
+
+    replay: Replay
+    failed: list[Verdict]
+
+    @property
+    def first(self) -> Verdict:
+        return self.failed[0]
+
+    @cached_property
+    def micros(self) -> list[Local]:
+        """The microbatches of the first update that went wrong."""
+        place = self.first.place
+        (update,) = (u for u in self.replay.plan if (u.step, u.update) == (place.step, place.update))
+        truth = self.replay.case.truth(update.where)
+        return [Local(layout, update, truth) for layout in update.layouts]
+
+    def over(self, name: str) -> dict[int | None, int]:
+        """Elements of a tensor beyond their tolerance at that update, by microbatch."""
+        step, update = self.first.place.step, self.first.place.update
+        found = (v for v in self.failed if (v.place.step, v.place.update, v.name) == (step, update, name))
+        return {verdict.place.micro: verdict.over for verdict in found}
+
+
+@pytest.fixture
+def judge(tmp_path: Path) -> Callable[..., Judged]:
+    """``judge(case, variant)``: replay it now, by the engine as it is, and judge it."""
+
+    def run(
+        case: str, variant: str, *, precision: Precision = Precision.FLOAT64, prepare: Prepare | None = None
+    ) -> Judged:
+        chosen = Replay(GoldenStore(GOLDEN).case(case), VARIANTS[variant], precision)
+        dump = replay(chosen.case, chosen.variant, precision, tmp_path / chosen.name, prepare=prepare)
+        verdicts = judge_replay(chosen.case, dump, chosen.plan, precision)
+        assert verdicts
+        return Judged(chosen, [verdict for verdict in verdicts if not verdict.ok])
+
+    return run

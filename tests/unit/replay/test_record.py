@@ -1,0 +1,118 @@
+"""Recording a case anew: what changes, what stays when it is refused, and what is asked for."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from regress.cli import main
+from regress.errors import GoldenError
+from regress.golden.case import GoldenCase
+from regress.golden.store import GoldenStore
+from regress.golden.verify import verify
+from regress.replay.record import record
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def edit(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change case.yaml."""
+    path = folder / "case.yaml"
+    tree = yaml.safe_load(path.read_text())
+    change(tree)
+    path.write_text(yaml.safe_dump(tree))
+
+
+def test_recording_twice_changes_nothing(store: GoldenStore) -> None:
+    record(store, "dense")  # another processor may round otherwise
+    before = contents(store.folder("dense"))
+    assert record(store, "dense") == []
+    assert contents(store.folder("dense")) == before
+
+
+def test_a_changed_configuration_is_recorded_with_its_values(store: GoldenStore) -> None:
+    folder = store.folder("dense")
+    record(store, "dense")
+    before = contents(folder)
+    edit(folder, lambda tree: tree["config"]["algorithm"].update(eps=1e-3))
+    written = {path.name.partition(".")[0] for path in record(store, "dense")}
+    assert {"advantages", "gradient", "param", "manifest"} <= written
+    assert not {"batch_inputs", "weights", "ref_log_probs", "old_log_probs"} & written
+    assert verify(store) == []
+    after = contents(folder)
+    inputs = [name for name in before if name.startswith(("model/", "reference/", "trajectories/", "optim"))]
+    assert {name: after[name] for name in inputs} == {name: before[name] for name in inputs}
+
+
+def test_tolerances_outlive_a_recording(store: GoldenStore) -> None:
+    before = store.case("dense")
+    assert before.manifest is not None
+    edit(store.folder("dense"), lambda tree: tree["config"]["algorithm"].update(eps=1e-3))
+    record(store, "dense")
+    after = store.case("dense")
+    assert after.manifest is not None
+    assert after.manifest.tolerances == before.manifest.tolerances
+
+
+def test_a_case_without_signal_leaves_the_recording_alone(store: GoldenStore) -> None:
+    folder = store.folder("dense")
+    edit(folder, lambda tree: tree["config"]["algorithm"].update(clip_high=100.0))
+    before = contents(folder)
+    with pytest.raises(GoldenError, match="has a ratio above the clip range"):
+        record(store, "dense")
+    assert contents(folder) == before
+
+
+def test_inputs_without_signal_stay_to_be_looked_at(tiny: Callable[..., GoldenCase]) -> None:
+    case = tiny()
+    store = GoldenStore(case.folder.parent)
+    with pytest.raises(GoldenError, match="cannot become golden, because some faults could not show in it"):
+        record(store, "tiny")
+    assert not (case.folder / "manifest.json").exists()
+    assert not (case.folder / "truth").exists()
+    assert store.case("tiny").trajectories()
+
+
+def test_inputs_are_made_again_only_when_asked_for(
+    tiny: Callable[..., GoldenCase], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("regress.replay.record.require_case_signal", lambda *_: None)
+    case = tiny()
+    store = GoldenStore(case.folder.parent)
+    result = CliRunner().invoke(main, ["golden", "record", "tiny", "--golden-dir", str(store.root)])
+    assert result.exit_code == 0, result.output
+    assert f"wrote {case.folder / 'manifest.json'}" in result.output
+    weights = case.folder / "model" / "model.safetensors"
+    before = weights.read_bytes()
+    edit(case.folder, lambda tree: tree["recipe"].update(warm_steps=2))
+    result = CliRunner().invoke(main, ["golden", "record", "tiny", "--golden-dir", str(store.root)])
+    assert result.exit_code == 0, result.output
+    assert weights.read_bytes() == before
+    result = CliRunner().invoke(
+        main, ["golden", "record", "tiny", "--inputs", "--golden-dir", str(store.root)]
+    )
+    assert result.exit_code == 0, result.output
+    assert weights.read_bytes() != before
+    assert verify(store) == []
+    result = CliRunner().invoke(
+        main, ["golden", "record", "tiny", "--inputs", "--golden-dir", str(store.root)]
+    )
+    assert result.output == "tiny: nothing changed\n"
+
+
+def test_a_case_with_neither_model_nor_recipe_is_refused(store: GoldenStore) -> None:
+    folder = store.folder("dense")
+    shutil.rmtree(folder / "model")
+    edit(folder, lambda tree: tree.pop("recipe"))
+    before = contents(folder)
+    with pytest.raises(GoldenError, match=r"has neither model/ nor a recipe in case.yaml; lay model/, traj"):
+        record(store, "dense")
+    assert contents(folder) == before
