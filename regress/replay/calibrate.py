@@ -85,10 +85,14 @@ class Floor:
             )
         if self.tolerance is None:
             return f"{kappa:g} times the noise floor of {self.floor:.1e} would pass a tensor of zeros: not judged"
-        larger = (
-            "weights moved by one ulp" if self.perturbation >= self.dtype_error else "error against float64"
-        )
-        return f"{kappa:g} times the noise floor of {self.floor:.1e} ({larger})"
+        return f"{kappa:g} times the noise floor of {self.floor:.1e} ({self._largest})"
+
+    @property
+    def _largest(self) -> str:
+        """Which of the three is the noise floor."""
+        if max(self.perturbation, self.dtype_error) < self.floor:
+            return "an eighth of the dtype's spacing: nothing more was measured"
+        return "weights moved by one ulp" if self.perturbation >= self.dtype_error else "error against float64"
 
 
 def calibrate(

@@ -23,7 +23,13 @@ def project_variants(root: Path, added: Iterable[Variant] = ()) -> dict[str, Var
     path = root / "pyproject.toml"
     if path.is_file():
         table |= parse_variants(_rows(path), f"{path}: [tool.regress.variants]")
-    table |= {variant.name: variant for variant in added}
+    for variant in added:
+        if not isinstance(variant, Variant):
+            raise ConfigError(
+                f"pytest_regress_variants returned {variant!r}, which is no variant; return a list of "
+                "regress.replay.variants.Variant"
+            )
+        table[variant.name] = variant
     for variant in table.values():
         _check_twin(variant, table)
     return table

@@ -217,8 +217,11 @@ def parse_variants(table: Mapping[str, Any], origin: str) -> dict[str, Variant]:
 
 def _parse(name: str, row: Any, stated: str) -> Variant:
     known = [spec.name for spec in fields(Variant) if spec.name != "name"]
-    if not isinstance(row, Mapping) or not set(row) <= set(known):
+    if not isinstance(row, Mapping):
         raise ConfigError(f"{stated} must be a table with keys of {', '.join(known)}; correct {row!r}")
+    for key in row:
+        if key not in known:
+            raise ConfigError(f"{stated} has the key {key!r}; choose from {', '.join(known)}")
     if not isinstance(row.get("why"), str) or not row["why"].strip():
         raise ConfigError(f'{stated} does not say why it exists; add why = "what it could break"')
     if "/" in name or "[" in name or not name.isprintable():
