@@ -95,7 +95,9 @@ class ReplaySession:
         settings = self._config.stash[SETTINGS]
         if self._worker is not None or settings.update is None or self._shared is None:
             return
-        if not (self.shared / "staged").is_dir():  # no test replayed a golden case, so torch is not needed here
+        if not (
+            self.shared / "staged"
+        ).is_dir():  # no test replayed a golden case, so torch is not needed here
             return
         broken_off = exitstatus in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR)
         summary = self._config.stash[SUMMARY]

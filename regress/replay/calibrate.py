@@ -92,7 +92,9 @@ class Floor:
         """Which of the three is the noise floor."""
         if max(self.perturbation, self.dtype_error) < self.floor:
             return "an eighth of the dtype's spacing: nothing more was measured"
-        return "weights moved by one ulp" if self.perturbation >= self.dtype_error else "error against float64"
+        return (
+            "weights moved by one ulp" if self.perturbation >= self.dtype_error else "error against float64"
+        )
 
 
 def calibrate(

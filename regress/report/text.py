@@ -125,7 +125,9 @@ def _finding(verdict: Verdict) -> str:
     if worst is None or verdict.status is Status.COVERAGE:
         return verdict.detail
     if verdict.status is Status.NONFINITE:
-        return verdict.detail if worst.where == verdict.name else f"{verdict.detail}, at {_element_of(verdict)}"
+        return (
+            verdict.detail if worst.where == verdict.name else f"{verdict.detail}, at {_element_of(verdict)}"
+        )
     golden, actual = pair(worst.golden, worst.actual)
     much = multiple(verdict.multiple) if verdict.tolerance else f"{verdict.over} of {verdict.count} elements"
     element = "" if worst.where == verdict.name else f"{_element_of(verdict)}: "  # the one value of a scalar
