@@ -179,8 +179,8 @@ def _mismatched(
     assert found.first_mismatch is not None
     worst = _worst(case, actual, expected, inside.index(found.first_mismatch))
     detail = (
-        f"golden {_kind(worst.golden)}, actual {_kind(worst.actual)}, "
-        f"at {found.mismatched} of {found.count} elements not alike"
+        f"golden {_kind(worst.golden)}, actual {_kind(worst.actual)} "
+        f"({found.mismatched} of {found.count} elements do not match)"
     )
     return case.verdict(
         Status.NONFINITE,

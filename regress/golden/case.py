@@ -119,7 +119,8 @@ class GoldenCase:
         names = [path for path in self._inputs() if path.startswith(f"{_TRAJECTORIES}/")]
         if not names:
             raise GoldenError(
-                f"{self.folder / _TRAJECTORIES} holds no trajectories: record the inputs of the case first"
+                f"{self.folder / _TRAJECTORIES} holds no trajectories: make the inputs of the case with regress golden "
+                f"record {self.name} --inputs"
             )
         steps: dict[int, list[Trajectory]] = {}
         for name in names:

@@ -20,7 +20,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @click.group()
 def golden() -> None:
-    """Look at golden cases, check them, decide on pending updates.
+    """Golden cases: record, look, check, update.
 
     Exit codes: 0 nothing to report, 1 a difference, damage or something pending, 2 a case that cannot be used.
     """
@@ -46,7 +46,10 @@ def open_store(golden_dir: Path | None) -> GoldenStore:
 
     store = GoldenStore(golden_dir or golden_directory())
     if not store.root.is_dir():
-        raise GoldenError(f"{store.root} is no golden directory: give --golden-dir, or record a case first")
+        raise GoldenError(
+            f"{store.root} is no golden directory: give --golden-dir, or make one with pytest --update-golden or with "
+            f"{store.root}/CASE/case.yaml"
+        )
     return store
 
 
@@ -68,16 +71,20 @@ def list_(ctx: click.Context, golden_dir: Path | None, as_json: bool) -> None:
 
     Exit codes: 0, or 1 when a case is damaged.
     """
+    from regress.golden.checks import stored_checks
     from regress.golden.tables import case_rows, echo_table
 
     store = open_store(golden_dir)
     rows = case_rows(store)
     if as_json:
         _print_json(rows)
-    elif rows:
-        echo_table(rows)
     else:
-        click.echo(f"{store.root} holds no cases")
+        echo_table([{key: row[key] for key in row if key not in ("quantities", "tensors")} for row in rows])
+        checks = (
+            f" and {_counted(len(stored), 'stored check')}" if (stored := stored_checks(store.root)) else ""
+        )
+        if checks or not rows:
+            click.echo(f"{store.root} holds {_counted(len(rows), 'case') if rows else 'no cases'}{checks}")
     ctx.exit(1 if any(row["state"] == "damaged" for row in rows) else 0)
 
 
@@ -87,14 +94,27 @@ def list_(ctx: click.Context, golden_dir: Path | None, as_json: bool) -> None:
 @directory_option
 @json_option
 def show(case: str, quantity: str | None, golden_dir: Path | None, as_json: bool) -> None:
-    """Show a case: why it exists, what is recorded, what is tolerated; or all tensors of one quantity.
+    """Show a case, or one quantity of it.
+
+    Why it exists, what is recorded, what is tolerated; or all tensors of the quantity.
 
     \b
     regress golden show dense
     regress golden show dense gradient
+    regress golden show checks                 values that tests have stored
+    regress golden show checks tests/test_loss.py::test_loss
     """
-    from regress.golden.tables import echo_table, quantity_rows, tensor_rows, tolerance_rows
+    from regress.golden.names import CHECKS
+    from regress.golden.tables import check_rows, echo_table, quantity_rows, tensor_rows, tolerance_rows
 
+    if case == CHECKS:
+        rows = check_rows(open_store(golden_dir), quantity)
+        if not rows:
+            raise GoldenError(
+                f"no stored check{f' matches {quantity!r}' if quantity else ''}: give a test or a name"
+            )
+        _print_json(rows) if as_json else echo_table(rows)
+        return
     found = open_store(golden_dir).case(case, allow_changed_inputs=True)
     if quantity is not None:
         rows = tensor_rows(found, quantity)
@@ -130,7 +150,9 @@ def _flat(value: Any, prefix: str) -> list[tuple[str, Any]]:
 @json_option
 @click.pass_context
 def verify(ctx: click.Context, cases: tuple[str, ...], golden_dir: Path | None, as_json: bool) -> None:
-    """Check every byte: inputs, truth, manifests, pending updates, stored checks.
+    """Check every byte.
+
+    Of inputs, golden values, manifests, pending updates and stored checks.
 
     \b
     regress golden verify
@@ -138,6 +160,7 @@ def verify(ctx: click.Context, cases: tuple[str, ...], golden_dir: Path | None, 
 
     Exit codes: 0 all intact (left over and pending files are told), 1 damage.
     """
+    from regress.golden.checks import stored_checks
     from regress.golden.verify import verify as check
 
     store = open_store(golden_dir)
@@ -152,7 +175,9 @@ def verify(ctx: click.Context, cases: tuple[str, ...], golden_dir: Path | None, 
         for finding in findings:
             click.echo(f"{'damaged' if finding.damage else 'note'}: {finding.case}: {finding.text}")
         verdict = _counted(len(damaged), "damaged file") if damaged else "intact"
-        click.echo(f"{_counted(len(cases or store.names()), 'case')}: {verdict}")
+        stored = [] if cases else stored_checks(store.root)
+        checks = f", {_counted(len(stored), 'stored check')}" if stored else ""
+        click.echo(f"{_counted(len(cases or store.names()), 'case')}{checks}: {verdict}")
     ctx.exit(1 if damaged else 0)
 
 
@@ -167,7 +192,9 @@ def _counted(number: int, what: str) -> str:
 @json_option
 @click.pass_context
 def diff(ctx: click.Context, first: str, second: str | None, golden_dir: Path | None, as_json: bool) -> None:
-    """Compare two golden directories, two cases, or a case with its pending update.
+    """Compare golden directories, or cases.
+
+    Two directories, two cases, or a case with its pending update.
 
     \b
     regress golden diff dense                  with its pending update
@@ -231,7 +258,9 @@ def _side_of(store: GoldenStore, name: str) -> Side:
 @json_option
 @click.pass_context
 def review(ctx: click.Context, cases: tuple[str, ...], golden_dir: Path | None, as_json: bool) -> None:
-    """Show pending updates: what would change, and how to accept or reject it.
+    """Show pending updates.
+
+    What would change, and how to accept or reject it.
 
     \b
     pytest --update-golden=review
@@ -257,13 +286,16 @@ def review(ctx: click.Context, cases: tuple[str, ...], golden_dir: Path | None, 
 @click.argument("patterns", nargs=-1, metavar="[QUANTITY]...")
 @directory_option
 def accept(case: str, patterns: tuple[str, ...], golden_dir: Path | None) -> None:
-    """Put a pending update in force, or only some of its quantities; the rest stays pending.
+    """Put a pending update in force.
+
+    All of it, or only some quantities or stored checks; the rest stays pending.
 
     \b
     regress golden accept dense
     regress golden accept dense log_probs gradient
     regress golden accept dense 'step_000001/*'
-    regress golden accept checks               stored checks
+    regress golden accept checks               stored checks, all of them
+    regress golden accept checks tests/test_loss.py::test_loss
     """
     from regress.golden.names import CHECKS
     from regress.golden.pending import accept as accept_case
@@ -279,7 +311,9 @@ def accept(case: str, patterns: tuple[str, ...], golden_dir: Path | None) -> Non
 @click.argument("patterns", nargs=-1, metavar="[QUANTITY]...")
 @directory_option
 def reject(case: str, patterns: tuple[str, ...], golden_dir: Path | None) -> None:
-    """Forget a pending update, or only some of its quantities.
+    """Forget a pending update.
+
+    All of it, or only some quantities or stored checks.
 
     \b
     regress golden reject dense
@@ -308,7 +342,9 @@ def reject(case: str, patterns: tuple[str, ...], golden_dir: Path | None) -> Non
 )
 @directory_option
 def prune(dry_run: bool, orphans: Path, golden_dir: Path | None) -> None:
-    """Remove leftovers of interrupted updates, and stored checks that no test asks for.
+    """Remove what nobody needs.
+
+    Leftovers of interrupted updates, and stored checks that no test asks for.
 
     \b
     regress golden prune --dry-run

@@ -138,12 +138,27 @@ def read_or_nothing(path: Path) -> bytes | None:
 
 def _matching(store: GoldenStore, patterns: Sequence[str]) -> list[str]:
     names = pending_checks(store)
+    known = {name: (name, *label_of(store.root / PENDING / name)) for name in names}
     for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in names):
+        if not any(matches(pattern, texts) for texts in known.values()):
             raise GoldenError(
                 f"no pending check matches {pattern!r}: pending are {', '.join(names) or 'none'}"
             )
-    return [name for name in names if not patterns or any(fnmatchcase(name, p) for p in patterns)]
+    return [name for name in names if not patterns or any(matches(p, known[name]) for p in patterns)]
+
+
+def matches(pattern: str, texts: Iterable[str]) -> bool:
+    """Whether one of the texts is, or looks like, the pattern: ids of tests hold brackets, which patterns use too."""
+    return any(text == pattern or fnmatchcase(text, pattern) for text in texts)
+
+
+def label_of(path: Path) -> tuple[str, str]:
+    """Test and name of the check in a file; the file itself where it does not say, which others report."""
+    try:
+        label: Any = read(path).meta["check"]
+        return str(label["test"]), str(label["name"])
+    except (DumpError, LookupError, TypeError):
+        return path.name, ""
 
 
 def _discard(path: Path) -> None:

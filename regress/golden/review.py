@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import click
 
 from regress.errors import GoldenError
 from regress.golden.difference import Change
-from regress.golden.names import CHECKS
+from regress.golden.names import CHECKS, PENDING
 from regress.golden.pending import pending_names, pending_of
-from regress.golden.pending_checks import check_change, pending_checks
+from regress.golden.pending_checks import check_change, label_of, pending_checks
 from regress.golden.store import GoldenStore
-from regress.golden.tables import change_row, echo_table
+from regress.golden.tables import Row, change_row, echo_table
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class Review:
         notes: what the proposer said.
         changes, others: quantities that would change; a line for each tolerance and input.
         problem: why it cannot be accepted, or None.
+        labels: test and name of each stored check, by its file.
     """
 
     case: str
@@ -32,20 +33,33 @@ class Review:
     changes: Sequence[Change] = ()
     others: Sequence[str] = field(default_factory=tuple)
     problem: str | None = None
+    labels: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     def echo(self) -> None:
         """Print it, with the commands to decide."""
         click.echo(f"{self.case}: pending update")
         for note in self.notes:
             click.echo(f"  {note}")
-        echo_table([change_row(change) for change in self.changes])
+        echo_table([self._row(change) for change in self.changes])
         for line in self.others:
             click.echo(line)
         if self.problem is not None:
             click.echo(f"cannot be accepted: {self.problem}")
         else:
-            click.echo(f"accept: regress golden accept {self.case} [QUANTITY]...")
-        click.echo(f"reject: regress golden reject {self.case} [QUANTITY]...")
+            click.echo(f"accept: regress golden accept {self.case} {self._choice}...")
+        click.echo(f"reject: regress golden reject {self.case} {self._choice}...")
+
+    @property
+    def _choice(self) -> str:
+        return "[TEST or NAME]" if self.case == CHECKS else "[QUANTITY]"
+
+    def _row(self, change: Change) -> Row:
+        """A line of the table; of a stored check whose it is, in place of its file."""
+        row = change_row(change)
+        if self.case != CHECKS:
+            return row
+        del row["update"], row["quantity"]
+        return {**dict(zip(("test", "name"), self.labels[change.quantity], strict=True)), **row}
 
 
 def reviews(store: GoldenStore, names: Sequence[str] = ()) -> list[Review]:
@@ -79,4 +93,5 @@ def _checks(store: GoldenStore) -> Iterator[Review]:
         except GoldenError as error:
             problems.append(str(error))
     if changes or problems:
-        yield Review(CHECKS, changes=changes, problem="; ".join(problems) or None)
+        labels = {change.quantity: label_of(store.root / PENDING / change.quantity) for change in changes}
+        yield Review(CHECKS, changes=changes, problem="; ".join(problems) or None, labels=labels)

@@ -13,13 +13,28 @@ from rich.text import Text
 
 from regress.errors import GoldenError
 from regress.golden.case import GoldenCase
+from regress.golden.checks import read_check, stored_checks
 from regress.golden.difference import Change, Difference
+from regress.golden.entries import TensorEntry
 from regress.golden.pending import pending_names
+from regress.golden.pending_checks import matches
 from regress.golden.store import GoldenStore
+from regress.golden.tree import CONTAINERS, describe
 
 Row = dict[str, Any]
 
-_LONG = ("tensor", "worst", "detail", "reason")  # columns that a narrow terminal may break
+_TOLD = ("dtype", "shape", "min", "max", "mean")
+_LONG = (
+    "tensor",
+    "worst",
+    "detail",
+    "reason",
+    "test",
+    "name",
+    "value",
+    "text",
+    "why",
+)  # columns that a narrow terminal may break
 _WIDE = 1000  # where there is no terminal nothing is cut or wrapped, so that lines can be searched
 
 
@@ -127,6 +142,33 @@ def tolerance_rows(case: GoldenCase) -> list[Row]:
         for quantity, row in sorted(tolerances.items())
         for precision, entry in sorted(row.items())
     ]
+
+
+def check_rows(store: GoldenStore, pattern: str | None) -> list[Row]:
+    """One row for each tensor or other leaf of the stored checks; `pattern` is of their tests, names or files."""
+    rows = []
+    for path in stored_checks(store.root):
+        check = read_check(store.root, path)
+        if check is None or not (pattern is None or matches(pattern, (path, check.test, check.name))):
+            continue
+        for leaf, node in check.value.nodes.items():
+            if node[0] in CONTAINERS:
+                continue
+            array = check.value.tensors.get(leaf)
+            told = dict.fromkeys(_TOLD) if array is None else vars(TensorEntry.of(array))
+            rows.append(
+                {
+                    "test": check.test,
+                    "name": check.name,
+                    "value": leaf,
+                    **{key: told[key] for key in _TOLD},
+                    "text": describe(node) if array is None else None,
+                    "rtol": check.rtol or None,
+                    "atol": check.atol or None,
+                    "why": check.why or None,
+                }
+            )
+    return rows
 
 
 def change_row(change: Change) -> Row:

@@ -96,6 +96,9 @@ class Regress:
         if outcome.row is not None:
             tell_update(self._node, outcome.row)
         elif outcome.golden is None:
+            from regress.plugin.showing import show
+
+            self._node.add_report_section("call", f"regress: {name}", show(call.new.value))
             raise AssertionError(
                 f"no golden yet for {name!r} of {call.new.test}: look at the value, then run pytest --update-golden"
             )

@@ -71,6 +71,9 @@ class Suite:
             if case.manifest is None:
                 advice = f"{case.folder} is not recorded yet: run regress golden record {name}"
                 broken.append(Broken(f"{name}/unrecorded", advice, name))
+            elif not case.manifest.tolerances:
+                advice = f"{case.folder} has no measured tolerances yet: run regress calibrate {name}"
+                broken.append(Broken(f"{name}/uncalibrated", advice, name))
             else:
                 found.append(case)
         if not found and not broken:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from regress.plugin.rows import UPDATE, VERDICT, JudgedRow, UpdateRow, judged_row, update_row
 from regress.plugin.settings import SETTINGS
 
-_NARROWEST = 140  # columns that the table needs to be read
+_NARROWEST = 120  # columns that the table needs to be read
 
 
 class Summary:
@@ -59,6 +60,8 @@ class Summary:
             terminalreporter.line(f"regress: {note}")
         rows = self.updates()
         if not rows:
+            if self._config.stash[SETTINGS].update is not None:
+                terminalreporter.line("regress: no golden had to be written")
             return
         pending = sum(row.pending for row in rows)
         terminalreporter.section("golden update")
@@ -66,7 +69,7 @@ class Summary:
         terminalreporter.line(f"{len(rows) - pending} written, {pending} pending")
         if pending:
             terminalreporter.line(
-                "look at it with regress golden review, then regress golden accept or reject"
+                "look at what is pending with regress golden review, then regress golden accept or reject it"
             )
 
     def _write_report(self, terminalreporter: pytest.TerminalReporter) -> None:
@@ -98,19 +101,24 @@ def _table(rows: list[UpdateRow], width: int) -> str:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for title in ("golden of", "name", "status", "changed", "max change", "x tolerance", "old", "new"):
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    titles = ("golden of", "name", "status", "changed", "max change", "x tolerance", "old", "new")
+    cells = [_cells(row) for row in rows]
+    used = [index for index in range(len(titles)) if any(row[index] for row in cells)]
+    for title in (titles[index] for index in used):
         is_text = title in ("golden of", "name", "status")
         table.add_column(title, justify="left" if is_text else "right", overflow="fold", no_wrap=not is_text)
-    for row in rows:
-        table.add_row(*map(Text, _cells(row)))  # ids hold brackets, which are no markup
+    for row in cells:
+        table.add_row(*(Text(row[index]) for index in used))  # ids hold brackets, which are no markup
     console = Console(width=width, color_system=None, force_terminal=False)
     with console.capture() as capture:
         console.print(table)
-    return capture.get()
+    return "".join(f"{line.rstrip()}\n" for line in capture.get().splitlines())
 
 
 def _cells(row: UpdateRow) -> tuple[str, ...]:
-    figures = (f"{row.max_error:.3g}", f"{row.multiple:.3g}", row.old, row.new)
-    shown = ("", "", "", "") if row.status == "new" else figures
+    multiple = "-" if math.isinf(row.multiple) else f"{row.multiple:.3g}"  # nothing is tolerated
+    shown = (
+        ("", "", "", row.new) if row.status == "new" else (f"{row.max_error:.3g}", multiple, row.old, row.new)
+    )
     return row.owner, row.name, row.status, f"{row.changed} of {row.total}", *shown

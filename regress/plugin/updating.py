@@ -19,6 +19,7 @@ from regress.golden.pending_checks import propose_check, reject_checks
 from regress.golden.store import GoldenStore
 from regress.golden.tree import CONTAINERS, Tree
 from regress.plugin.rows import UpdateRow
+from regress.plugin.showing import show_briefly
 
 if TYPE_CHECKING:
     from regress.plugin.settings import Settings
@@ -54,17 +55,19 @@ def _row(
     leaves = sum(node[0] not in CONTAINERS for node in new.value.nodes.values())
     row = UpdateRow(new.test, new.name, "new", leaves, leaves, pending=pending)
     if old is None:
-        return row
+        return replace(row, new=show_briefly(new.value))
     if not failed:  # only tolerance, reason, or bits that compare equal
         return replace(row, status="rewritten", changed=0, total=len(verdicts))
-    worst = max(failed, key=lambda verdict: verdict.multiple).worst
+    valued = [verdict for verdict in failed if verdict.worst is not None] or failed
+    furthest = max(valued, key=lambda verdict: verdict.multiple)
+    worst = furthest.worst
     return replace(
         row,
         status=", ".join(dict.fromkeys(str(v.status) if not v.ok else "within tolerance" for v in failed)),
         changed=len(failed),
         total=len(verdicts),
         max_error=max(verdict.max_error for verdict in failed),
-        multiple=max(verdict.multiple for verdict in failed),
+        multiple=furthest.multiple,
         old="" if worst is None else f"{worst.golden:.6g}",
         new="" if worst is None else f"{worst.actual:.6g}",
     )

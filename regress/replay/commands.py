@@ -11,6 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from regress.golden.commands import directory_option, open_store
+from regress.golden.names import MANIFEST
+from regress.report.numbers import plural
 
 if TYPE_CHECKING:
     from regress.replay.calibrate import Floor
@@ -23,14 +25,19 @@ if TYPE_CHECKING:
     "--seeds", type=click.IntRange(3), default=5, show_default=True, help="Perturbations of the weights."
 )
 def calibrate(case: str, golden_dir: Path | None, seeds: int) -> None:
-    """Measure the tolerances of a golden case and write them into its manifest.
+    """Measure the tolerances of a golden case.
+
+    \b
+    regress calibrate dense
+
+    They are written into the manifest of the case, each with what was measured and its reason.
 
     \b
     For each quantity and precision the noise floor is the largest of
       the response to weights that are moved by one unit in the last place,
       the error of the precision against float64,
       an eighth of the spacing of the dtype;
-    the tolerance is a small multiple of it. Basis and reason stand beside it.
+    the tolerance is a small multiple of it.
     """
     from regress.replay.calibrate import replays_of
     from regress.replay.record import measure
@@ -66,14 +73,27 @@ def _table(case: str, floors: list[Floor]) -> Table:
     "--inputs", is_flag=True, help="Make weights, optimizer state and rollouts again, as the recipe says."
 )
 def record(case: str, golden_dir: Path | None, inputs: bool) -> None:
-    """Record a golden case from its case.yaml: inputs if it has none, and the float64 truth.
+    """Record a case as its case.yaml says.
 
-    A case without signal is refused. Measure its tolerances next: regress calibrate CASE.
+    \b
+    regress golden record mine
+
+    Inputs (weights, optimizer state, rollouts) are made by its recipe if it has none; then the float64 values of
+    every quantity are computed, twice. A case in which some faults could not show is refused. Measure its
+    tolerances next: regress calibrate CASE.
     """
+    from regress.replay.recipe import has_inputs
     from regress.replay.record import record as run
 
-    written = run(open_store(golden_dir), case, inputs=inputs)
-    for path in written:
-        click.echo(f"wrote {path}")
+    store = open_store(golden_dir)
+    opened = store.case(case, allow_changed_inputs=True)
+    kept = has_inputs(opened) and not inputs
+    written = run(store, case, inputs=inputs)
+    if kept and opened.recipe:
+        click.echo(f"{case}: inputs are those that were there; --inputs makes them again, as the recipe says")
     if not written:
         click.echo(f"{case}: nothing changed")
+        return
+    values = sum(path.name != MANIFEST for path in written)
+    click.echo(f"{case}: wrote {opened.folder / MANIFEST} and {plural(values, 'file')} of golden values")
+    click.echo(f"next: regress calibrate {case}")

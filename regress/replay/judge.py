@@ -9,6 +9,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from regress.compare.judge import judge_bitwise, judge_trajectories, judge_update
+from regress.compare.quantities import quantity_named
 from regress.compare.tolerance import EXACT, Tolerance
 from regress.compare.verdict import Verdict
 from regress.dump.arrays import Array, dtype_name
@@ -98,10 +99,12 @@ def stored_tolerances(
 ) -> Callable[[str], Tolerance | None]:
     """The tolerance of each quantity, times ``scale``; None where the manifest says that it cannot be judged."""
 
+    unmeasured = Tolerance(0.0, reason=f"none was measured: run regress calibrate {case.name}")
+
     def of(quantity: str) -> Tolerance | None:
         entry = case.tolerance(quantity, str(precision))
         if entry is None:
-            return EXACT
+            return EXACT if quantity_named(quantity).exact else unmeasured
         if entry.relative is None:
             return None
         return Tolerance(entry.relative, entry.absolute, basis=entry.basis, reason=entry.reason).scaled(scale)

@@ -81,6 +81,18 @@ def _unfollowable(case: GoldenCase, rule: str, remedy: str) -> ConfigError:
     return ConfigError(f"{case.folder / 'case.yaml'}: the recipe cannot be followed, as {rule}; {remedy}")
 
 
+def has_inputs(case: GoldenCase) -> bool:
+    """Whether a case has weights to start from, made by its recipe or laid there by hand."""
+    return (case.folder / "model").is_dir()
+
+
+def remove_inputs(case: GoldenCase) -> None:
+    """Remove what `make_inputs` writes."""
+    for folder in ("model", "reference", "trajectories"):
+        shutil.rmtree(case.folder / folder, ignore_errors=True)
+    (case.folder / "optimizer.safetensors").unlink(missing_ok=True)
+
+
 def make_inputs(case: GoldenCase, workspace: Path) -> None:
     """Write ``model/``, ``reference/``, ``optimizer.safetensors`` and ``trajectories/`` of a case."""
     recipe = Recipe.of(case)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from regress.dump.jsontext import Json
-from regress.errors import GoldenError
+from regress.errors import GoldenError, RegressError
 from regress.golden.case import GoldenCase
 from regress.golden.commit import commit
 from regress.golden.names import input_files
@@ -18,7 +18,7 @@ from regress.golden.provenance import collect
 from regress.golden.store import GoldenStore
 from regress.golden.tolerance import ToleranceEntry
 from regress.replay.calibrate import Floor, calibrate
-from regress.replay.recipe import make_inputs
+from regress.replay.recipe import has_inputs, make_inputs, remove_inputs
 from regress.replay.truth import compute_truth, require_case_signal
 
 
@@ -32,21 +32,26 @@ def record(store: GoldenStore, name: str, *, inputs: bool = False) -> list[Path]
         The files written, none when nothing changes.
 
     Raises:
-        RegressError: if it cannot be recorded, or has too little signal; what was recorded is then unchanged, but
-            the inputs are those that lack it, so that they can be looked at.
+        RegressError: if it cannot be recorded, or has too little signal; what was recorded is then unchanged.
     """
     case = store.case(name, allow_changed_inputs=True)
-    with TemporaryDirectory(prefix="regress-record-") as workspace:
-        if inputs or not (case.folder / "model").is_dir():
-            if not case.recipe:
-                raise GoldenError(
-                    f"{case.folder} has neither model/ nor a recipe in case.yaml; lay model/, trajectories/ and "
-                    "optimizer.safetensors there, or say with a recipe how they are made"
-                )
-            make_inputs(case, Path(workspace) / "inputs")
-            case = store.case(name, allow_changed_inputs=True)
-        truth = compute_truth(case, Path(workspace))
-    require_case_signal(case, truth)
+    makes = inputs or not has_inputs(case)
+    try:
+        with TemporaryDirectory(prefix="regress-record-") as workspace:
+            if makes:
+                if not case.recipe:
+                    raise GoldenError(
+                        f"{case.folder} has neither model/ nor a recipe in case.yaml; lay model/, trajectories/ and "
+                        "optimizer.safetensors there, or say with a recipe how they are made"
+                    )
+                make_inputs(case, Path(workspace) / "inputs")
+                case = store.case(name, allow_changed_inputs=True)
+            truth = compute_truth(case, Path(workspace))
+        require_case_signal(case, truth)
+    except RegressError:
+        if makes and case.recipe and case.manifest is None:  # else a corrected recipe would not be followed
+            remove_inputs(case)
+        raise
     changed = None if case.manifest is None else sorted({*case.manifest.inputs, *input_files(case.folder)})
     return commit(case.folder, truth=truth, inputs=changed, provenance=provenance_of(case), replace=True)
 

@@ -232,8 +232,11 @@ def check_name(name: object, stated: str) -> None:
 
 def _parse(name: str, row: Any, stated: str) -> Variant:
     known = [spec.name for spec in fields(Variant) if spec.name != "name"]
-    if not isinstance(row, Mapping) or not set(row) <= set(known):
+    if not isinstance(row, Mapping):
         raise ConfigError(f"{stated} must be a table with keys of {', '.join(known)}; correct {row!r}")
+    for key in row:
+        if key not in known:
+            raise ConfigError(f"{stated} has the key {key!r}; choose from {', '.join(known)}")
     if not isinstance(row.get("why"), str) or not row["why"].strip():
         raise ConfigError(f'{stated} does not say why it exists; add why = "what it could break"')
     check_name(name, stated)

@@ -120,16 +120,18 @@ def table(rows: Sequence[Closest], width: int = 120) -> str:
     from rich.table import Table
     from rich.text import Text
 
-    found = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for title in COLUMNS:
+    found = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    cells = [row.cells() for row in rows]
+    used = [index for index in range(len(COLUMNS)) if any(row[index] for row in cells)]
+    for title in (COLUMNS[index] for index in used):
         words = title in _WORDS
         found.add_column(title, justify="left" if words else "right", overflow="fold", no_wrap=not words)
-    for row in rows:
-        found.add_row(*map(Text, row.cells()))  # names hold brackets, which are no markup
+    for row in cells:
+        found.add_row(*(Text(row[index]) for index in used))  # names hold brackets, which are no markup
     console = Console(width=width, file=io.StringIO(), color_system=None, force_terminal=False)
     with console.capture() as capture:
         console.print(found)
-    return capture.get()
+    return "".join(f"{line.rstrip()}\n" for line in capture.get().splitlines())
 
 
 def to_json(rows: Sequence[Closest]) -> str:

@@ -11,6 +11,9 @@ from regress.report.numbers import multiple, pair, plural, short
 WIDTH = 159
 """A first line stays shorter than 160 characters: what follows is cut off in summaries and in CI logs."""
 
+_BY_VALUE = (Status.OK, Status.DRIFT, Status.MASK)
+"""Verdicts that a tolerance has a part in."""
+
 LISTED = 10
 """Tensors and quantities named one by one; the others are counted."""
 
@@ -72,12 +75,12 @@ def named(verdict: Verdict) -> str:
 def details(verdict: Verdict, where: str | None = None) -> Iterator[str]:
     """One verdict, line by line: worst element, error, how many elements, tolerance and its reason."""
     yield f"{verdict.status}: {named(verdict)} at {where or verdict.place}"
-    if verdict.detail:
+    if verdict.detail and verdict.status is not Status.MASK:  # whose detail is how many elements differ
         yield f"  {verdict.detail}"
     if verdict.worst is not None:
         yield from _element(verdict.worst)
         yield from _figures(verdict)
-    if verdict.reason:
+    if verdict.reason and verdict.status in _BY_VALUE:
         yield f"  tolerance  {verdict.reason}{_basis(verdict.basis)}"
 
 
@@ -93,8 +96,9 @@ def _element(worst: Worst) -> Iterator[str]:
 def _figures(verdict: Verdict) -> Iterator[str]:
     worst = verdict.worst
     assert worst is not None
-    if verdict.status is Status.COVERAGE:
-        yield f"  elements   {verdict.over} of {verdict.count}"
+    if verdict.status not in _BY_VALUE:  # an error of NaN, or a share of an infinity, says nothing
+        if verdict.over:
+            yield f"  elements   {verdict.over} of {verdict.count}"
         return
     ulp = "" if worst.ulp is None else f", {short(worst.ulp)} ulp"
     bound = (
@@ -103,11 +107,12 @@ def _figures(verdict: Verdict) -> Iterator[str]:
         else "nothing is tolerated"
     )
     yield f"  error      {short(worst.error)}{ulp}: {bound}"
-    yield (
-        f"  relative   {short(verdict.relative)} of the scale {short(verdict.scale)}, "
-        f"{short(verdict.relative_l2)} in the Euclidean norm"
-    )
-    yield f"  elements   {verdict.over} of {verdict.count} beyond the tolerance"
+    if verdict.status is not Status.MASK:  # a token id twice as large is not twice as wrong
+        yield (
+            f"  relative   {short(verdict.relative)} of the scale {short(verdict.scale)}, "
+            f"{short(verdict.relative_l2)} in the Euclidean norm"
+        )
+    yield f"  elements   {verdict.over} of {verdict.count} {'beyond the tolerance' if verdict.tolerance else 'differ'}"
 
 
 def _basis(basis: Mapping[str, object]) -> str:
@@ -120,11 +125,19 @@ def _finding(verdict: Verdict) -> str:
     if worst is None or verdict.status is Status.COVERAGE:
         return verdict.detail
     if verdict.status is Status.NONFINITE:
-        return verdict.detail if worst.where == verdict.name else f"{verdict.detail}, at {worst.where}"
+        return (
+            verdict.detail if worst.where == verdict.name else f"{verdict.detail}, at {_element_of(verdict)}"
+        )
     golden, actual = pair(worst.golden, worst.actual)
     much = multiple(verdict.multiple) if verdict.tolerance else f"{verdict.over} of {verdict.count} elements"
-    element = "" if worst.where == verdict.name else f"{worst.where}: "  # the one value of a scalar
+    element = "" if worst.where == verdict.name else f"{_element_of(verdict)}: "  # the one value of a scalar
     return f"{element}golden {golden}, actual {actual}, {much}"
+
+
+def _element_of(verdict: Verdict) -> str:
+    """The worst element, without the name of its tensor, which the line has already."""
+    assert verdict.worst is not None
+    return verdict.worst.where.removesuffix(f" of {verdict.name}")
 
 
 def _siblings(verdicts: Sequence[Verdict]) -> Iterator[str]:

@@ -50,20 +50,20 @@ def without(*names: str) -> dict[str, Any]:
         (changed(loss=[0.5]), ["dtype: x value['loss']: golden a tensor, actual a list"]),
         (changed(loss=None), ["dtype: x value['loss']: golden a tensor, actual None"]),
         (changed(loss=float("nan")), [
-            "nonfinite: x value['loss']: golden finite, actual NaN, at 1 of 1 elements not alike"
+            "nonfinite: x value['loss']: golden finite, actual NaN (1 of 1 elements do not match)"
         ]),
         (changed(ids=np.array([3, 5])), [
-            "mask: x value['ids']: element [1]: golden 4, actual 5, 1 of 2 elements"
+            "drift: x value['ids']: element [1]: golden 4, actual 5, 1 of 2 elements"
         ]),
         (changed(ids=np.array([3, 4], np.int32)), ["dtype: x value['ids']: golden int64, actual int32"]),
         (changed(ids=np.array([[3, 4]])), ["shape: x value['ids']: golden [2], actual [1, 2]"]),
         (changed(layers=[np.float32([1, 2, 4])]), [
-            "missing: x value['layers'][1]: golden a tensor, and the value has none"
+            "missing: x value['layers'][1]: the golden has a tensor here, and the value nothing"
         ]),
         (changed(layers={}), ["dtype: x value['layers']: golden a list, actual a dict"]),
         (changed(note="b"), ["drift: x value['note']: golden the text 'a', actual the text 'b'"]),
-        (changed(more={"deep": [1]}), ["extra: x value['more']: actual a dict, and the golden has none"]),
-        (without("layers"), ["missing: x value['layers']: golden a list, and the value has none"]),
+        (changed(more={"deep": [1]}), ["extra: x value['more']: the value has a dict here, and the golden nothing"]),
+        (without("layers"), ["missing: x value['layers']: the golden has a list here, and the value nothing"]),
         (
             changed(loss=0.75, layers=[np.float32([1, 2, 5]), np.float32([9, 9])], note="b"),
             [
@@ -83,15 +83,15 @@ def test_first_lines(actual: dict[str, Any], lines: list[str]) -> None:
 @pytest.mark.parametrize(
     ("actual", "lines"),
     [
-        (FRAME.assign(a=[1, 3]), ["mask: x value['a']: element [1]: golden 2, actual 3, 1 of 2 elements"]),
+        (FRAME.assign(a=[1, 3]), ["drift: x value['a']: element [1]: golden 2, actual 3, 1 of 2 elements"]),
         (FRAME.assign(a=[1.0, 2.0]), ["dtype: x value['a']: golden int64, actual float64"]),
         (FRAME.assign(b=["0.5", None]), ["dtype: x value['b']: golden a tensor, actual a column of dtype str"]),
         (FRAME.drop(columns="b"), [
-            "missing: x value.columns[0][1]: golden the text 'b', and the value has none",
-            "missing: x value['b']: golden a tensor, and the value has none",
+            "missing: x value.columns[0][1]: the golden has the text 'b' here, and the value nothing",
+            "missing: x value['b']: the golden has a tensor here, and the value nothing",
         ]),
         (FRAME.fillna(0.0), [
-            "nonfinite: x value['b']: golden NaN, actual finite, at 1 of 2 elements not alike, at element [1]"
+            "nonfinite: x value['b']: golden NaN, actual finite (1 of 2 elements do not match), at element [1]"
         ]),
     ],
 )  # fmt: skip
@@ -111,10 +111,10 @@ def test_the_tolerance_is_relative_to_the_largest_element_of_a_tensor() -> None:
 
 def test_a_tolerance_is_for_floats_only() -> None:
     assert failed([5, True, "a"], [4, True, "a"], rtol=10.0, atol=10.0) == [
-        "mask: x value[0]: golden 4, actual 5, 1 of 1 elements"
+        "drift: x value[0]: golden 4, actual 5, 1 of 1 elements"
     ]
     assert failed([4, False, "b"], [4, True, "a"], atol=10.0) == [
-        "mask: x value[1]: golden 1, actual 0, 1 of 1 elements",
+        "drift: x value[1]: golden 1, actual 0, 1 of 1 elements",
         "drift: x value[2]: golden the text 'a', actual the text 'b'",
     ]
 

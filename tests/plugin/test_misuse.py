@@ -94,7 +94,7 @@ def test_nonfinite_values_become_golden_on_purpose_only(alone: Any) -> None:
     alone.write("test_it.py", TEST.format(arguments='"x", [0.0, float("inf"), float("nan")]'))
     says(
         alone.run(),
-        "nonfinite: x value[1]: golden NaN, actual infinity, at 1 of 1 elements not alike ("
+        "nonfinite: x value[1]: golden NaN, actual infinity (1 of 1 elements do not match) ("
         "test_it.py::test_it)",
     )
     alone.run("--update-golden").assert_outcomes(failed=1)

@@ -68,14 +68,14 @@ def test_one_element_drifts() -> None:
             np.ones(2),
             {},
             Status.NONFINITE,
-            "golden finite, actual NaN, at 1 of 2 elements not alike",
+            "golden finite, actual NaN (1 of 2 elements do not match)",
         ),
         (
             np.array([np.inf, 1.0]),
             np.array([-np.inf, 1.0]),
             {},
             Status.NONFINITE,
-            "golden -infinity, actual infinity, at 1 of 2 elements not alike",
+            "golden -infinity, actual infinity (1 of 2 elements do not match)",
         ),
     ],
 )
@@ -183,7 +183,7 @@ def test_what_is_not_finite_on_both_sides_must_lie_at_the_same_place() -> None:
     moved = np.array([1.0, 2.0, np.nan, 3.0])
     verdict = judge(moved, golden)
     assert (verdict.status, verdict.over) == (Status.NONFINITE, 2)
-    assert verdict.detail == "golden NaN, actual finite, at 2 of 4 elements not alike"
+    assert verdict.detail == "golden NaN, actual finite (2 of 4 elements do not match)"
     assert verdict.worst is not None
     assert verdict.worst.index == (1,)
 

@@ -49,7 +49,7 @@ def test_rows_of_a_project_are_added_and_replace(tmp_path: Path) -> None:
         ({"overrides": {}}, "does not say why it exists; add why"),
         (
             {"why": "x", "override": {}},
-            "must be a table with keys of why, overrides, precisions, cases, twin",
+            "has the key 'override'; choose from why, overrides, precisions, cases, twin",
         ),
         ({"why": "x", "precisions": ["fp32"]}, "choose from float64, float32, bfloat16, bitwise"),
         (

@@ -56,18 +56,18 @@ def test_the_first_line_of_other_verdicts() -> None:
 
     place = "(a/b/step0/rank0/micro1)"
     assert judged([1, 2], [1, 3], EXACT) == (
-        f"mask: param w: element [1] of w: golden 3, actual 2, 1 of 2 elements {place}"
+        f"mask: param w: element [1]: golden 3, actual 2, 1 of 2 elements {place}"
     )
     assert judged(None, [1.0], EXACT) == (
         f"missing: param w: golden float64 [1], and nothing of this name was recorded {place}"
     )
     assert judged([1.0], [1.0, 2.0], EXACT) == f"shape: param w: golden [2], actual [1] {place}"
     assert judged([1.0, np.nan], [1.0, 2.0], EXACT) == (
-        "nonfinite: param w: golden finite, actual NaN, at 1 of 2 elements not alike, at element [1] of w "
+        "nonfinite: param w: golden finite, actual NaN (1 of 2 elements do not match), at element [1] "
         + place
     )
     assert judged([np.nextafter(1.0, 2.0)], [1.0], BITWISE) == (
-        "drift: param w: element [0] of w: golden 1, actual 1.0000000000000002, 1 of 1 elements " + place
+        "drift: param w: element [0]: golden 1, actual 1.0000000000000002, 1 of 1 elements " + place
     )
 
 

@@ -1,0 +1,105 @@
+"""A golden case of one's own, from its case.yaml to its first test, as it is typed and mistyped."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from regress.cli import main
+from regress.golden.case import GoldenCase
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+SUITE = "def test_golden(regress_record):\n    regress_record.check()\n"
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project with a suite, and no case yet."""
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # the plugins of whoever runs this
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "test_suite.py").write_text(SUITE)
+    return tmp_path
+
+
+def describe(project: Path, **recipe: object) -> Path:
+    """The case.yaml of `gspo`, with another recipe."""
+    tree = yaml.safe_load((GOLDEN / "gspo" / "case.yaml").read_text())
+    tree["recipe"] |= recipe
+    folder = project / "golden" / "mine"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "case.yaml").write_text(yaml.safe_dump(tree))
+    return folder
+
+
+def typed(code: int, *arguments: str) -> list[str]:
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == code, result.output + repr(result.exception)
+    return result.output.splitlines()
+
+
+def run(*arguments: str) -> str:
+    command = [sys.executable, "-m", "pytest", "-p", "regress.plugin", "-p", "no:cacheprovider", "-q"]
+    return subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=280).stdout
+
+
+def test_a_refused_recipe_can_be_corrected(project: Path) -> None:
+    """Inputs made by the refused recipe must not be what the corrected one is judged by."""
+    folder = describe(project, steps=2)
+    (refusal,) = typed(2, "golden", "record", "mine")
+    assert "it has 2 optimizer updates, and needs at least 3" in refusal
+    assert [path.name for path in folder.iterdir()] == ["case.yaml"]
+    describe(project, stepps=3)
+    assert "the recipe cannot be followed" in typed(2, "golden", "record", "mine")[0]
+    describe(project)
+    lines = typed(0, "golden", "record", "mine")
+    assert lines[0].startswith(f"mine: wrote {Path('golden/mine/manifest.json')} and ")
+    assert lines[1:] == ["next: regress calibrate mine"]
+    said = run()
+    assert f"{folder} has no measured tolerances yet: run regress calibrate mine" in said
+    assert "1 failed" in said
+    assert typed(0, "golden", "record", "mine") == [
+        "mine: inputs are those that were there; --inputs makes them again, as the recipe says",
+        "mine: nothing changed",
+    ]
+
+
+def test_inputs_laid_by_hand_are_kept(project: Path) -> None:
+    """A recipe that came with a copied case.yaml does not replace somebody's weights."""
+    folder = describe(project)
+    (folder / "model").mkdir()
+    (folder / "model" / "config.json").write_text("{}")
+    typed(2, "golden", "record", "mine")
+    assert (folder / "model" / "config.json").read_text() == "{}"
+
+
+def test_a_quantity_without_a_tolerance_names_the_remedy(project: Path) -> None:
+    folder = project / "golden" / "dense"
+    shutil.copytree(GOLDEN / "dense", folder)
+    manifest = GoldenCase(folder).manifest
+    assert manifest is not None
+    tolerances = {name: row for name, row in manifest.tolerances.items() if name != "entropy"}
+    (folder / "manifest.json").write_text(replace(manifest, tolerances=tolerances).text)
+    said = run("-k", "dense/base-fp32 and step0 and micro0 and entropy and not entropy_loss")
+    assert "tolerance  none was measured: run regress calibrate dense" in said
+    assert "1 failed" in said
+
+
+def test_mistakes_of_the_project_have_no_traceback(project: Path) -> None:
+    (project / "golden").mkdir()
+    (project / "pyproject.toml").write_text('[tool.regress.variants.wide]\nbecause = "x"\n')
+    said = run()
+    assert "variant 'wide' has the key 'because'; choose from why, overrides" in said
+    assert "session.py" not in said
+    (project / "pyproject.toml").unlink()
+    (project / "conftest.py").write_text("def pytest_regress_variants(config):\n    return ['wide']\n")
+    said = run()
+    assert "pytest_regress_variants returned 'wide', which is no variant; return a list" in said
+    assert "session.py" not in said
