@@ -60,7 +60,7 @@ def _no_progress(_: str, __: int) -> Callable[[], None]:
 @contextmanager
 def _torch_settings(threads: int) -> Iterator[None]:
     """Threads and deterministic switches of the run; those of the surrounding process come back afterwards."""
-    threads = torch.get_num_threads()
+    before = torch.get_num_threads()
     strict = torch.are_deterministic_algorithms_enabled()
     warns = torch.is_deterministic_algorithms_warn_only_enabled()
     recursion = sys.getrecursionlimit()  # torch.compile raises it for good
@@ -72,7 +72,7 @@ def _torch_settings(threads: int) -> Iterator[None]:
         yield
     finally:
         sys.setrecursionlimit(recursion)
-        torch.set_num_threads(threads)
+        torch.set_num_threads(before)
         torch.use_deterministic_algorithms(strict, warn_only=warns)
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = cudnn
         if bars:

@@ -113,7 +113,7 @@ def _folders(root: Path) -> Iterator[Path]:
 
 def staged_names(root: Path) -> list[str]:
     """The cases for which an update was prepared."""
-    return sorted(path.stem for path in root.glob("*.json"))
+    return sorted(path.stem for path in root.glob("*.json") if path.is_file())  # a case may be called so, too
 
 
 def read_staged(root: Path, name: str) -> Staged:

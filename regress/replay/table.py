@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from regress.errors import ConfigError
-from regress.replay.variants import VARIANTS, Precision, Variant, check_name, parse_variants
+from regress.replay.variants import VARIANTS, Variant, parse_variants
 
 
 def project_variants(root: Path, added: Iterable[Variant] = ()) -> dict[str, Variant]:
@@ -36,12 +37,12 @@ def _added(variants: Iterable[Variant]) -> dict[str, Variant]:
             raise ConfigError(
                 f"pytest_regress_variants gave {variant!r}; give a list of regress.replay.variants.Variant"
             )
-        check_name(variant.name, f"pytest_regress_variants: variant {variant.name!r}")
         if variant.name in table:
             raise ConfigError(
                 f"pytest_regress_variants: two variants are called {variant.name!r}; rename one"
             )
-        table[variant.name] = variant
+        row = {spec.name: getattr(variant, spec.name) for spec in fields(variant) if spec.name != "name"}
+        table |= parse_variants({variant.name: row}, "pytest_regress_variants")
     return table
 
 
@@ -50,7 +51,14 @@ def _rows(path: Path) -> Mapping[str, Any]:
         tree = tomllib.loads(path.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is no valid TOML ({error}); correct it") from None
-    rows = tree.get("tool", {}).get("regress", {}).get("variants", {})
+    section = tree.get("tool", {}).get("regress", {})
+    if not isinstance(section, Mapping) or (unknown := section.keys() - {"variants"}):
+        named = ", ".join(sorted(unknown)) if isinstance(section, Mapping) else repr(section)
+        raise ConfigError(
+            f"{path}: [tool.regress] holds {named}, which nothing reads; its only key is variants, options of pytest "
+            "stand in [tool.pytest.ini_options]"
+        )
+    rows = section.get("variants", {})
     if not isinstance(rows, Mapping):
         raise ConfigError(f"{path}: tool.regress.variants must be tables, one a variant; correct {rows!r}")
     return rows
@@ -62,5 +70,3 @@ def _check_twin(variant: Variant, table: Mapping[str, Variant]) -> None:
             f"variant {variant.name!r} has the twin {variant.twin!r}, which is no variant; choose one of "
             + ", ".join(table)
         )
-    if Precision.BITWISE in variant.precisions and variant.twin is None:
-        raise ConfigError(f"variant {variant.name!r} has the precision bitwise but no twin; name one")

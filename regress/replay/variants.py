@@ -243,21 +243,27 @@ def _parse(name: str, row: Any, stated: str) -> Variant:
     overrides = row.get("overrides", {})
     if not isinstance(overrides, Mapping):
         raise ConfigError(f"{stated} has the overrides {overrides!r}; give a table of dotted keys and values")
-    try:
-        precisions = tuple(Precision(value) for value in _list(row.get("precisions", SEMANTICS)))
-    except ValueError:
-        allowed = ", ".join(Precision)
+    precisions, cases = _precisions(row, stated), tuple(_list(row.get("cases", ["*"])))
+    if not cases or not all(isinstance(pattern, str) for pattern in cases):
         raise ConfigError(
-            f"{stated} has the precisions {row['precisions']!r}; choose from {allowed}"
-        ) from None
+            f"{stated} has the cases {row['cases']!r}; give names of cases, or patterns of them"
+        )
     twin = row.get("twin")
     if (Precision.BITWISE in precisions) != (twin is not None):
         raise ConfigError(
             f"{stated}: precision bitwise and twin (whose bytes to reproduce) go together; give both"
         )
-    return Variant(
-        name, row["why"], dict(flat(overrides)), precisions, tuple(_list(row.get("cases", ["*"]))), twin
-    )
+    return Variant(name, row["why"], dict(flat(overrides)), precisions, cases, twin)
+
+
+def _precisions(row: Mapping[str, Any], stated: str) -> tuple[Precision, ...]:
+    given = _list(row.get("precisions", SEMANTICS))
+    known = [str(precision) for precision in Precision]
+    if not given or not all(value in known for value in given) or len(set(given)) < len(given):
+        raise ConfigError(
+            f"{stated} has the precisions {row['precisions']!r}; choose from {', '.join(known)}, each once"
+        )
+    return tuple(Precision(value) for value in given)
 
 
 def _list(value: Any) -> Sequence[Any]:

@@ -53,6 +53,19 @@ def test_a_damaged_case_is_one_failing_test(stubbed: Any) -> None:
     )
 
 
+@pytest.mark.parametrize("update", [(), ("--update-golden",)], ids=["compared", "updated"])
+def test_damaged_golden_values_are_named_by_every_test_that_needs_them(stubbed: Any, update: Any) -> None:
+    (path,) = (stubbed.folder / "golden" / CASE / "truth" / "step_000001").glob("gradient.*")
+    path.write_bytes(path.read_bytes()[:-1])
+    before = stubbed.goldens()
+    result = stubbed.run(SEMANTICS, *update)
+    result.assert_outcomes(failed=TESTS)
+    result.stdout.fnmatch_lines(
+        [f"{CASE}/base cannot be replayed: *{path} has * bytes, but * were recorded: restore *"]
+    )
+    assert stubbed.goldens() == before
+
+
 def test_a_damaged_case_is_no_matter_of_tests_of_others(stubbed: Any) -> None:
     shutil.copytree(GOLDEN / CASE, stubbed.folder / "golden" / "other")
     (stubbed.folder / "golden" / "other" / "case.yaml").write_text("reason: [")
@@ -108,7 +121,7 @@ def test_a_marker_that_cannot_be_meant_stops_the_collection(stubbed: Any, mark: 
         ("[Variant('a/b', 'x')]", "pytest_regress_variants: variant 'a/b' cannot stand in a test id"),
         ("[Variant('base-fp32', 'x')]", "variant 'base-fp32' ends with -fp32, which test ids add for the precision"),
         ("[Variant('a', 'x'), Variant('a', 'y')]", "two variants are called 'a'; rename one"),
-        ("[Variant('a', 'x', twin='b')]", "variant 'a' has the twin 'b', which is no variant"),
+        ("[Variant('a', 'x', precisions=('bitwise',), twin='b')]", "variant 'a' has the twin 'b', which is no variant"),
     ],
 )  # fmt: skip
 def test_variants_that_cannot_be_meant_stop_the_collection(stubbed: Any, hook: str, says: str) -> None:

@@ -51,7 +51,15 @@ def test_rows_of_a_project_are_added_and_replace(tmp_path: Path) -> None:
             {"why": "x", "override": {}},
             "has the key 'override'; choose from why, overrides, precisions, cases, twin",
         ),
-        ({"why": "x", "precisions": ["fp32"]}, "choose from float64, float32, bfloat16, bitwise"),
+        ({"why": "x", "precisions": ["fp32"]}, "choose from float64, float32, bfloat16, bitwise, each once"),
+        (
+            {"why": "x", "precisions": [["float32"]]},
+            "choose from float64, float32, bfloat16, bitwise, each once",
+        ),
+        ({"why": "x", "precisions": []}, "has the precisions []; choose from"),
+        ({"why": "x", "precisions": ["float32", "float32"]}, "each once"),
+        ({"why": "x", "cases": [3]}, "has the cases [3]; give names of cases, or patterns of them"),
+        ({"why": "x", "cases": []}, "has the cases []; give names of cases"),
         (
             {"why": "x", "precisions": ["bitwise"]},
             "precision bitwise and twin (whose bytes to reproduce) go together",
@@ -68,9 +76,40 @@ def test_a_row_that_cannot_be_meant_is_named(row: object, message: str) -> None:
     assert message in str(error.value)
 
 
-def test_a_name_that_would_break_a_test_id_is_refused() -> None:
-    with pytest.raises(ConfigError, match="cannot stand in a test id"):
-        parse_variants({"a/b": {"why": "x"}}, "conftest.py")
+@pytest.mark.parametrize(
+    "name", ["a/b", "a[b", "..", "", "a b", "base.lock", "a,b", "pack*", "\u00fcber", "-x"]
+)
+def test_a_name_that_would_break_an_id_a_pattern_or_a_path_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="cannot stand in a test id; choose letters, digits and dashes"):
+        parse_variants({name: {"why": "x"}}, "conftest.py")
+
+
+@pytest.mark.parametrize("name", ["base-fp32", "packed-bf16", "mine-bitwise"])
+def test_a_name_that_reads_as_a_precision_is_refused(name: str) -> None:
+    """Two replays of one name would share one outcome."""
+    with pytest.raises(ConfigError, match="which test ids add for the precision"):
+        parse_variants({name: {"why": "x"}}, "conftest.py")
+
+
+def test_built_in_variants_pass_the_checks_of_others(tmp_path: Path) -> None:
+    assert project_variants(tmp_path, VARIANTS.values()) == dict(VARIANTS)
+
+
+def test_variants_of_a_hook_are_checked_and_completed(tmp_path: Path) -> None:
+    table = project_variants(
+        tmp_path, [Variant("mine", "x", {"batching": {"layout": "packed"}}, ("float32",))]
+    )  # type: ignore[arg-type]  # as users write it
+    assert table["mine"].precisions == (Precision.FLOAT32,)
+    assert table["mine"].precisions[0].suffix == "-fp32"
+    assert table["mine"].overrides == {"batching.layout": "packed"}
+    with pytest.raises(ConfigError, match="pytest_regress_variants: variant 'mine' does not say why"):
+        project_variants(tmp_path, [Variant("mine", "")])
+
+
+def test_a_misspelt_section_is_named(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text('[tool.regress.variant.mine]\nwhy = "x"\n')
+    with pytest.raises(ConfigError, match="holds variant, which nothing reads; its only key is variants"):
+        project_variants(tmp_path)
 
 
 def test_a_twin_that_does_not_exist_is_named(tmp_path: Path) -> None:
