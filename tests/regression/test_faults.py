@@ -25,6 +25,7 @@ from regress.engine.trainer import Trainer
 from regress.grpo import advantages, losses
 from regress.grpo.objective import Objective
 from regress.layout import TokenLayout
+from regress.replay.variants import Precision
 
 Patch = pytest.MonkeyPatch
 Hit = NDArray[np.bool_]
@@ -182,6 +183,11 @@ def old_is_current(patch: Patch) -> None:
         return right(model, optimizer, replace(tokens, old_log_probs=None), *args, **rest)
 
     patch.setattr(trainer, "train_step", wrong)
+
+
+def no_sampler_correction(patch: Patch) -> None:
+    """The policy that sampled counts as the one that is trained."""
+    patch.setattr(losses, "sampler_weights", lambda old, *_: torch.ones_like(old))
 
 
 # the loss
@@ -437,6 +443,21 @@ FAULTS = (
     Fault(another_estimator, "dense", "mbs4", "kl kl", hit=all_of),
     Fault(ratio_of_sums, "gspo", "mbs4", "ratio prob_ratio", hit=all_of),
     Fault(
+        no_sampler_correction,
+        "cispo",
+        "mbs4",
+        "sampler_weights sampler_weights",
+        "step0/update0/rank0/micro0",
+    ),
+    Fault(
+        clip_sides_swapped,
+        "dapo",
+        "mbs4",
+        "policy_loss policy_loss",
+        "step0/update1/rank0/micro0",
+        hit=above_or_below(0.8, 1.2),
+    ),
+    Fault(
         clip_sides_swapped,
         "gspo",
         "mbs4",
@@ -469,11 +490,12 @@ NO_FAULT_THERE = (
 """Why the faults above are looked for in those cases and variants."""
 
 
-def broken(fault: Callable[[Any], None], judge: Any, patch: Patch, case: str, variant: str) -> Any:
+def broken(fault: Callable[[Any], None], judge: Any, patch: Patch, *replay: str, **options: Any) -> Any:
+    """The verdicts on the replay of a case under a variant, with the fault."""
     if fault in OF_A_RUN:
-        return judge(case, variant, prepare=fault)
+        return judge(*replay, prepare=fault, **options)
     fault(patch)
-    return judge(case, variant)
+    return judge(*replay, **options)
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
@@ -515,6 +537,17 @@ def test_a_microbatch_left_out_is_named_with_its_tokens(
     assert found.first.over == last.layout.num_tokens
     missing = {str(v.place) for v in found.failed if v.status is Status.MISSING and v.place.step == 0}
     assert missing == {"step0/rank0/micro2"}
+
+
+@pytest.mark.parametrize(
+    "fault", [epsilon_inside_the_correction, norm_epsilon, no_weight_decay, rotary_in_bfloat16]
+)
+def test_the_smallest_faults_show_in_float32(
+    fault: Callable[[Any], None], judge: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Measured tolerances leave room for rounding, and not for these."""
+    found = broken(fault, judge, monkeypatch, "dense", "mbs4", precision=Precision.FLOAT32)
+    assert max((verdict.multiple for verdict in found.failed), default=0) > 3
 
 
 @pytest.mark.parametrize(
