@@ -91,7 +91,7 @@ class Floor:
     def _largest(self) -> str:
         """Which of the three is the noise floor."""
         if max(self.perturbation, self.dtype_error) < self.floor:
-            return "an eighth of the dtype's spacing: nothing more was measured"
+            return "an eighth of the dtype's spacing"
         return (
             "weights moved by one ulp" if self.perturbation >= self.dtype_error else "error against float64"
         )
