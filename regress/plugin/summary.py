@@ -10,7 +10,8 @@ import pytest
 from regress.plugin.rows import UPDATE, VERDICT, JudgedRow, UpdateRow, judged_row, update_row
 from regress.plugin.settings import SETTINGS
 
-_NARROWEST = 120  # columns that the table needs to be read
+_NARROWEST = 120  # columns below which folded cells are harder to read than lines that the terminal wraps
+_UNFOLDED = 1000  # a log is searched, so that nothing in it is folded
 
 
 class Summary:
@@ -88,7 +89,8 @@ class Summary:
             terminalreporter.line(f"written: {path}")
 
     def _width(self, terminalreporter: pytest.TerminalReporter) -> int:
-        return max(terminalreporter._tw.fullwidth, _NARROWEST)
+        width = terminalreporter._tw.fullwidth
+        return width if terminalreporter.isatty and width >= _NARROWEST else _UNFOLDED
 
 
 SUMMARY = pytest.StashKey[Summary]()
