@@ -92,9 +92,8 @@ class ReplaySession:
         settings = self._config.stash[SETTINGS]
         if self._worker is not None or settings.update is None or self._own is None:
             return
-        if not (
-            self.shared / "staged"
-        ).is_dir():  # no test replayed a golden case, so torch is not needed here
+        staged = self.shared / "staged"
+        if not staged.is_dir():  # no test replayed a golden case, so torch is not needed here
             return
         summary = self._config.stash[SUMMARY]
         if exitstatus not in _ENDED or self._crashed:
@@ -102,7 +101,7 @@ class ReplaySession:
             return
         from regress.plugin.golden_update import apply_staged
 
-        found = apply_staged(self.shared / "staged", settings.golden_dir, review=settings.update.review)
+        found = apply_staged(staged, settings.golden_dir, review=settings.update.review)
         summary.add(found.rows)
         for problem in found.problems:
             summary.note(problem)
