@@ -71,14 +71,15 @@ def test_a_case_without_signal_leaves_the_recording_alone(store: GoldenStore) ->
     assert contents(folder) == before
 
 
-def test_inputs_without_signal_stay_to_be_looked_at(tiny: Callable[..., GoldenCase]) -> None:
+def test_inputs_without_signal_do_not_outlive_a_corrected_recipe(tiny: Callable[..., GoldenCase]) -> None:
     case = tiny()
     store = GoldenStore(case.folder.parent)
     with pytest.raises(GoldenError, match="cannot become golden, because some faults could not show in it"):
         record(store, "tiny")
     assert not (case.folder / "manifest.json").exists()
     assert not (case.folder / "truth").exists()
-    assert store.case("tiny").trajectories()
+    assert not (case.folder / "trajectories").exists()
+    assert not (case.folder / "model").exists()
 
 
 def test_inputs_are_made_again_only_when_asked_for(
