@@ -29,7 +29,7 @@ from regress.engine.rollout import TRAIN
 from regress.errors import ConfigError
 from regress.golden.case import GoldenCase
 from regress.replay.configure import compose
-from regress.replay.run import _no_progress, _torch_settings
+from regress.replay.run import no_progress, torch_settings
 
 FORMAT = format_named("safetensors")
 
@@ -99,8 +99,8 @@ def make_inputs(case: GoldenCase, workspace: Path) -> None:
     overrides = {f"model.{key}": value for key, value in recipe.model.items()}
     overrides |= {"max_steps": recipe.warm_steps, "output_dir": str(workspace), **recipe.overrides}
     config = compose(case.config, overrides, workspace)
-    with _torch_settings(config.threads), ExitStack() as resources:
-        run = build(config, resources, _no_progress)
+    with torch_settings(config.threads), ExitStack() as resources:
+        run = build(config, resources, no_progress)
         reference = _weights(run)
         stale = reference
         for step in range(recipe.warm_steps):

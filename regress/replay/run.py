@@ -45,20 +45,21 @@ def replay(
 
 def run_steps(config: Config, prepare: Prepare | None = None) -> None:
     """All training steps of a configuration, without evaluation, tracking, or a final model."""
-    with _torch_settings(config.threads), ExitStack() as resources:
-        run = build(config, resources, _no_progress)
+    with torch_settings(config.threads), ExitStack() as resources:
+        run = build(config, resources, no_progress)
         if prepare is not None:
             prepare(run)
         for step in range(config.max_steps):
             run.trainer.step(step)
 
 
-def _no_progress(_: str, __: int) -> Callable[[], None]:
+def no_progress(_: str, __: int) -> Callable[[], None]:
+    """Where a run would show progress: nowhere."""
     return lambda: None
 
 
 @contextmanager
-def _torch_settings(threads: int) -> Iterator[None]:
+def torch_settings(threads: int) -> Iterator[None]:
     """Threads and deterministic switches of the run; those of the surrounding process come back afterwards."""
     before = torch.get_num_threads()
     strict = torch.are_deterministic_algorithms_enabled()

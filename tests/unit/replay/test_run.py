@@ -7,11 +7,11 @@ import sys
 import pytest
 import torch
 
-from regress.replay.run import _torch_settings
+from regress.replay.run import torch_settings
 
 
 def _interrupted_run() -> None:
-    with _torch_settings(1):
+    with torch_settings(1):
         assert torch.get_num_threads() == 1
         assert not torch.are_deterministic_algorithms_enabled()
         sys.setrecursionlimit(sys.getrecursionlimit() + 1)
