@@ -62,12 +62,7 @@ class ReplaySession:
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Enumerate the golden cases for a test function that asks for them."""
-        if FIXTURE not in metafunc.fixturenames:
-            return
-        try:
-            parametrize(metafunc, self.suite)
-        except pytest.UsageError as error:  # of the project, so no traceback through this package
-            raise pytest.Collector.CollectError(str(error)) from None
+        parametrize(metafunc, self.suite)
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Settle what an update may change: what the selected tests are about, whatever selected them."""
