@@ -47,7 +47,8 @@ class CompiledBlocks:
                 "set model.compile=null"
             )
         compiled: Mapping[type, Any] = {
-            kind: torch.compile(kind.forward, backend=backend) for kind in {type(block) for block in blocks}
+            kind: torch.compile(kind.forward, backend=backend, options=_options(backend))
+            for kind in {type(block) for block in blocks}
         }
         self._forwards = [(block, MethodType(compiled[type(block)], block)) for block in blocks]
 
@@ -88,6 +89,12 @@ class CompiledBlocks:
                 f"model.compile={self.backend} cannot compile on this machine ({reason(error)}); inductor needs a C++ "
                 "compiler, eager and aot_eager need none"
             ) from error
+
+
+def _options(backend: str) -> dict[str, Any] | None:
+    """inductor of torch 2.13 writes vector code that no compiler takes where torch uses no vector instructions."""
+    scalar = backend == "inductor" and torch.backends.cpu.get_cpu_capability() == "DEFAULT"
+    return {"cpp.simdlen": 1} if scalar else None
 
 
 def _strict() -> AbstractContextManager[None]:
