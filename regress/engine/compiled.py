@@ -23,6 +23,11 @@ from regress.errors import ConfigError, RegressError, reason
 LIMIT = 64
 """Compilations of a block before a run is stopped: torch would go on uncompiled, and not say so."""
 
+SIMD_BITS = {"DEFAULT": 1, "AVX2": 256, "AVX512": 512}
+"""Width of inductor's vector code by the instruction set in use. torch 2.13 does not tell them apart itself: it writes
+vector code that no compiler takes where torch uses no vectors, and after a change of ``ATEN_CPU_CAPABILITY`` it takes
+kernels from its cache that crash."""
+
 
 def blocks_of(model: PreTrainedModel) -> dict[str, nn.Module]:
     """The modules that the model says are never split over devices: its transformer blocks."""
@@ -92,9 +97,8 @@ class CompiledBlocks:
 
 
 def _options(backend: str) -> dict[str, Any] | None:
-    """inductor of torch 2.13 writes vector code that no compiler takes where torch uses no vector instructions."""
-    scalar = backend == "inductor" and torch.backends.cpu.get_cpu_capability() == "DEFAULT"
-    return {"cpp.simdlen": 1} if scalar else None
+    bits = SIMD_BITS.get(torch.backends.cpu.get_cpu_capability())
+    return {"cpp.simdlen": bits} if backend == "inductor" and bits is not None else None
 
 
 def _strict() -> AbstractContextManager[None]:
