@@ -118,13 +118,12 @@ class LocalPolicy:
         return self.model.named_parameters()
 
     def _forward(self, micro: Microbatch, *, entropy: Entropy) -> TokenLogProbs:
-        at_loss = micro.local - 1  # the hidden state that predicts a token lies one column before it
         if self.log_prob_chunk_size is None:
-            with arithmetic(self.dtype), logits_at(self.model, at_loss):
+            with arithmetic(self.dtype), logits_at(self.model, micro.predictors):
                 logits = self._run(micro).squeeze(0)
             return token_log_probs(logits, micro.targets, temperature=self.temperature, entropy=entropy)
         with arithmetic(self.dtype), joined(dim=1):
-            with hidden_at(self.model, at_loss) as found:
+            with hidden_at(self.model, micro.predictors) as found:
                 self._run(micro)
             return chunked_log_probs(
                 self.model,

@@ -152,19 +152,17 @@ def _on(ranks: RankPlan, rank: int, whole: TokenLayout, lengths: Sequence[int]) 
 
 
 def _columns_of(layout: TokenLayout, columns: Columns) -> TokenLayout:
-    """The part of a layout in these column ranges, laid side by side."""
+    """The part of a layout in these column ranges, laid side by side; the pieces of a sample follow one another."""
     segments = []
-    offset = 0
-    for first, last in columns:
-        for segment in layout.segments:
+    for segment in layout.segments:
+        offset = 0
+        for first, last in columns:
             left, right = max(segment.col, first), min(segment.col + segment.stop - segment.start, last)
             if left < right:
-                start = segment.start + left - segment.col
-                segments.append(
-                    segment._replace(start=start, stop=start + right - left, col=offset + left - first)
-                )
-        offset += last - first
-    return TokenLayout((layout.shape[0], offset), tuple(sorted(segments, key=lambda s: (s.row, s.col))))
+                start, col = segment.start + left - segment.col, offset + left - first
+                segments.append(segment._replace(start=start, stop=start + right - left, col=col))
+            offset += last - first
+    return TokenLayout((layout.shape[0], sum(last - first for first, last in columns)), tuple(segments))
 
 
 def _shifted(tokens: TokenLayout, lengths: Sequence[int]) -> TokenLayout:
