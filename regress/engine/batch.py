@@ -63,10 +63,11 @@ class Microbatch:
     Attributes:
         place: where inputs and values of the loss lie.
         input_ids, position_ids: ``[B, T]``.
+        response_mask: ``[B, T]`` 1 at loss tokens, where the inputs lie.
+        target_ids: ``[B, T]`` token ids where the values of the loss lie; 0 where there is no token.
         varlen: the segments, for attention kernels that see no padding.
         local: ``[K]`` flat local index at which the values of each loss token are recorded.
         predictors: ``[K]`` flat local index of the hidden state that predicts it.
-        targets: ``[K]`` token ids that the model has to predict.
         select: ``[K]`` index among the mini-batch's loss tokens.
         sequence: ``[K]`` index of the token's sample in ``sample_ids``, non-decreasing.
         sample_ids: key ``(group_id, run_id)`` of each sample of which loss tokens may lie here.
@@ -76,10 +77,11 @@ class Microbatch:
     place: RankLayout
     input_ids: Tensor
     position_ids: Tensor
+    response_mask: Tensor
+    target_ids: Tensor
     varlen: VarlenSegments
     local: Tensor
     predictors: Tensor
-    targets: Tensor
     select: Tensor
     sequence: Tensor
     sample_ids: tuple[SampleKey, ...]
@@ -89,6 +91,11 @@ class Microbatch:
     def layout(self) -> TokenLayout:
         """Where the inputs lie."""
         return self.place.tokens
+
+    @property
+    def targets(self) -> Tensor:
+        """``[K]`` token ids that the model has to predict."""
+        return self.target_ids.reshape(-1)[self.local]
 
     def samples_of(self, layout: TokenLayout) -> tuple[SampleKey, ...]:
         """The key of the sample of each segment."""
@@ -170,10 +177,11 @@ class TokenBatch:
             place=place,
             input_ids=self._tensor(place.tokens.scatter(tokens, self.offsets)),
             position_ids=self._tensor(place.tokens.position_ids),
+            response_mask=self._tensor(place.tokens.scatter(self.mask.astype(np.int64), self.offsets)),
+            target_ids=self._tensor(place.targets.scatter(tokens, self.offsets)),
             varlen=VarlenSegments.of(place.tokens, self._tensor(place.tokens.indices(self.offsets)[1])),
             local=self._tensor(local),
             predictors=self._tensor(local if shifted else local - 1),
-            targets=self._tensor(tokens[canonical]),
             select=self._tensor(order[canonical]),
             sequence=self._tensor(np.concatenate([np.zeros(0, np.int64), *sequence])[wanted]),
             sample_ids=tuple(self.keys[sample] for sample in present),

@@ -12,12 +12,14 @@ from transformers import PreTrainedModel
 
 from regress.dump.hooks import joined
 from regress.dump.taps import at
+from regress.engine import taps
 from regress.engine.attention import VARLEN, block_causal_mask
 from regress.engine.batch import Microbatch
 from regress.engine.compiled import CompiledBlocks
 from regress.engine.precision import arithmetic
 from regress.engine.projection import Entropy, chunked_log_probs, hidden_at, logits_at
 from regress.grpo.logprobs import TokenLogProbs, token_log_probs
+from regress.layout import ShardLayout
 
 Result = TypeVar("Result")
 Loss = Callable[[Microbatch, TokenLogProbs], tuple[Tensor, Result]]
@@ -44,7 +46,10 @@ class Policy(Protocol):
         """Total 2-norm of the logical gradient before clipping; scales the gradients down to ``max_norm``."""
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Parameters under their logical names."""
+        """Parameters under their logical names, those of them that lie here."""
+
+    def shard(self, name: str) -> ShardLayout | None:
+        """Which part of the parameter of that name lies here; ``None`` for all of it."""
 
 
 class LocalPolicy:
@@ -91,6 +96,7 @@ class LocalPolicy:
         results: list[Result] = []
         for index, micro in enumerate(microbatches):
             with at(micro=index):
+                taps.inputs(micro)
                 share, result = loss(micro, self._forward(micro, entropy=self._entropy))
             with arithmetic(self.dtype):
                 share.backward()
@@ -116,6 +122,14 @@ class LocalPolicy:
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Parameters under the names of the Hugging Face model; tied ones once."""
         return self.model.named_parameters()
+
+    def shard(self, name: str) -> ShardLayout | None:
+        """Parameters are whole."""
+        return None
+
+    def whole_model(self) -> PreTrainedModel:
+        """The model with all of its parameters, to sample from, to copy and to save."""
+        return self.model
 
     def _forward(self, micro: Microbatch, *, entropy: Entropy) -> TokenLogProbs:
         if self.log_prob_chunk_size is None:
