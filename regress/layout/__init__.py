@@ -1,4 +1,4 @@
-"""Ground floor: canonical coordinates of tokens, and the layouts that map them to local tensors of ranks."""
+"""Ground floor: canonical coordinates of tokens and of elements, and the layouts that map them to local tensors."""
 
 from regress.layout.frame import SampleKey, TokenFrame
 from regress.layout.mesh import DIMENSIONS, Mesh
@@ -10,6 +10,7 @@ from regress.layout.ranks import (
     RankPlan,
     plan_ranks,
 )
+from regress.layout.shards import ShardLayout
 from regress.layout.tokens import Segment, TokenLayout, offsets_of
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "RankPlan",
     "SampleKey",
     "Segment",
+    "ShardLayout",
     "TokenFrame",
     "TokenLayout",
     "offsets_of",
