@@ -154,18 +154,14 @@ class TokenBatch:
         flat = np.concatenate([np.asarray(values) for values in recorded])
         return torch.from_numpy(flat[self.mask]).to(self.device, dtype)
 
-    def microbatches(
-        self, plan: BatchPlan, ranks: RankPlan | None = None, rank: int = 0
-    ) -> list[Microbatch]:
+    def microbatches(self, plan: BatchPlan, ranks: RankPlan | None = None, rank: int = 0) -> list[Microbatch]:
         """The microbatches of a rank under a plan: every token lies in exactly one, on one of the ranks."""
         tokens = np.concatenate([np.asarray(t.tokens, dtype=np.int64) for t in self.trajectories])
         order = np.cumsum(self.mask) - 1
         places = plan_ranks(self.lengths, plan, ranks or RankPlan())[rank]
         return [self._project(place, tokens, order) for place in places]
 
-    def _project(
-        self, place: RankLayout, tokens: NDArray[np.int64], order: NDArray[np.int64]
-    ) -> Microbatch:
+    def _project(self, place: RankLayout, tokens: NDArray[np.int64], order: NDArray[np.int64]) -> Microbatch:
         canonical, local = place.targets.indices(self.offsets)
         wanted = self.mask[canonical]
         canonical, local = canonical[wanted], local[wanted]

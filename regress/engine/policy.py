@@ -127,6 +127,14 @@ class LocalPolicy:
         """Parameters are whole."""
         return None
 
+    def part(self, name: str, whole: Tensor) -> Tensor:
+        """The part of a tensor like the parameter of that name which lies here, placed like the parameter."""
+        return whole
+
+    def modules(self) -> dict[str, nn.Module]:
+        """The modules that compute here, by name."""
+        return {name: module for name, module in self.model.named_modules() if name}
+
     def whole_model(self) -> PreTrainedModel:
         """The model with all of its parameters, to sample from, to copy and to save."""
         return self.model

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from regress.engine import optim, taps
 from regress.engine.batch import LossTokens, Microbatch
 from regress.engine.policy import Policy
-from regress.engine.world import World
+from regress.engine.world import Alone, World
 from regress.errors import RegressError
 from regress.grpo.aggregation import token_weights
 from regress.grpo.inputs import InputError
@@ -77,7 +77,7 @@ def train_step(
     microbatches: Sequence[Microbatch],
     objective: Objective,
     *,
-    world: World,
+    world: World | None = None,
     max_grad_norm: float | None,
     target_params: str = ".*",
 ) -> StepOutcome:
@@ -87,6 +87,7 @@ def train_step(
         tokens: weights, advantages and recorded log-probs of its ``K`` loss tokens; old log-probs of ``None`` are
             those of the forward pass itself, so that every ratio is 1.
         microbatches: those of this rank: the same tokens, or its part of them, under a layout.
+        world: the ranks; by default this process alone.
         max_grad_norm: the gradient is scaled down to this 2-norm; ``None`` leaves it.
         target_params: pattern of the parameters whose gradients, values and optimizer state are dumped.
 
@@ -128,7 +129,7 @@ def train_step(
     taps.gradients(policy, target_params)
     grad_norm = policy.clip_grad_norm(max_grad_norm)
     taps.grad_norm(grad_norm)
-    outcome = _combined(world, _own_part(microbatches, shares, grad_norm), grad_norm)
+    outcome = _combined(world or Alone(), _own_part(microbatches, shares, grad_norm), grad_norm)
     optim.update(optimizer)
     taps.after_update(policy, optimizer, target_params)
     return outcome
@@ -169,9 +170,7 @@ def _all_finite(shares: Sequence[Share]) -> bool:
     return all(bool(share.loss.isfinite()) for share in shares)
 
 
-def _nonfinite(
-    microbatches: Sequence[Microbatch], shares: Sequence[Share], grad_norm: Tensor
-) -> str | None:
+def _nonfinite(microbatches: Sequence[Microbatch], shares: Sequence[Share], grad_norm: Tensor) -> str | None:
     """Why the update must not be made, if so; a rank without the end of the pipeline has no shares."""
     for index, (micro, share) in enumerate(zip(microbatches, shares, strict=False)):
         if not share.loss.isfinite():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -20,8 +20,8 @@ from regress.engine.config.schema import Config
 from regress.engine.policy import LocalPolicy
 from regress.engine.reference import Reference
 from regress.engine.rollout import TRAIN, Prompt, RolloutWorker
-from regress.engine.world import World
 from regress.engine.step import StepOutcome, train_step, weigh
+from regress.engine.world import Alone, World
 from regress.errors import ReplayError
 from regress.grpo.advantages import token_advantages
 from regress.grpo.kl import kl_penalty
@@ -43,7 +43,6 @@ class Trainer:
     """Everything a step needs; :func:`regress.engine.run.build` puts it together from a configuration."""
 
     config: Config
-    world: World
     policy: LocalPolicy
     reference: Reference | None
     optimizer: Optimizer
@@ -51,6 +50,7 @@ class Trainer:
     worker: RolloutWorker
     prompts: Callable[[int], Sequence[Prompt]]
     trajectory_meta: Mapping[str, Any]
+    world: World = field(default_factory=Alone)
 
     def step(self, step: int) -> dict[str, float]:
         """Roll out, then update the policy ``epochs * mini_batches`` times; returns the metrics of the step."""

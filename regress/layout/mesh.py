@@ -86,7 +86,9 @@ class Mesh:
         """The ranks that differ from a rank along these dimensions only, itself included, ascending."""
         place = self.coordinates(rank)
         extents = [range(self.sizes[name]) for name in dimensions]
-        found = (self.rank_of(**{**place, **dict(zip(dimensions, at, strict=True))}) for at in product(*extents))
+        found = (
+            self.rank_of(**{**place, **dict(zip(dimensions, at, strict=True))}) for at in product(*extents)
+        )
         return tuple(sorted(found))
 
     def __str__(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from regress.layout.mesh import Mesh
 from regress.layout.planner import BatchPlan, plan_microbatches
@@ -32,7 +32,7 @@ class RankPlan:
         ValueError: for another split.
     """
 
-    mesh: Mesh = Mesh()
+    mesh: Mesh = field(default_factory=Mesh)
     sample_split: str = "contiguous"
     sequence_split: str = "contiguous"
     sequence_parallel: bool = False

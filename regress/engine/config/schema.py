@@ -211,7 +211,9 @@ class ParallelConfig:
     cp: int = _value(1, "ranks that share the tokens of each sequence", minimum=1)
     tp: int = _value(1, "ranks that share each matrix product", minimum=1)
     sample_split: str = _value(
-        "contiguous", "how samples are dealt out to ranks: in blocks, or one after the other", choices=SAMPLE_SPLITS
+        "contiguous",
+        "how samples are dealt out to ranks: in blocks, or one after the other",
+        choices=SAMPLE_SPLITS,
     )
     data_parallel: str = _value(
         "after_backward",
@@ -221,17 +223,23 @@ class ParallelConfig:
     )
     reshard_after_forward: bool = _value(True, "fsdp: parameters are gathered again for the backward pass")
     fsdp_param_dtype: str | None = _value(
-        None, "fsdp: dtype of gathered parameters and of computation; null: that of the model", choices=REDUCED_DTYPES
+        None,
+        "fsdp: dtype of gathered parameters and of computation; null: that of the model",
+        choices=REDUCED_DTYPES,
     )
     fsdp_reduce_dtype: str | None = _value(
         None, "fsdp: dtype in which gradients are summed; null: that of computation", choices=REDUCED_DTYPES
     )
     sequence_parallel: bool = _value(False, "tp: ranks share the tokens between matrix products")
     cp_method: str = _value(
-        "ulysses", "cp: exchange heads for tokens, pass keys and values round, or gather them", choices=CP_METHODS
+        "ulysses",
+        "cp: exchange heads for tokens, pass keys and values round, or gather them",
+        choices=CP_METHODS,
     )
     cp_split: str = _value(
-        "contiguous", "cp: one block of columns a rank, or two that balance causal attention", choices=SEQUENCE_SPLITS
+        "contiguous",
+        "cp: one block of columns a rank, or two that balance causal attention",
+        choices=SEQUENCE_SPLITS,
     )
     pp_schedule: str = _value("gpipe", "pp: order of forward and backward passes", choices=PP_SCHEDULES)
     pp_stages_per_rank: int = _value(1, "pp: stages on each rank", minimum=1)
