@@ -121,7 +121,7 @@ def train_step(
             ) from error
         share = (part.weights.to(terms.loss_K.dtype) * terms.loss_K).sum()
         metrics = token_metrics(terms)
-        taps.loss(micro, part, out, terms, share, metrics, tokens, objective)
+        taps.loss(micro, part, out, terms, share, metrics, tokens, objective, policy.backward_scale)
         return share, Share(share.detach(), metrics)
 
     policy.zero_grad()

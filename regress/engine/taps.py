@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from regress.dump.taps import tap, wanted
 from regress.dump.trajectory import Trajectory
 from regress.engine.batch import LossTokens, Microbatch, TokenBatch
+from regress.engine.local import local
 from regress.grpo.logprobs import TokenLogProbs
 from regress.grpo.losses import TokenLoss
 from regress.grpo.metrics import Metric
@@ -74,6 +74,7 @@ def loss(
     metrics: Mapping[str, Metric],
     whole: LossTokens,
     objective: Objective,
+    backward_scale: float,
 ) -> None:
     """The terms of the loss of one microbatch token by token, and the loss."""
     meta = _at_targets(micro)
@@ -81,7 +82,7 @@ def loss(
     if wanted("is_loss_debug"):
         tap("is_loss_debug", _loss_terms(micro, part, out, terms, share), layout=layout, meta=meta)
     if wanted("loss"):
-        meta |= _reduction(part, whole, objective)
+        meta |= _reduction(part, whole, objective, backward_scale)
         meta["metrics"] = {name: metric.value for name, metric in metrics.items()}
         tap("loss", _loss(part, terms, share), layout=layout, meta=meta)
 
@@ -128,11 +129,7 @@ def _tap_parts(type: str, policy: Policy, tensors: Mapping[str, tuple[str, Tenso
         if value.dim() and (shard := policy.shard(parameter)) is not None
     }
     meta = {"shards": shards} if shards else None
-    tap(type, {name: _local(value) for name, (_, value) in tensors.items()}, meta=meta)
-
-
-def _local(value: Tensor) -> Tensor:
-    return value.to_local() if isinstance(value, DTensor) else value
+    tap(type, {name: local(value) for name, (_, value) in tensors.items()}, meta=meta)
 
 
 def _at_targets(micro: Microbatch) -> dict[str, Any]:
@@ -184,8 +181,10 @@ def _loss(part: LossTokens, terms: TokenLoss, share: Tensor) -> dict[str, Tensor
     return {"loss": share, **shares}
 
 
-def _reduction(part: LossTokens, whole: LossTokens, objective: Objective) -> dict[str, object]:
-    """How the share came about: sum over its tokens of weight times loss, back-propagated as it is.
+def _reduction(
+    part: LossTokens, whole: LossTokens, objective: Objective, backward_scale: float
+) -> dict[str, object]:
+    """How the share came about: sum over its tokens of weight times loss, times the scale when back-propagated.
 
     The weights hold the denominators; they are counted over the mini-batch unless the scope is the microbatch.
     """
@@ -200,7 +199,7 @@ def _reduction(part: LossTokens, whole: LossTokens, objective: Objective) -> dic
         "num_sequences": part.num_sequences,
         "kl_coef": objective.kl_coef,
         "entropy_coef": objective.entropy_coef,
-        "backward_scale": 1.0,
+        "backward_scale": backward_scale,
     }
 
 

@@ -26,7 +26,7 @@ PP_SCHEDULES = (
     *("gpipe", "1f1b", "interleaved_1f1b", "looped_bfs"),
     *("interleaved_zero_bubble", "zbv_zero_bubble"),
 )
-DATA_PARALLELS = ("after_backward", "ddp", "accelerate")
+DATA_PARALLELS = ("after_backward", "ddp", "accelerate", "hsdp")
 REDUCED_DTYPES = ("float32", "bfloat16")
 SCHEDULERS = ("constant", "linear", "cosine")
 # embeddings, every block, last norm and logits of all families: one module per stage of the dataflow
@@ -218,7 +218,7 @@ class ParallelConfig:
     data_parallel: str = _value(
         "after_backward",
         "who sums the gradients over replicas: one collective after the last microbatch, torch's "
-        "DistributedDataParallel, or accelerate's",
+        "DistributedDataParallel, accelerate's, or torch's fully_shard over dp and fsdp",
         choices=DATA_PARALLELS,
     )
     reshard_after_forward: bool = _value(True, "fsdp: parameters are gathered again for the backward pass")
