@@ -1,0 +1,1 @@
+"""Strategies that split a training step over processes, one module each."""
