@@ -113,7 +113,8 @@ def _rows(hidden: Tensor, index: Tensor) -> Tensor:
 def _before_head(
     model: PreTrainedModel, hook: Callable[[nn.Module, tuple[Tensor, ...]], tuple[Tensor, ...]]
 ) -> Iterator[None]:
-    handle = model.get_output_embeddings().register_forward_pre_hook(hook)
+    # before the hooks of a parallel strategy, which may turn the hidden states into something else
+    handle = model.get_output_embeddings().register_forward_pre_hook(hook, prepend=True)
     try:
         yield
     finally:

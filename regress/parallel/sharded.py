@@ -1,0 +1,56 @@
+"""Fully sharded data parallelism (FSDP2), also replicated over groups of ranks (HSDP); gradients are summed."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from transformers import PreTrainedModel
+
+
+def apply(
+    model: PreTrainedModel,
+    mesh: DeviceMesh,
+    *,
+    reshard_after_forward: bool = True,
+    param_dtype: torch.dtype | None = None,
+    reduce_dtype: torch.dtype | None = None,
+) -> None:
+    """Shard a model in place: block by block, and what lies outside the blocks.
+
+    Gradients are sums over the ranks, not means: the loss of a rank is its share of the whole. Parameters may be
+    DTensors of a tensor-parallel mesh.
+
+    Args:
+        model: on one device; every rank holds the same weights before.
+        mesh: ``fsdp``, or ``dp, fsdp``: sharded over the last dimension, replicated over the first. With a
+            tensor-parallel mesh both have to be slices of one mesh.
+        reshard_after_forward: drop the other ranks' part of a block between its forward and its backward.
+        param_dtype: in which blocks compute; ``None``: the parameters' own.
+        reduce_dtype: in which gradients are summed; ``None``: that of the gradients.
+    """
+    policy = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=reduce_dtype)
+    for module in (*blocks(model), model):
+        fully_shard(module, mesh=mesh, reshard_after_forward=reshard_after_forward, mp_policy=policy)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            # gloo cannot multiply before it sums; without a factor of its own FSDP divides by the number of ranks
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+
+
+def reshard(model: nn.Module) -> None:
+    """Drop the other ranks' parts of all parameters, which a forward pass without backward leaves if not resharded.
+
+    Otherwise the next forward pass computes with them, whatever has become of this rank's part.
+    """
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
+def blocks(model: PreTrainedModel) -> list[nn.Module]:
+    """The transformer blocks that have parameters, in order; a pipeline stage has those of its own."""
+    lists = [module for module in model.base_model.children() if isinstance(module, nn.ModuleList)]
+    return [block for found in lists for block in found if next(block.parameters(), None) is not None]
