@@ -70,9 +70,12 @@ class Family:
             elif isinstance(module, Conv1D) and leaf in _ROWS:
                 yield name, RowwiseConv(residual)
             elif isinstance(getattr(module, "q_proj", None), nn.Linear):
-                yield name, PrepareModuleInput(
-                    input_kwarg_layouts={"hidden_states": residual},
-                    desired_input_kwarg_layouts={"hidden_states": Replicate()},
+                yield (
+                    name,
+                    PrepareModuleInput(
+                        input_kwarg_layouts={"hidden_states": residual},
+                        desired_input_kwarg_layouts={"hidden_states": Replicate()},
+                    ),
                 )
             elif isinstance(getattr(module, "gate_proj", None), nn.Linear):
                 yield name, PrepareModuleInput(input_layouts=residual, desired_input_layouts=Replicate())
@@ -88,9 +91,7 @@ class Family:
         for name, parameter in model.named_parameters():
             owner = name.split(".")[-2]
             within = name.startswith((f"{self.blocks}.", f"{self.norm}."))
-            if owner in _HEAD_NORMS or (
-                sequence_parallel and within and not isinstance(parameter, DTensor)
-            ):
+            if owner in _HEAD_NORMS or (sequence_parallel and within and not isinstance(parameter, DTensor)):
                 yield name
 
     def outputs(
