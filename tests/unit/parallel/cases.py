@@ -114,11 +114,11 @@ class Layout:
         plain = copy.deepcopy(model)
         micros = microbatches(self.vocabulary)
         expected = [self.step(plain, micro) for micro in micros]
-        mesh = init_device_mesh(
-            "cpu", (self.dp, self.fsdp, self.tp), mesh_dim_names=("dp", "fsdp", "tp")
-        )
+        mesh = init_device_mesh("cpu", (self.dp, self.fsdp, self.tp), mesh_dim_names=("dp", "fsdp", "tp"))
         plan = self.apply(model, mesh)
-        mine = [index for index in range(len(micros)) if index % (self.dp * self.fsdp) == self.data_rank(mesh)]
+        mine = [
+            index for index in range(len(micros)) if index % (self.dp * self.fsdp) == self.data_rank(mesh)
+        ]
         errors: dict[str, float] = {}
         with torch.no_grad():
             before = self.split_log_probs(model, plan, mesh, micros[mine[0]]).log_probs
