@@ -114,7 +114,8 @@ class Replicas:
                 differing.append(verdict)
         if differing:
             worst = differing[0]
-            more = f" (and {len(differing) - 1} more pairs of ranks)" if len(differing) > 1 else ""
+            pairs = len(differing) - 1
+            more = f" (and {pairs} more pair{'s' if pairs > 1 else ''} of ranks)" if pairs else ""
             yield replace(worst, detail=worst.detail + more)
 
     def _judged(self, name: str, overlap: Overlap) -> Verdict:
@@ -138,7 +139,7 @@ class Replicas:
             mask=self._mask(key, shape, overlap),
             locate=locate,
         )
-        return replace(verdict, detail=_sentence(name, overlap, verdict))
+        return verdict if verdict.ok else replace(verdict, detail=_sentence(name, overlap, verdict))
 
     def _mask(self, key: Key, shape: tuple[int, ...], overlap: Overlap) -> NDArray[np.bool_] | None:
         """Where tokens lie: what ranks compute of padding belongs to nobody."""
@@ -167,6 +168,8 @@ class Replicas:
         )
 
     def _covered(self, stage: str, keys: list[Key], golden: Mapping[str, Array]) -> Iterator[Verdict]:
+        if len({self._layouts(key) for key in keys}) > 1:
+            return  # what lies elsewhere is no part of the same, and a verdict on replicas
         for name, values in golden.items():
             parts = [*self._held(name, keys)]
             if not parts:
@@ -226,14 +229,14 @@ class Replicas:
 
 
 def _sentence(name: str, overlap: Overlap, verdict: Verdict) -> str:
-    what = f"{name} in {overlap.other}" if overlap.other.micro is not None else name
-    ranks = f"{what} of rank {overlap.other.rank}" if overlap.other.micro is None else what
+    one, other = overlap.one, overlap.other
+    ranks = f"{name} of rank {other.rank}" if other.micro is None else f"{name} in {other}"
     if verdict.status is Status.DTYPE:
         types = [dtype_name(array.dtype) for array in (overlap.first, overlap.second)]
-        return f"{ranks} is {types[1]}, that of rank {overlap.one.rank} {types[0]}"
+        return f"{ranks} is {types[1]}, that of rank {one.rank} {types[0]}"
     worst = verdict.worst
     assert worst is not None
     return (
-        f"{ranks} differs from that of rank {overlap.one.rank} in {verdict.over} of {verdict.count} elements, most at "
+        f"{ranks} differs from that of rank {one.rank} in {verdict.over} of {verdict.count} elements, most at "
         f"{worst.where}: {worst.actual!r} and {worst.golden!r}"
     )
