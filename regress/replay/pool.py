@@ -371,3 +371,20 @@ def _logs(folder: Path | None, world_size: int, resources: ExitStack) -> list[IO
 def _read(file: IO[bytes]) -> str:
     file.seek(0)
     return file.read().decode(errors="replace")
+
+
+_shared: RankPool | None = None
+
+
+def shared_pool() -> RankPool:
+    """The pool of this process."""
+    global _shared
+    if _shared is None:
+        _shared = RankPool()
+    return _shared
+
+
+def close_shared_pool() -> None:
+    """End its forkserver, if there is one."""
+    if _shared is not None:
+        _shared.close()

@@ -23,6 +23,7 @@ ALLOWED: dict[str, set[str]] = {
     "engine": {"grpo", "tasks", "dump", "layout"},
     "replay": {"engine", "golden", "compare", "report", "grpo", "tasks", "dump", "layout"},
     "plugin": {"replay", "engine", "golden", "compare", "report", "dump", "layout"},
+    "__main__": {"cli"},
     "cli": {"replay", "engine", "golden", "compare", "report", "dump"},
 }
 TORCH_FREE = [
@@ -43,6 +44,7 @@ TORCH_FREE = [
     "regress.compare.judge",
     "regress.compare.verdict",
     "regress.plugin",
+    "regress.report.grid",
     "regress.report.headroom",
     "regress.report.text",
     "regress.grpo.objective",
@@ -52,6 +54,7 @@ TORCH_FREE = [
     "regress.replay.forkserver",
     "regress.replay.matrix",
     "regress.replay.pool",
+    "regress.replay.session",
     "regress.replay.variants",
     "regress.engine.config.compose",
     "regress.engine.config.show",
