@@ -17,6 +17,7 @@ from regress.errors import ConfigError
 from regress.golden.case import GoldenCase
 from regress.layout import RankLayout
 from regress.replay.plan import PlannedUpdate, plan_replay
+from regress.replay.size import world_size
 from regress.replay.variants import Precision, Variant
 
 
@@ -32,6 +33,11 @@ class Replay:
     def name(self) -> str:
         """``case/variant`` as in test ids, with the precision unless it is float64."""
         return f"{self.case.name}/{self.variant.name}{self.precision.suffix}"
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks it has."""
+        return world_size(self.case.config, self.variant.overrides)
 
     @cached_property
     def plan(self) -> list[PlannedUpdate]:
