@@ -20,7 +20,7 @@ from transformers.pytorch_utils import Conv1D
 
 from regress.errors import ConfigError
 from regress.parallel.conv1d import ColwiseConv, RowwiseConv
-from regress.parallel.embedding import VocabularyParallel
+from regress.parallel.embedding import SplitEmbedding, SplitProjection
 from regress.parallel.outputs import OutputPart
 from regress.parallel.sequence import SEQUENCE, SplitSequence, gather_sequence
 
@@ -48,9 +48,9 @@ class Family:
         styles = dict(self._block_styles(model, residual))
         modules = dict(model.named_modules())
         if isinstance(modules.get(self.embedding), nn.Embedding):
-            styles[self.embedding] = VocabularyParallel()
+            styles[self.embedding] = SplitEmbedding()
         if isinstance(modules.get(HEAD), nn.Linear):
-            styles[HEAD] = ColwiseParallel()
+            styles[HEAD] = SplitProjection()
         if residual == SEQUENCE:
             styles[f"{self.blocks}.0"] = SplitSequence()
             styles[self.norm] = gather_sequence()

@@ -19,7 +19,7 @@ from torch.distributed.tensor.placement_types import Placement
 from transformers import PreTrainedModel
 
 from regress.layout import ShardLayout
-from regress.parallel import shards
+from regress.parallel.embedding import rows_of
 from regress.parallel.families import family_of
 from regress.parallel.outputs import OutputPart
 from regress.parallel.sequence import SEQUENCE
@@ -87,7 +87,4 @@ def _weight(module: nn.Module | None) -> Tensor | None:
 
 def _vocabulary(model: PreTrainedModel) -> tuple[int, int] | None:
     weight = _weight(model.get_output_embeddings())
-    if weight is None:
-        return None
-    ranges = shards.of(weight).ranges[0]
-    return ranges[0] if ranges else (len(weight), len(weight))
+    return None if weight is None else rows_of(weight)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,11 +30,10 @@ ROPE = {
     "num_attention_heads": 4,
     "num_key_value_heads": 4,
     "intermediate_size": 16,
-    "head_dim": 8,
 }
 SIZES: Mapping[str, dict[str, Any]] = {
     "llama": {**ROPE, "attention_bias": True},
-    "qwen3": ROPE,
+    "qwen3": {**ROPE, "head_dim": 16},
     "qwen3_moe": {**ROPE, "num_experts": 4, "moe_intermediate_size": 8, "mlp_only_layers": [0]},
     "gpt2": {"n_embd": 32, "n_head": 4},
 }
@@ -110,6 +110,7 @@ class Layout:
     attention: str = "sdpa"
 
     def run(self) -> dict[str, Any]:
+        t0 = time.time()
         model = self.model()
         plain = copy.deepcopy(model)
         micros = microbatches(self.vocabulary)
@@ -154,7 +155,7 @@ class Layout:
             "errors": errors,
             "unsummed": unsummed,
             "names": list(parameters) == list(gradients),
-            "tied": parameters_tied(model),
+            "tied": parameters_tied(model), "wall": time.time() - t0,
         }
 
     def data_rank(self, mesh: DeviceMesh) -> int:
@@ -218,11 +219,28 @@ def parameters_tied(model: PreTrainedModel) -> bool:
     return model.get_input_embeddings().weight is model.get_output_embeddings().weight
 
 
-CASES: dict[str, Any] = {
-    "tp2-llama": Layout("llama", tp=2),
-    "fsdp2-llama": Layout("llama", fsdp=2),
-    **{f"tp2-{f}": Layout(f, tp=2) for f in ("qwen3", "qwen3_moe", "gpt2")},
-    **{f"tp2-sp-{f}": Layout(f, tp=2, sequence_parallel=True) for f in SIZES},
-    **{f"tp2-tied-{f}": Layout(f, tp=2, tied=True) for f in ("qwen3", "gpt2")},
-    "fsdp2-gpt2-tied": Layout("gpt2", fsdp=2, tied=True, reshard=False),
+FAMILIES = tuple(SIZES)
+TWO_RANKS: dict[str, Layout] = {
+    **{f"tp2-{family}": Layout(family, tp=2) for family in FAMILIES},
+    **{f"tp2-sp-{family}": Layout(family, tp=2, sequence_parallel=True) for family in FAMILIES},
+    "tp2-tied-qwen3": Layout("qwen3", tp=2, tied=True, config={"num_key_value_heads": 2}),
+    "tp2-sp-tied-gpt2": Layout("gpt2", tp=2, tied=True, sequence_parallel=True),
+    "tp2-eager-llama": Layout("llama", tp=2, attention="eager", vocabulary=9),
+    "tp2-sp-varlen-qwen3": Layout("qwen3", tp=2, sequence_parallel=True, attention="varlen"),
+    **{f"fsdp2-{family}": Layout(family, fsdp=2) for family in FAMILIES},
+    "fsdp2-no-reshard-tied-gpt2": Layout("gpt2", fsdp=2, tied=True, reshard=False),
+    "fsdp2-tied-qwen3": Layout("qwen3", fsdp=2, tied=True),
+    "dp2-fsdp1-qwen3": Layout("qwen3", dp=2),
 }
+FOUR_RANKS: dict[str, Layout] = {
+    **{f"tp4-{family}": Layout(family, tp=4) for family in FAMILIES},
+    "tp4-sp-qwen3_moe": Layout("qwen3_moe", tp=4, sequence_parallel=True),
+    "tp4-empty-shard-tied-llama": Layout("llama", tp=4, tied=True, vocabulary=9),
+    **{f"fsdp2-tp2-{family}": Layout(family, fsdp=2, tp=2) for family in FAMILIES},
+    "fsdp2-tp2-sp-tied-qwen3": Layout("qwen3", fsdp=2, tp=2, sequence_parallel=True, tied=True),
+    "fsdp2-tp2-no-reshard-tied-gpt2": Layout("gpt2", fsdp=2, tp=2, tied=True, reshard=False),
+    "dp2-tp2-qwen3": Layout("qwen3", dp=2, tp=2),
+    "fsdp4-qwen3_moe": Layout("qwen3_moe", fsdp=4),
+    "dp2-fsdp2-qwen3": Layout("qwen3", dp=2, fsdp=2),
+}
+CASES = {**TWO_RANKS, **FOUR_RANKS}
