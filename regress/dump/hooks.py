@@ -28,7 +28,13 @@ def record_activations(model: nn.Module, pattern: str) -> Iterator[list[str]]:
     checkpointing computes again within the backward pass is not recorded. Yields the names; raises
     `ConfigError` if there are none.
     """
-    modules = matching_modules(model, pattern)
+    with record_modules(matching_modules(model, pattern)) as names:
+        yield names
+
+
+@contextmanager
+def record_modules(modules: Mapping[str, nn.Module]) -> Iterator[list[str]]:
+    """`record_activations` of modules that are given by name, of which there may be none."""
     handles = [module.register_forward_hook(_hook(name)) for name, module in modules.items()]
     try:
         yield list(modules)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from regress.dump.coordinates import Coordinates
 from regress.dump.files import TEMPORARY, unwritable
@@ -16,6 +16,8 @@ from regress.dump.record import Record
 from regress.dump.stages import FOLDERS, stage_index
 from regress.dump.writer import Writer
 from regress.errors import DumpError
+
+T = TypeVar("T")
 
 
 class Recorder:
@@ -28,6 +30,9 @@ class Recorder:
         options: record type -> whether it is recorded; types left out are not.
         provenance: what the manifest tells about the run.
         overwrite: remove an earlier dump (its manifest, its record files, nothing else) instead of refusing.
+        rank: number of this process among those that record one run into this directory.
+        gather: hands the value of every rank to all of them, in their order. Rank 0 prepares the directory, and
+            writes the manifest once all have written their records.
 
     Raises `DumpError` at once for an unknown format or type, or a directory in use or not writable.
     """
@@ -41,6 +46,8 @@ class Recorder:
         every_n_steps: int = 1,
         provenance: Provenance | None = None,
         overwrite: bool = False,
+        rank: int = 0,
+        gather: Callable[[Any], list[Any]] = lambda value: [value],
     ) -> None:
         if every_n_steps < 1:
             raise DumpError(
@@ -54,7 +61,9 @@ class Recorder:
         self._pending: dict[tuple[str, Coordinates], Record] = {}
         self._entries: dict[Path, tuple[str, Coordinates]] = {}
         self._lock = threading.Lock()
-        _prepare(self.folder, overwrite)
+        self._rank = rank
+        self._gather = gather
+        self._together(lambda: _prepare(self.folder, overwrite) if rank == 0 else None)
         self._writer = Writer(self._format)
 
     def wanted(self, type: str, step: int) -> bool:
@@ -106,17 +115,41 @@ class Recorder:
 
     def close(self, complete: bool = True) -> None:
         """Write what is pending and, if the run is `complete`, the manifest; raises the first `DumpError`."""
+        if not complete:
+            self._finish()
+            return
+        parts = self._together(self._finish)
+        if self._rank == 0:
+            files = {name: entry for part in parts for name, entry in part.items()}
+            write_manifest(self.folder, Manifest(self._provenance, self._format.name, files))
+
+    def _finish(self) -> dict[str, Entry]:
+        """Write what is pending; the files of this process."""
         try:
             self.flush()
         finally:
             self._writer.close()
-        if complete:
-            stamps = self._writer.stamps
-            files = {
-                path.relative_to(self.folder).as_posix(): Entry(type, where, stamps[path])
-                for path, (type, where) in self._entries.items()
-            }
-            write_manifest(self.folder, Manifest(self._provenance, self._format.name, files))
+        stamps = self._writer.stamps
+        return {
+            path.relative_to(self.folder).as_posix(): Entry(type, where, stamps[path])
+            for path, (type, where) in self._entries.items()
+        }
+
+    def _together(self, work: Callable[[], T]) -> list[T]:
+        """What the work of every rank came to; raises `DumpError` on all of them if it failed on one."""
+        own: T | None = None
+        failure: DumpError | None = None
+        try:
+            own = work()
+        except DumpError as error:
+            failure = error
+        found = self._gather((own, failure and str(failure)))
+        if failure is not None:
+            raise failure
+        for rank, (_, problem) in enumerate(found):
+            if problem is not None:
+                raise DumpError(f"rank {rank} could not record: {problem}")
+        return [value for value, _ in found]
 
 
 def _refuse_twice(old: Record, new: Record) -> None:

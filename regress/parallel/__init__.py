@@ -1,1 +1,1 @@
-"""Strategies that split a training step over processes, one module each."""
+"""The training step over several ranks: one file a strategy, each a way to split the model or its batch."""
