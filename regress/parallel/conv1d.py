@@ -58,17 +58,13 @@ class RowwiseConv(ParallelStyle):
         return module
 
     def _forward(self, module: nn.Module, mesh: DeviceMesh, x: Tensor) -> Tensor:
-        partial = DTensor.from_local(
-            _product(x, _plain(module.weight)), mesh, [Partial()], run_check=False
-        )
+        partial = DTensor.from_local(_product(x, _plain(module.weight)), mesh, [Partial()], run_check=False)
         return partial.redistribute(placements=[self.output_layout]).to_local() + _plain(module.bias)
 
 
 def _split(module: nn.Module, name: str, mesh: DeviceMesh, dim: int, fused: int) -> None:
     whole = module.get_parameter(name)
-    layout = shards.part(
-        shards.of(whole), dim, index=mesh.get_local_rank(), count=mesh.size(), fused=fused
-    )
+    layout = shards.part(shards.of(whole), dim, index=mesh.get_local_rank(), count=mesh.size(), fused=fused)
     placement = Shard(dim) if fused == 1 else _StridedShard(dim, split_factor=fused)
     local = shards.project(layout, whole.detach()).clone(memory_format=torch.contiguous_format)
     split = DTensor.from_local(

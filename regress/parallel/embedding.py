@@ -54,7 +54,9 @@ def _look_up(module: nn.Embedding, mesh: DeviceMesh, ids: Tensor) -> Tensor:
         padding = padding - start if padding is not None and start <= padding < stop else None
         found = embedding((ids - start).masked_fill(elsewhere, 0), weight, padding)
         found = found.masked_fill(elsewhere[..., None], 0)
-    whole = DTensor.from_local(found, mesh, [Partial()], run_check=False).redistribute(placements=[Replicate()])
+    whole = DTensor.from_local(found, mesh, [Partial()], run_check=False).redistribute(
+        placements=[Replicate()]
+    )
     return whole.to_local()
 
 

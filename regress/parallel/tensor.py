@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.distributed.tensor.placement_types import Placement
 from transformers import PreTrainedModel
@@ -22,7 +22,7 @@ from regress.layout import ShardLayout
 from regress.parallel.embedding import rows_of
 from regress.parallel.families import family_of
 from regress.parallel.outputs import OutputPart
-from regress.parallel.sequence import SEQUENCE
+from regress.parallel.sequence import SEQUENCE, work_on_own_columns
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,8 @@ def apply(model: PreTrainedModel, mesh: DeviceMesh, *, sequence_parallel: bool =
     if tied:  # torch gives each of the two modules a parameter of its own
         model.get_output_embeddings().weight = model.get_input_embeddings().weight
     family.adjust(model, mesh.size())
+    if sequence_parallel and (names := family.sequence(model)):
+        work_on_own_columns(model.get_submodule(names[0]), model.get_submodule(names[-1]), mesh)
     return TensorPlan(
         partial=tuple(family.partial(model, sequence_parallel)),
         vocabulary=_vocabulary(model),
