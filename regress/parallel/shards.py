@@ -55,7 +55,7 @@ def part(layout: ShardLayout, dim: int, *, index: int, count: int, fused: int = 
 
 def local(tensor: Tensor) -> Tensor:
     """What lies on this rank, as a plain tensor that shares its memory; no collective."""
-    return tensor.detach().to_local() if isinstance(tensor, DTensor) else tensor.detach()
+    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
 
 
 def like(parameter: Tensor, full: Tensor) -> Tensor:

@@ -68,6 +68,9 @@ class Differences:
         for name, parameter in parameters.items():
             weight = shards.project(shards.of(parameter), expected[name].detach())
             assert torch.equal(shards.local(parameter), weight), name
+            again = shards.like(parameter, expected[name].detach())
+            assert torch.equal(shards.local(again), weight), name
+            assert getattr(again, "placements", None) == getattr(parameter, "placements", None), name
             self.gradient(name, parameter, expected[name])
 
     def sum_partial(
