@@ -1,7 +1,6 @@
-"""``python -m regress``: the command, as launchers of many processes start it."""
-
-import sys
+"""``python -m regress``: the command, for launchers that start modules."""
 
 from regress.cli import main
 
-sys.exit(main())
+if __name__ == "__main__":
+    main()

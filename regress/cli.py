@@ -12,6 +12,7 @@ from regress import __version__
 from regress.errors import DumpError, RegressError
 from regress.golden.commands import golden
 from regress.replay.commands import calibrate, record
+from regress.replay.replay_commands import replay, variants
 
 
 class FriendlyGroup(click.Group):
@@ -146,6 +147,8 @@ def diff(ctx: click.Context, first: Path, second: Path) -> None:
 golden.add_command(record)
 main.add_command(golden)
 main.add_command(calibrate)
+main.add_command(replay)
+main.add_command(variants)
 
 
 if __name__ == "__main__":

@@ -38,6 +38,18 @@ class ReplayError(RegressError):
     """Recorded trajectories do not fit the run that asks for them."""
 
 
+class RankError(ReplayError):
+    """A rank of a job raised, died or hangs; notes hold its traceback and what it printed last.
+
+    Attributes:
+        rank: which one, or None where it cannot be told.
+    """
+
+    def __init__(self, message: str, rank: int | None = None) -> None:
+        super().__init__(message)
+        self.rank = rank
+
+
 class TaskError(RegressError):
     """A task, reward or tokenizer cannot do what the configuration asks."""
 

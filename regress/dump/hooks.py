@@ -13,10 +13,11 @@ import torch
 from torch import nn
 
 from regress.dump.coordinates import Coordinates
-from regress.dump.taps import current, tap, wanted
+from regress.dump.taps import Layout, current, tap, wanted
 from regress.errors import ConfigError
 
 T = TypeVar("T")
+Shard = Callable[[str, tuple[int, ...]], Layout | None]
 
 
 @contextmanager
@@ -33,9 +34,14 @@ def record_activations(model: nn.Module, pattern: str) -> Iterator[list[str]]:
 
 
 @contextmanager
-def record_modules(modules: Mapping[str, nn.Module]) -> Iterator[list[str]]:
-    """`record_activations` of modules that are given by name, of which there may be none."""
-    handles = [module.register_forward_hook(_hook(name)) for name, module in modules.items()]
+def record_modules(
+    modules: Mapping[str, nn.Module], shard: Shard = lambda name, shape: None
+) -> Iterator[list[str]]:
+    """`record_activations` of modules that are given by name, of which there may be none.
+
+    ``shard(name, shape)`` says which part of the whole output an output of this shape is; ``None`` for all of it.
+    """
+    handles = [module.register_forward_hook(_hook(name, shard)) for name, module in modules.items()]
     try:
         yield list(modules)
     finally:
@@ -59,7 +65,7 @@ def joined(dim: int) -> Iterator[None]:
         tap("activations", {name: torch.cat(parts, dim) for name, parts in pieces.items()})
 
 
-def _hook(name: str) -> Callable[[nn.Module, Any, Any], None]:
+def _hook(name: str, shard: Shard) -> Callable[[nn.Module, Any, Any], None]:
     last: Coordinates | None = None
     repeats = 0
 
@@ -75,8 +81,13 @@ def _hook(name: str) -> Callable[[nn.Module, Any, Any], None]:
         else:
             repeats = repeats + 1 if current() == last else 0
             last = current()
-            named: dict[str, Any] = {f"{name}#{repeats}" if repeats else name: tensor}
-            tap("activations", **named)
+            label = f"{name}#{repeats}" if repeats else name
+            part = shard(name, tuple(tensor.shape))
+            tap(
+                "activations",
+                {label: tensor},
+                meta=None if part is None else {"shards": {label: part.to_json()}},
+            )
 
     return hook
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from regress.dump.coordinates import Coordinates
 from regress.dump.files import TEMPORARY, unwritable
 from regress.dump.formats import format_named
+from regress.dump.jsontext import Json
 from regress.dump.manifest import MANIFEST, Entry, Manifest, Provenance, write_manifest
 from regress.dump.reader import record_files
 from regress.dump.record import Record
@@ -86,7 +87,11 @@ class Recorder:
                 return
             _refuse_twice(old, new)
             old.tensors |= new.tensors
-            old.meta |= new.meta
+            for key, value in new.meta.items():
+                known = old.meta.get(key)
+                old.meta[key] = (
+                    {**known, **value} if isinstance(known, dict) and isinstance(value, dict) else value
+                )
 
     def flush(self, where: Coordinates | None = None) -> None:
         """Hand the records at `where` (None: all) to the writer; raises the writer's first `DumpError`."""
@@ -159,10 +164,17 @@ def _refuse_twice(old: Record, new: Record) -> None:
             "give it another name, or say with at(micro=...) or at(update=...) how the two differ"
         )
     for key in new.meta.keys() & old.meta.keys():
-        if old.meta[key] != new.meta[key]:
+        if _contradicts(old.meta[key], new.meta[key]):
             raise DumpError(
                 f"meta {key!r} was tapped with two values for {old.type} at {old.where.stem}: use two names"
             )
+
+
+def _contradicts(old: Json, new: Json) -> bool:
+    """Whether two values cannot stand together; mappings can, where they agree on what both have."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        return any(old[key] != new[key] for key in old.keys() & new.keys())
+    return old != new
 
 
 def _prepare(folder: Path, overwrite: bool) -> None:

@@ -12,7 +12,7 @@ there is an error, never an overwrite. Without a recorder a tap does nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import replace
@@ -25,6 +25,7 @@ from regress.errors import DumpError
 
 _recorder: ContextVar[Recorder | None] = ContextVar("regress_recorder", default=None)
 _where: ContextVar[Coordinates | None] = ContextVar("regress_where", default=None)
+_watcher: ContextVar[Callable[[str, Coordinates], None] | None] = ContextVar("regress_watcher", default=None)
 
 
 class Layout(Protocol):
@@ -56,6 +57,8 @@ def tap(
         if layout is not None:
             info["layout"] = layout.to_json()
         recorder.add(type, where, {**(tensors or {}), **named}, info)
+        if (watcher := _watcher.get()) is not None:
+            watcher(type, where)
 
 
 def tap_trajectories(
@@ -72,6 +75,16 @@ def tap_trajectories(
     if recorder.wanted("trajectory", where.step):
         place = {key: value for key, value in vars(where).items() if key != "step"}
         recorder.put(to_record(trajectories, where.step, meta, **place), folder)
+
+
+@contextmanager
+def watching(watcher: Callable[[str, Coordinates], None]) -> Iterator[None]:
+    """Tell `watcher` type and coordinates of every value that is recorded inside, so that it knows how far a run is."""
+    token = _watcher.set(watcher)
+    try:
+        yield
+    finally:
+        _watcher.reset(token)
 
 
 def wanted(type: str) -> bool:

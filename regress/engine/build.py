@@ -83,7 +83,7 @@ def build(config: Config, resources: ExitStack, progress: Progress, world: World
         if config.debug.dump_options.activations:
             pattern = config.debug.target_module_pattern
             found = {name: module for name, module in policy.modules().items() if re.search(pattern, name)}
-            resources.enter_context(record_modules(found))
+            resources.enter_context(record_modules(found, policy.output_shard))
     if config.warm_start.steps:
         advance = progress("warm start", config.warm_start.steps)
         warm_start(policy, prompts.demonstrations, config.warm_start, advance)

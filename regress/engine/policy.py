@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol, TypeVar
@@ -157,6 +158,10 @@ class LocalPolicy:
         """The part of a tensor like the parameter of that name which lies here, placed like the parameter."""
         return whole
 
+    def output_shard(self, module: str, shape: tuple[int, ...]) -> ShardLayout | None:
+        """Which part of a module's whole output an output of this shape is; ``None`` for all of it."""
+        return None
+
     def modules(self) -> dict[str, nn.Module]:
         """The modules that compute here, by name."""
         return {name: module for name, module in self.model.named_modules() if name}
@@ -165,45 +170,57 @@ class LocalPolicy:
         """The model with all of its parameters, to sample from, to copy and to save."""
         return self.model
 
-    def _forward(self, micro: Microbatch, *, entropy: Entropy) -> TokenLogProbs:
+    def _forward(
+        self,
+        micro: Microbatch,
+        *,
+        entropy: Entropy,
+        model: PreTrainedModel | None = None,
+        hidden: Tensor | None = None,
+    ) -> TokenLogProbs:
+        """Log-probs of the loss tokens of a microbatch.
+
+        Args:
+            model: the last stage of a pipeline, in place of the whole model.
+            hidden: what the stage before handed on, in place of token ids.
+        """
+        model = self.model if model is None else model
         if self.log_prob_chunk_size is None:
-            with arithmetic(self.dtype), logits_at(self.model, micro.predictors):
-                logits = self._run(micro).squeeze(0)
+            with arithmetic(self.dtype), logits_at(model, micro.predictors):
+                logits = self._run(model, micro, hidden).squeeze(0)
             return self._token_log_probs(logits, micro.targets, entropy)
         with arithmetic(self.dtype), joined(dim=1):
-            with hidden_at(self.model, micro.predictors) as found:
-                self._run(micro)
+            with hidden_at(model, micro.predictors) as found:
+                self._run(model, micro, hidden)
             return chunked_log_probs(
-                self.model,
+                model,
                 found[0],
                 micro.targets,
+                functools.partial(self._token_log_probs, entropy=entropy),
                 chunk=self.log_prob_chunk_size,
-                temperature=self.temperature,
-                entropy=entropy,
             )
 
     def _token_log_probs(self, logits: Tensor, targets: Tensor, entropy: Entropy) -> TokenLogProbs:
         return token_log_probs(logits, targets, temperature=self.temperature, entropy=entropy)
 
-    def _extra(self, micro: Microbatch) -> dict[str, object]:
-        """Further keyword arguments of the model, which hands them on to its attention."""
-        return {}
-
-    def _run(self, micro: Microbatch) -> Tensor:
-        """The logits that the model returns, ``[1, K, V]``."""
-        implementation = self.model.config._attn_implementation
-        mask: Tensor | None
-        if implementation == VARLEN:
-            mask = torch.from_numpy(micro.layout.attention_mask).to(self.device)
-        else:
-            mask = block_causal_mask(micro.layout, implementation, self.dtype, self.device)
+    def _run(self, model: PreTrainedModel, micro: Microbatch, hidden: Tensor | None = None) -> Tensor:
+        """The logits that the model returns, ``[1, K, V]``, or the hidden states of a stage that is not the last."""
+        call = self._callable if model is self.model else model
+        first = {"input_ids": micro.input_ids} if hidden is None else {"inputs_embeds": hidden}
         with nullcontext() if self._blocks is None else self._blocks.active():
-            logits: Tensor = self._callable(
-                input_ids=micro.input_ids,
+            logits: Tensor = call(
+                **first,
                 position_ids=micro.position_ids,
-                attention_mask=mask,
                 use_cache=False,
                 varlen=micro.varlen,
-                **self._extra(micro),
+                **self._attention(micro),
             ).logits
         return logits
+
+    def _attention(self, micro: Microbatch) -> dict[str, object]:
+        """Keyword arguments of the model that tell its attention which tokens see which."""
+        implementation = self.model.config._attn_implementation
+        if implementation == VARLEN:
+            return {"attention_mask": torch.from_numpy(micro.layout.attention_mask).to(self.device)}
+        mask = block_causal_mask(micro.layout, implementation, self.dtype, self.device)
+        return {"attention_mask": mask}

@@ -16,11 +16,14 @@ def golden_directory(start: Path | None = None) -> Path:
 
     Raises `GoldenError` when that file is no TOML or names no directory.
     """
+    root = project_root(start)
+    return Path(DEFAULT) if root is None else _shown(root / _configured(root / "pyproject.toml"))
+
+
+def project_root(start: Path | None = None) -> Path | None:
+    """The folder of the nearest pyproject.toml, if there is one."""
     start = (start or Path.cwd()).absolute()
-    for folder in (start, *start.parents):
-        if (folder / "pyproject.toml").is_file():
-            return _shown(folder / _configured(folder / "pyproject.toml"))
-    return Path(DEFAULT)
+    return next((path for path in (start, *start.parents) if (path / "pyproject.toml").is_file()), None)
 
 
 def _configured(path: Path) -> str:

@@ -90,9 +90,16 @@ class ShardLayout:
     def indices(self) -> NDArray[np.int64]:
         """``[local numel]``: flat (C order) index in the whole tensor of each element of the flattened local one."""
         flat = np.zeros((), np.int64)
-        for size, found in zip(self.shape, self._along(), strict=True):
+        for size, found in zip(self.shape, self.along(), strict=True):
             flat = flat[..., None] * size + found
         return flat.reshape(-1)
+
+    def along(self) -> tuple[NDArray[np.int64], ...]:
+        """The indices of each dimension of the whole tensor that lie here, in local order."""
+        return tuple(
+            np.concatenate([np.zeros(0, np.int64), *(np.arange(*found) for found in ranges)])
+            for ranges in self.ranges
+        )
 
     def inside(self, outer: ShardLayout) -> ShardLayout:
         """This part of ``outer``'s local tensor as a part of ``outer``'s whole tensor.
@@ -114,17 +121,10 @@ class ShardLayout:
         ranges = tuple(tuple((int(start), int(stop)) for start, stop in found) for found in data["ranges"])
         return cls(tuple(int(size) for size in data["shape"]), ranges)
 
-    def _along(self) -> list[NDArray[np.int64]]:
-        """The indices of each dimension that lie here, in local order."""
-        return [
-            np.concatenate([np.zeros(0, np.int64), *(np.arange(*found) for found in ranges)])
-            for ranges in self.ranges
-        ]
-
     def _grid(self) -> tuple[Any, ...]:
         if all(len(ranges) == 1 for ranges in self.ranges):
             return tuple(slice(*ranges[0]) for ranges in self.ranges)
-        return np.ix_(*self._along())
+        return np.ix_(*self.along())
 
     def _check(self, found: tuple[int, ...], wanted: tuple[int, ...], what: str) -> None:
         if tuple(found) != wanted:

@@ -25,6 +25,10 @@ TIMEOUT = 600.0
 """Seconds after which a rank that waits for the others gives up, unless REGRESS_COLLECTIVE_TIMEOUT says otherwise."""
 
 
+TOKENS = ("pp", "dp", "fsdp", "ep", "cp")
+"""Dimensions whose ranks compute the loss of different tokens, or of none."""
+
+
 class ProcessWorld:
     """One of several processes; see `regress.engine.world.World`.
 
@@ -45,6 +49,8 @@ class ProcessWorld:
             device.type, tuple(mesh.sizes[name] for name in DIMENSIONS), mesh_dim_names=DIMENSIONS
         )
         self._groups: dict[tuple[str, ...], ProcessGroup | None] = {}
+        for dimensions in (("pp",), ("cp",), ("tp",), ("dp", "cp"), TOKENS):
+            self.group(*dimensions)  # now, because later not all ranks may come to the place that asks
 
     @property
     def main(self) -> bool:
@@ -58,7 +64,7 @@ class ProcessWorld:
 
     def sum(self, values: Tensor) -> Tensor:
         """Sum over all ranks but those of a tensor-parallel group, which hold the same tokens."""
-        group = self.group("pp", "dp", "fsdp", "ep", "cp")
+        group = self.group(*TOKENS)
         if group is not None:
             values = values.contiguous()
             dist.all_reduce(values, group=group)

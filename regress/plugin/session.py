@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
@@ -104,7 +105,11 @@ class ReplaySession:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_unconfigure(self) -> None:
-        """Remove what the processes shared."""
+        """End the ranks' forkserver, and remove what the processes shared."""
+        if "regress.replay.pool" in sys.modules:
+            from regress.replay.pool import close_shared_pool
+
+            close_shared_pool()
         if self._own is not None:
             self._own.remove()
 

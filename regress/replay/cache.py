@@ -14,8 +14,15 @@ from regress.errors import ReplayError, reason
 from regress.golden.case import GoldenCase
 from regress.replay.matrix import Replay, items
 from regress.replay.outcome import ReplayOutcome
+from regress.replay.slots import Slots
 from regress.replay.turns import stated, turn
 from regress.replay.variants import Precision, Variant
+
+
+def _run_here(replay: Replay, folder: Path) -> DumpReader:
+    from regress.replay.run import replay as run
+
+    return run(replay.case, replay.variant, replay.precision, folder)
 
 
 @dataclass
@@ -27,6 +34,8 @@ class ReplayCache:
         scale: factor on measured tolerances.
         keep: where a copy of each dump stays, below the name of its replay; None: dumps are removed.
         golden: the case whose values a case is judged against; itself, unless it is being updated.
+        run: what replays a case under a variant in a precision, into a folder; the engine of this package, on ranks of
+            its pool, by default.
     """
 
     root: Path
@@ -34,6 +43,7 @@ class ReplayCache:
     scale: float = 1.0
     keep: Path | None = None
     golden: Callable[[GoldenCase], GoldenCase] = lambda case: case
+    run: Callable[[Replay, Path], DumpReader] = _run_here
     _outcomes: dict[str, ReplayOutcome] = field(default_factory=dict)
 
     def outcome(self, replay: Replay) -> ReplayOutcome:
@@ -87,14 +97,13 @@ class ReplayCache:
 
     def _dump(self, replay: Replay) -> DumpReader:
         """Run the replay unless its dump is there; the caller holds its lock."""
-        from regress.replay.run import replay as run
-
         folder = self._folder(replay)
         if (folder / "dump" / "manifest.json").is_file():
             return DumpReader(folder / "dump")
         shutil.rmtree(folder / "dump", ignore_errors=True)
         try:
-            return run(replay.case, replay.variant, replay.precision, folder)
+            with Slots(self.root / ".slots").taken(replay.world_size, replay.name):
+                return self.run(replay, folder)
         finally:
             self._keep(folder, replay)
 

@@ -49,11 +49,19 @@ def dump_everything(folder: Path) -> dict[str, Any]:
 
 
 def replay_config(
-    case: GoldenCase, variant: Variant, precision: Precision, steps: int, folder: Path
+    case: GoldenCase,
+    variant: Variant,
+    precision: Precision,
+    steps: int,
+    folder: Path,
+    overrides: Mapping[str, Any] | None = None,
 ) -> Config:
     """The engine's configuration of one replay, which it also leaves as ``config.yaml`` in ``folder``.
 
     ``regress train --config-path FOLDER/config.yaml`` repeats the replay by hand.
+
+    Args:
+        overrides: what is another on this machine than the variant says, such as the device.
 
     Raises:
         ConfigError: if the case's configuration and the variant's overrides do not fit each other or the engine.
@@ -63,6 +71,7 @@ def replay_config(
         dump_everything(folder),
         variant.overrides,
         {"model.dtype": precision.dtype},
+        overrides or {},
     )
     return compose(case.config, {key: value for layer in layers for key, value in layer.items()}, folder)
 

@@ -1,4 +1,4 @@
-"""The matrix of tests: every case under every variant, microbatch by microbatch and quantity by quantity.
+"""The matrix of tests: every case under every variant, rank by rank, microbatch by microbatch, quantity by quantity.
 
 Enumerated at collection, without torch, from the manifests and the recorded lengths.
 """
@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from weakref import WeakKeyDictionary
 
-from regress.compare.quantities import QUANTITIES
+from regress.compare.quantities import QUANTITIES, Kind, Quantity
 from regress.compare.verdict import Place
 from regress.dump.trajectory import Trajectory
 from regress.errors import ConfigError
 from regress.golden.case import GoldenCase
+from regress.layout import RankLayout
 from regress.replay.plan import PlannedUpdate, plan_replay
+from regress.replay.size import world_size
 from regress.replay.variants import Precision, Variant
 
 
@@ -32,9 +34,14 @@ class Replay:
         """``case/variant`` as in test ids, with the precision unless it is float64."""
         return f"{self.case.name}/{self.variant.name}{self.precision.suffix}"
 
+    @property
+    def world_size(self) -> int:
+        """How many ranks it has."""
+        return world_size(self.case.config, self.variant.overrides)
+
     @cached_property
     def plan(self) -> list[PlannedUpdate]:
-        """The updates and microbatches that it computes."""
+        """The updates that it computes, and the microbatches of every rank."""
         return plan_replay(_trajectories(self.case), self.case.config, self.variant.overrides)
 
 
@@ -95,15 +102,32 @@ def items(replay: Replay) -> Iterator[Item]:
 def _items_of_update(replay: Replay, update: PlannedUpdate) -> Iterator[Item]:
     recorded = set(replay.case.quantities(update.where))
     judged = [q for q in QUANTITIES if q.name in recorded and _judged(replay, q.name)]
-    where = Place(update.step, update.update, rank=0)
-    for micro in range(len(update.layouts)):
+    where = Place(update.step, update.update)
+    for rank, layouts in enumerate(update.layouts):
+        for micro, layout in enumerate(layouts):
+            place = Place(update.step, update.update, rank, micro)
+            for quantity in judged:
+                if quantity.per_microbatch and _holds(update, rank, layout, quantity):
+                    yield Item(replay, place, quantity.name)
+    yield Item(replay, where, "coverage")
+    for rank in range(len(update.layouts)):
+        place = Place(update.step, update.update, rank)
         for quantity in judged:
-            if quantity.per_microbatch:
-                yield Item(replay, Place(update.step, update.update, 0, micro), quantity.name)
-    yield Item(replay, Place(update.step, update.update), "coverage")
-    for quantity in judged:
-        if not quantity.per_microbatch:
-            yield Item(replay, where, quantity.name)
+            if not quantity.per_microbatch:
+                yield Item(replay, place, quantity.name)
+    if len(update.layouts) > 1:
+        yield Item(replay, where, "replicas")
+
+
+def _holds(update: PlannedUpdate, rank: int, layout: RankLayout, quantity: Quantity) -> bool:
+    """Whether a rank's microbatch has anything of a quantity that could be wrong."""
+    if quantity.kind is Kind.EXACT:  # masks say that padding is padding
+        return True
+    if quantity.kind is Kind.HIDDEN:
+        return layout.tokens.num_tokens > 0
+    if rank in update.records.without_loss:
+        return False
+    return quantity.kind is Kind.SHARE or layout.targets.num_tokens > 0
 
 
 def _judged(replay: Replay, quantity: str) -> bool:

@@ -1,22 +1,30 @@
-"""Running a golden case under a variant: the engine's own training steps on recorded rollouts, dumped."""
+"""Running a golden case under a variant: the engine's own training steps on recorded rollouts, dumped.
+
+One rank runs in this process, several in those of a pool, or as a launcher starts them.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
 
 from regress.dump.reader import DumpReader
 from regress.engine.build import Run, build
+from regress.engine.config import load_config
 from regress.engine.config.schema import Config
 from regress.engine.environment import configure_torch
 from regress.golden.case import GoldenCase
 from regress.parallel.world import opened_world
 from regress.replay.configure import replay_config
+from regress.replay.launch import Launch
+from regress.replay.pool import shared_pool
+from regress.replay.size import world_size
 from regress.replay.variants import Precision, Variant
 
 Prepare = Callable[[Run], None]
@@ -31,17 +39,36 @@ def replay(
     *,
     steps: int | None = None,
     prepare: Prepare | None = None,
+    launch: Launch | None = None,
+    overrides: Mapping[str, Any] | None = None,
 ) -> DumpReader:
     """Replay a case and return the dump, which lies in ``folder/dump``.
 
+    Args:
+        prepare: for several ranks, a function of a module, which runs on each.
+        launch: starts the ranks instead.
+        overrides: what is another on this machine than the variant says, such as the device.
+
     Raises:
-        RegressError: if the case is damaged, the configuration impossible, or a step fails.
+        RegressError: if the case is damaged, the configuration impossible, or a step or a rank fails.
     """
-    config = replay_config(
-        case, variant, precision, len(case.trajectories()) if steps is None else steps, folder
-    )
-    run_steps(config, prepare)
+    count = len(case.trajectories()) if steps is None else steps
+    config = replay_config(case, variant, precision, count, folder, overrides)
+    ranks = world_size(case.config, variant.overrides)
+    what = f"{case.name}/{variant.name}{precision.suffix}"
+    if launch is not None:
+        launch.run(folder / "config.yaml", ranks, folder / "ranks", what)
+    elif ranks == 1:
+        run_steps(config, prepare)
+    else:
+        arguments = {"path": str(folder / "config.yaml"), "prepare": prepare}
+        shared_pool().run(run_rank_steps, arguments, ranks, folder=folder / "ranks", what=what)
     return DumpReader(config.debug.dump_dir)
+
+
+def run_rank_steps(path: str, prepare: Prepare | None) -> None:
+    """What each rank of a pool does: all training steps of a configuration file."""
+    run_steps(load_config(config_path=path, environ={}).config, prepare)
 
 
 def run_steps(config: Config, prepare: Prepare | None = None) -> None:

@@ -37,9 +37,9 @@ def turn(path: Path, what: str) -> Iterator[None]:
 
 
 def stated(error: Exception) -> str:
-    """An error on one line: ours as it is, any other with its type and where it was raised."""
+    """An error in words: ours as it is, with its notes, any other on one line with its type and where it was raised."""
     if isinstance(error, RegressError):
-        return str(error)
+        return "\n".join([str(error), *getattr(error, "__notes__", ())])
     frames = extract_tb(error.__traceback__)
     where = f", raised at {frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""
     return f"{reason(error)}{where}"

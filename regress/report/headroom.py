@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +25,15 @@ class Call(NamedTuple):
     where: str
     precision: str
     verdict: Verdict
+
+
+class Matrix(NamedTuple):
+    """Headroom of several variants: a table for people, a tree for programs, and why replays could not be judged."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    tree: Sequence[Mapping[str, Any]]
+    errors: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -53,14 +62,18 @@ class Closest:
         """How many times larger the error could have been; infinite for equal values."""
         return 1 / self.multiple if self.multiple else math.inf
 
+    @property
+    def room(self) -> str:
+        """The headroom in words."""
+        return "equal" if math.isinf(self.headroom) else f"{short(self.headroom)} x"
+
     def cells(self) -> tuple[str, ...]:
         """As a row of `COLUMNS`."""
         counts = (str(self.passed), str(self.failed), str(self.elements))
         if self.call is None:
             return (self.quantity, self.precision, "", "", "", "", *counts, "")
         verdict = self.call.verdict
-        room = "equal" if math.isinf(self.headroom) else f"{short(self.headroom)} x"
-        figures = (short(self.multiple), room, short(verdict.max_error), short(verdict.tolerance))
+        figures = (short(self.multiple), self.room, short(verdict.max_error), short(verdict.tolerance))
         return (self.quantity, self.precision, *figures, *counts, _place(self.call))
 
     def to_json(self) -> dict[str, Any]:
@@ -134,14 +147,16 @@ def table(rows: Sequence[Closest], width: int = 120) -> str:
     return "".join(f"{line.rstrip()}\n" for line in capture.get().splitlines())
 
 
-def to_json(rows: Sequence[Closest]) -> str:
-    """The rows as strict JSON."""
-    tree = {"schema_version": 1, "rows": [row.to_json() for row in rows]}
+def to_json(rows: Sequence[Closest], matrix: Matrix | None = None) -> str:
+    """The rows as strict JSON, and the variants of a matrix."""
+    tree: dict[str, Any] = {"schema_version": 1, "rows": [row.to_json() for row in rows]}
+    if matrix is not None:
+        tree["variants"] = [*matrix.tree]
     return json.dumps(tree, indent=1, allow_nan=False) + "\n"
 
 
-def to_html(rows: Sequence[Closest], failures: Sequence[Call] = ()) -> str:
-    """The rows, and the failures in words, as one page that needs no other file."""
+def to_html(rows: Sequence[Closest], failures: Sequence[Call] = (), matrix: Matrix | None = None) -> str:
+    """The rows, a matrix, and the failures in words, as one page that needs no other file."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     from regress.report.text import headline
@@ -151,16 +166,17 @@ def to_html(rows: Sequence[Closest], failures: Sequence[Call] = ()) -> str:
     )
     lines = [headline(call.verdict, call.where) for call in failures]
     template = environment.get_template("headroom.html.j2")
-    return template.render(columns=COLUMNS, words=_WORDS, rows=[row.cells() for row in rows], failures=lines)
+    cells = [row.cells() for row in rows]
+    return template.render(columns=COLUMNS, words=_WORDS, rows=cells, failures=lines, matrix=matrix)
 
 
-def write(folder: Path, calls: Iterable[Call]) -> list[Path]:
+def write(folder: Path, calls: Iterable[Call], matrix: Matrix | None = None) -> list[Path]:
     """Write ``headroom.json`` and ``index.html`` into a folder, each whole or not at all."""
     known = list(calls)
     rows = closest_calls(known)
     failures = sorted((call for call in known if not call.verdict.ok), key=_place)
     folder.mkdir(parents=True, exist_ok=True)
-    texts = {JSON_NAME: to_json(rows), HTML_NAME: to_html(rows, failures)}
+    texts = {JSON_NAME: to_json(rows, matrix), HTML_NAME: to_html(rows, failures, matrix)}
     for name, text in texts.items():
         write_atomically(folder / name, [text.encode()])
     return [folder / name for name in texts]

@@ -32,8 +32,9 @@ def test_every_epoch_has_every_token_once(lengths: list[int], epochs: int, mini:
         epoch = updates[start : start + per_epoch]
         assert [key for update in epoch for key in update.frame.samples] == [t.key for t in samples(lengths)]
         for update in epoch:
-            assert sum(layout.num_tokens for layout in update.layouts) == update.frame.size
-            assert all(len(layout.segments) <= micro for layout in update.layouts)
+            (layouts,) = update.layouts
+            assert sum(layout.tokens.num_tokens for layout in layouts) == update.frame.size
+            assert all(len(layout.tokens.segments) <= micro for layout in layouts)
     several = len(updates) > 1
     assert [update.update for update in updates] == ([*range(len(updates))] if several else [None])
 
@@ -47,7 +48,7 @@ def test_overrides_win_over_the_case() -> None:
     (update,) = plan_replay(
         {0: samples([4, 2])}, {"batching": {"layout": "packed"}}, {"batching.layout": "padded"}
     )
-    assert update.layouts[0].shape == (2, 4)
+    assert update.layouts[0][0].tokens.shape == (2, 4)
 
 
 def test_a_budget_that_is_too_small_is_named() -> None:

@@ -1,0 +1,87 @@
+"""Choosing variants by name: a list of patterns, or an expression as pytest's -k has them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from fnmatch import fnmatchcase
+
+from regress.errors import ConfigError
+from regress.replay.variants import select
+
+_TOKEN = re.compile(r"\s*(\(|\)|[^\s()]+)")
+_WORDS = ("and", "or", "not")
+Test = Callable[[str], bool]
+
+
+def choose(names: Iterable[str], text: str) -> list[str]:
+    """The names that ``text`` finds, in their order.
+
+    ``packed*,dp2`` is a list of patterns, each for a whole name. ``tp2 and not packed`` is an expression, whose words
+    are parts of a name, or patterns for all of it.
+
+    Raises:
+        ConfigError: if it finds nothing, or cannot be read.
+    """
+    known = list(names)
+    tokens = _TOKEN.findall(text)
+    if not {"(", ")", *_WORDS} & set(tokens):
+        return select(known, text)
+    test = _Parser(text, tokens).expression()
+    found = [name for name in known if test(name)]
+    if not found:
+        raise ConfigError(f"{text!r} matches none of {', '.join(known)}; name parts of their names")
+    return found
+
+
+class _Parser:
+    """``or`` binds weaker than ``and``, that weaker than ``not``."""
+
+    def __init__(self, text: str, tokens: list[str]) -> None:
+        self._text, self._tokens = text, [*tokens, ""]
+
+    def expression(self) -> Test:
+        test = self._any()
+        if self._tokens[0]:
+            raise self._unreadable()
+        return test
+
+    def _any(self) -> Test:
+        tests = [self._all()]
+        while self._next("or"):
+            tests.append(self._all())
+        return lambda name: any(test(name) for test in tests)
+
+    def _all(self) -> Test:
+        tests = [self._not()]
+        while self._next("and"):
+            tests.append(self._not())
+        return lambda name: all(test(name) for test in tests)
+
+    def _not(self) -> Test:
+        if self._next("not"):
+            test = self._not()
+            return lambda name: not test(name)
+        if self._next("("):
+            test = self._any()
+            if not self._next(")"):
+                raise self._unreadable()
+            return test
+        word = self._tokens[0]
+        if word in ("", ")", *_WORDS):
+            raise self._unreadable()
+        self._tokens.pop(0)
+        pattern = word if any(sign in word for sign in "*?[") else f"*{word}*"
+        return lambda name: fnmatchcase(name, pattern)
+
+    def _next(self, token: str) -> bool:
+        if self._tokens[0] != token:
+            return False
+        self._tokens.pop(0)
+        return True
+
+    def _unreadable(self) -> ConfigError:
+        where = f"at {self._tokens[0]!r}" if self._tokens[0] else "at its end"
+        return ConfigError(
+            f"{self._text!r} is no expression ({where}); write such as 'tp2 and not (packed or left)'"
+        )

@@ -1,0 +1,268 @@
+"""``regress replay`` and ``regress variants``: golden cases under other computations, judged and told on one page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from regress.errors import ConfigError
+from regress.golden.commands import directory_option, open_store
+from regress.replay.launch import LAUNCHERS, Launch
+from regress.replay.variants import TIERS, Precision, Variant
+from regress.report.numbers import plural
+
+if TYPE_CHECKING:
+    from regress.replay.matrix import Replay
+    from regress.replay.session import Machine, Results
+
+POOL = "pool"
+_WIDTH = 120  # columns of a table where there is no terminal
+_SHOWN = 10
+"""Failing replays told one by one; the others are counted."""
+
+
+@click.command()
+@click.argument("cases", nargs=-1, metavar="[CASE]...")
+@click.option(
+    "--variants",
+    "--variant",
+    "variants",
+    default="*",
+    metavar="GLOB|EXPR",
+    help="Patterns with commas between them, or an expression such as 'tp2 and not packed'; all by default.",
+)
+@click.option(
+    "--tier",
+    type=click.Choice([*TIERS]),
+    default="semantics",
+    show_default=True,
+    help="The same mathematics (float64), accurate enough (float32, bfloat16), or the same bytes.",
+)
+@click.option(
+    "--report",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Write headroom.json and index.html there.",
+)
+@click.option("--list", "listing", is_flag=True, help="Only tell what would be replayed.")
+@directory_option
+@click.option(
+    "--keep-dumps",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Leave the dumps of the replays there.",
+)
+@click.option("--device", metavar="NAME", help="In place of that of the cases, such as cuda.")
+@click.option(
+    "--launcher",
+    type=click.Choice([POOL, *LAUNCHERS]),
+    default=POOL,
+    show_default=True,
+    help="What starts the ranks: a pool on this machine, or what a cluster has.",
+)
+@click.option(
+    "--nnodes", type=int, default=1, show_default=True, help="Nodes that share the ranks of a replay."
+)
+@click.option(
+    "--node-rank", type=int, help="Which of them this is; all are simulated on this machine without it."
+)
+@click.option(
+    "--rdzv-endpoint",
+    metavar="HOST:PORT",
+    help="Where the nodes meet: node 0, and a port that is free there.",
+)
+@click.option(
+    "--work",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="A new folder that all nodes see, for their dumps.",
+)
+@click.option(
+    "--timeout",
+    type=float,
+    default=600.0,
+    show_default=True,
+    help="Seconds that a launcher has for a replay.",
+)
+@click.pass_context
+def replay(
+    ctx: click.Context,
+    cases: tuple[str, ...],
+    variants: str,
+    tier: str,
+    report: Path | None,
+    listing: bool,
+    golden_dir: Path | None,
+    keep_dumps: Path | None,
+    device: str | None,
+    launcher: str,
+    nnodes: int,
+    node_rank: int | None,
+    rdzv_endpoint: str | None,
+    work: Path | None,
+    timeout: float,
+) -> None:
+    """Replay golden cases under other computations.
+
+    Every tensor of every rank and microbatch is judged; the table tells how many times larger the largest error of each
+    variant could have been.
+
+    \b
+    regress replay                              every case, every variant, in float64
+    regress replay dense --variants 'packed*'
+    regress replay dense gpt2 --variants 'tp2 and not packed' --tier all
+    regress replay dense --list
+
+    \b
+    On a cluster, on every node:
+      regress replay dense --variants fsdp8-tp4 --device cuda --launcher torchrun
+        --nnodes 4 --node-rank $NODE --rdzv-endpoint $HOST:29500 --work /shared/replay
+
+    Exit codes: 0 all within tolerance, 1 something is not, 2 something could not be run.
+    """
+    from regress.replay.session import Machine, chosen_replays, variant_table
+
+    launch = _launch(launcher, nnodes, node_rank, rdzv_endpoint, work, timeout)
+    table = variant_table()
+    chosen = chosen_replays(open_store(golden_dir), cases, variants, tier, table)
+    console = Console()
+    if listing:
+        console.print(_listed(chosen))
+        return
+    machine = Machine(launch, device, work, keep_dumps)
+    if launch is not None and not launch.judges:
+        for one in chosen:
+            machine.attend(one)
+        return
+    results = _run(chosen, table, machine, console)
+    _tell(results, report, console)
+    ctx.exit(results.exit_code)
+
+
+def _launch(
+    launcher: str, nnodes: int, node_rank: int | None, endpoint: str | None, work: Path | None, timeout: float
+) -> Launch | None:
+    if launcher == POOL:
+        if (nnodes, node_rank, endpoint, work) != (1, None, None, None):
+            raise ConfigError(
+                "a pool of ranks lives on one machine; give --launcher torchrun or accelerate together with --nnodes, "
+                "--node-rank, --rdzv-endpoint and --work"
+            )
+        return None
+    launch = Launch(launcher, nnodes, node_rank, endpoint, timeout)
+    if nnodes > 1 and node_rank is not None and work is None:
+        raise ConfigError(
+            "several nodes need one folder for their dumps; give --work, a new folder that all of them see"
+        )
+    return launch
+
+
+def _run(chosen: list[Replay], table: dict[str, Variant], machine: Machine, console: Console) -> Results:
+    from regress.replay.session import Results
+
+    results = Results()
+    columns = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}")
+    with (
+        Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars,
+        machine.cache(table) as cache,
+    ):
+        task = bars.add_task("", total=len(chosen))
+        for one in chosen:
+            bars.update(task, description=one.name)
+            results.add(one, cache.outcome(one))
+            bars.advance(task)
+    return results
+
+
+def _tell(results: Results, report: Path | None, console: Console) -> None:
+    from regress.report.grid import grid, matrix, render
+    from regress.report.headroom import write
+    from regress.report.text import headline
+
+    rows = grid(results.calls, results.errors)
+    wide = Console(width=max(console.width, _WIDTH)) if not console.is_terminal else console
+    wide.print(render(rows))
+    for name in results.failed[:_SHOWN]:
+        first = next(call.verdict for call in results.calls[name] if not call.verdict.ok)
+        click.echo(headline(first, name))
+    if len(results.failed) > _SHOWN:
+        click.echo(f"and {len(results.failed) - _SHOWN} more")
+    for name, error in results.errors.items():
+        click.echo(f"{name} cannot be replayed: {error}")
+    calls = [call for calls in results.calls.values() for call in calls]
+    if report is not None:
+        for path in write(report, calls, matrix(rows)):
+            click.echo(f"written: {path}")
+    verdicts = [call.verdict for call in calls]
+    bad = sum(not verdict.ok for verdict in verdicts)
+    end = f"{bad} checks failed in {plural(len(results.failed), 'replay')}" if bad else "all within tolerance"
+    compared = f"{plural(len(verdicts), 'check')} of {plural(results.tensors, 'tensor')}"
+    missing = f"; {plural(len(results.errors), 'replay')} could not be judged" if results.errors else ""
+    click.echo(f"{plural(len(results.calls), 'replay')}, {compared}: {end}{missing}")
+
+
+def _listed(chosen: list[Replay]) -> Table:
+    from regress.replay.matrix import items
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for title in ("replay", "ranks", "tests"):
+        table.add_column(title, justify="left" if title == "replay" else "right", no_wrap=True)
+    table.add_column("what it could break")
+    for one in chosen:
+        tests = str(sum(1 for _ in items(one)))
+        table.add_row(Text(one.name), str(one.world_size), tests, Text(one.variant.why))
+    return table
+
+
+@click.command()
+@click.argument("pattern", default="*", metavar="[GLOB|EXPR]")
+def variants(pattern: str) -> None:
+    """List the variants: what each changes, and what that could break.
+
+    \b
+    regress variants
+    regress variants 'packed*'
+    regress variants 'tp2 and not packed'
+
+    Those of this package, and those of [tool.regress.variants] in pyproject.toml.
+    """
+    from regress.replay.expression import choose
+    from regress.replay.session import variant_table
+    from regress.replay.size import mesh_sizes
+
+    table = variant_table()
+    found = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for title in ("variant", "mesh"):
+        found.add_column(title, no_wrap=True)
+    for title in ("what it could break", "precisions", "cases", "overrides"):
+        found.add_column(title, overflow="fold")
+    chosen = choose(table, pattern)
+    for name in chosen:
+        row = table[name]
+        mesh = " ".join(f"{key}{size}" for key, size in mesh_sizes({}, row.overrides).items())
+        settings = [
+            f"{key.rpartition('.')[2]}={value}" for key, value in row.overrides.items() if not _is_mesh(key)
+        ]
+        cells = (row.why, _precisions(row), ", ".join(row.cases), " ".join(settings))
+        found.add_row(Text(name), mesh or "1", *(Text(cell) for cell in cells))
+    console = Console()
+    console = console if console.is_terminal else Console(width=max(console.width, _WIDTH))
+    console.print(found)
+    click.echo(plural(len(chosen), "variant"))
+
+
+def _is_mesh(key: str) -> bool:
+    from regress.replay.size import DIMENSIONS
+
+    return key in [f"parallel.{name}" for name in DIMENSIONS]
+
+
+def _precisions(row: Variant) -> str:
+    return ", ".join(f"as {row.twin}" if p is Precision.BITWISE else str(p) for p in row.precisions)

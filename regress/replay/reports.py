@@ -1,0 +1,134 @@
+"""What the processes of a rank pool tell one another: the pool, its forkserver, and the ranks. Loads no torch."""
+
+from __future__ import annotations
+
+import re
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+from regress.errors import reason
+
+
+@dataclass(frozen=True)
+class Start:
+    """Pool to forkserver: fork the ranks of a job. A report pipe and a log follow for each rank, as file descriptors.
+
+    Attributes:
+        world_size: how many ranks.
+        payload: target and keyword arguments, pickled; a rank unpickles them.
+        environment: the environment variables of the ranks, all of them.
+        path: where they look for modules.
+        directory: their working directory.
+        backend: of the process group.
+        patience: seconds that a collective may take.
+    """
+
+    world_size: int
+    payload: bytes
+    environment: Mapping[str, str]
+    path: tuple[str, ...]
+    directory: str
+    backend: str
+    patience: float
+
+
+@dataclass(frozen=True)
+class Signal:
+    """Pool to forkserver: send a signal to some ranks that have not ended, with all that they have started."""
+
+    number: int
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Ready:
+    """Forkserver to pool: everything is imported; ``problem`` says what could not be."""
+
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class Ended:
+    """Forkserver to pool: a rank is no more; ``status`` is its exit code, or minus the signal that killed it."""
+
+    rank: int
+    status: int
+
+
+@dataclass(frozen=True)
+class Tapped:
+    """Rank to pool: it has recorded a value of this stage at this place, such as ``step0/rank1/micro0``."""
+
+    stage: str
+    place: str
+
+
+@dataclass(frozen=True)
+class Done:
+    """Rank to pool: the target has returned this value. The rank stays until all have."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class Failed:
+    """Rank to pool: the target has raised.
+
+    Attributes:
+        error: type and message on one line.
+        trace: the traceback.
+        connection: whether the error is one of the communication, which another rank may be the cause of.
+        at: when, on the clock of the machine, s.
+    """
+
+    error: str
+    trace: str
+    connection: bool = False
+    at: float = field(default_factory=time.monotonic)
+
+    @classmethod
+    def of(cls, error: BaseException) -> Failed:
+        """What an exception says."""
+        text = f"{type(error).__name__} {error}"
+        error = error.with_traceback(_inner(error.__traceback__))
+        connection = any(sign in text for sign in _CONNECTION)
+        trace = "".join(traceback.format_exception(error)).rstrip()
+        return cls(_SOURCE.sub("", reason(error, limit=400)), trace, connection)
+
+
+def _inner(trace: TracebackType | None) -> TracebackType | None:
+    """A traceback without the frames that only lead to the target."""
+    while (
+        trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename.endswith(_ENTRY)
+    ):
+        trace = trace.tb_next
+    return trace
+
+
+_ENTRY = "regress/replay/rank.py"
+_SOURCE = re.compile(r"\[\S+\.cc:\d+\] ")
+"""Where gloo found it, in the folder of whoever built it."""
+
+
+_CONNECTION = (
+    *(
+        "DistNetworkError",
+        "DistStoreError",
+        "DistBackendError",
+        "Connection closed by peer",
+        "Connection reset",
+    ),
+    *(
+        "Connection refused",
+        "Broken pipe",
+        "gloo/transport",
+        "Timed out waiting",
+        "Wait timeout",
+        "wait timeout",
+    ),
+)
+"""Words of gloo and of torch.distributed for a peer that is gone or does not answer."""

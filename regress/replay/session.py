@@ -1,0 +1,176 @@
+"""A run of many replays from the command line: what is replayed, how it is run, and what it came to."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from regress.errors import ConfigError, GoldenError
+from regress.golden.case import GoldenCase
+from regress.golden.location import project_root
+from regress.golden.store import GoldenStore
+from regress.replay.cache import ReplayCache
+from regress.replay.configure import replay_config
+from regress.replay.expression import choose
+from regress.replay.launch import Launch
+from regress.replay.matrix import Replay, replays
+from regress.replay.outcome import ReplayOutcome
+from regress.replay.table import project_variants
+from regress.replay.variants import TIERS, Variant, select
+from regress.report.headroom import Call
+
+if TYPE_CHECKING:
+    from regress.dump.reader import DumpReader
+
+
+@dataclass
+class Results:
+    """What replays came to, in their order.
+
+    Attributes:
+        calls: replay -> its verdicts: all that failed, and of each place and quantity the closest.
+        errors: replay -> why it could not be judged.
+        failed: replays with a verdict that is not ok.
+        tensors: how many were compared.
+    """
+
+    calls: dict[str, list[Call]] = field(default_factory=dict)
+    errors: dict[str, str] = field(default_factory=dict)
+    failed: list[str] = field(default_factory=list)
+    tensors: int = 0
+
+    def add(self, replay: Replay, outcome: ReplayOutcome) -> None:
+        """Count an outcome in."""
+        if outcome.error is not None:
+            self.errors[replay.name] = outcome.error
+            return
+        if outcome.failed:
+            self.failed.append(replay.name)
+        told = []
+        for found in outcome.outcomes.values():
+            self.tensors += found.tensors
+            told += [*found.failed, *([found.closest] if found.closest is not None else [])]
+        self.calls[replay.name] = [Call(replay.name, str(replay.precision), verdict) for verdict in told]
+
+    @property
+    def exit_code(self) -> int:
+        """0: all within tolerance, 1: something is not, 2: something could not be judged."""
+        return 2 if self.errors else int(bool(self.failed))
+
+
+def variant_table() -> dict[str, Variant]:
+    """The variants of the project around the current directory."""
+    root = project_root()
+    return project_variants(Path() if root is None else root)
+
+
+def chosen_replays(
+    store: GoldenStore, cases: Sequence[str], variants: str, tier: str, table: dict[str, Variant]
+) -> list[Replay]:
+    """The replays of some cases, all by default, under the variants that a text chooses.
+
+    Raises:
+        RegressError: if a case cannot be replayed, or nothing is chosen.
+    """
+    names = store.names()
+    if not names:
+        raise GoldenError(
+            f"{store.root} holds no golden case; give --golden-dir, or record one with regress golden record"
+        )
+    wanted = list(dict.fromkeys(name for pattern in cases for name in select(names, pattern))) or names
+    opened = [_opened(store, name) for name in wanted]
+    rows = {name: table[name] for name in choose(table, variants)}
+    found = list(replays(opened, rows, TIERS[tier]))
+    if not found:
+        raise ConfigError(
+            f"no variant of {variants!r} is replayed on {', '.join(wanted)} in the tier {tier}, so nothing would be "
+            "compared; regress variants lists their cases and precisions"
+        )
+    return found
+
+
+def _opened(store: GoldenStore, name: str) -> GoldenCase:
+    case = store.case(name)
+    case.verify_inputs()
+    if case.manifest is None:
+        raise GoldenError(f"{case.folder} is not recorded yet: run regress golden record {name}")
+    if not case.manifest.tolerances:
+        raise GoldenError(f"{case.folder} has no measured tolerances yet: run regress calibrate {name}")
+    return case
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where replays run.
+
+    Attributes:
+        launch: how ranks are started; None: in this process, or those of a pool.
+        device: in place of what the cases say.
+        work: folder that all nodes see, which does not exist yet; None: a temporary one.
+        keep: where a copy of each dump stays.
+    """
+
+    launch: Launch | None = None
+    device: str | None = None
+    work: Path | None = None
+    keep: Path | None = None
+
+    @property
+    def overrides(self) -> dict[str, str]:
+        """Configuration that replays have here, by dotted key."""
+        return {} if self.device is None else {"device": self.device}
+
+    @contextmanager
+    def cache(self, table: dict[str, Variant]) -> Iterator[ReplayCache]:
+        """What runs and judges replays; its folder and its ranks are gone afterwards."""
+        from regress.replay.pool import close_shared_pool
+
+        with self._folder() as folder:
+            try:
+                yield ReplayCache(folder, table, keep=self.keep, run=self._run)
+            finally:
+                close_shared_pool()
+
+    def attend(self, replay: Replay) -> None:
+        """Run the ranks of a node that does not judge."""
+        assert self.launch is not None
+        assert self.work is not None
+        overrides = {**self.overrides, "debug.dump_dir": str(self.work / replay.name / "dump")}
+        steps = len(replay.case.trajectories())
+        with TemporaryDirectory(prefix="regress-replay-") as name:
+            folder = Path(name)
+            replay_config(replay.case, replay.variant, replay.precision, steps, folder, overrides)
+            self.launch.run(folder / "config.yaml", replay.world_size, folder / "ranks", replay.name)
+
+    def _run(self, replay: Replay, folder: Path) -> DumpReader:
+        from regress.replay.run import replay as run
+
+        return run(
+            replay.case,
+            replay.variant,
+            replay.precision,
+            folder,
+            launch=self.launch,
+            overrides=self.overrides,
+        )
+
+    @contextmanager
+    def _folder(self) -> Iterator[Path]:
+        if self.work is None:
+            with TemporaryDirectory(prefix="regress-replay-") as folder:
+                yield Path(folder)
+            return
+        if self.work.exists():
+            raise ConfigError(
+                f"{self.work} exists, but every run needs a folder of its own; give another --work"
+            )
+        self.work.mkdir(parents=True)
+        try:
+            yield self.work
+        finally:
+            shutil.rmtree(self.work, ignore_errors=True)

@@ -1,0 +1,55 @@
+"""Processors, shared among the processes of a session: each takes as many as its replay has ranks."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from regress.replay.turns import turn
+
+_PAUSE = 0.02
+"""Seconds between two looks for a slot; only one process looks at a time."""
+
+
+def processors() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+class Slots:
+    """As many slots as there are processors, as locks below ``root``.
+
+    Whoever waits has the gate, so that nobody who needs many is passed for ever by those who need few. A process that
+    dies gives its slots back.
+    """
+
+    def __init__(self, root: Path, count: int | None = None) -> None:
+        self._root, self._count = root, count or processors()
+
+    @contextmanager
+    def taken(self, wanted: int, what: str) -> Iterator[None]:
+        """Have ``wanted`` slots, or all of them if there are fewer; raises `ReplayError` if others never give any."""
+        self._root.mkdir(parents=True, exist_ok=True)
+        with ExitStack() as held:
+            with turn(self._root / "gate", what):
+                self._take(min(wanted, self._count), held)
+            yield
+
+    def _take(self, wanted: int, held: ExitStack) -> None:
+        free = [FileLock(self._root / f"{index}.lock") for index in range(self._count)]
+        while wanted:
+            for lock in list(free):
+                try:
+                    held.enter_context(lock.acquire(timeout=0))
+                except Timeout:
+                    continue
+                free.remove(lock)
+                wanted -= 1
+                if not wanted:
+                    return
+            time.sleep(_PAUSE)

@@ -1,0 +1,129 @@
+"""The headroom of every variant, quantity by quantity: what a run of many replays comes to on one page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from regress.compare.quantities import QUANTITIES
+from regress.report.headroom import Call, Closest, Matrix, closest_calls
+
+STAGES: Mapping[str, tuple[str, ...]] = {
+    "tokens": ("trajectory", "coverage", "replicas", "batch_inputs"),
+    "weights": ("advantages", "weights", "sampler_weights"),
+    "hidden": ("activations",),
+    "log-probs": ("log_probs", "old_log_probs", "ref_log_probs", "entropy"),
+    "loss": ("kl", "ratio", "policy_loss", "entropy_loss", "token_loss", "loss"),
+    "gradient": ("gradient", "grad_norm"),
+    "update": ("param", "optimizer"),
+}
+"""Quantities that share a column where there is no room for one each, in the order of computation."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A variant in one precision, over all cases that it was replayed on.
+
+    Attributes:
+        name: of the variant, with its precision.
+        cells: quantity -> all comparisons of it.
+        replays: how many.
+        errors: why replays could not be judged.
+    """
+
+    name: str
+    cells: Mapping[str, Closest]
+    replays: int
+    errors: tuple[str, ...]
+
+    @property
+    def failed(self) -> int:
+        """How many comparisons failed."""
+        return sum(cell.failed for cell in self.cells.values())
+
+    def cell(self, quantities: Iterable[str]) -> str:
+        """The least headroom among some quantities, or how many comparisons of them failed."""
+        found = [self.cells[name] for name in quantities if name in self.cells]
+        if not found:
+            return ""
+        if failed := sum(cell.failed for cell in found):
+            return f"{failed} failed"
+        return min(found, key=lambda cell: cell.headroom).room
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dict of strict JSON values."""
+        cells = {name: cell.to_json() for name, cell in self.cells.items()}
+        return {"variant": self.name, "replays": self.replays, "errors": [*self.errors], "quantities": cells}
+
+
+def grid(calls: Mapping[str, Sequence[Call]], errors: Mapping[str, str]) -> list[Row]:
+    """One row for each variant and precision.
+
+    Args:
+        calls: by replay, ``case/variant``, in the order of the rows.
+        errors: replay -> why it could not be judged.
+    """
+    names: dict[str, list[str]] = {}
+    for replay in [*calls, *(replay for replay in errors if replay not in calls)]:
+        names.setdefault(replay.partition("/")[2], []).append(replay)
+    return [_row(name, replays, calls, errors) for name, replays in names.items()]
+
+
+def _row(
+    name: str, replays: Sequence[str], calls: Mapping[str, Sequence[Call]], errors: Mapping[str, str]
+) -> Row:
+    found = closest_calls(call._replace(precision="") for replay in replays for call in calls.get(replay, ()))
+    told = tuple(f"{replay}: {errors[replay]}" for replay in replays if replay in errors)
+    return Row(name, {cell.quantity: cell for cell in found}, len(replays), told)
+
+
+def matrix(rows: Sequence[Row]) -> Matrix:
+    """Every variant and quantity, for a report in files."""
+    names = quantities_of(rows)
+    cells = [(row.name, *(row.cell([name]) for name in names), str(row.replays)) for row in rows]
+    tree, errors = [row.to_json() for row in rows], [error for row in rows for error in row.errors]
+    return Matrix(("variant", *names, "replays"), cells, tree, errors)
+
+
+def by_stage(rows: Sequence[Row]) -> list[tuple[str, ...]]:
+    """Rows of text: name, the least headroom by stage, replays."""
+    return [
+        (row.name, *(_cell(row, quantities) for quantities in STAGES.values()), str(row.replays))
+        for row in rows
+    ]
+
+
+COLUMNS = ("variant", *STAGES, "replays")
+
+
+def _cell(row: Row, quantities: Iterable[str]) -> str:
+    return row.cell(quantities) or ("not run" if row.errors else "")
+
+
+def quantities_of(rows: Sequence[Row]) -> list[str]:
+    """The quantities that any row has, in the order of computation."""
+    known = [quantity.name for quantity in QUANTITIES]
+    found = {name for row in rows for name in row.cells}
+    return [*(name for name in known if name in found), *sorted(found - {*known})]
+
+
+def render(rows: Sequence[Row]) -> Table:
+    """For a terminal: headroom by stage, ``12 x`` where the error could have been twelve times as large."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for title in COLUMNS:
+        table.add_column(title, justify="left" if title == "variant" else "right", no_wrap=True)
+    for row, cells in zip(rows, by_stage(rows), strict=True):
+        bad = bool(row.failed or row.errors)
+        table.add_row(
+            Text(cells[0], "bold red" if bad else ""), *(Text(cell, _style(cell)) for cell in cells[1:])
+        )
+    return table
+
+
+def _style(cell: str) -> str:
+    return "bold red" if cell.endswith("failed") or cell == "not run" else ""
