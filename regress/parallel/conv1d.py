@@ -79,4 +79,5 @@ def _plain(parameter: Tensor | nn.Module) -> Tensor:
 
 
 def _product(x: Tensor, weight: Tensor) -> Tensor:
-    return (x.flatten(0, -2) @ weight).unflatten(0, x.shape[:-1])
+    product: Tensor = x.flatten(0, -2) @ weight
+    return product.view(*x.shape[:-1], -1)

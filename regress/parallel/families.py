@@ -20,9 +20,8 @@ from transformers.pytorch_utils import Conv1D
 
 from regress.errors import ConfigError
 from regress.parallel.conv1d import ColwiseConv, RowwiseConv
-from regress.parallel.embedding import VocabularyParallel
+from regress.parallel.embedding import SplitEmbedding, SplitProjection
 from regress.parallel.outputs import OutputPart
-from regress.parallel.sequence import SEQUENCE, SplitSequence, gather_sequence
 
 HEAD = "lm_head"
 _COLUMNS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "c_attn", "c_fc")
@@ -48,12 +47,9 @@ class Family:
         styles = dict(self._block_styles(model, residual))
         modules = dict(model.named_modules())
         if isinstance(modules.get(self.embedding), nn.Embedding):
-            styles[self.embedding] = VocabularyParallel()
+            styles[self.embedding] = SplitEmbedding()
         if isinstance(modules.get(HEAD), nn.Linear):
-            styles[HEAD] = ColwiseParallel()
-        if residual == SEQUENCE:
-            styles[f"{self.blocks}.0"] = SplitSequence()
-            styles[self.norm] = gather_sequence()
+            styles[HEAD] = SplitProjection()
         return styles
 
     def _block_styles(
@@ -84,14 +80,23 @@ class Family:
         """Sizes that modules hold beside their weights."""
         for _, module in self.inside(model):
             if isinstance(getattr(module, "c_attn", None), Conv1D):
-                module.split_size //= count  # type: ignore[operator]
+                module.split_size //= count  # type: ignore[operator, assignment]
+
+    def sequence(self, model: PreTrainedModel) -> list[str]:
+        """The modules that work on a part of the columns under sequence parallelism, in order.
+
+        These are the blocks and the final norm, or what a pipeline stage has of them; without blocks none.
+        """
+        blocks = list(self.own_blocks(model))
+        norm = [self.norm] if _has_parameters(model.get_submodule(self.norm)) else []
+        return blocks and blocks + norm
 
     def partial(self, model: PreTrainedModel, sequence_parallel: bool) -> Iterator[str]:
         """Parameters that see a part of the heads, or under sequence parallelism a part of the tokens."""
+        of_columns = tuple(f"{name}." for name in self.sequence(model)) if sequence_parallel else ()
         for name, parameter in model.named_parameters():
-            owner = name.split(".")[-2]
-            within = name.startswith((f"{self.blocks}.", f"{self.norm}."))
-            if owner in _HEAD_NORMS or (sequence_parallel and within and not isinstance(parameter, DTensor)):
+            plain = not isinstance(parameter, DTensor)
+            if name.split(".")[-2] in _HEAD_NORMS or (plain and name.startswith(of_columns)):
                 yield name
 
     def outputs(
@@ -100,27 +105,37 @@ class Family:
         """The part of its output that each module has here; what is flat over rows is left out."""
         index, count = mesh.get_local_rank(), mesh.size()
         found: dict[str, OutputPart] = {}
-        for name, module in self.inside(model):
-            owner, _, leaf = name.rpartition(".")
-            sparse = hasattr(model.get_submodule(owner), "experts")
-            if leaf in _COLUMNS:
+        sparse = tuple(f"{name}." for name, module in self.inside(model) if hasattr(module, "experts"))
+        for name, _ in self.inside(model):
+            leaf = name.rpartition(".")[2]
+            if name.startswith(sparse):
+                continue
+            if leaf in (*_COLUMNS, *_ACTIVATIONS):
                 found[name] = OutputPart(-1, index, count, fused=3 if leaf == "c_attn" else 1)
             elif leaf in _HEAD_NORMS:
                 found[name] = OutputPart(-2, index, count)
-            elif leaf in _ACTIVATIONS and not sparse:
-                found[name] = OutputPart(-1, index, count)
-            elif sequence_parallel and not sparse and not isinstance(module, nn.ModuleList):
+            elif sequence_parallel:
                 found[name] = OutputPart(1, index, count)
+        for name in self.sequence(model)[-1:]:
+            found.pop(name, None)  # gathered
         head = getattr(model.get_output_embeddings(), "weight", None)
         if isinstance(head, DTensor):
             found[HEAD] = OutputPart(-1, index, count, size=head.shape[0])
         return found
 
+    def own_blocks(self, model: PreTrainedModel) -> dict[str, nn.Module]:
+        """The blocks by name, without those that lie on other pipeline stages."""
+        blocks = model.get_submodule(self.blocks).named_children()
+        return {f"{self.blocks}.{index}": block for index, block in blocks if _has_parameters(block)}
+
     def inside(self, model: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:
-        """All modules of the blocks that hold parameters, and these blocks."""
-        for index, block in enumerate(model.get_submodule(self.blocks).children()):
-            if next(block.parameters(), None) is not None:
-                yield from block.named_modules(prefix=f"{self.blocks}.{index}")
+        """All modules of the blocks, and the blocks."""
+        for name, block in self.own_blocks(model).items():
+            yield from block.named_modules(prefix=name)
+
+
+def _has_parameters(module: nn.Module) -> bool:
+    return next(module.parameters(), None) is not None
 
 
 _ROPE = Family("model.embed_tokens", "model.layers", "model.norm", "intermediate_size")

@@ -34,5 +34,8 @@ class OutputPart:
         whole = ShardLayout.whole((*local_shape[:dim], size, *local_shape[dim + 1 :]))
         layout = part(whole, dim, index=self.index, count=self.count, fused=self.fused)
         if layout.local_shape != tuple(local_shape):
-            raise ValueError(f"an output of shape {list(local_shape)} is not {self} of a larger one")
+            raise ValueError(
+                f"an output of shape {list(local_shape)} is not part {self.index} of {self.count} of a dimension of "
+                f"{size}"
+            )
         return layout

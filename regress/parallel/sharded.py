@@ -31,8 +31,10 @@ def apply(
         reduce_dtype: in which gradients are summed; ``None``: that of the gradients.
     """
     policy = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=reduce_dtype)
-    for module in (*blocks(model), model):
-        fully_shard(module, mesh=mesh, reshard_after_forward=reshard_after_forward, mp_policy=policy)
+    for block in blocks(model):
+        fully_shard(block, mesh=mesh, reshard_after_forward=reshard_after_forward, mp_policy=policy)
+    # the rest stays whole until its backward, as in torch: it comes next, and chunks of logits need the projection
+    fully_shard(model, mesh=mesh, reshard_after_forward=False, mp_policy=policy)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             # gloo cannot multiply before it sums; without a factor of its own FSDP divides by the number of ranks
@@ -41,9 +43,10 @@ def apply(
 
 
 def reshard(model: nn.Module) -> None:
-    """Drop the other ranks' parts of all parameters, which a forward pass without backward leaves if not resharded.
+    """Drop the other ranks' parts of all parameters; to be called after forward passes without a backward.
 
-    Otherwise the next forward pass computes with them, whatever has become of this rank's part.
+    They leave parameters whole, and the next forward pass computes with these, whatever an optimizer or
+    `load_state_dict` has made of this rank's part.
     """
     for module in model.modules():
         if isinstance(module, FSDPModule):

@@ -22,12 +22,12 @@ def of(tensor: Tensor) -> ShardLayout:
     if not isinstance(tensor, DTensor):
         return layout
     placements = tensor.placements
-    coordinates = tensor.device_mesh.get_coordinate()
-    if coordinates is None or any(placement.is_partial() for placement in placements):
+    if any(placement.is_partial() for placement in placements):
         raise ValueError(
-            f"a tensor placed as {placements} is no part of the whole one on this rank; reduce it first, on a rank of "
-            "its mesh"
+            f"a tensor placed as {placements} is no part of the whole one; sum it over the ranks first"
         )
+    coordinates = tensor.device_mesh.get_coordinate()
+    assert coordinates is not None, "the rank is not on the tensor's mesh"
     splits = [index for index, placement in enumerate(placements) if _dimension(placement) is not None]
     for index in sorted(splits, key=lambda index: _splits_a_part(placements, index)):
         placement = placements[index]
@@ -55,7 +55,7 @@ def part(layout: ShardLayout, dim: int, *, index: int, count: int, fused: int = 
 
 def local(tensor: Tensor) -> Tensor:
     """What lies on this rank, as a plain tensor that shares its memory; no collective."""
-    return tensor.detach().to_local() if isinstance(tensor, DTensor) else tensor.detach()
+    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
 
 
 def like(parameter: Tensor, full: Tensor) -> Tensor:

@@ -19,10 +19,10 @@ from torch.distributed.tensor.placement_types import Placement
 from transformers import PreTrainedModel
 
 from regress.layout import ShardLayout
-from regress.parallel import shards
+from regress.parallel.embedding import rows_of
 from regress.parallel.families import family_of
 from regress.parallel.outputs import OutputPart
-from regress.parallel.sequence import SEQUENCE
+from regress.parallel.sequence import SEQUENCE, work_on_own_columns
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,8 @@ def apply(model: PreTrainedModel, mesh: DeviceMesh, *, sequence_parallel: bool =
     if tied:  # torch gives each of the two modules a parameter of its own
         model.get_output_embeddings().weight = model.get_input_embeddings().weight
     family.adjust(model, mesh.size())
+    if sequence_parallel and (names := family.sequence(model)):
+        work_on_own_columns(model.get_submodule(names[0]), model.get_submodule(names[-1]), mesh)
     return TensorPlan(
         partial=tuple(family.partial(model, sequence_parallel)),
         vocabulary=_vocabulary(model),
@@ -87,7 +89,4 @@ def _weight(module: nn.Module | None) -> Tensor | None:
 
 def _vocabulary(model: PreTrainedModel) -> tuple[int, int] | None:
     weight = _weight(model.get_output_embeddings())
-    if weight is None:
-        return None
-    ranges = shards.of(weight).ranges[0]
-    return ranges[0] if ranges else (len(weight), len(weight))
+    return None if weight is None else rows_of(weight)

@@ -1,6 +1,6 @@
-"""Log-probs and entropy of logits whose vocabulary is split over processes, without gathering the logits.
+"""Log-probs and entropy of logits whose vocabulary is split over ranks, without gathering the logits.
 
-Each process reduces its part of a row to a maximum and two sums, in one pass (see `regress.grpo.logprobs`); the
+Each rank reduces its part of a row to a maximum and two sums, in one pass (see `regress.grpo.logprobs`); the
 parts are joined by an all-reduce of the maxima and one of the sums. The gradient of a part needs nothing from the
 others. Source: Shoeybi et al., arXiv 1909.08053, section 3.
 """
@@ -36,13 +36,13 @@ def vocab_parallel_log_probs(
     vocab_chunk: int = VOCAB_CHUNK,
     entropy: bool | Literal["no_grad"] = False,
 ) -> TokenLogProbs:
-    """`token_log_probs` of logits ``[..., V]``, of which this process holds ``[..., start : start + V_local]``.
+    """`token_log_probs` of logits ``[..., V]``, of which this rank holds ``[..., start : start + V_local]``.
 
-    The parts may be of unequal size, and empty. Every process of the group has to call this with the same ``targets``
+    The parts may be of unequal size, and empty. Every rank of the group has to call this with the same ``targets``
     (``[...]``, ids of the whole vocabulary); each gets the same result, bit for bit.
 
     Raises:
-        InputError: shapes that do not match, a target that no process holds, or a temperature of 0 or less.
+        InputError: shapes that do not match, a target that no rank holds, or a temperature of 0 or less.
     """
     check_logits(local_logits, targets, temperature, vocab_chunk)
     outputs: tuple[Tensor, Tensor | None]
@@ -128,7 +128,7 @@ def _check_holders(holders: Tensor, columns: Tensor) -> None:
     if len(lost):
         row = int(lost[0])
         raise InputError(
-            f"the target of row {row} lies in {int(holders[row])} parts of the vocabulary (in this one it would be "
-            f"column {int(columns[row])}): every token id lies in exactly one, so pass each process the first id of "
-            "its own part as start, and fill positions without a target with any token id, such as 0."
+            f"the target of row {row} lies in {int(holders[row])} parts of the vocabulary (on this rank it would be "
+            f"column {int(columns[row])}): every token id lies in exactly one; pass each rank the first id of its own "
+            "part as start, and fill positions without a target with any token id, such as 0."
         )
