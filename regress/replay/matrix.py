@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from weakref import WeakKeyDictionary
 
-from regress.compare.quantities import QUANTITIES, Kind, Quantity
+from regress.compare.quantities import QUANTITIES, Kind
 from regress.compare.verdict import Place
 from regress.dump.trajectory import Trajectory
 from regress.errors import ConfigError
@@ -106,8 +106,9 @@ def _items_of_update(replay: Replay, update: PlannedUpdate) -> Iterator[Item]:
     for rank, layouts in enumerate(update.layouts):
         for micro, layout in enumerate(layouts):
             place = Place(update.step, update.update, rank, micro)
+            kinds = _kinds(update, rank, layout)
             for quantity in judged:
-                if quantity.per_microbatch and _holds(update, rank, layout, quantity):
+                if quantity.per_microbatch and quantity.kind in kinds:
                     yield Item(replay, place, quantity.name)
     yield Item(replay, where, "coverage")
     for rank in range(len(update.layouts)):
@@ -119,15 +120,16 @@ def _items_of_update(replay: Replay, update: PlannedUpdate) -> Iterator[Item]:
         yield Item(replay, where, "replicas")
 
 
-def _holds(update: PlannedUpdate, rank: int, layout: RankLayout, quantity: Quantity) -> bool:
-    """Whether a rank's microbatch has anything of a quantity that could be wrong."""
-    if quantity.kind is Kind.EXACT:  # masks say that padding is padding
-        return True
-    if quantity.kind is Kind.HIDDEN:
-        return layout.tokens.num_tokens > 0
-    if rank in update.records.without_loss:
-        return False
-    return quantity.kind is Kind.SHARE or layout.targets.num_tokens > 0
+def _kinds(update: PlannedUpdate, rank: int, layout: RankLayout) -> set[Kind]:
+    """The kinds of quantities of which a rank's microbatch has anything that could be wrong."""
+    kinds = {Kind.EXACT}  # masks say that padding is padding
+    if layout.tokens.num_tokens:
+        kinds.add(Kind.HIDDEN)
+    if rank not in update.records.without_loss:
+        kinds.add(Kind.SHARE)  # that of no token is 0
+        if update.loss_tokens(layout.targets):
+            kinds.add(Kind.TOKEN)
+    return kinds
 
 
 def _judged(replay: Replay, quantity: str) -> bool:

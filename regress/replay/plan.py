@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property, lru_cache
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from regress.compare.plan import Plan
 from regress.dump.coordinates import Coordinates
@@ -19,6 +22,7 @@ from regress.layout import (
     RankPlan,
     SampleKey,
     TokenFrame,
+    TokenLayout,
     plan_ranks,
 )
 
@@ -36,6 +40,7 @@ class PlannedUpdate:
     Attributes:
         frame: its samples in canonical order.
         layouts: where their tokens lie, by rank and microbatch.
+        loss_mask: ``[frame.size]`` tokens that may enter the loss, as the rollouts say; an algorithm may drop more.
         ranks: the mesh, and how samples and tokens are dealt out over it.
         loss_stage: index along the mesh's ``pp`` of the ranks that compute the loss.
     """
@@ -44,6 +49,7 @@ class PlannedUpdate:
     update: int | None
     frame: TokenFrame
     layouts: Layouts
+    loss_mask: NDArray[np.bool_] = field(repr=False, compare=False)
     ranks: RankPlan = RankPlan()  # noqa: RUF009  # frozen
     loss_stage: int = 0
 
@@ -57,6 +63,19 @@ class PlannedUpdate:
         """Which records there must be, and which ranks hold the same tokens or tensors of the same names."""
         micros = ((rank, micro) for rank, own in enumerate(self.layouts) for micro in range(len(own)))
         return Plan(tuple(micros), *_shared(self.ranks.mesh, self.loss_stage))
+
+    def loss_tokens(self, layout: TokenLayout) -> int:
+        """How many tokens of a layout may enter the loss."""
+        return sum(
+            int(self._before[self.frame.offsets[s.sample] + s.stop])
+            - int(self._before[self.frame.offsets[s.sample] + s.start])
+            for s in layout.segments
+        )
+
+    @cached_property
+    def _before(self) -> NDArray[np.int64]:
+        """``[frame.size + 1]`` loss tokens before each token."""
+        return np.concatenate([np.zeros(1, np.int64), np.cumsum(self.loss_mask)])
 
 
 def frame_of(trajectories: Sequence[Trajectory]) -> TokenFrame:
@@ -86,7 +105,15 @@ def plan_replay(
         cuts = trainer.get("epochs", 1), trainer.get("mini_batch_size")
         stage = 0 if parallel.get("pp_schedule") in FOLDED else ranks.mesh.pp - 1
         return [
-            PlannedUpdate(step, update, frame, _layouts(step, frame.lengths, plan, ranks), ranks, stage)
+            PlannedUpdate(
+                step,
+                update,
+                frame,
+                _layouts(step, frame.lengths, plan, ranks),
+                _mask(frame, samples),
+                ranks,
+                stage,
+            )
             for step, samples in sorted(trajectories.items())
             for update, frame in _updates(frame_of(samples), *cuts)
         ]
@@ -95,6 +122,11 @@ def plan_replay(
         raise ConfigError(
             f"{given} cannot be planned ({reason(error)}); correct the case or the variant"
         ) from None
+
+
+def _mask(frame: TokenFrame, trajectories: Sequence[Trajectory]) -> NDArray[np.bool_]:
+    masks = {trajectory.key: trajectory.loss_mask for trajectory in trajectories}
+    return np.concatenate([np.asarray(masks[key], bool) for key in frame.samples])
 
 
 def section(config: Mapping[str, Any], overrides: Mapping[str, Any], name: str) -> dict[str, Any]:
