@@ -27,6 +27,7 @@ _GRACE = 20.0
 """Seconds that an agent has to end its ranks."""
 
 _ROOT_CAUSE = re.compile(r"^\s*rank\s*:\s*(\d+) .*?^\s*exitcode\s*:\s*(-?\d+)", re.MULTILINE | re.DOTALL)
+_OF_LAUNCHER = re.compile(r"^[WE]\d{4} .*torch/distributed/", re.MULTILINE)
 _TAIL = 3000
 
 
@@ -157,7 +158,7 @@ class _Agent:
         for path in sorted(self._logs.glob(f"*/attempt_*/{rank}/stderr.log")):
             error.add_note(f"rank {rank} printed:\n{path.read_text(errors='replace')[-_TAIL:].strip()}")
         if not self._logs.is_dir():
-            error.add_note(printed[-_TAIL:])
+            error.add_note(_OF_LAUNCHER.split(printed)[0].strip()[-_TAIL:])
         return error
 
     def end(self) -> None:

@@ -202,7 +202,10 @@ def _tell(results: Results, report: Path | None, console: Console) -> None:
             click.echo(f"written: {path}")
     verdicts = [call.verdict for call in calls]
     bad = sum(not verdict.ok for verdict in verdicts)
-    end = f"{bad} checks failed in {plural(len(results.failed), 'replay')}" if bad else "all within tolerance"
+    if not verdicts:
+        click.echo("nothing was compared")
+        return
+    end = f"{bad} failed in {plural(len(results.failed), 'replay')}" if bad else "all within tolerance"
     compared = f"{plural(len(verdicts), 'check')} of {plural(results.tensors, 'tensor')}"
     missing = f"; {plural(len(results.errors), 'replay')} could not be judged" if results.errors else ""
     click.echo(f"{plural(len(results.calls), 'replay')}, {compared}: {end}{missing}")

@@ -1,0 +1,82 @@
+"""Headroom of many variants on one page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from rich.console import Console
+
+from regress.compare.verdict import Place, Status, Verdict
+from regress.report.grid import COLUMNS, Row, by_stage, grid, matrix, render
+from regress.report.headroom import HTML_NAME, JSON_NAME, Call, write
+
+
+def call(where: str, quantity: str, multiple: float, status: Status = Status.OK) -> Call:
+    verdict = Verdict(
+        status, quantity, quantity, Place(0), count=4, multiple=multiple, max_error=multiple, tolerance=1.0
+    )
+    return Call(where, "float64", verdict)
+
+
+CALLS = {
+    "dense/dp2": [call("dense/dp2", "log_probs", 0.5), call("dense/dp2", "entropy", 0.25)],
+    "gpt2/dp2": [call("gpt2/dp2", "log_probs", 0.1), call("gpt2/dp2", "gradient", 3.0, Status.DRIFT)],
+    "dense/tp2-fp32": [call("dense/tp2-fp32", "batch_inputs", 0.0)],
+}
+ERRORS = {"gpt2/tp2-fp32": "rank 1 is gone", "gpt2/cp2": "no"}
+
+
+def rows() -> list[Row]:
+    return grid(CALLS, ERRORS)
+
+
+def test_a_row_is_a_variant_over_its_cases_with_the_least_headroom() -> None:
+    first, second, third = rows()
+    assert (first.name, first.replays, first.failed) == ("dp2", 2, 1)
+    assert first.cell(["log_probs"]) == "2 x"
+    assert first.cell(["log_probs", "entropy"]) == "2 x"
+    assert first.cell(["gradient", "grad_norm"]) == "1 failed"
+    assert first.cell(["param"]) == ""
+    assert (second.name, second.replays, second.errors) == ("tp2-fp32", 2, ("gpt2/tp2-fp32: rank 1 is gone",))
+    assert second.cell(["batch_inputs"]) == "equal"
+    assert (third.name, third.replays) == ("cp2", 1)
+
+
+def test_the_table_has_a_column_for_each_stage() -> None:
+    cells = by_stage(rows())
+    assert [dict(zip(COLUMNS, row, strict=True))["log-probs"] for row in cells] == [
+        "2 x",
+        "not run",
+        "not run",
+    ]
+    console = Console(width=120, record=True)
+    console.print(render(rows()))
+    lines = [line.split() for line in console.export_text().splitlines()]
+    assert lines[0] == [
+        "variant",
+        *("tokens", "weights", "hidden", "log-probs", "loss", "gradient", "update"),
+        "replays",
+    ]
+    assert lines[2] == ["dp2", "2", "x", "1", "failed", "2"]
+
+
+def test_it_fits_a_terminal() -> None:
+    console = Console(width=100, record=True)
+    console.print(render(rows()))
+    assert "…" not in console.export_text()
+
+
+def test_the_report_holds_every_quantity_and_why_replays_could_not_be_judged(tmp_path: Path) -> None:
+    write(tmp_path, [call for calls in CALLS.values() for call in calls], matrix(rows()))
+    tree = json.loads((tmp_path / JSON_NAME).read_text())
+    assert [row["variant"] for row in tree["variants"]] == ["dp2", "tp2-fp32", "cp2"]
+    cells = tree["variants"][0]["quantities"]
+    assert list(cells) == ["log_probs", "entropy", "gradient"]
+    assert cells["log_probs"]["headroom"] == 2.0
+    assert cells["log_probs"]["closest"]["where"] == "dense/dp2"
+    assert tree["variants"][1]["errors"] == ["gpt2/tp2-fp32: rank 1 is gone"]
+    page = (tmp_path / HTML_NAME).read_text()
+    for text in ("<h2>Variants</h2>", "<th>grad", "1 failed", "gpt2/cp2: no"):
+        assert text in page
+    assert "drift: gradient" in page
