@@ -1,7 +1,8 @@
-"""Ground floor: canonical coordinates of tokens, and the layouts that map them to local tensors."""
+"""Ground floor: canonical coordinates of tokens and of elements, and the layouts that map them to local tensors."""
 
 from regress.layout.frame import SampleKey, TokenFrame
 from regress.layout.planner import ROW_ORDERS, BatchPlan, plan_microbatches
+from regress.layout.shards import ShardLayout
 from regress.layout.tokens import Segment, TokenLayout, offsets_of
 
 __all__ = [
@@ -9,6 +10,7 @@ __all__ = [
     "BatchPlan",
     "SampleKey",
     "Segment",
+    "ShardLayout",
     "TokenFrame",
     "TokenLayout",
     "offsets_of",
