@@ -21,7 +21,7 @@ class Ranks:
     """``ranks.run(function, *arguments)``: what a module-level function returns on every rank, in rank order."""
 
     def __init__(self, folder: Path) -> None:
-        program = [sys.executable, str(Path(__file__).with_name("ranks.py")), str(WORLD_SIZE), str(folder)]
+        program = [sys.executable, str(Path(__file__).with_name("serving.py")), str(WORLD_SIZE), str(folder)]
         root = str(Path(__file__).parents[3])
         path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
         with Listener(str(folder / "socket"), family="AF_UNIX", backlog=WORLD_SIZE) as listener:
@@ -52,7 +52,7 @@ class Ranks:
         wrong = {rank: text for rank, (ok, text) in sorted(answers.items()) if not ok}
         if wrong or waiting:
             silent = [self._connections.index(connection) for connection in waiting]
-            texts = "\n".join(f"rank {rank}: {text}" for rank, text in wrong.items())
+            texts = "\n".join(sorted(set(wrong.values())))
             pytest.fail(
                 f"ranks {sorted(wrong)} failed, ranks {silent} did not answer\n{texts}", pytrace=False
             )

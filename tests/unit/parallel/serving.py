@@ -1,6 +1,6 @@
 """A program that starts ranks once and lets them run one function after the other.
 
-Usage: ranks.py WORLD_SIZE FOLDER. Every rank connects to the socket FOLDER/socket, says its number, and then
+Usage: serving.py WORLD_SIZE FOLDER. Every rank connects to the socket FOLDER/socket, says its number, and then
 answers jobs ``(file, function, arguments)`` with ``(True, result)`` or ``(False, traceback)``.
 """
 
@@ -12,7 +12,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache
 from multiprocessing.connection import Client
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-import regress.engine.models
+import regress.engine.models  # imported before the ranks are forked
 import regress.parallel.context
 import regress.parallel.expert  # noqa: F401
 
 
-@lru_cache(maxsize=None)
+@cache
 def module_at(path: str) -> Any:
     spec = importlib.util.spec_from_file_location(Path(path).stem, path)
     assert spec is not None
