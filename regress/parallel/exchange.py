@@ -46,7 +46,7 @@ class _Gather(torch.autograd.Function):
     def forward(ctx: Any, tensor: Tensor, ranks: int, group: Group) -> Tensor:
         ctx.ranks, ctx.group = ranks, group
         out = tensor.new_empty(ranks, *tensor.shape)
-        dist.all_gather_into_tensor(out.view(-1), tensor.contiguous().view(-1), group=group)
+        dist.all_gather(list(out.unbind()), tensor.contiguous(), group=group)
         return out
 
     @staticmethod

@@ -56,7 +56,7 @@ class _Ring(torch.autograd.Function):
                 scores = _scores(rows, key, visible)
                 # the first block is a rank's own, where every token sees itself: the maximum is finite from then on
                 raised = torch.maximum(maximum, scores.amax(-1, keepdim=True))
-                weights, kept = torch.exp(scores - raised), torch.exp(maximum - raised)
+                weights, kept = torch.exp(scores - raised), _kept(maximum, raised)
                 total = total * kept + weights.sum(-1, keepdim=True)
                 values = values * kept + weights @ value
                 maximum = raised
@@ -90,6 +90,11 @@ class _Ring(torch.autograd.Function):
             if context.ranks > 1:
                 travelling = _Shift(travelling, context).arrived()
         return (grad_rows * ctx.scale).to(query.dtype), travelling[2:].to(pair.dtype), None, None
+
+
+def _kept(maximum: Tensor, raised: Tensor) -> Tensor:
+    """What sums that were taken relative to ``maximum`` are multiplied by to be relative to ``raised``."""
+    return torch.exp(maximum - raised)
 
 
 def _scores(rows: Tensor, key: Tensor, visible: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from regress.engine.attention import block_causal_mask
+from regress.engine.attention import visible
 from regress.layout import TokenLayout
 
 
@@ -37,31 +38,23 @@ class ContextSegments:
     def of(
         cls,
         whole: TokenLayout,
-        columns: Sequence[tuple[int, int]],
+        columns: Sequence[Sequence[tuple[int, int]]],
         group: dist.ProcessGroup | None,
         device: torch.device,
     ) -> ContextSegments:
-        """From the column ranges that lie here. Collective: the ranks of the group tell each other theirs.
+        """From the column ranges that lie on each rank of the group, in local order.
 
         Raises:
-            ValueError: if the ranks do not hold equal shares that together are each column once.
+            ValueError: if these are not equal shares that together are each column once.
         """
-        ranks, width = dist.get_world_size(group), whole.shape[1]
-        ranges = [torch.arange(start, stop, device=device) for start, stop in columns]
-        mine = torch.cat(ranges) if ranges else torch.zeros(0, dtype=torch.long, device=device)
-        if len(mine) * ranks != width:
+        rows = [[column for start, stop in ranges for column in range(start, stop)] for ranges in columns]
+        width = whole.shape[1]
+        if sorted(itertools.chain(*rows)) != list(range(width)) or len({len(row) for row in rows}) != 1:
             raise ValueError(
-                f"{len(mine)} of {width} columns lie on one of {ranks} ranks; give every rank the same number, and pad "
-                "rows to a multiple of it"
+                f"the column ranges {[list(ranges) for ranges in columns]} of {len(rows)} ranks are not equal shares "
+                f"of {width} columns, each once; pad rows to a multiple of the ranks and split them without overlap"
             )
-        table = mine.new_empty(ranks * len(mine))
-        dist.all_gather_into_tensor(table, mine, group=group)
-        if not torch.equal(table.sort().values, torch.arange(width, device=device)):
-            raise ValueError(
-                f"the columns {table.view(ranks, -1).tolist()} of {ranks} ranks are not each of {width} columns once; "
-                "split the row without overlap"
-            )
-        return cls(whole, table.view(ranks, -1), group)
+        return cls(whole, torch.tensor(rows, device=device), group)
 
     @property
     def ranks(self) -> int:
@@ -76,14 +69,12 @@ class ContextSegments:
     @cached_property
     def gathered_mask(self) -> Tensor:
         """``[B, 1, T, T]`` True where a gathered query sees a gathered key."""
-        mask = block_causal_mask(self.whole, "sdpa", torch.float32, self.table.device)
-        gathered = self.table.flatten()
-        return mask[:, :, gathered[:, None], gathered]
+        return visible(self.whole, self.table.flatten(), self.table.flatten())
 
     @cached_property
     def local_mask(self) -> Tensor:
         """``[B, 1, T // ranks, T]`` True where a query of this rank sees a gathered key."""
-        return self.gathered_mask.unflatten(2, (self.ranks, -1))[:, :, self.rank]
+        return visible(self.whole, self.table[self.rank], self.table.flatten())
 
     @cached_property
     def blocks(self) -> tuple[Tensor | None, ...]:
@@ -106,11 +97,14 @@ def handed_on(context: ContextSegments | None, module: nn.Module, query: Tensor)
         )
     here, expected = (query.shape[0], query.shape[2]), (context.whole.shape[0], context.table.shape[1])
     if here != expected:
-        raise ValueError(f"queries of shape [B, T]={list(here)} meet a context of {list(expected)}")
+        raise ValueError(
+            f"queries of shape [B, T]={list(here)} meet a context of {list(expected)}; give the model the columns that "
+            "its context describes"
+        )
     return context
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None) -> Tensor:
-    """Attention ``[B, heads, T, head_dim]`` of queries to keys with at most as many heads."""
+    """Attention ``[B, heads, T, head_dim]`` of queries to keys with as many heads, or a divisor of them."""
     grouped = key.shape[1] != query.shape[1]
     return scaled_dot_product_attention(query, key, value, mask, scale=scaling, enable_gqa=grouped)

@@ -42,17 +42,15 @@ def ulysses_attention(
     if heads % ranks:
         raise ValueError(f"{ranks} ranks cannot share {heads} attention heads; use ring or all_gather")
     repeats = ranks // math.gcd(ranks, key.shape[1])
-    parts = (query, *(tensor.repeat_interleave(repeats, dim=1) for tensor in (key, value)))
+    states = (query, *(tensor.repeat_interleave(repeats, dim=1) for tensor in (key, value)))
     split = [
-        tensor.unflatten(1, (ranks, -1)) for tensor in parts
+        tensor.unflatten(1, (ranks, -1)) for tensor in states
     ]  # [B, ranks, heads of a rank, T // ranks, d]
     sizes = [part.shape[2] for part in split]
-    gathered = _columns(swap(torch.cat(split, dim=2).transpose(0, 1), context.group))
-    out = attend(*gathered.split(sizes, dim=1), context.gathered_mask, scaling)
+    parts = swap(torch.cat(split, dim=2).transpose(0, 1), context.group)
+    query, key, value = (
+        parts.permute(1, 2, 0, 3, 4).flatten(2, 3).split(sizes, dim=1)
+    )  # [B, heads of a rank, T, d]
+    out = attend(query, key, value, context.gathered_mask, scaling)
     back = swap(out.unflatten(2, (ranks, -1)).permute(2, 0, 3, 1, 4), context.group)
     return back.permute(1, 2, 0, 3, 4).flatten(2, 3), None
-
-
-def _columns(parts: Tensor) -> Tensor:
-    """``[ranks, B, heads, T // ranks, d]`` -> ``[B, heads, T, d]``, the columns gathered."""
-    return parts.permute(1, 2, 0, 3, 4).flatten(2, 3)
