@@ -71,7 +71,7 @@ class Mesh:
         if not 0 <= rank < self.world_size:
             raise ValueError(f"rank {rank} is not one of the {self.world_size} ranks of {self}")
         place = {}
-        for name, size in reversed(self.sizes.items()):
+        for name, size in reversed(list(self.sizes.items())):
             rank, place[name] = divmod(rank, size)
         return {name: place[name] for name in DIMENSIONS}
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from regress.replay.parts import overrides_of
-from regress.replay.variants import BOTH, EVERY, SEMANTICS, Precision, Variant
+from regress.replay.variants import BOTH, SEMANTICS, Precision, Variant
 
 
 def layout(
