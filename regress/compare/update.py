@@ -10,6 +10,8 @@ import numpy as np
 
 from regress.compare.align import Key
 from regress.compare.coverage import not_compared
+from regress.compare.elements import judge_elements
+from regress.compare.groups import Groups
 from regress.compare.held import held
 from regress.compare.locate import TokenText
 from regress.compare.names import Names
@@ -118,8 +120,9 @@ class _Update:
             found += self._whole(rank)
         for key in self.placed.of_stages(STEP_STAGES):
             found += self._record(key, self.place)
-        replicas = Replicas(self.placed, self.plan, self.golden.locator, self.place)
-        found += [*replicas.verdicts(), *replicas.coverage(self.golden.truth)]
+        groups = Groups(self.placed, self.plan)
+        found += Replicas(groups, self.golden.locator, self.place).verdicts()
+        found += judge_elements(groups, self.golden.truth, self.golden.locator, self.place)
         judged = [quantity for quantity in self.golden.truth if self.tolerances(quantity) is not None]
         return [*found, *not_compared(found, judged, self.place)]
 
