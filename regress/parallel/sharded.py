@@ -8,6 +8,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from transformers import PreTrainedModel
 
+from regress.errors import ConfigError
+from regress.parallel import shards
+
 
 def apply(
     model: PreTrainedModel,
@@ -29,17 +32,35 @@ def apply(
         reshard_after_forward: drop the other ranks' part of a block between its forward and its backward.
         param_dtype: in which blocks compute; ``None``: the parameters' own.
         reduce_dtype: in which gradients are summed; ``None``: that of the gradients.
+
+    Raises:
+        ConfigError: if blocks compute in another dtype, and tensor parallelism left nothing of a weight here.
     """
     policy = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=reduce_dtype)
     for block in blocks(model):
         fully_shard(block, mesh=mesh, reshard_after_forward=reshard_after_forward, mp_policy=policy)
     # the rest stays whole until its backward, as in torch: it comes next, and chunks of logits need the projection
-    fully_shard(model, mesh=mesh, reshard_after_forward=False, mp_policy=policy)
+    empty = _empty(model, param_dtype)
+    fully_shard(model, mesh=mesh, reshard_after_forward=False, mp_policy=policy, ignored_params=empty)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             # gloo cannot multiply before it sums; without a factor of its own FSDP divides by the number of ranks
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
+
+
+def _empty(model: PreTrainedModel, param_dtype: torch.dtype | None) -> set[nn.Parameter]:
+    """Parameters of which tensor parallelism left nothing here, nor on any rank they would be sharded over.
+
+    FSDP cannot reduce their gradients (torch 2.13: "_chunk_cat expects non-empty tensor").
+    """
+    found = {parameter for parameter in model.parameters() if not shards.local(parameter).numel()}
+    if found and param_dtype is not None:
+        raise ConfigError(
+            f"parallel.fsdp_param_dtype={str(param_dtype).removeprefix('torch.')}: this rank holds no row of a weight "
+            f"of {model.config.vocab_size} rows, which FSDP can then not cast; set it to null, or lower parallel.tp"
+        )
+    return found
 
 
 def reshard(model: nn.Module) -> None:

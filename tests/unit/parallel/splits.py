@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -44,6 +44,7 @@ class Split:
     tp: int = 1
     fsdp: int = 1
     dp: int = 1
+    sharded: bool = False
     sequence_parallel: bool = False
     reshard: bool = True
     tied: bool = False
@@ -77,7 +78,7 @@ class Split:
         plan = None
         if self.tp > 1:
             plan = tensor.apply(model, mesh["tp"], sequence_parallel=self.sequence_parallel)
-        if self.fsdp * self.dp > 1:
+        if self.fsdp * self.dp > 1 or self.sharded:
             data = mesh["dp", "fsdp"] if self.dp > 1 else mesh["fsdp"]
             sharded.apply(model, data, reshard_after_forward=self.reshard)
         return plan
@@ -204,9 +205,13 @@ def half_precision_step(split: Split, reduce_dtype: torch.dtype) -> dict[str, An
 
 
 def chunked_step(split: Split) -> dict[str, Any]:
-    """Logits made chunk by chunk, outside the forward pass of a sharded model."""
+    """Logits made chunk by chunk, outside the forward pass of the model."""
     plain, model, mesh = split.model(), split.model(), split.mesh()
-    split.apply(model, mesh)
+    plan = split.apply(model, mesh)
+
+    def log_probs(logits: Tensor, targets: Tensor) -> TokenLogProbs:
+        return log_probs_of(logits, replace(micro, targets=targets), plan, mesh)
+
     found = Differences(mesh)
     micros = microbatches(split.vocabulary)
     for index, micro in enumerate(micros):
@@ -216,12 +221,10 @@ def chunked_step(split: Split) -> dict[str, Any]:
             with arithmetic(torch.float64):
                 with hidden_at(model, micro.at) as hidden:
                     model(input_ids=micro.input_ids, **micro.arguments(split.attention))
-                out = chunked_log_probs(
-                    model, hidden[0], micro.targets, chunk=3, temperature=0.8, entropy=True
-                )
+                out = chunked_log_probs(model, hidden[0], micro.targets, log_probs, chunk=3)
             backward(out, micro)
             found.tokens(f"log_probs[{index}]", out.log_probs, wanted.log_probs)
-    found.gradients(None, model, plain)
+    found.gradients(plan, model, plain)
     return found.as_json()
 
 
@@ -265,6 +268,17 @@ def refusals(split: Split) -> dict[str, Any]:
     return words
 
 
+def empty_refusal(split: Split) -> dict[str, Any]:
+    """What a rank says that cannot cast the part it has not."""
+    model, mesh = split.model(), split.mesh()
+    split.apply(model, mesh)
+    try:
+        sharded.apply(model, mesh["fsdp"], param_dtype=torch.bfloat16)
+    except Exception as error:  # the test compares the words
+        return {"words": f"{type(error).__name__}: {error}"}
+    return {"words": None}
+
+
 def _is_tied(model: PreTrainedModel) -> bool:
     return model.get_input_embeddings().weight is model.get_output_embeddings().weight
 
@@ -293,6 +307,7 @@ FOUR_RANKS: dict[str, Split] = {
     "tp4-gpt2": Split("gpt2", tp=4),
     "tp4-sp-qwen3_moe": Split("qwen3_moe", tp=4, sequence_parallel=True),
     "tp4-empty-shard-tied-llama": Split("llama", tp=4, tied=True, vocabulary=9),
+    "fsdp1-tp4-empty-shard-llama": Split("llama", tp=4, sharded=True, vocabulary=9),
     "fsdp2-tp2-qwen3_moe": Split("qwen3_moe", fsdp=2, tp=2),
     "fsdp2-tp2-sp-tied-qwen3": Split("qwen3", fsdp=2, tp=2, sequence_parallel=True, tied=True),
     "fsdp2-tp2-no-reshard-tied-gpt2": Split("gpt2", fsdp=2, tp=2, reshard=False, tied=True),
@@ -312,12 +327,15 @@ HALF: dict[str, tuple[Split, torch.dtype]] = {
 }
 OTHER: dict[str, Callable[[], dict[str, Any]]] = {
     "fsdp2-chunks": functools.partial(chunked_step, Split("gpt2", fsdp=2, tied=True)),
+    "tp2-chunks": functools.partial(chunked_step, Split("llama", tp=2, sequence_parallel=True)),
     "fsdp2-stale": functools.partial(stale_step, Split("qwen3", fsdp=2, reshard=False)),
     "refusals": functools.partial(refusals, Split("qwen3", tp=2, sequence_parallel=True)),
 }
+OTHER_ON_FOUR = {"empty": functools.partial(empty_refusal, Split("qwen3", tp=4, vocabulary=9))}
 JOBS: dict[str, Callable[[], dict[str, Any]]] = {
     **{name: functools.partial(one_step, split) for name, split in {**TWO_RANKS, **FOUR_RANKS}.items()},
     **{name: functools.partial(staged_step, *staged) for name, staged in STAGED.items()},
     **{name: functools.partial(half_precision_step, *half) for name, half in HALF.items()},
     **OTHER,
+    **OTHER_ON_FOUR,
 }

@@ -26,7 +26,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Done:
 
 @pytest.fixture(scope="module")
 def four(tmp_path_factory: pytest.TempPathFactory) -> Done:
-    return ranks.results("splits", 4, splits.FOUR_RANKS, tmp_path_factory)
+    return ranks.results("splits", 4, [*splits.FOUR_RANKS, *splits.OTHER_ON_FOUR], tmp_path_factory)
 
 
 def check(name: str, split: splits.Split, done: Done) -> None:
@@ -76,9 +76,10 @@ def test_partial_gradients_are_those_of_norms_of_heads_and_under_sequence_parall
     assert "weight" in found  # of the last norm
 
 
-def test_logits_made_in_chunks_after_the_forward_pass_of_a_sharded_model(two: Done) -> None:
+@pytest.mark.parametrize("name", ["fsdp2-chunks", "tp2-chunks"])
+def test_logits_made_in_chunks_after_the_forward_pass(name: str, two: Done) -> None:
     for results in two:
-        assert max(results["fsdp2-chunks"]["errors"].values()) <= TOLERANCE
+        assert max(results[name]["errors"].values()) <= TOLERANCE
 
 
 def test_what_a_forward_pass_left_whole_hides_a_change_of_the_weights_until_it_is_dropped(two: Done) -> None:
@@ -103,6 +104,16 @@ def test_refusals_on_ranks(two: Done) -> None:
         "first",
         "shape": "ValueError: a tensor of shape [2, 2] cannot be split as a parameter of shape [14, 32] is",
     }
+
+
+def test_no_cast_of_what_a_rank_has_not(four: Done) -> None:
+    assert [results["empty"]["words"] for results in four] == [
+        None,
+        None,
+        None,
+        "ConfigError: parallel.fsdp_param_dtype=bfloat16: this rank holds no row of a weight of 9 rows, which FSDP can "
+        "then not cast; set it to null, or lower parallel.tp",
+    ]
 
 
 @pytest.mark.parametrize(
