@@ -39,8 +39,7 @@ class Pipeline:
         schedule: a key of :data:`SCHEDULES`.
         run: runs the model of a stage on a microbatch, from hidden states in place of token ids unless they are
             ``None``, and returns what it returns as logits: the hidden states ``[B, T, H]`` for the next stage.
-        hidden: an empty tensor on the device ``meta`` with shape and dtype of these hidden states; by default those of
-            ``input_ids`` and of the model.
+        hidden_dtype: of these hidden states; by default that of the model.
 
     Raises:
         ConfigError: if the schedule cannot have so many stages on a rank, or tied weights were parted.
@@ -53,18 +52,18 @@ class Pipeline:
         *,
         schedule: str,
         run: Run,
-        hidden: Callable[[Microbatch], Tensor] | None = None,
+        hidden_dtype: torch.dtype | None = None,
     ) -> None:
         self.stages = stages
         self.group = group
         self.schedule = schedule
         self._run = run
-        self._hidden = hidden or self._plain_hidden
         self._ranks = ranks_of_stages(schedule, group.size(), len(stages.models))
         _require_one_weight(schedule, self._ranks, stages)
         self._model = dict(zip(stages.indices, stages.models, strict=True))
         self.dtype: torch.dtype = stages.models[0].dtype
         self.device: torch.device = stages.models[0].device
+        self._hidden_dtype = hidden_dtype or self.dtype
 
     @property
     def is_last(self) -> bool:
@@ -192,16 +191,17 @@ class Pipeline:
             forward=forward,
         )
 
-    def _plain_hidden(self, micro: Microbatch) -> Tensor:
-        width = self.stages.models[0].config.hidden_size
-        return torch.empty(*micro.input_ids.shape, width, dtype=self.dtype, device="meta")
+    def _hidden(self, micro: Microbatch) -> Tensor:
+        """What stages exchange, without values."""
+        shape = (*micro.input_ids.shape, self.stages.models[0].config.hidden_size)
+        return torch.empty(shape, dtype=self._hidden_dtype, device="meta")
 
     def _checked(self, out: Tensor, stage: int, micro: Microbatch) -> Tensor:
         expected = self._hidden(micro)
         if (out.shape, out.dtype) != (expected.shape, expected.dtype):
             raise ValueError(
                 f"stage {stage} gives hidden states {tuple(out.shape)} of {out.dtype}, and the next one waits for "
-                f"{tuple(expected.shape)} of {expected.dtype}: say so with Pipeline(hidden=...)"
+                f"{tuple(expected.shape)} of {expected.dtype}: give Pipeline its hidden_dtype"
             )
         return out
 

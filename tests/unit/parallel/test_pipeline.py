@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
@@ -248,11 +248,18 @@ def sharded(
     group = mesh["pp"].get_group()
     stages = stages_of(model_of(**case), schedule, group, per_rank)
     for model in stages.models:
-        for block in (*blocks_of(model).values(), model):
-            unit = fully_shard(block, mesh=mesh["fsdp"], reshard_after_forward=reshard)
-            unit.set_gradient_divide_factor(1.0)
-            unit.set_force_sum_reduction_for_comms(True)
+        shard(model, reshard=reshard)
     return stages, group
+
+
+def shard(model: PreTrainedModel, *, reshard: bool = True, dtype: torch.dtype | None = None) -> None:
+    for block in (*blocks_of(model).values(), model):
+        precision = MixedPrecisionPolicy(param_dtype=dtype)
+        unit = fully_shard(
+            block, mesh=mesh_of(2, 2)["fsdp"], reshard_after_forward=reshard, mp_policy=precision
+        )
+        unit.set_gradient_divide_factor(1.0)
+        unit.set_force_sum_reduction_for_comms(True)
 
 
 def sharded_errors(
@@ -272,6 +279,30 @@ def sharded_errors(
         for name, p in pipeline.stages.named_parameters()
     }
     return {"names": set(whole), "gradients": gradients, "values": []}
+
+
+def narrow_errors() -> dict[str, Any]:
+    """Where FSDP2 computes in bfloat16: differences from FSDP2 without stages."""
+    whole = model_of(dtype="float32")
+    stages = stages_of(model_of(dtype="float32"), "gpipe", mesh_of(2, 2)["pp"].get_group(), 1)
+    for model in (whole, *stages.models):
+        shard(model, dtype=torch.bfloat16)
+    micros = [microbatches_of(2)[0]]
+    LocalPolicy(whole, entropy_gradient=True).forward_backward(micros, loss)
+    group = mesh_of(2, 2)["pp"].get_group()
+    narrow = torch.bfloat16
+    pipeline = Pipeline(stages, group, schedule="gpipe", run=run, hidden_dtype=narrow)
+    pipeline.forward_backward(micros, loss, project)
+    expected = dict(whole.named_parameters())
+    gradients = {
+        name: difference(p.grad.full_tensor(), expected[name].grad.full_tensor())
+        for name, p in stages.named_parameters()
+    }
+    return {"names": set(expected), "gradients": gradients, "values": []}
+
+
+def test_stages_may_exchange_less_than_the_precision_of_their_weights(ranks: Any) -> None:
+    assert worst(ranks.run(narrow_errors)) == 0
 
 
 def parted(schedule: str, per_rank: int) -> str:
