@@ -88,7 +88,14 @@ class ParallelPolicy(LocalPolicy):
         group = self._world.group("pp")
         if group is None:
             return None
-        return Pipeline(self._stages, group, schedule=self._world.config.pp_schedule, run=self._run)
+        config = self._world.config
+        return Pipeline(
+            self._stages,
+            group,
+            schedule=config.pp_schedule,
+            run=self._run,
+            hidden_dtype=_dtype(config.fsdp_param_dtype),
+        )
 
     @property
     def backward_scale(self) -> float:

@@ -102,6 +102,19 @@ def _budget(c: Config) -> str | None:
     )
 
 
+def _split_backward(c: Config) -> str | None:
+    """torch 2.13 finds the weights of a stage before its backward pass, when FSDP2 holds shards in their place."""
+    p = c.parallel
+    kept = p.fsdp == 1 or not p.reshard_after_forward
+    if p.pp == 1 or kept or p.pp_schedule not in ("interleaved_zero_bubble", "zbv_zero_bubble"):
+        return None
+    return (
+        f"parallel.pp_schedule={p.pp_schedule} computes gradients of weights after those of inputs, and torch loses "
+        f"those of weights that parallel.fsdp={p.fsdp} has given back in between; set "
+        "parallel.reshard_after_forward=false."
+    )
+
+
 PARALLEL_RULES: tuple[Rule, ...] = (
-    *(_replicas, _hsdp, _needed, _attention, _compile, _chunks, _denominators, _budget),
+    *(_replicas, _hsdp, _needed, _attention, _compile, _chunks, _denominators, _budget, _split_backward),
 )
