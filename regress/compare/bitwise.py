@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regress.compare.align import Key
+from regress.compare.groups import Groups
 from regress.compare.locate import Locator, TokenText
 from regress.compare.placed import PlacedRecords
 from regress.compare.plan import Plan
@@ -52,7 +53,7 @@ def judge_bitwise(
     for stage in (*STEP_STAGES, *MICRO_STAGES, *UPDATE_STAGES):
         for key in golden.of_stages([stage]):
             found += _record(key, actual, golden, locator, where)
-    found += Replicas(actual, plan, locator, where).verdicts()
+    found += Replicas(Groups(actual, plan), locator, where).verdicts()
     return in_order(found)
 
 

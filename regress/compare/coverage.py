@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,6 +64,17 @@ def judge_coverage(
         count=count,
         reason="each token is computed once, in one microbatch of one rank",
     )
+
+
+def not_compared(found: Iterable[Verdict], quantities: Iterable[str], place: Place) -> Iterator[Verdict]:
+    """A quantity of which not one element was compared could never fail: a verdict on each such."""
+    compared: dict[str, int] = {}
+    for verdict in found:
+        compared[verdict.quantity] = compared.get(verdict.quantity, 0) + verdict.count + (not verdict.ok)
+    for quantity in quantities:
+        if not compared.get(quantity):
+            detail = f"not one element of {quantity} was compared, so it could not fail"
+            yield Verdict(Status.COVERAGE, QUANTITY, quantity, place, detail)
 
 
 def _others(count: int) -> str:

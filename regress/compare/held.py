@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,9 @@ class Overlap:
         return flat_index([int(known[i]) for known, i in zip(self.along, local, strict=True)], self.shape)
 
 
+_whole = lru_cache(maxsize=1024)(ShardLayout.whole)
+
+
 def held(key: Key, record: Record, name: str) -> Held:
     """A tensor of a record, whole unless ``meta["shards"]`` says otherwise.
 
@@ -63,7 +67,7 @@ def held(key: Key, record: Record, name: str) -> Held:
     array = record.tensors[name]
     shards: Any = record.meta.get("shards") or {}
     if name not in shards:
-        return Held(key, array, ShardLayout.whole(array.shape))
+        return Held(key, array, _whole(array.shape))
     try:
         layout = ShardLayout.from_json(shards[name])
     except (KeyError, TypeError, ValueError) as error:

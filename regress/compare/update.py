@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
 from regress.compare.align import Key
-from regress.compare.coverage import QUANTITY as COVERAGE
+from regress.compare.coverage import not_compared
+from regress.compare.elements import judge_elements
+from regress.compare.groups import Groups
 from regress.compare.held import held
 from regress.compare.locate import TokenText
+from regress.compare.names import Names
 from regress.compare.placed import PlacedRecords
 from regress.compare.plan import Plan
 from regress.compare.project import Expected, Projection, Truth
 from regress.compare.quantities import (
-    MICRO_STAGES,
-    OPEN_STAGES,
     STEP_STAGES,
     UPDATE_STAGES,
     Source,
-    exclusive_stages,
     order_of,
     primary_source,
     quantity_named,
-    source_of,
 )
 from regress.compare.replicas import Replicas
 from regress.compare.tensor import judge_tensor
@@ -96,10 +96,14 @@ class _Update:
     tolerances: Tolerances
     place: Place
     dtype: Dtype
-    names: dict[tuple[str, int], set[str]] = field(default_factory=dict)
+
+    @cached_property
+    def names(self) -> Names:
+        """Which tensors a record has to hold."""
+        return Names(self.golden, self.placed, self.plan)
 
     def verdicts(self) -> list[Verdict]:
-        stages = self._micro_stages()
+        stages = self.names.micro_stages
         found = [
             *self.placed.structure(
                 self.plan.holds,
@@ -116,15 +120,11 @@ class _Update:
             found += self._whole(rank)
         for key in self.placed.of_stages(STEP_STAGES):
             found += self._record(key, self.place)
-        replicas = Replicas(self.placed, self.plan, self.golden.locator, self.place)
-        found += [*replicas.verdicts(), *replicas.coverage(self.golden.truth)]
-        return [*found, *self._not_compared(found)]
-
-    def _micro_stages(self) -> list[str]:
-        """Stages that every microbatch has: those the golden values come from, and those recorded anywhere."""
-        names = [(quantity, name) for quantity, tensors in self.golden.truth.items() for name in tensors]
-        recorded = {key.stage for key in self.placed.of_stages(MICRO_STAGES)}
-        return [stage for stage in MICRO_STAGES if stage in exclusive_stages(names) | recorded]
+        groups = Groups(self.placed, self.plan)
+        found += Replicas(groups, self.golden.locator, self.place).verdicts()
+        found += judge_elements(groups, self.golden.truth, self.golden.locator, self.place)
+        judged = [quantity for quantity in self.golden.truth if self.tolerances(quantity) is not None]
+        return [*found, *not_compared(found, judged, self.place)]
 
     def _microbatch(self, stages: Sequence[str], rank: int, micro: int) -> Iterator[Verdict]:
         place = replace(self.place, rank=rank, micro=micro)
@@ -143,7 +143,7 @@ class _Update:
         """Verdicts on every tensor that a record of a microbatch (or of the step) holds or should hold."""
         record = self.placed.get(key)
         layout = self.placed.layouts.get(key)
-        sources = self._union(key, record)
+        sources = self.names.of(key)
         if not sources:
             yield from self._nothing(key, place)
         for source in sources:
@@ -160,7 +160,7 @@ class _Update:
         for stage in UPDATE_STAGES:
             key = Key(stage, rank, None)
             record = self.placed.get(key)
-            sources = self._union(key, record)
+            sources = self.names.of(key)
             if not sources:
                 yield from self._nothing(key, place)
             for source in sources:
@@ -243,37 +243,3 @@ class _Update:
         if self.plan.divided and key.stage in self.golden.truth and self.tolerances(key.stage) is not None:
             detail = f"the part of the model on rank {key.rank} has none"
             yield Verdict(Status.OK, key.stage, key.stage, place, detail)
-
-    def _union(self, key: Key, record: Record | None) -> list[Source]:
-        """The tensors that a record holds, in its order, then those that it should hold besides."""
-        here = [] if record is None else [source_of(key.stage, name) for name in record.tensors]
-        known = [source for source in here if source is not None]
-        wanted = self.golden.stage(key.stage)
-        if key.stage in OPEN_STAGES and self.plan.divided:
-            names = self._names(key.stage, self.plan.part(key.rank))
-            wanted = [source for source in wanted if source.name in names]
-        return list(dict.fromkeys([*known, *wanted]))
-
-    def _names(self, stage: str, part: int) -> set[str]:
-        """What a part of the model has: the names on any of its ranks, or, without a record, all that nobody has."""
-        if (stage, part) not in self.names:
-            keys = self.placed.of_stages([stage])
-            mine = [key for key in keys if self.plan.part(key.rank) == part]
-            recorded = {name for key in mine or keys for name in self._recorded(key)}
-            golden = set(self.golden.truth.get(stage, {}))
-            self.names[stage, part] = recorded if mine else golden - recorded
-        return self.names[stage, part]
-
-    def _recorded(self, key: Key) -> Iterable[str]:
-        record = self.placed.get(key)
-        return () if record is None else record.tensors
-
-    def _not_compared(self, found: Sequence[Verdict]) -> Iterator[Verdict]:
-        """A quantity of which not one element was compared could never fail."""
-        compared: dict[str, int] = {}
-        for verdict in found:
-            compared[verdict.quantity] = compared.get(verdict.quantity, 0) + verdict.count + (not verdict.ok)
-        for quantity in self.golden.truth:
-            if self.tolerances(quantity) is not None and not compared.get(quantity):
-                detail = f"not one element of {quantity} was compared, so it could not fail"
-                yield Verdict(Status.COVERAGE, COVERAGE, quantity, self.place, detail)

@@ -49,20 +49,22 @@ def record_modules(
             handle.remove()
 
 
-_pieces: ContextVar[dict[str, list[torch.Tensor]] | None] = ContextVar("regress_pieces", default=None)
+_pieces: ContextVar[dict[str, tuple[list[torch.Tensor], Shard]] | None] = ContextVar(
+    "regress_pieces", default=None
+)
 
 
 @contextmanager
 def joined(dim: int) -> Iterator[None]:
     """A module that runs piece by piece inside is recorded once, its outputs put together along `dim`."""
-    pieces: dict[str, list[torch.Tensor]] = {}
+    pieces: dict[str, tuple[list[torch.Tensor], Shard]] = {}
     token = _pieces.set(pieces)
     try:
         yield
     finally:
         _pieces.reset(token)
-    if pieces:
-        tap("activations", {name: torch.cat(parts, dim) for name, parts in pieces.items()})
+    for name, (parts, shard) in pieces.items():
+        _tap_output(name, name, torch.cat(parts, dim), shard)
 
 
 def _hook(name: str, shard: Shard) -> Callable[[nn.Module, Any, Any], None]:
@@ -77,19 +79,23 @@ def _hook(name: str, shard: Shard) -> Callable[[nn.Module, Any, Any], None]:
         if tensor is None:
             return
         if (pieces := _pieces.get()) is not None:
-            pieces.setdefault(name, []).append(tensor.detach().clone())  # later operations may work in place
+            # a copy, because later operations may work in place
+            pieces.setdefault(name, ([], shard))[0].append(
+                tensor.detach().clone()
+            )
         else:
             repeats = repeats + 1 if current() == last else 0
             last = current()
             label = f"{name}#{repeats}" if repeats else name
-            part = shard(name, tuple(tensor.shape))
-            tap(
-                "activations",
-                {label: tensor},
-                meta=None if part is None else {"shards": {label: part.to_json()}},
-            )
+            _tap_output(name, label, tensor, shard)
 
     return hook
+
+
+def _tap_output(name: str, label: str, tensor: torch.Tensor, shard: Shard) -> None:
+    part = shard(name, tuple(tensor.shape))
+    meta = None if part is None else {"shards": {label: part.to_json()}}
+    tap("activations", {label: tensor}, meta=meta)
 
 
 def _first_tensor(output: Any) -> torch.Tensor | None:

@@ -165,7 +165,9 @@ class TokenBatch:
         canonical, local = place.targets.indices(self.offsets)
         wanted = self.mask[canonical]
         canonical, local = canonical[wanted], local[wanted]
-        present = list(dict.fromkeys(segment.sample for segment in place.tokens.segments))
+        present = [
+            segment.sample for segment in place.whole.segments
+        ]  # the same numbers on all ranks that share them
         number = {sample: index for index, sample in enumerate(present)}
         sequence = [np.full(s.stop - s.start, number[s.sample]) for s in place.targets.segments]
         shifted = place.targets is not place.tokens  # values lie where their token is predicted

@@ -53,6 +53,9 @@ class Policy(Protocol):
     def shard(self, name: str) -> ShardLayout | None:
         """Which part of the parameter of that name lies here; ``None`` for all of it."""
 
+    def across(self, values: Tensor) -> Tensor:
+        """Sum over the ranks that each hold a part of the same samples, on all of them; differentiable."""
+
     @property
     def backward_scale(self) -> float:
         """What a share of the loss is multiplied by before the backward pass, because gradients are averaged."""
@@ -157,6 +160,10 @@ class LocalPolicy:
     def part(self, name: str, whole: Tensor) -> Tensor:
         """The part of a tensor like the parameter of that name which lies here, placed like the parameter."""
         return whole
+
+    def across(self, values: Tensor) -> Tensor:
+        """Samples are whole."""
+        return values
 
     def output_shard(self, module: str, shape: tuple[int, ...]) -> ShardLayout | None:
         """Which part of a module's whole output an output of this shape is; ``None`` for all of it."""

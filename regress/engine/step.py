@@ -113,6 +113,7 @@ def train_step(
                 ref_log_probs_K=part.ref_log_probs,
                 sampler_log_probs_K=part.sampler_log_probs,
                 entropy_K=out.entropy,
+                across=policy.across,
             )
         except InputError as error:
             index = next(index for index, known in enumerate(microbatches) if known is micro)

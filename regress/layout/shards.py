@@ -52,7 +52,7 @@ class ShardLayout:
     @classmethod
     def whole(cls, shape: Sequence[int]) -> ShardLayout:
         """The layout of a rank that holds all of a tensor."""
-        return cls(tuple(shape), tuple(((0, size),) if size else () for size in shape))
+        return cls(tuple(shape), _all_of(shape))
 
     @property
     def local_shape(self) -> tuple[int, ...]:
@@ -62,7 +62,7 @@ class ShardLayout:
     @property
     def is_whole(self) -> bool:
         """Whether the local tensor is the whole one."""
-        return self == ShardLayout.whole(self.shape)
+        return self.ranges == _all_of(self.shape)
 
     def project(self, full: NDArray[Any]) -> NDArray[Any]:
         """The local part of a whole tensor (a view where it can be).
@@ -131,6 +131,10 @@ class ShardLayout:
             raise ValueError(
                 f"{what} has the shape {list(found)}, but this shard layout is for one of {list(wanted)}"
             )
+
+
+def _all_of(shape: Sequence[int]) -> tuple[tuple[Range, ...], ...]:
+    return tuple(((0, int(size)),) if size else () for size in shape)
 
 
 def _joined(ranges: Iterable[Range], dim: int, shape: tuple[int, ...]) -> tuple[Range, ...]:

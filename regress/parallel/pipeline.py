@@ -18,7 +18,7 @@ from regress.dump.taps import at
 from regress.engine.batch import Microbatch
 from regress.engine.policy import Loss, Result
 from regress.engine.precision import arithmetic
-from regress.errors import RegressError
+from regress.errors import ConfigError, RegressError
 from regress.grpo.logprobs import TokenLogProbs
 from regress.parallel.relay import relay
 from regress.parallel.schedules import ranks_of_stages, require_microbatches, runner
@@ -39,11 +39,10 @@ class Pipeline:
         schedule: a key of :data:`SCHEDULES`.
         run: runs the model of a stage on a microbatch, from hidden states in place of token ids unless they are
             ``None``, and returns what it returns as logits: the hidden states ``[B, T, H]`` for the next stage.
-        hidden: an empty tensor on the device ``meta`` with shape and dtype of these hidden states; by default those of
-            ``input_ids`` and of the model.
+        hidden_dtype: of these hidden states; by default that of the model.
 
     Raises:
-        ConfigError: if the schedule cannot have so many stages on a rank.
+        ConfigError: if the schedule cannot have so many stages on a rank, or tied weights were parted.
     """
 
     def __init__(
@@ -53,17 +52,18 @@ class Pipeline:
         *,
         schedule: str,
         run: Run,
-        hidden: Callable[[Microbatch], Tensor] | None = None,
+        hidden_dtype: torch.dtype | None = None,
     ) -> None:
         self.stages = stages
         self.group = group
         self.schedule = schedule
         self._run = run
-        self._hidden = hidden or self._plain_hidden
         self._ranks = ranks_of_stages(schedule, group.size(), len(stages.models))
+        _require_one_weight(schedule, self._ranks, stages)
         self._model = dict(zip(stages.indices, stages.models, strict=True))
         self.dtype: torch.dtype = stages.models[0].dtype
         self.device: torch.device = stages.models[0].device
+        self._hidden_dtype = hidden_dtype or self.dtype
 
     @property
     def is_last(self) -> bool:
@@ -89,9 +89,10 @@ class Pipeline:
 
         Raises:
             ConfigError: if the schedule cannot order so many microbatches, before anything is computed.
+            ValueError: if the microbatches are not of one shape.
         """
-        size = self.group.size()
-        require_microbatches(self.schedule, len(microbatches), size, self.stages.count)
+        require_microbatches(self.schedule, len(microbatches), self.group.size(), self.stages.count)
+        _require_one_shape([self._hidden(micro).shape for micro in microbatches])
         results: dict[int, Result] = {}
         outs: dict[int, TokenLogProbs] = {}
 
@@ -100,8 +101,7 @@ class Pipeline:
             if visit is not None and stage == self.stages.indices[0]:
                 visit(micro)
             if stage < self.stages.count - 1:
-                # a model's output may be a view, which zero-bubble schedules cannot detach in place
-                return self._checked(self._run(model, micro, hidden), stage, micro).clone()
+                return self._checked(self._run(model, micro, hidden), stage, micro)
             outs[index] = project(model, micro, hidden)
             return outs[index].log_probs
 
@@ -150,23 +150,19 @@ class Pipeline:
         return values
 
     def sum_tied(self) -> None:
-        """Sum the gradients of tied parameters over first and last stage; both then hold the same bits."""
-        first, last = self._ranks[0], self._ranks[-1]
-        rank = self.group.rank()
-        if not self.stages.tied or rank not in (first, last):
+        """Sum the gradients of tied parameters over first and last stage; both then hold the same bits.
+
+        Where both lie on one rank they are one parameter, of which the gradient is the sum already.
+        """
+        first, last, own = self._ranks[0], self._ranks[-1], self.group.rank()
+        if first == last or own not in (first, last):
             return
-        for name in self.stages.tied:
-            own = [p for found, p in self.stages.named_parameters() if found == name]
-            for parameter in own:
+        for name, parameter in self.stages.named_parameters():
+            if name in self.stages.tied:
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
-            parts = [_local(parameter.grad) for parameter in own if parameter.grad is not None]
-            if first == last:
-                total = torch.stack(parts).sum(0)
-            else:
-                total = self._other(parts[0], last if rank == first else first) + parts[0]
-            for part in parts:
-                part.copy_(total)
+                part = _local(parameter.grad)
+                part.add_(self._other(part, last if own == first else first))
 
     def _other(self, own: Tensor, rank: int) -> Tensor:
         """The tensor of another rank, for one's own."""
@@ -195,16 +191,17 @@ class Pipeline:
             forward=forward,
         )
 
-    def _plain_hidden(self, micro: Microbatch) -> Tensor:
-        width = self.stages.models[0].config.hidden_size
-        return torch.empty(*micro.input_ids.shape, width, dtype=self.dtype, device="meta")
+    def _hidden(self, micro: Microbatch) -> Tensor:
+        """What stages exchange, without values."""
+        shape = (*micro.input_ids.shape, self.stages.models[0].config.hidden_size)
+        return torch.empty(shape, dtype=self._hidden_dtype, device="meta")
 
     def _checked(self, out: Tensor, stage: int, micro: Microbatch) -> Tensor:
         expected = self._hidden(micro)
         if (out.shape, out.dtype) != (expected.shape, expected.dtype):
             raise ValueError(
-                f"stage {stage} has hidden states {tuple(out.shape)} of {out.dtype}, and the next one waits for "
-                f"{tuple(expected.shape)} of {expected.dtype}: all microbatches must have one shape"
+                f"stage {stage} gives hidden states {tuple(out.shape)} of {out.dtype}, and the next one waits for "
+                f"{tuple(expected.shape)} of {expected.dtype}: give Pipeline its hidden_dtype"
             )
         return out
 
@@ -268,6 +265,25 @@ def _unwrapped() -> Iterator[None]:
         if isinstance(error.__cause__, RegressError):
             raise error.__cause__ from None
         raise
+
+
+def _require_one_weight(schedule: str, ranks: Sequence[int], stages: Stages) -> None:
+    """Every rank of the pipeline finds the same, whatever it holds itself."""
+    split = any(isinstance(parameter, DTensor) for _, parameter in stages.named_parameters())
+    if stages.tied and ranks[0] == ranks[-1] and split:
+        raise ConfigError(
+            f"parallel.pp_schedule={schedule}: first and last stage lie on one rank, where fsdp and tp make two "
+            f"parameters of the tied {stages.tied[0]}; choose another schedule or set model.tie_word_embeddings=false"
+        )
+
+
+def _require_one_shape(shapes: Sequence[torch.Size]) -> None:
+    for index, shape in enumerate(shapes):
+        if shape != shapes[0]:
+            raise ValueError(
+                f"microbatch {index} has hidden states {tuple(shape)} and microbatch 0 {tuple(shapes[0])}: stages "
+                "exchange tensors of one shape, so pad all microbatches to it"
+            )
 
 
 def _local(tensor: Tensor) -> Tensor:

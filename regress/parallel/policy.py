@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.nn.functional import all_reduce
 from transformers import PreTrainedModel
 
 from regress.engine import taps
@@ -87,7 +88,14 @@ class ParallelPolicy(LocalPolicy):
         group = self._world.group("pp")
         if group is None:
             return None
-        return Pipeline(self._stages, group, schedule=self._world.config.pp_schedule, run=self._run)
+        config = self._world.config
+        return Pipeline(
+            self._stages,
+            group,
+            schedule=config.pp_schedule,
+            run=self._run,
+            hidden_dtype=_dtype(config.fsdp_param_dtype),
+        )
 
     @property
     def backward_scale(self) -> float:
@@ -155,6 +163,11 @@ class ParallelPolicy(LocalPolicy):
         """Which part of a module's whole output an output of this shape is; ``None`` for all of it."""
         found = (plan.output_layout(module, shape) for plan in self._tensor)
         return next((layout for layout in found if layout is not None), None)
+
+    def across(self, values: Tensor) -> Tensor:
+        """Sum over the ranks of the same sequences; its gradient is the sum of theirs."""
+        group = self._world.group("cp")
+        return values if group is None else all_reduce(values, group=group)
 
     def whole_model(self) -> PreTrainedModel:
         """A copy of the whole model with the parameters as they are now; all ranks ask for it at once."""

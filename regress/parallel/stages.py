@@ -55,6 +55,14 @@ class AbsentPositions(Absent):
         return hidden.new_zeros(())
 
 
+class AbsentHead(Absent):
+    """Stands for the output projection. What it gets is a view of the hidden states, which the output of a stage must
+    not be: zero-bubble schedules detach it in place."""
+
+    def __call__(self, hidden: Tensor, *_: Any, **__: Any) -> Tensor:
+        return hidden.clone()
+
+
 @dataclass(frozen=True)
 class Stages:
     """The stages of a model that lie on one rank.
@@ -83,12 +91,12 @@ class Stages:
                     yield name, parameter
 
     def modules(self) -> dict[str, nn.Module]:
-        """The modules that compute here, by name."""
+        """The modules whose outputs are made here, by name; each lies on one stage of the pipeline."""
         return {
             name: module
-            for index, model in zip(self.indices, self.models, strict=True)
+            for stage, model in zip(self.indices, self.models, strict=True)
             for name, module in model.named_modules()
-            if name and _runs(module, index, model)
+            if name and not isinstance(module, Absent) and _owns(stage, self.count, name, model)
         }
 
 
@@ -129,7 +137,7 @@ def cut(model: PreTrainedModel, stage: int, count: int) -> PreTrainedModel:
             setattr(base, name, Absent())
     if stage < count - 1:
         setattr(base, family.norm, Absent())
-        model.set_output_embeddings(Absent())
+        model.set_output_embeddings(AbsentHead())
     return model
 
 
@@ -196,6 +204,15 @@ def _family(model: PreTrainedModel) -> _Family:
     return _FAMILIES[kind]
 
 
-def _runs(module: nn.Module, stage: int, model: PreTrainedModel) -> bool:
-    """A tied embedding is kept on the last stage for its weight only."""
-    return not isinstance(module, Absent) and (stage == 0 or module is not model.get_input_embeddings())
+def _owns(stage: int, count: int, name: str, model: PreTrainedModel) -> bool:
+    """Whether a module of a stage computes there what it computes in the whole model, and only there.
+
+    Rotary embeddings run on every stage, and a tied embedding lies on the last one for its weight only. The base
+    model gives what the final norm gives.
+    """
+    family, prefix = _family(model), model.base_model_prefix
+    if name == prefix:
+        return stage == count - 1
+    outside = not name.startswith(f"{prefix}.")
+    inside = tuple(f"{prefix}.{part}" for part in (family.blocks, family.norm))
+    return stage == 0 or outside or name.startswith(inside)

@@ -19,25 +19,30 @@ def layout(
     """A variant whose name spells out its overrides."""
     overrides = overrides_of(name)
     assert overrides is not None, name
-    return Variant(name, why, overrides, precisions, cases, twin)
+    possible = ("*",)
+    if "parallel.ep" in overrides:
+        possible = ("moe",)
+    elif overrides.get("parallel.tp", 1) > 2:  # two heads of keys in the other cases
+        possible = ("gpt2",)
+    return Variant(name, why, overrides, precisions, cases, twin, possible)
 
 
 TWICE = (*BOTH, Precision.BITWISE)
 
 _ROWS: tuple[Variant, ...] = (
     # data parallelism: denominators over ranks, gradients summed and not averaged
-    layout("dp2", "loss weights counted per rank", "*", precisions=BOTH),
+    layout("dp2", "loss weights counted per rank", "dense", "dapo", "dr_grpo", "gspo", precisions=BOTH),
     layout("dp2-ddp", "gradients averaged over replicas", "dense", precisions=TWICE, twin="dp2-ddp"),
     layout("dp2-ddp-mbs2", "gradients synchronized in every microbatch, or in none", "dense"),
     layout("dp2-accelerate-mbs2", "the loss divided by accumulation steps", "dense"),
     layout("dp2-left-mbs5", "microbatches that do not divide the samples of a rank", "gpt2"),
-    layout("dp2-packed-budget48", "microbatches whose number differs between ranks", "tools", "dense"),
+    layout("dp2-packed-budget48", "microbatches whose number differs between ranks", "tools"),
     layout("dp3-dealt", "samples dealt out one by one: groups split over ranks", "dapo", "gspo"),
-    layout("dp4-packed-mbs2", "packed rows of other samples on each rank", "dense", precisions=BOTH),
-    layout("dp5", "a rank without samples", "dense", "dr_grpo"),
+    layout("dp4-packed-mbs2", "packed rows of other samples on each rank", "dense"),
+    layout("dp5", "a rank without samples", "dr_grpo"),
     layout("dp8-mbs1", "ranks that run out of microbatches", "cispo"),
     # sharded data parallelism
-    layout("fsdp2", "gradients divided by the number of ranks", "dense", "tied", "gpt2", precisions=BOTH),
+    layout("fsdp2", "gradients divided by the number of ranks", "dense", "tied", precisions=BOTH),
     layout(
         "fsdp4-mbs2", "shards of unequal size, and empty ones", "dense", precisions=TWICE, twin="fsdp4-mbs2"
     ),
@@ -48,16 +53,16 @@ _ROWS: tuple[Variant, ...] = (
     layout("dp2-fsdp2", "sums over shards and over replicas", "dense"),
     layout("dp2-fsdp2-hsdp-mbs3", "the same by torch's two-dimensional mesh", "dense"),
     # tensor parallelism
-    layout("tp2", "matrix products split over ranks; partial gradients of norms", "*", precisions=BOTH),
-    layout("tp2-mbs3", "partial gradients summed once, or in every microbatch", "dense", "tools"),
+    layout("tp2", "matrix products split over ranks; partial gradients of norms", "dense", "tied", "moe"),
+    layout("tp2-mbs3", "partial gradients summed once, or in every microbatch", "dense"),
     layout("tp2-packed-chunk7", "log-probs by chunks over a split vocabulary", "dense"),
     layout("tp2-checkpointing", "collectives in the second forward pass", "dense"),
-    layout("tp2-sp", "norms that see a part of the tokens", "dense", "gpt2", "tied", precisions=BOTH),
+    layout("tp2-sp", "norms that see a part of the tokens", "dense", "gpt2", precisions=BOTH),
     layout("tp2-sp-packed-mbs4", "the same on packed rows", "dense"),
     layout("tp2-sp-left", "padding at the side where the sequence is split", "moe"),
     layout("tp4", "a vocabulary that the ranks do not divide", "gpt2", precisions=BOTH),
     # pipeline parallelism
-    layout("pp2", "hidden states handed on; a gradient of embeddings at the far end", "*"),
+    layout("pp2", "hidden states handed on; a gradient of embeddings at the far end", "tied", "gpt2", "moe"),
     layout("pp2-mbs4", "gradients averaged over microbatches", "tied", precisions=BOTH),
     layout("pp4-mbs3", "stages without blocks", "dense"),
     layout("pp2-1f1b-packed-mbs3", "backward passes between forward passes", "dense"),
@@ -75,15 +80,15 @@ _ROWS: tuple[Variant, ...] = (
         "moe",
         precisions=BOTH,
     ),
-    layout("cp2-packed", "samples across the border between ranks", "dense", "tools"),
+    layout("cp2-packed", "samples across the border between ranks", "tools"),
     layout("cp2-zigzag-packed-mbs4", "columns out of order", "dense"),
     layout("cp2-mbs1", "samples so short that a rank holds one token, or none", "dense"),
     layout("cp2-left", "ranks that begin with padding", "gpt2"),
     layout("cp2-gather", "keys and values gathered", "dense"),
     layout("cp2-ring-packed", "partial softmax merged round the ring", "dense", precisions=BOTH),
     layout("cp2-checkpointing", "collectives in the second forward pass", "dense"),
-    layout("cp4", "fewer heads of keys than ranks", "dense", "gspo"),
-    layout("cp4-ring-zigzag", "a ring over columns out of order", "dense", "gpt2"),
+    layout("cp4", "fewer heads of keys than ranks", "gspo"),
+    layout("cp4-ring-zigzag", "a ring over columns out of order", "gpt2"),
     layout("cp3-gather-packed-budget48", "three parts of a row", "tied"),
     # expert parallelism
     layout("ep2", "rows sent to experts and back", "moe", precisions=BOTH),
@@ -94,9 +99,9 @@ _ROWS: tuple[Variant, ...] = (
     layout("dp2-tp2", "sums over data, not over the parts of a product", "dense", precisions=BOTH),
     layout("dp2-tp2-sp-packed", "partial gradients of norms over both", "dense"),
     layout("dp2-pp2-mbs2", "replicas of stages", "tied"),
-    layout("dp2-cp2-packed", "samples and tokens split", "dense", precisions=BOTH),
+    layout("dp2-cp2-packed", "samples and tokens split", "dense"),
     layout("dp2-ep2", "experts replicated over a part of the ranks", "moe"),
-    layout("fsdp2-tp2-mbs3", "a parameter sharded twice", "dense", "gpt2", precisions=BOTH),
+    layout("fsdp2-tp2-mbs3", "a parameter sharded twice", "dense", precisions=BOTH),
     layout("fsdp2-tp2-sp", "the same under sequence parallelism", "tied"),
     layout("fsdp2-pp2-mbs3", "sharded stages", "dense"),
     layout("fsdp2-cp2-zigzag", "shards and columns", "dense"),

@@ -18,7 +18,7 @@ from regress.golden.case import GoldenCase
 from regress.layout import RankLayout
 from regress.replay.plan import PlannedUpdate, plan_replay
 from regress.replay.size import world_size
-from regress.replay.variants import Precision, Variant
+from regress.replay.variants import Extent, Precision, Variant
 
 
 @dataclass(frozen=True)
@@ -70,15 +70,23 @@ def _trajectories(case: GoldenCase) -> dict[int, list[Trajectory]]:
 
 
 def replays(
-    cases: Iterable[GoldenCase], variants: Mapping[str, Variant], precisions: Sequence[Precision]
+    cases: Iterable[GoldenCase],
+    variants: Mapping[str, Variant],
+    precisions: Sequence[Precision],
+    extent: Extent = Extent.DEFAULT,
 ) -> Iterator[Replay]:
-    """Every case under every variant that applies to it, in the precisions asked for."""
-    for case in cases:
+    """Every case under every variant that applies to it, in the precisions asked for; see `Extent`."""
+    known = list(cases)
+    names = [case.name for case in known]
+    for case in known:
         for variant in variants.values():
-            if variant.applies_to(case.name):
-                for precision in variant.precisions:
-                    if precision in precisions:
-                        yield Replay(case, variant, precision)
+            wanted = [precision for precision in variant.precisions if precision in precisions]
+            if extent is Extent.REDUCED:
+                wanted = wanted[:1] if variant.first_of(names) == case.name else []
+            elif not variant.applies_to(case.name, extent):
+                wanted = []
+            for precision in wanted:
+                yield Replay(case, variant, precision)
 
 
 def items(replay: Replay) -> Iterator[Item]:
