@@ -62,7 +62,6 @@ class ParallelPolicy(LocalPolicy):
         self._pipeline = self._piped()
         self._summed = self._sums()
         self._owned = self._owners()
-        self._known_version = self._version()
 
     def _split(self, stage: PreTrainedModel) -> None:
         """Everything but the pipeline, on one stage."""
@@ -169,12 +168,14 @@ class ParallelPolicy(LocalPolicy):
         group = self._world.group("cp")
         return values if group is None else all_reduce(values, group=group)
 
+    @property
+    def architecture(self) -> PreTrainedModel:
+        """The copy of the whole model, whose values may be old."""
+        return self._whole
+
     def whole_model(self) -> PreTrainedModel:
-        """A copy of the whole model with the parameters as they are now; all ranks ask for it at once."""
-        version = self._version()
-        if any(self._world.gather(version != self._known_version)):
-            self._refresh()
-            self._known_version = version
+        """The one copy of the whole model, with the parameters as they are now; all ranks ask for it at once."""
+        self._refresh()
         return self._whole
 
     def _token_log_probs(self, logits: Tensor, targets: Tensor, entropy: Entropy) -> TokenLogProbs:
@@ -246,10 +247,6 @@ class ParallelPolicy(LocalPolicy):
             for name, part in own.items()
             if not any(name in other and other[name] == part for other in earlier)
         )
-
-    def _version(self) -> int:
-        """Grows with every change of the parameters that lie here."""
-        return sum(local(parameter)._version for _, parameter in self.named_parameters())
 
     @torch.no_grad()
     def _refresh(self) -> None:
