@@ -1,7 +1,8 @@
 """Collectives as differentiable functions of one rank's tensors.
 
 gloo writes into dense tensors of any strides as if they were contiguous, without a word; every tensor that goes
-to or comes from a collective here is contiguous.
+to or comes from a collective here is contiguous. The compiler leaves collectives alone, so that ranks which compile
+at different times still meet.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ class _Rows(torch.autograd.Function):
         return _all_to_all(grad, ctx.received, ctx.sent, ctx.group), None, None, None
 
 
+@torch.compiler.disable
 def exchange(rows: Tensor, sent: Sequence[int], received: Sequence[int], group: Group) -> Tensor:
     """``[sum(sent), ...]`` -> ``[sum(received), ...]``: ``sent[i]`` rows, in order, go to rank ``i`` of the group."""
     out: Tensor = _Rows.apply(rows, sent, received, group)
@@ -58,6 +60,7 @@ class _Gather(torch.autograd.Function):
         return parts.sum(0, dtype=wide).to(grad.dtype), None, None
 
 
+@torch.compiler.disable
 def gather(tensor: Tensor, ranks: int, group: Group) -> Tensor:
     """The tensors of all ranks, ``[ranks, *shape]``; gradients are added in rank order, at least in float32."""
     out: Tensor = _Gather.apply(tensor, ranks, group)

@@ -77,8 +77,12 @@ def _part(parameter: Tensor, mine: tuple[int, int]) -> ShardLayout:
 
 
 def _travelling(group: Group, ranks: int) -> Callable[[Any, Tensor, Tensor, Tensor], Tensor]:
-    """The forward of a module whose experts are spread over the ranks; it binds to a copy of the module too."""
+    """The forward of a module whose experts are spread over the ranks; it binds to a copy of the module too.
 
+    The compiler leaves it alone: numbers of rows differ from call to call, and from rank to rank.
+    """
+
+    @torch.compiler.disable
     def forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         tokens, width = top_k_index.shape
         # as the plain module counts: expert by expert, within one by place among the chosen, then by token

@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 from regress.parallel.segments import ContextSegments, handed_on
 
 
+@torch.compiler.disable
 def ring_attention(
     module: nn.Module,
     query: Tensor,
