@@ -85,9 +85,11 @@ def train(
 
     export_environment(loaded.config.system_envs)
     sys.path.append(str(Path.cwd()))  # rewards of one's own: task.rewards names package.module:function
-    from regress.engine.run import train as run  # torch starts here, after the environment is set
+    from regress.parallel.run import train as run  # torch starts here, after the environment is set
 
     result = run(loaded.config, console)
+    if not result.main:
+        return
     click.echo(f"{loaded.config.max_steps} steps done")
     click.echo(f"metrics:      {result.output_dir / 'metrics.jsonl'}")
     click.echo(f"final model:  {result.output_dir / 'final'}")

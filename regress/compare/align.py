@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from regress.compare.quantities import MICRO_STAGES, STEP_STAGES
+import numpy as np
+from numpy.typing import NDArray
+
+from regress.compare.quantities import MASKS, MICRO_STAGES, STEP_STAGES
 from regress.dump.record import Record
 from regress.errors import CompareError
 from regress.layout import Segment, TokenFrame, TokenLayout
@@ -55,8 +58,45 @@ def canonical_layout(record: Record, frame: TokenFrame) -> TokenLayout:
     Raises:
         CompareError: if the record has no layout, or one that does not fit the frame.
     """
-    name = str(key_of(record))
-    meta: dict[str, Any] = record.meta
+    return _layout(record.meta, str(key_of(record)), frame)
+
+
+def rows_layout(record: Record, frame: TokenFrame) -> TokenLayout | None:
+    """The layout that rows of loss tokens (logits) follow where it is not the record's own, which ``meta["rows"]`` has.
+
+    Raises:
+        CompareError: as `canonical_layout`.
+    """
+    rows: Any = record.meta.get("rows")
+    return None if rows is None else _layout(rows, f"meta['rows'] of {key_of(record)}", frame)
+
+
+def told_loss_tokens(
+    placed: Iterable[tuple[Record, TokenLayout]], frame: TokenFrame
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Which tokens enter the loss, from whichever records tell it.
+
+    Returns:
+        ``(told, loss)``, both ``[frame.size]``: whether any record tells it of a token, and what the first of them
+        says (in the order of computation).
+    """
+    told, loss = np.zeros(frame.size, bool), np.zeros(frame.size, bool)
+    masks = [
+        (stage, record.tensors[MASKS[stage]], layout)
+        for record, layout in placed
+        if (stage := record.type) in MASKS and MASKS[stage] in record.tensors
+    ]
+    for stage in MASKS:
+        for mask, layout in ((mask, layout) for found, mask, layout in masks if found == stage):
+            if mask.shape == layout.shape:
+                canonical, local = layout.indices(frame.offsets)
+                new = ~told[canonical]
+                loss[canonical[new]] = mask.reshape(-1)[local[new]].astype(bool)
+                told[canonical] = True
+    return told, loss
+
+
+def _layout(meta: Mapping[str, Any], name: str, frame: TokenFrame) -> TokenLayout:
     try:
         layout = TokenLayout.from_json(meta["layout"])
         keys = [(str(group), int(run)) for group, run in meta["samples"]]

@@ -9,22 +9,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regress.compare.align import Key
-from regress.compare.canonical import MASKS
+from regress.compare.groups import Groups
 from regress.compare.locate import Locator, TokenText
 from regress.compare.placed import PlacedRecords
+from regress.compare.plan import Plan
 from regress.compare.quantities import (
     MICRO_STAGES,
     STEP_STAGES,
     UPDATE_STAGES,
-    Kind,
-    quantity_named,
     source_of,
 )
-from regress.compare.tensor import Locate, judge_tensor
+from regress.compare.replicas import Replicas
+from regress.compare.tensor import judge_tensor
 from regress.compare.tolerance import BITWISE
 from regress.compare.update import in_order
 from regress.compare.verdict import Place, Status, Verdict
-from regress.dump.arrays import Array
 from regress.dump.record import Record
 from regress.layout import TokenFrame
 
@@ -35,22 +34,26 @@ def judge_bitwise(
     frame: TokenFrame,
     *,
     place: tuple[int, int | None],
+    planned: Plan | None = None,
     text: TokenText | None = None,
 ) -> list[Verdict]:
     """All verdicts on one optimizer update whose every byte, padding included, must be that of its twin.
 
     Records and tensors are judged by the union of both sides, in the order of computation; ``golden`` in a verdict is
-    the twin. See `regress.compare.update.judge_update` for the other arguments.
+    the twin. ``planned`` tells which ranks repeat each other's tokens; by default none does. See
+    `regress.compare.update.judge_update` for the other arguments.
     """
     golden = PlacedRecords(twin, frame)
     actual = PlacedRecords(records, frame)
     where = Place(*place)
     locator = Locator(frame, _token_ids(golden, frame), text)
     stages = [stage for stage in MICRO_STAGES if golden.of_stages([stage]) or actual.of_stages([stage])]
-    found = [*actual.structure(golden.holds, stages, where, locator)]
+    plan = planned or Plan(())
+    found = [*actual.structure(golden.holds, plan.root, stages, where, locator, golden.loss_tokens)]
     for stage in (*STEP_STAGES, *MICRO_STAGES, *UPDATE_STAGES):
         for key in golden.of_stages([stage]):
             found += _record(key, actual, golden, locator, where)
+    found += Replicas(Groups(actual, plan), locator, where).verdicts()
     return in_order(found)
 
 
@@ -77,7 +80,7 @@ def _record(
             quantity=source.quantity,
             name=source.label,
             place=place,
-            locate=None if expected is None else _locate(key, source.quantity, expected, golden, locator),
+            locate=None if expected is None else golden.words(key, source.quantity, expected.shape, locator),
         )
     if key.stage == "gradient":
         yield from _grad_norm(ours, theirs, place)
@@ -96,6 +99,12 @@ def _misplaced(
             Status.COVERAGE,
             f"the tokens of {key} lie elsewhere than in its twin, so bytes cannot be compared",
         )
+    shards = [record.meta.get("shards") or {} for record in (ours, golden.get(key)) if record is not None]
+    if shards[0] != shards[-1]:
+        return (
+            Status.COVERAGE,
+            f"{key} holds other shards than its twin, so bytes cannot be compared",
+        )
     return None
 
 
@@ -104,30 +113,6 @@ def _grad_norm(ours: Record | None, theirs: Record, place: Place) -> Iterator[Ve
     actual, expected = (np.array(n, np.float64) if isinstance(n, int | float) else None for n in norms)
     if actual is not None or expected is not None:
         yield judge_tensor(actual, expected, BITWISE, quantity="grad_norm", name="grad_norm", place=place)
-
-
-def _locate(key: Key, quantity: str, array: Array, golden: PlacedRecords, locator: Locator) -> Locate | None:
-    """Canonical words for the elements of a tensor; None where an element is named by its index alone."""
-    layout = golden.layouts.get(key)
-    if layout is None or quantity_named(quantity).kind is Kind.SHARE:
-        return None
-    B, T = layout.shape
-    if array.shape[:2] == (B, T) or array.shape[:1] == (B * T,):
-        return locator.grid(layout, array.shape)
-    mask = _loss_mask(key, golden)
-    if mask is None or array.ndim < 2:
-        return None
-    canonical, local = layout.indices(locator.frame.offsets)
-    rows = canonical[mask.reshape(-1)[local]]
-    return locator.rows(rows, array.shape[-1]) if len(rows) == array.shape[-2] else None
-
-
-def _loss_mask(key: Key, golden: PlacedRecords) -> NDArray[np.bool_] | None:
-    for stage, name in MASKS.items():
-        record = golden.get(key._replace(stage=stage))
-        if record is not None and name in record.tensors:
-            return record.tensors[name].astype(bool)
-    return None
 
 
 def _token_ids(golden: PlacedRecords, frame: TokenFrame) -> NDArray[np.int64] | None:

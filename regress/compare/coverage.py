@@ -1,10 +1,11 @@
-"""The proof that every canonical token was produced exactly once, over all ranks and microbatches."""
+"""The proof that every canonical token was produced exactly once, over all ranks that hold different tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
+from numpy.typing import NDArray
 
 from regress.compare.align import Key
 from regress.compare.locate import Locator
@@ -20,19 +21,25 @@ def judge_coverage(
     frame: TokenFrame,
     place: Place,
     locator: Locator | None = None,
+    *,
+    wanted: NDArray[np.bool_] | None = None,
 ) -> Verdict:
     """One verdict on the records of a stage: is each of the frame's tokens in exactly one of these layouts?
 
     Args:
-        layouts: in the frame's own sample numbers, see `regress.compare.align.canonical_layout`.
+        layouts: in the frame's own sample numbers, see `regress.compare.align.canonical_layout`; of ranks that hold
+            the same tokens only one.
+        wanted: ``[frame.size]`` the tokens that must be there, by default all; the others may be there once.
     """
     found = {key: layout.indices(frame.offsets)[0] for key, layout in layouts.items()}
     times = np.zeros(frame.size, np.int64)
     for tokens in found.values():
         np.add.at(times, tokens, 1)
-    wrong = np.flatnonzero(times != 1)
+    needed = np.ones(frame.size, bool) if wanted is None else wanted
+    count = int(np.count_nonzero(needed))
+    wrong = np.flatnonzero((times > 1) | (needed & (times == 0)))
     if not wrong.size:
-        return Verdict(Status.OK, QUANTITY, stage, place, count=frame.size)
+        return Verdict(Status.OK, QUANTITY, stage, place, count=count)
     missing = wrong[times[wrong] == 0]
     index = int(missing[0] if missing.size else wrong[0])
     words = (locator or Locator(frame)).token(index)
@@ -54,9 +61,20 @@ def judge_coverage(
         multiple=float("inf"),
         max_error=float(np.abs(times[wrong] - 1).max()),
         over=int(wrong.size),
-        count=frame.size,
+        count=count,
         reason="each token is computed once, in one microbatch of one rank",
     )
+
+
+def not_compared(found: Iterable[Verdict], quantities: Iterable[str], place: Place) -> Iterator[Verdict]:
+    """A quantity of which not one element was compared could never fail: a verdict on each such."""
+    compared: dict[str, int] = {}
+    for verdict in found:
+        compared[verdict.quantity] = compared.get(verdict.quantity, 0) + verdict.count + (not verdict.ok)
+    for quantity in quantities:
+        if not compared.get(quantity):
+            detail = f"not one element of {quantity} was compared, so it could not fail"
+            yield Verdict(Status.COVERAGE, QUANTITY, quantity, place, detail)
 
 
 def _others(count: int) -> str:

@@ -3,36 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from functools import cached_property
 
-from regress.compare.align import Key, by_place, canonical_layout
+import numpy as np
+from numpy.typing import NDArray
+
+from regress.compare.align import Key, by_place, canonical_layout, rows_layout, told_loss_tokens
 from regress.compare.coverage import QUANTITY, judge_coverage
 from regress.compare.locate import Locator
-from regress.compare.quantities import MICRO_STAGES, UPDATE_STAGES, source_of
+from regress.compare.quantities import LOSS_STAGES, UPDATE_STAGES, Kind, quantity_named, source_of
+from regress.compare.tensor import Locate
 from regress.compare.verdict import Place, Status, Verdict
 from regress.dump.record import Record
 from regress.errors import CompareError
 from regress.layout import TokenFrame, TokenLayout
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Where records should be: ``(rank, microbatch)`` of those of microbatches, ranks of those of full tensors."""
-
-    micros: tuple[tuple[int, int], ...]
-    ranks: tuple[int, ...]
-
-    @classmethod
-    def of(cls, planned: Iterable[tuple[int, int]]) -> Plan:
-        """The plan in which every rank with a microbatch has full tensors."""
-        micros = tuple(dict.fromkeys(planned))
-        return cls(micros, tuple(dict.fromkeys(rank for rank, _ in micros)))
-
-    def holds(self, key: Key) -> bool:
-        """Whether a record belongs there."""
-        if key.stage in MICRO_STAGES:
-            return (key.rank, key.micro) in self.micros
-        return key.stage not in UPDATE_STAGES or (key.rank in self.ranks and key.micro is None)
 
 
 class PlacedRecords:
@@ -45,12 +29,15 @@ class PlacedRecords:
     def __init__(self, records: Iterable[Record], frame: TokenFrame) -> None:
         self._all = by_place(records)
         self._frame = frame
+        self._rows: dict[Key, TokenLayout] = {}
         self.layouts: dict[Key, TokenLayout] = {}
         self.misfits: dict[Key, str] = {}
         for key, (record, *_) in self._all.items():
             if key.stage not in UPDATE_STAGES:
                 try:
-                    self.layouts[key] = canonical_layout(record, frame)
+                    layout = canonical_layout(record, frame)
+                    self._rows[key] = rows_layout(record, frame) or layout
+                    self.layouts[key] = layout
                 except CompareError as error:
                     self.misfits[key] = str(error)
 
@@ -67,10 +54,50 @@ class PlacedRecords:
         """Whether there is a record at a place."""
         return key in self._all
 
+    def rows(self, key: Key) -> TokenLayout:
+        """The layout that rows of loss tokens follow at a place that has a layout."""
+        return self._rows[key]
+
+    @cached_property
+    def loss_tokens(self) -> NDArray[np.bool_] | None:
+        """``[frame.size]`` True at the loss tokens, as far as the records tell them; None if none of them does."""
+        found = (
+            (record, self.layouts[key]) for key, (record, *_) in self._all.items() if key in self.layouts
+        )
+        told, loss = told_loss_tokens(found, self._frame)
+        return loss if told.any() else None
+
+    def words(self, key: Key, quantity: str, shape: tuple[int, ...], locator: Locator) -> Locate | None:
+        """Canonical words for the elements of a whole tensor; None where an element is named by its index alone."""
+        layout = self.layouts.get(key)
+        if layout is None or quantity_named(quantity).kind is Kind.SHARE:
+            return None
+        B, T = layout.shape
+        if shape[:2] == (B, T) or shape[:1] == (B * T,):
+            return locator.grid(layout, shape)
+        if self.loss_tokens is None or len(shape) < 2:
+            return None
+        canonical, _ = self.rows(key).indices(locator.frame.offsets)
+        rows = canonical[self.loss_tokens[canonical]]
+        return locator.rows(rows, shape[-1]) if len(rows) == shape[-2] else None
+
     def structure(
-        self, planned: Callable[[Key], bool], stages: Sequence[str], place: Place, locator: Locator
+        self,
+        planned: Callable[[Key], bool],
+        root: Callable[[int | None], int],
+        stages: Sequence[str],
+        place: Place,
+        locator: Locator,
+        loss_tokens: NDArray[np.bool_] | None,
     ) -> Iterator[Verdict]:
-        """Verdicts on the set of records; ``stages`` are those whose tokens must be complete."""
+        """Verdicts on the set of records.
+
+        Args:
+            planned: whether a record belongs at a place.
+            root: the rank whose tokens a rank repeats; they are counted once.
+            stages: those whose tokens must be complete: all of them, or in the stages of the loss the loss tokens.
+            loss_tokens: ``[frame.size]``; None where nothing tells them: all tokens that have a predecessor.
+        """
         for key, found in self._all.items():
             if len(found) > 1:
                 detail = f"{key} was recorded {len(found)} times; only the first record was compared"
@@ -83,5 +110,30 @@ class PlacedRecords:
                     detail = f"{key} holds a tensor {name!r} that belongs to no quantity"
                     yield Verdict(Status.EXTRA, QUANTITY, f"{key.stage}/{name}", place, detail)
         for stage in stages:
-            layouts = {key: layout for key, layout in self.layouts.items() if key.stage == stage}
-            yield judge_coverage(stage, layouts, self._frame, place, locator)
+            wanted = tokens_of(stage, self._frame, loss_tokens)
+            yield judge_coverage(stage, self._once(stage, root), self._frame, place, locator, wanted=wanted)
+
+    def _once(self, stage: str, root: Callable[[int | None], int]) -> dict[Key, TokenLayout]:
+        """The layouts of a stage, one of those that ranks repeat."""
+        found: dict[tuple[int, int | None], Key] = {}
+        for key in sorted((key for key in self.layouts if key.stage == stage), key=_rank):
+            found.setdefault((root(key.rank), key.micro), key)
+        once = set(found.values())
+        return {key: layout for key, layout in self.layouts.items() if key in once}
+
+
+def tokens_of(
+    stage: str, frame: TokenFrame, loss_tokens: NDArray[np.bool_] | None
+) -> NDArray[np.bool_] | None:
+    """``[frame.size]`` the tokens that the records of a stage must have together; None for all."""
+    if stage not in LOSS_STAGES:
+        return None
+    if loss_tokens is not None:
+        return loss_tokens
+    predicted = np.ones(frame.size, bool)
+    predicted[frame.offsets[:-1]] = False
+    return predicted
+
+
+def _rank(key: Key) -> int:
+    return key.rank or 0

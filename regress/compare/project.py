@@ -1,4 +1,4 @@
-"""From canonical values to local ones: what exactly should lie in a microbatch's tensors, given its token layout."""
+"""From canonical values to local ones: what exactly should lie in a rank's tensors, given their layouts."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from regress.compare.locate import Locator, TokenText
 from regress.compare.metrics import largest
 from regress.compare.quantities import MICRO_STAGES, SHARES, Kind, Source, quantity_named, sources_in
-from regress.compare.tensor import Locate
+from regress.compare.tensor import Locate, element
 from regress.dump.arrays import Array
 from regress.errors import CompareError
-from regress.layout import TokenFrame, TokenLayout
+from regress.layout import ShardLayout, TokenFrame, TokenLayout
 
 Truth = Mapping[str, Mapping[str, Array]]
 """``quantity -> tensor name -> canonical values`` of one update."""
@@ -38,6 +38,28 @@ class Expected:
     mask: NDArray[np.bool_] | None = None
     scale: float | None = None
     locate: Locate | None = None
+
+    def part(self, shards: ShardLayout, name: str) -> Expected:
+        """What should lie in a part of this tensor; the scale stays that of the whole.
+
+        Raises:
+            ValueError: if the part is one of a tensor of another shape.
+        """
+        if self.values is None or shards.is_whole:
+            return self
+        mask = self.mask
+        if mask is not None:
+            mask = ShardLayout(mask.shape, shards.ranges[: mask.ndim]).project(mask)
+        scale = largest(self.values) if self.scale is None else self.scale
+        along = shards.along()
+        whole = self.locate or (lambda index: element(index, shards.shape, name))
+
+        def words(index: int) -> str:
+            local = np.unravel_index(index, shards.local_shape)
+            place = tuple(int(known[i]) for known, i in zip(along, local, strict=True))
+            return whole(int(np.ravel_multi_index(place, shards.shape)))
+
+        return Expected(shards.project(self.values), mask, scale, words)
 
 
 class Projection:
@@ -61,6 +83,11 @@ class Projection:
         mask = self._golden("batch_inputs", "response_mask", "without it nothing tells the loss tokens")
         return np.asarray(mask, bool)
 
+    @property
+    def known_loss_mask(self) -> NDArray[np.bool_] | None:
+        """The loss mask, or None if there are no golden values of it."""
+        return self.loss_mask if "response_mask" in self.truth.get("batch_inputs", {}) else None
+
     def stage(self, stage: str) -> list[Source]:
         """The tensors that a record of this stage has to hold."""
         return [
@@ -69,13 +96,21 @@ class Projection:
             for source in sources_in(stage, name, list(tensors))
         ]
 
-    def local(self, source: Source, layout: TokenLayout, shape: tuple[int, ...] | None = None) -> Expected:
+    def local(
+        self,
+        source: Source,
+        layout: TokenLayout,
+        shape: tuple[int, ...] | None = None,
+        rows: TokenLayout | None = None,
+    ) -> Expected:
         """What a microbatch's tensor should be.
 
         Args:
             layout: in the frame's own sample numbers.
-            shape: of the recorded tensor. Rows of tokens may come as ``[B, T, ...]`` or ``[B * T, ...]``, rows of loss
-                tokens as ``[1, K, V]`` or ``[K, V]``; everything else has one shape.
+            shape: of the recorded tensor, or of that which a shard is a part of. Rows of tokens may come as
+                ``[B, T, ...]`` or ``[B * T, ...]``, rows of loss tokens as ``[1, K, V]`` or ``[K, V]``; everything
+                else has one shape.
+            rows: the layout that rows of loss tokens follow, by default the same.
 
         Raises:
             CompareError: if the golden values needed are missing or do not fit the frame.
@@ -86,7 +121,7 @@ class Projection:
         values = self.truth[source.quantity][source.name]
         scale = self._scale(source)
         if kind is Kind.HIDDEN:
-            return self._hidden(source, values, scale, layout, shape)
+            return self._hidden(source, values, scale, layout, shape, rows or layout)
         self._check_rows(source, values, (self.frame.size,))
         local = layout.scatter(values, self.frame.offsets)
         mask = self._mask(source, kind, layout)
@@ -99,13 +134,19 @@ class Projection:
         return mask
 
     def _hidden(
-        self, source: Source, values: Array, scale: float, layout: TokenLayout, shape: tuple[int, ...] | None
+        self,
+        source: Source,
+        values: Array,
+        scale: float,
+        layout: TokenLayout,
+        shape: tuple[int, ...] | None,
+        row_layout: TokenLayout,
     ) -> Expected:
         loss_tokens = int(self.loss_mask.sum())
         self._check_rows(source, values, (self.frame.size, loss_tokens))
-        canonical, local = layout.indices(self.frame.offsets)
         inner = values.shape[1:]
         if values.shape[0] == self.frame.size:
+            canonical, local = layout.indices(self.frame.offsets)
             B, T = layout.shape
             flat = np.zeros((B * T, *inner), values.dtype)
             flat[local] = values[canonical]
@@ -119,6 +160,7 @@ class Projection:
                 )
             )
             return Expected(kept, mask, scale, self.locator.grid(layout, kept.shape))
+        canonical, _ = row_layout.indices(self.frame.offsets)
         tokens = canonical[self.loss_mask[canonical]]
         rows = values[(np.cumsum(self.loss_mask) - 1)[tokens]]
         locate = self.locator.rows(tokens, math.prod(inner))

@@ -60,7 +60,10 @@ QUANTITIES: tuple[Quantity, ...] = (
         "trajectory", Kind.STRUCTURE, "recorded rollouts: tokens, masks, rewards, sampler log-probs", "step"
     ),
     Quantity(
-        "coverage", Kind.STRUCTURE, "every token computed exactly once, every record written once", "update"
+        "coverage",
+        Kind.STRUCTURE,
+        "every token computed exactly once, every element held, every record written once",
+        "update",
     ),
     Quantity("batch_inputs", Kind.EXACT, "token ids, position ids and masks that the model reads"),
     Quantity("advantages", Kind.TOKEN, "advantage of each token"),
@@ -81,6 +84,7 @@ QUANTITIES: tuple[Quantity, ...] = (
     Quantity("grad_norm", Kind.SCALAR, "norm of the gradient before clipping", "update"),
     Quantity("param", Kind.WHOLE, "parameters after the update", "update"),
     Quantity("optimizer", Kind.WHOLE, "optimizer state after the update", "update"),
+    Quantity("replicas", Kind.STRUCTURE, "what several ranks hold is the same bit for bit", "update"),
 )
 """All quantities, in the order of computation."""
 
@@ -143,7 +147,12 @@ SHARES = {"loss": "token_loss", "pg_loss": "policy_loss", "kl_loss": "kl", "entr
 OPEN_STAGES = ("activations", "gradient", "param", "optimizer")
 """Stages whose tensors bear the names of modules and parameters."""
 
+MASKS = {"batch_inputs": "response_mask", "forward_data": "response_mask", "is_loss_debug": "effective_valid"}
+"""The tensor of each stage that tells the loss tokens."""
+
 MICRO_STAGES = ("batch_inputs", "activations", "forward_data", "is_loss_debug", "loss")
+LOSS_STAGES = ("forward_data", "is_loss_debug", "loss")
+"""Stages of values of the loss, which has none for the first token of a sample."""
 UPDATE_STAGES = ("gradient", "param", "optimizer")
 STEP_STAGES = ("old_log_probs", "ref_log_probs")
 

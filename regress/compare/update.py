@@ -4,31 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
 from regress.compare.align import Key
-from regress.compare.coverage import QUANTITY as COVERAGE
+from regress.compare.coverage import not_compared
+from regress.compare.elements import judge_elements
+from regress.compare.groups import Groups
+from regress.compare.held import held
 from regress.compare.locate import TokenText
-from regress.compare.placed import PlacedRecords, Plan
+from regress.compare.names import Names
+from regress.compare.placed import PlacedRecords
+from regress.compare.plan import Plan
 from regress.compare.project import Expected, Projection, Truth
 from regress.compare.quantities import (
-    MICRO_STAGES,
     STEP_STAGES,
     UPDATE_STAGES,
     Source,
-    exclusive_stages,
     order_of,
     primary_source,
     quantity_named,
-    source_of,
 )
+from regress.compare.replicas import Replicas
 from regress.compare.tensor import judge_tensor
 from regress.compare.tolerance import Tolerance
 from regress.compare.verdict import Place, Status, Verdict
 from regress.dump.arrays import Array
 from regress.dump.record import Record
-from regress.layout import TokenFrame
+from regress.errors import CompareError
+from regress.layout import TokenFrame, TokenLayout
 
 Tolerances = Callable[[str], Tolerance | None]
 Dtype = Callable[[str, str], str | None]
@@ -41,7 +46,7 @@ def judge_update(
     tolerances: Tolerances,
     *,
     place: tuple[int, int | None],
-    planned: Sequence[tuple[int, int]],
+    planned: Plan | Sequence[tuple[int, int]],
     dtype: Dtype | None = None,
     text: TokenText | None = None,
 ) -> list[Verdict]:
@@ -49,7 +54,9 @@ def judge_update(
 
     Records and tensors are judged by the union of what is there and what should be there. A missing record is a
     ``missing`` verdict on each of its tensors at its place. What nobody planned, what was written twice and what was
-    not compared at all are verdicts on ``coverage``, beside the proof that every token was computed exactly once.
+    not compared at all are verdicts on ``coverage``, beside the proof that every token was computed exactly once. What
+    several ranks hold must be the same bit for bit, and all of it must be on some rank: verdicts on ``replicas`` and
+    ``coverage``.
 
     Args:
         records: all records of the update, in any order.
@@ -57,7 +64,7 @@ def judge_update(
         frame: the samples of the update.
         tolerances: of a quantity; None leaves it out.
         place: step, and update within the step (None where it has one).
-        planned: every rank and microbatch that had to be computed.
+        planned: every rank and microbatch that had to be computed, and which of them hold the same.
         dtype: name of the dtype that a tensor must have, by golden quantity and name; None for any.
         text: of a token id.
 
@@ -90,27 +97,42 @@ class _Update:
     place: Place
     dtype: Dtype
 
+    @cached_property
+    def names(self) -> Names:
+        """Which tensors a record has to hold."""
+        return Names(self.golden, self.placed, self.plan)
+
     def verdicts(self) -> list[Verdict]:
-        stages = self._micro_stages()
-        found = [*self.placed.structure(self.plan.holds, stages, self.place, self.golden.locator)]
+        stages = self.names.micro_stages
+        found = [
+            *self.placed.structure(
+                self.plan.holds,
+                self.plan.root,
+                stages,
+                self.place,
+                self.golden.locator,
+                self.golden.known_loss_mask,
+            )
+        ]
         for rank, micro in self.plan.micros:
             found += self._microbatch(stages, rank, micro)
         for rank in self.plan.ranks:
             found += self._whole(rank)
         for key in self.placed.of_stages(STEP_STAGES):
             found += self._record(key, self.place)
-        return [*found, *self._not_compared(found)]
-
-    def _micro_stages(self) -> list[str]:
-        """Stages that every microbatch has: those the golden values come from, and those recorded anywhere."""
-        names = [(quantity, name) for quantity, tensors in self.golden.truth.items() for name in tensors]
-        recorded = {key.stage for key in self.placed.of_stages(MICRO_STAGES)}
-        return [stage for stage in MICRO_STAGES if stage in exclusive_stages(names) | recorded]
+        groups = Groups(self.placed, self.plan)
+        found += Replicas(groups, self.golden.locator, self.place).verdicts()
+        found += judge_elements(groups, self.golden.truth, self.golden.locator, self.place)
+        judged = [quantity for quantity in self.golden.truth if self.tolerances(quantity) is not None]
+        return [*found, *not_compared(found, judged, self.place)]
 
     def _microbatch(self, stages: Sequence[str], rank: int, micro: int) -> Iterator[Verdict]:
         place = replace(self.place, rank=rank, micro=micro)
         for stage in stages:
-            yield from self._record(Key(stage, rank, micro), place)
+            if self.plan.holds(Key(stage, rank, micro)):
+                yield from self._record(Key(stage, rank, micro), place)
+        if rank in self.plan.without_loss:
+            return
         held = {(source.quantity, source.name) for stage in stages for source in self.golden.stage(stage)}
         for quantity, tensors in self.golden.truth.items():
             for name in tensors:
@@ -121,33 +143,58 @@ class _Update:
         """Verdicts on every tensor that a record of a microbatch (or of the step) holds or should hold."""
         record = self.placed.get(key)
         layout = self.placed.layouts.get(key)
-        for source in self._union(key.stage, record):
+        sources = self.names.of(key)
+        if not sources:
+            yield from self._nothing(key, place)
+        for source in sources:
             if record is None:
                 yield from self._lost(source, place, Status.MISSING, f"{key} was not recorded")
             elif layout is None:
                 yield from self._lost(source, place, Status.COVERAGE, self.placed.misfits[key])
             else:
-                actual = record.tensors.get(source.tensor)
-                shape = None if actual is None else actual.shape
-                known = source.name in self.golden.truth.get(source.quantity, {})
-                expected = self.golden.local(source, layout, shape) if known else None
-                yield from self._tensor(source, actual, expected, place)
+                yield from self._held(source, key, record, place, layout)
 
     def _whole(self, rank: int) -> Iterator[Verdict]:
-        """Verdicts on one rank's full tensors."""
+        """Verdicts on one rank's full tensors, or its shards of them."""
         place = replace(self.place, rank=rank)
         for stage in UPDATE_STAGES:
             key = Key(stage, rank, None)
             record = self.placed.get(key)
-            for source in self._union(stage, record):
+            sources = self.names.of(key)
+            if not sources:
+                yield from self._nothing(key, place)
+            for source in sources:
                 if record is None:
                     yield from self._lost(source, place, Status.MISSING, f"{key} was not recorded")
-                    continue
-                golden = self.golden.truth.get(source.quantity, {}).get(source.name)
-                expected = None if golden is None else Expected(golden)
-                yield from self._tensor(source, record.tensors.get(source.tensor), expected, place)
+                else:
+                    yield from self._held(source, key, record, place, None)
             if stage == "gradient":
                 yield from self._grad_norm(record, place)
+
+    def _held(
+        self, source: Source, key: Key, record: Record, place: Place, layout: TokenLayout | None
+    ) -> Iterator[Verdict]:
+        """The verdict on one tensor that a record has, or should have; ``layout`` is that of its tokens."""
+        actual = record.tensors.get(source.tensor)
+        golden = self.golden.truth.get(source.quantity, {}).get(source.name)
+        try:
+            part = None if actual is None else held(key, record, source.tensor).layout
+        except CompareError as error:
+            yield from self._lost(source, place, Status.COVERAGE, str(error))
+            return
+        expected = None
+        if golden is not None and layout is None:
+            expected = Expected(golden)
+        elif golden is not None and layout is not None:
+            shape = None if part is None else part.shape
+            expected = self.golden.local(source, layout, shape, self.placed.rows(key))
+        if expected is not None and expected.values is not None and part is not None and not part.is_whole:
+            if part.shape != expected.values.shape:
+                detail = f"golden {list(expected.values.shape)}, actual a part of {list(part.shape)}"
+                yield from self._lost(source, place, Status.SHAPE, detail)
+                return
+            expected = expected.part(part, source.label)
+        yield from self._tensor(source, actual, expected, place)
 
     def _grad_norm(self, record: Record | None, place: Place) -> Iterator[Verdict]:
         """The norm is a number in the metadata of the gradients, so it has no dtype of its own."""
@@ -191,18 +238,8 @@ class _Update:
         if self.tolerances(source.quantity) is not None:
             yield Verdict(status, source.quantity, source.label, place, detail)
 
-    def _union(self, stage: str, record: Record | None) -> list[Source]:
-        """The tensors that a record holds, in its order, then those that it should hold besides."""
-        held = [] if record is None else [source_of(stage, name) for name in record.tensors]
-        known = [source for source in held if source is not None]
-        return list(dict.fromkeys([*known, *self.golden.stage(stage)]))
-
-    def _not_compared(self, found: Sequence[Verdict]) -> Iterator[Verdict]:
-        """A quantity of which not one element was compared could never fail."""
-        compared: dict[str, int] = {}
-        for verdict in found:
-            compared[verdict.quantity] = compared.get(verdict.quantity, 0) + verdict.count + (not verdict.ok)
-        for quantity in self.golden.truth:
-            if self.tolerances(quantity) is not None and not compared.get(quantity):
-                detail = f"not one element of {quantity} was compared, so it could not fail"
-                yield Verdict(Status.COVERAGE, COVERAGE, quantity, self.place, detail)
+    def _nothing(self, key: Key, place: Place) -> Iterator[Verdict]:
+        """A part of the model may have no tensor of a stage: that some rank has each is proved over all of them."""
+        if self.plan.divided and key.stage in self.golden.truth and self.tolerances(key.stage) is not None:
+            detail = f"the part of the model on rank {key.rank} has none"
+            yield Verdict(Status.OK, key.stage, key.stage, place, detail)

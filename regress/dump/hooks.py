@@ -13,10 +13,11 @@ import torch
 from torch import nn
 
 from regress.dump.coordinates import Coordinates
-from regress.dump.taps import current, tap, wanted
+from regress.dump.taps import Layout, current, tap, wanted
 from regress.errors import ConfigError
 
 T = TypeVar("T")
+Shard = Callable[[str, tuple[int, ...]], Layout | None]
 
 
 @contextmanager
@@ -28,8 +29,19 @@ def record_activations(model: nn.Module, pattern: str) -> Iterator[list[str]]:
     checkpointing computes again within the backward pass is not recorded. Yields the names; raises
     `ConfigError` if there are none.
     """
-    modules = matching_modules(model, pattern)
-    handles = [module.register_forward_hook(_hook(name)) for name, module in modules.items()]
+    with record_modules(matching_modules(model, pattern)) as names:
+        yield names
+
+
+@contextmanager
+def record_modules(
+    modules: Mapping[str, nn.Module], shard: Shard = lambda name, shape: None
+) -> Iterator[list[str]]:
+    """`record_activations` of modules that are given by name, of which there may be none.
+
+    ``shard(name, shape)`` says which part of the whole output an output of this shape is; ``None`` for all of it.
+    """
+    handles = [module.register_forward_hook(_hook(name, shard)) for name, module in modules.items()]
     try:
         yield list(modules)
     finally:
@@ -37,23 +49,25 @@ def record_activations(model: nn.Module, pattern: str) -> Iterator[list[str]]:
             handle.remove()
 
 
-_pieces: ContextVar[dict[str, list[torch.Tensor]] | None] = ContextVar("regress_pieces", default=None)
+_pieces: ContextVar[dict[str, tuple[list[torch.Tensor], Shard]] | None] = ContextVar(
+    "regress_pieces", default=None
+)
 
 
 @contextmanager
 def joined(dim: int) -> Iterator[None]:
     """A module that runs piece by piece inside is recorded once, its outputs put together along `dim`."""
-    pieces: dict[str, list[torch.Tensor]] = {}
+    pieces: dict[str, tuple[list[torch.Tensor], Shard]] = {}
     token = _pieces.set(pieces)
     try:
         yield
     finally:
         _pieces.reset(token)
-    if pieces:
-        tap("activations", {name: torch.cat(parts, dim) for name, parts in pieces.items()})
+    for name, (parts, shard) in pieces.items():
+        _tap_output(name, name, torch.cat(parts, dim), shard)
 
 
-def _hook(name: str) -> Callable[[nn.Module, Any, Any], None]:
+def _hook(name: str, shard: Shard) -> Callable[[nn.Module, Any, Any], None]:
     last: Coordinates | None = None
     repeats = 0
 
@@ -65,14 +79,23 @@ def _hook(name: str) -> Callable[[nn.Module, Any, Any], None]:
         if tensor is None:
             return
         if (pieces := _pieces.get()) is not None:
-            pieces.setdefault(name, []).append(tensor.detach().clone())  # later operations may work in place
+            # a copy, because later operations may work in place
+            pieces.setdefault(name, ([], shard))[0].append(
+                tensor.detach().clone()
+            )
         else:
             repeats = repeats + 1 if current() == last else 0
             last = current()
-            named: dict[str, Any] = {f"{name}#{repeats}" if repeats else name: tensor}
-            tap("activations", **named)
+            label = f"{name}#{repeats}" if repeats else name
+            _tap_output(name, label, tensor, shard)
 
     return hook
+
+
+def _tap_output(name: str, label: str, tensor: torch.Tensor, shard: Shard) -> None:
+    part = shard(name, tuple(tensor.shape))
+    meta = None if part is None else {"shards": {label: part.to_json()}}
+    tap("activations", {label: tensor}, meta=meta)
 
 
 def _first_tensor(output: Any) -> torch.Tensor | None:

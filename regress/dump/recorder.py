@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from regress.dump.coordinates import Coordinates
 from regress.dump.files import TEMPORARY, unwritable
 from regress.dump.formats import format_named
+from regress.dump.jsontext import Json
 from regress.dump.manifest import MANIFEST, Entry, Manifest, Provenance, write_manifest
 from regress.dump.reader import record_files
 from regress.dump.record import Record
 from regress.dump.stages import FOLDERS, stage_index
 from regress.dump.writer import Writer
 from regress.errors import DumpError
+
+T = TypeVar("T")
 
 
 class Recorder:
@@ -28,6 +31,9 @@ class Recorder:
         options: record type -> whether it is recorded; types left out are not.
         provenance: what the manifest tells about the run.
         overwrite: remove an earlier dump (its manifest, its record files, nothing else) instead of refusing.
+        rank: number of this process among those that record one run into this directory.
+        gather: hands the value of every rank to all of them, in their order. Rank 0 prepares the directory, and
+            writes the manifest once all have written their records.
 
     Raises `DumpError` at once for an unknown format or type, or a directory in use or not writable.
     """
@@ -41,6 +47,8 @@ class Recorder:
         every_n_steps: int = 1,
         provenance: Provenance | None = None,
         overwrite: bool = False,
+        rank: int = 0,
+        gather: Callable[[Any], list[Any]] = lambda value: [value],
     ) -> None:
         if every_n_steps < 1:
             raise DumpError(
@@ -54,7 +62,9 @@ class Recorder:
         self._pending: dict[tuple[str, Coordinates], Record] = {}
         self._entries: dict[Path, tuple[str, Coordinates]] = {}
         self._lock = threading.Lock()
-        _prepare(self.folder, overwrite)
+        self._rank = rank
+        self._gather = gather
+        self._together(lambda: _prepare(self.folder, overwrite) if rank == 0 else None)
         self._writer = Writer(self._format)
 
     def wanted(self, type: str, step: int) -> bool:
@@ -77,7 +87,11 @@ class Recorder:
                 return
             _refuse_twice(old, new)
             old.tensors |= new.tensors
-            old.meta |= new.meta
+            for key, value in new.meta.items():
+                known = old.meta.get(key)
+                old.meta[key] = (
+                    {**known, **value} if isinstance(known, dict) and isinstance(value, dict) else value
+                )
 
     def flush(self, where: Coordinates | None = None) -> None:
         """Hand the records at `where` (None: all) to the writer; raises the writer's first `DumpError`."""
@@ -106,17 +120,41 @@ class Recorder:
 
     def close(self, complete: bool = True) -> None:
         """Write what is pending and, if the run is `complete`, the manifest; raises the first `DumpError`."""
+        if not complete:
+            self._finish()
+            return
+        parts = self._together(self._finish)
+        if self._rank == 0:
+            files = {name: entry for part in parts for name, entry in part.items()}
+            write_manifest(self.folder, Manifest(self._provenance, self._format.name, files))
+
+    def _finish(self) -> dict[str, Entry]:
+        """Write what is pending; the files of this process."""
         try:
             self.flush()
         finally:
             self._writer.close()
-        if complete:
-            stamps = self._writer.stamps
-            files = {
-                path.relative_to(self.folder).as_posix(): Entry(type, where, stamps[path])
-                for path, (type, where) in self._entries.items()
-            }
-            write_manifest(self.folder, Manifest(self._provenance, self._format.name, files))
+        stamps = self._writer.stamps
+        return {
+            path.relative_to(self.folder).as_posix(): Entry(type, where, stamps[path])
+            for path, (type, where) in self._entries.items()
+        }
+
+    def _together(self, work: Callable[[], T]) -> list[T]:
+        """What the work of every rank came to; raises `DumpError` on all of them if it failed on one."""
+        own: T | None = None
+        failure: DumpError | None = None
+        try:
+            own = work()
+        except DumpError as error:
+            failure = error
+        found = self._gather((own, failure and str(failure)))
+        if failure is not None:
+            raise failure
+        for rank, (_, problem) in enumerate(found):
+            if problem is not None:
+                raise DumpError(f"rank {rank} could not record: {problem}")
+        return [value for value, _ in found]
 
 
 def _refuse_twice(old: Record, new: Record) -> None:
@@ -126,10 +164,17 @@ def _refuse_twice(old: Record, new: Record) -> None:
             "give it another name, or say with at(micro=...) or at(update=...) how the two differ"
         )
     for key in new.meta.keys() & old.meta.keys():
-        if old.meta[key] != new.meta[key]:
+        if _contradicts(old.meta[key], new.meta[key]):
             raise DumpError(
                 f"meta {key!r} was tapped with two values for {old.type} at {old.where.stem}: use two names"
             )
+
+
+def _contradicts(old: Json, new: Json) -> bool:
+    """Whether two values cannot stand together; mappings can, where they agree on what both have."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        return any(old[key] != new[key] for key in old.keys() & new.keys())
+    return old != new
 
 
 def _prepare(folder: Path, overwrite: bool) -> None:

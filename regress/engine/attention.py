@@ -47,18 +47,22 @@ def block_causal_mask(
     Padding sees only itself, so that no row of the softmax is empty. Boolean for ``sdpa``; additive, of the
     model's dtype, for ``eager`` (which adds whatever it is given, a boolean mask silently).
     """
-    samples = torch.from_numpy(layout.sample_ids).to(device)
     columns = torch.arange(layout.shape[1], device=device)
-    same = samples[:, :, None] == samples[:, None, :]
-    real = (samples >= 0)[:, :, None]
-    causal = columns[None, :, None] >= columns[None, None, :]
-    itself = columns[None, :, None] == columns[None, None, :]
-    allowed = ((same & real & causal) | itself)[:, None]
+    allowed = visible(layout, columns, columns)
     if implementation != "eager":
         return allowed
     return torch.zeros(allowed.shape, dtype=dtype, device=device).masked_fill_(
         ~allowed, torch.finfo(dtype).min
     )
+
+
+def visible(layout: TokenLayout, queries: Tensor, keys: Tensor) -> Tensor:
+    """``[B, 1, Q, K]``: whether the token in column ``queries[i]`` sees the one in column ``keys[j]`` of its row."""
+    samples = torch.from_numpy(layout.sample_ids).to(queries.device)
+    own = samples[:, queries, None]
+    same = (own == samples[:, None, keys]) & (own >= 0)
+    causal, itself = queries[:, None] >= keys, queries[:, None] == keys
+    return ((same & causal) | itself)[:, None]
 
 
 def varlen_attention(
@@ -96,6 +100,8 @@ def varlen_attention(
         scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=gqa)
         for q, k, v in zip(*(_segments(tensor, varlen) for tensor in (query, key, value)), strict=True)
     ]
+    if not parts:  # a microbatch without tokens still leads to every parameter
+        return (query * 0 + (key.sum() + value.sum()) * 0).transpose(1, 2), None
     packed = torch.cat(parts, dim=2).squeeze(0).transpose(0, 1)
     if varlen.index is not None:
         packed = packed.new_zeros(batch * columns, heads, width).index_copy(0, varlen.index, packed)

@@ -17,7 +17,15 @@ from torch import Tensor
 
 from regress.dump.trajectory import Trajectory
 from regress.engine.attention import VarlenSegments
-from regress.layout import BatchPlan, TokenLayout, offsets_of, plan_microbatches
+from regress.layout import (
+    BatchPlan,
+    RankLayout,
+    RankPlan,
+    SampleKey,
+    TokenLayout,
+    offsets_of,
+    plan_ranks,
+)
 
 
 @dataclass(frozen=True)
@@ -50,29 +58,52 @@ class LossTokens:
 
 @dataclass(frozen=True)
 class Microbatch:
-    """What one forward pass reads: local ``[B, T]`` tensors and the loss tokens among them.
+    """What one forward pass of one rank reads: local ``[B, T]`` tensors, and the loss tokens that it predicts.
 
-    ``local`` is the flat local index of each loss token, ``select`` its index among the mini-batch's ``K``
-    tokens, ``sample_ids`` the key ``(group_id, run_id)`` of each sample that lies here.
+    Attributes:
+        place: where inputs and values of the loss lie.
+        input_ids, position_ids: ``[B, T]``.
+        response_mask: ``[B, T]`` 1 at loss tokens, where the inputs lie.
+        target_ids: ``[B, T]`` token ids where the values of the loss lie; 0 where there is no token.
+        varlen: the segments, for attention kernels that see no padding.
+        local: ``[K]`` flat local index at which the values of each loss token are recorded.
+        predictors: ``[K]`` flat local index of the hidden state that predicts it.
+        select: ``[K]`` index among the mini-batch's loss tokens.
+        sequence: ``[K]`` index of the token's sample in ``sample_ids``, non-decreasing.
+        sample_ids: key ``(group_id, run_id)`` of each sample of which loss tokens may lie here.
+        keys: key of every sample of the mini-batch.
     """
 
-    layout: TokenLayout
+    place: RankLayout
     input_ids: Tensor
     position_ids: Tensor
+    response_mask: Tensor
+    target_ids: Tensor
     varlen: VarlenSegments
     local: Tensor
+    predictors: Tensor
     select: Tensor
     sequence: Tensor
-    sample_ids: tuple[tuple[str, int], ...]
+    sample_ids: tuple[SampleKey, ...]
+    keys: tuple[SampleKey, ...]
+
+    @property
+    def layout(self) -> TokenLayout:
+        """Where the inputs lie."""
+        return self.place.tokens
 
     @property
     def targets(self) -> Tensor:
         """``[K]`` token ids that the model has to predict."""
-        return self.input_ids.reshape(-1)[self.local]
+        return self.target_ids.reshape(-1)[self.local]
+
+    def samples_of(self, layout: TokenLayout) -> tuple[SampleKey, ...]:
+        """The key of the sample of each segment."""
+        return tuple(self.keys[segment.sample] for segment in layout.segments)
 
     def scatter(self, values: Tensor) -> Tensor:
-        """``[K]`` values of the loss tokens as a ``[B, T]`` tensor, each at its own token, 0 elsewhere."""
-        out = values.new_zeros(self.input_ids.shape)
+        """``[K]`` values of the loss tokens as a ``[B, T]`` tensor, each at its place, 0 elsewhere."""
+        out = values.new_zeros(self.place.targets.shape)
         out.view(-1)[self.local] = values
         return out
 
@@ -87,6 +118,7 @@ class TokenBatch:
 
     Attributes:
         lengths: tokens of each sample.
+        keys: ``(group_id, run_id)`` of each sample.
         loss_masks: as given.
         offsets: ``[N + 1]`` start of each sample in flat token tensors.
         mask: ``[sum(lengths)]`` True at loss tokens.
@@ -103,6 +135,7 @@ class TokenBatch:
         self.trajectories = trajectories
         self.device = device or torch.device("cpu")
         self.lengths = [len(trajectory.tokens) for trajectory in trajectories]
+        self.keys: tuple[SampleKey, ...] = tuple(trajectory.key for trajectory in trajectories)
         self.offsets = offsets_of(self.lengths)
         self.loss_masks = loss_masks or [trajectory.loss_mask for trajectory in trajectories]
         self.mask = np.concatenate([np.asarray(mask, dtype=bool) for mask in self.loss_masks])
@@ -121,32 +154,36 @@ class TokenBatch:
         flat = np.concatenate([np.asarray(values) for values in recorded])
         return torch.from_numpy(flat[self.mask]).to(self.device, dtype)
 
-    def microbatches(self, plan: BatchPlan) -> list[Microbatch]:
-        """The batch under a plan: every token lies in exactly one microbatch."""
+    def microbatches(self, plan: BatchPlan, ranks: RankPlan | None = None, rank: int = 0) -> list[Microbatch]:
+        """The microbatches of a rank under a plan: every token lies in exactly one, on one of the ranks."""
         tokens = np.concatenate([np.asarray(t.tokens, dtype=np.int64) for t in self.trajectories])
         order = np.cumsum(self.mask) - 1
-        return [self._project(layout, tokens, order) for layout in plan_microbatches(self.lengths, plan)]
+        places = plan_ranks(self.lengths, plan, ranks or RankPlan())[rank]
+        return [self._project(place, tokens, order) for place in places]
 
-    def _project(
-        self, layout: TokenLayout, tokens: NDArray[np.int64], order: NDArray[np.int64]
-    ) -> Microbatch:
-        canonical, local = layout.indices(self.offsets)
+    def _project(self, place: RankLayout, tokens: NDArray[np.int64], order: NDArray[np.int64]) -> Microbatch:
+        canonical, local = place.targets.indices(self.offsets)
         wanted = self.mask[canonical]
-        widths = [segment.stop - segment.start for segment in layout.segments]
-        segment_of = np.repeat(np.arange(len(widths)), widths)
-        keys = tuple(
-            (self.trajectories[s.sample].group_id, self.trajectories[s.sample].run_id)
-            for s in layout.segments
-        )
+        canonical, local = canonical[wanted], local[wanted]
+        present = [
+            segment.sample for segment in place.whole.segments
+        ]  # the same numbers on all ranks that share them
+        number = {sample: index for index, sample in enumerate(present)}
+        sequence = [np.full(s.stop - s.start, number[s.sample]) for s in place.targets.segments]
+        shifted = place.targets is not place.tokens  # values lie where their token is predicted
         return Microbatch(
-            layout=layout,
-            input_ids=self._tensor(layout.scatter(tokens, self.offsets)),
-            position_ids=self._tensor(layout.position_ids),
-            varlen=VarlenSegments.of(layout, self._tensor(local)),
-            local=self._tensor(local[wanted]),
-            select=self._tensor(order[canonical[wanted]]),
-            sequence=self._tensor(segment_of[wanted]),
-            sample_ids=keys,
+            place=place,
+            input_ids=self._tensor(place.tokens.scatter(tokens, self.offsets)),
+            position_ids=self._tensor(place.tokens.position_ids),
+            response_mask=self._tensor(place.tokens.scatter(self.mask.astype(np.int64), self.offsets)),
+            target_ids=self._tensor(place.targets.scatter(tokens, self.offsets)),
+            varlen=VarlenSegments.of(place.tokens, self._tensor(place.tokens.indices(self.offsets)[1])),
+            local=self._tensor(local),
+            predictors=self._tensor(local if shifted else local - 1),
+            select=self._tensor(order[canonical]),
+            sequence=self._tensor(np.concatenate([np.zeros(0, np.int64), *sequence])[wanted]),
+            sample_ids=tuple(self.keys[sample] for sample in present),
+            keys=self.keys,
         )
 
     def _tensor(self, array: NDArray[Any]) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from pathlib import Path
 from torch.optim import AdamW
 from transformers import PreTrainedTokenizerBase
 
-from regress.dump.hooks import matching_modules, matching_parameters, record_activations
+from regress.dump.hooks import matching_modules, matching_parameters, record_modules
 from regress.dump.manifest import Provenance
 from regress.dump.recorder import Recorder
 from regress.dump.taps import recording
@@ -31,6 +32,7 @@ from regress.engine.tokenizer import fingerprint, load_tokenizer, train_tokenize
 from regress.engine.trainer import Trainer
 from regress.engine.warm_start import warm_start
 from regress.engine.workers import make_worker
+from regress.engine.world import Alone, World
 from regress.errors import ConfigError
 from regress.tasks.dataset import Dataset, make_dataset
 from regress.tasks.environments import Environment, make_environment
@@ -51,12 +53,14 @@ class Run:
     recorder: Recorder | None
 
 
-def build(config: Config, resources: ExitStack, progress: Progress) -> Run:
+def build(config: Config, resources: ExitStack, progress: Progress, world: World | None = None) -> Run:
     """Data, tokenizer, rollout worker, model, optional warm start, reference and optimizer.
 
     Everything that can be refused (an unwritable dump directory, a recording that does not fit) is refused
-    before anything is computed. ``resources`` closes what the run leaves open.
+    before anything is computed. ``resources`` closes what the run leaves open. ``world`` is by default this process
+    alone.
     """
+    world = world or Alone()
     task = make_task(config.task.name, config.task.level, config.task.params, config.seed)
     dataset = make_dataset(task, config.task.train_size, config.task.eval_size)
     environment = None if config.task.environment is None else make_environment(config.task.environment)
@@ -65,26 +69,31 @@ def build(config: Config, resources: ExitStack, progress: Progress) -> Run:
     if environment is not None:
         dialogue = Dialogue(environment, tokenizer, config.task.max_turns, dataset.train[0])
     prompts = PromptSource(dataset, tokenizer, config, dialogue)
-    origin = provenance(config, fingerprint(tokenizer))
-    policy = build_policy(config, tokenizer)
+    origin = provenance(config, fingerprint(tokenizer), world.plan.mesh)
+    policy = build_policy(config, tokenizer, world)
     frozen = build_reference(config, tokenizer, policy)
     optimizer = _optimizer(config, policy)
-    worker = make_worker(config, policy, tokenizer, prompts, origin, dialogue)
-    if config.rollout_mock.enable and config.rollout_mock.mode == "dump":
+    worker = make_worker(config, policy, tokenizer, prompts, origin, dialogue, world)
+    if config.rollout_mock.enable and config.rollout_mock.mode == "dump" and world.main:
         rollouts = Recorder(config.rollout_mock.dump_dir, options={}, provenance=origin)
         worker = resources.enter_context(RecordingWorker(worker, rollouts, trajectory_meta(origin)))
-    recorder = _recorder(config, policy, origin) if config.debug.enable_data_dump else None
+    recorder = _recorder(config, policy, origin, world) if config.debug.enable_data_dump else None
     if recorder is not None:
         resources.enter_context(recording(recorder))
         if config.debug.dump_options.activations:
-            resources.enter_context(record_activations(policy.model, config.debug.target_module_pattern))
+            pattern = config.debug.target_module_pattern
+            found = {name: module for name, module in policy.modules().items() if re.search(pattern, name)}
+            resources.enter_context(record_modules(found, policy.output_shard))
     if config.warm_start.steps:
         advance = progress("warm start", config.warm_start.steps)
         warm_start(policy, prompts.demonstrations, config.warm_start, advance)
-    reference = Reference(policy, config.reference, frozen) if config.algorithm.needs_reference else None
+    reference = None
+    if config.algorithm.needs_reference:
+        reference = Reference(policy, config.reference, frozen, world)
     updates = config.max_steps * updates_per_rollout(config)
     trainer = Trainer(
         config=config,
+        world=world,
         policy=policy,
         reference=reference,
         optimizer=optimizer,
@@ -115,14 +124,14 @@ def _tokenizer_path(config: Config) -> str | None:
     return config.tokenizer.path
 
 
-def _recorder(config: Config, policy: LocalPolicy, origin: Provenance) -> Recorder:
+def _recorder(config: Config, policy: LocalPolicy, origin: Provenance, world: World) -> Recorder:
     """The recorder, once it is sure that the patterns find something: it may have to remove an earlier dump."""
     debug = config.debug
     wanted = debug.dump_options
     if wanted.param or wanted.gradient or wanted.optimizer:
-        matching_parameters(policy.named_parameters(), debug.target_param_pattern)
+        matching_parameters(policy.whole_model().named_parameters(), debug.target_param_pattern)
     if wanted.activations:
-        found = matching_modules(policy.model, debug.target_module_pattern)
+        found = matching_modules(policy.whole_model(), debug.target_module_pattern)
         if config.model.compile is not None:
             _require_outside(found, blocks_of(policy.model), config)
     return Recorder(
@@ -132,6 +141,8 @@ def _recorder(config: Config, policy: LocalPolicy, origin: Provenance) -> Record
         every_n_steps=debug.dump_every_n_steps,
         provenance=origin,
         overwrite=debug.overwrite,
+        rank=world.rank,
+        gather=world.gather,
     )
 
 
@@ -156,5 +167,5 @@ def _optimizer(config: Config, policy: LocalPolicy) -> AdamW:
         implementation=chosen.implementation,
     )
     if chosen.state_path is not None:
-        load_state(optimizer, policy.named_parameters(), chosen.state_path)
+        load_state(optimizer, policy, chosen.state_path)
     return optimizer

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -10,33 +9,36 @@ from torch import Tensor, nn
 
 from regress.dump.arrays import Array
 from regress.dump.reader import read
+from regress.engine.policy import LocalPolicy
 from regress.errors import ConfigError, DumpError
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 STATES = ("step", *MOMENTS)
 
 
-def load_state(
-    optimizer: torch.optim.AdamW, named: Iterable[tuple[str, nn.Parameter]], path: str | Path
-) -> None:
+def load_state(optimizer: torch.optim.AdamW, policy: LocalPolicy, path: str | Path) -> None:
     """Start from the state in a dump's file of type ``optimizer`` (``<parameter>/<state>``).
 
     Learning rate and the other settings stay those of the optimizer; the moments are converted to the dtype and
     device of their parameters.
 
     Args:
-        named: the parameters of the optimizer, in its order.
+        policy: whose parameters the optimizer has, in its order; of a policy on several ranks each takes its part.
 
     Raises:
         ConfigError: if the file cannot be read, or is not the whole state of exactly these parameters.
     """
     stated = f"optimizer.state_path={str(path)!r}"
     tensors = _read(Path(path), stated)
-    parameters = dict(named)
-    _check_names(tensors, parameters, stated)
+    whole = dict(policy.whole_model().named_parameters())
+    _check_names(tensors, whole, stated)
     state = {
-        index: {key: _state(tensors[f"{name}/{key}"], name, key, parameter, stated) for key in STATES}
-        for index, (name, parameter) in enumerate(parameters.items())
+        index: {
+            key: policy.part(name, value) if value.dim() else value
+            for key in STATES
+            for value in [_state(tensors[f"{name}/{key}"], name, key, whole[name], stated)]
+        }
+        for index, (name, _) in enumerate(policy.named_parameters())
     }
     # load_state_dict brings the moments, and the step counts where they have to be, to the parameters
     optimizer.load_state_dict({**optimizer.state_dict(), "state": state})

@@ -10,16 +10,17 @@ from regress.engine.config.schema import Config, ModelConfig
 from regress.engine.models import build_model, place
 from regress.engine.policy import LocalPolicy
 from regress.engine.projection import require_plain_logits
+from regress.engine.world import World
 from regress.errors import ConfigError
 
 
-def build_policy(config: Config, tokenizer: PreTrainedTokenizerBase) -> LocalPolicy:
-    """The policy before any training, on its device.
+def build_policy(config: Config, tokenizer: PreTrainedTokenizerBase, world: World) -> LocalPolicy:
+    """The policy before any training, on its device or devices.
 
     Raises:
         ConfigError: if the model does not fit tokenizer or sequences, or cannot run.
     """
-    return LocalPolicy(
+    return world.policy(
         _model(config, config.model, tokenizer, "model"),
         compile=config.model.compile,
         log_prob_chunk_size=config.batching.log_prob_chunk_size,
@@ -41,7 +42,7 @@ def build_reference(
         return None
     chosen = replace(config.model, path=config.reference.path, config={}, gradient_checkpointing=False)
     model = _model(config, chosen, tokenizer, "reference")
-    shapes = [{name: p.shape for name, p in m.named_parameters()} for m in (model, policy.model)]
+    shapes = [{name: p.shape for name, p in m.named_parameters()} for m in (model, policy.whole_model())]
     if config.reference.sync_every_n_steps is not None and shapes[0] != shapes[1]:
         name = min(name for name, _ in shapes[0].items() ^ shapes[1].items())
         raise ConfigError(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol, TypeVar
 
 import torch
@@ -12,12 +13,15 @@ from transformers import PreTrainedModel
 
 from regress.dump.hooks import joined
 from regress.dump.taps import at
+from regress.engine import taps
 from regress.engine.attention import VARLEN, block_causal_mask
 from regress.engine.batch import Microbatch
 from regress.engine.compiled import CompiledBlocks
+from regress.engine.local import local
 from regress.engine.precision import arithmetic
 from regress.engine.projection import Entropy, chunked_log_probs, hidden_at, logits_at
 from regress.grpo.logprobs import TokenLogProbs, token_log_probs
+from regress.layout import ShardLayout
 
 Result = TypeVar("Result")
 Loss = Callable[[Microbatch, TokenLogProbs], tuple[Tensor, Result]]
@@ -44,7 +48,17 @@ class Policy(Protocol):
         """Total 2-norm of the logical gradient before clipping; scales the gradients down to ``max_norm``."""
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Parameters under their logical names."""
+        """Parameters under their logical names, those of them that lie here."""
+
+    def shard(self, name: str) -> ShardLayout | None:
+        """Which part of the parameter of that name lies here; ``None`` for all of it."""
+
+    def across(self, values: Tensor) -> Tensor:
+        """Sum over the ranks that each hold a part of the same samples, on all of them; differentiable."""
+
+    @property
+    def backward_scale(self) -> float:
+        """What a share of the loss is multiplied by before the backward pass, because gradients are averaged."""
 
 
 class LocalPolicy:
@@ -72,9 +86,15 @@ class LocalPolicy:
         self.log_prob_chunk_size = log_prob_chunk_size
         self._entropy: Entropy = True if entropy_gradient else "no_grad"
         self.compile = compile
+        self._callable: nn.Module = model  # what is called, should something be wrapped around the model
         self._blocks = None if compile is None else CompiledBlocks(model, compile)
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
+
+    @property
+    def backward_scale(self) -> float:
+        """What a share of the loss is multiplied by before the backward pass."""
+        return 1.0
 
     @property
     def log_prob_dtype(self) -> torch.dtype:
@@ -90,12 +110,21 @@ class LocalPolicy:
         """One microbatch after the other; see :class:`Policy`."""
         results: list[Result] = []
         for index, micro in enumerate(microbatches):
-            with at(micro=index):
-                share, result = loss(micro, self._forward(micro, entropy=self._entropy))
-            with arithmetic(self.dtype):
-                share.backward()
+            with self._accumulating(last=index == len(microbatches) - 1):
+                with at(micro=index):
+                    taps.inputs(micro)
+                    share, result = loss(micro, self._forward(micro, entropy=self._entropy))
+                with arithmetic(self.dtype):
+                    self._backward(share)
             results.append(result)
         return results
+
+    def _accumulating(self, *, last: bool) -> AbstractContextManager[object]:
+        """Around the passes of one microbatch; with the last one the gradient is complete."""
+        return nullcontext()
+
+    def _backward(self, share: Tensor) -> None:
+        share.backward()
 
     def zero_grad(self) -> None:
         """Drop all gradients."""
@@ -103,51 +132,102 @@ class LocalPolicy:
 
     def clip_grad_norm(self, max_norm: float | None) -> Tensor:
         """Total 2-norm of the gradient before clipping."""
-        parameters = [p for p in self.model.parameters() if p.grad is not None]
+        named = {name: local(p.grad) for name, p in self.named_parameters() if p.grad is not None}
         wide = self.log_prob_dtype  # a norm in bfloat16 is off by up to 0.4 %
-        norms = [torch.linalg.vector_norm(p.grad, dtype=wide) for p in parameters if p.grad is not None]
-        if not norms:
-            return torch.zeros((), dtype=wide, device=self.device)
-        norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+        norms = {name: torch.linalg.vector_norm(grad, dtype=wide) for name, grad in named.items()}
+        norm = self._total_norm(norms)
         if max_norm is not None:
-            nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+            factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)  # as torch.nn.utils.clip_grad_norm_
+            for grad in named.values():
+                grad.mul_(factor)
+        return norm
+
+    def _total_norm(self, norms: Mapping[str, Tensor]) -> Tensor:
+        """2-norm of all parameters' gradients, from those of each."""
+        if not norms:
+            return torch.zeros((), dtype=self.log_prob_dtype, device=self.device)
+        norm: Tensor = torch.linalg.vector_norm(torch.stack(list(norms.values())))
         return norm
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Parameters under the names of the Hugging Face model; tied ones once."""
         return self.model.named_parameters()
 
-    def _forward(self, micro: Microbatch, *, entropy: Entropy) -> TokenLogProbs:
-        at_loss = micro.local - 1  # the hidden state that predicts a token lies one column before it
+    def shard(self, name: str) -> ShardLayout | None:
+        """Parameters are whole."""
+        return None
+
+    def part(self, name: str, whole: Tensor) -> Tensor:
+        """The part of a tensor like the parameter of that name which lies here, placed like the parameter."""
+        return whole
+
+    def across(self, values: Tensor) -> Tensor:
+        """Samples are whole."""
+        return values
+
+    def output_shard(self, module: str, shape: tuple[int, ...]) -> ShardLayout | None:
+        """Which part of a module's whole output an output of this shape is; ``None`` for all of it."""
+        return None
+
+    def modules(self) -> dict[str, nn.Module]:
+        """The modules that compute here, by name."""
+        return {name: module for name, module in self.model.named_modules() if name}
+
+    def whole_model(self) -> PreTrainedModel:
+        """The model with all of its parameters, to sample from, to copy and to save."""
+        return self.model
+
+    def _forward(
+        self,
+        micro: Microbatch,
+        *,
+        entropy: Entropy,
+        model: PreTrainedModel | None = None,
+        hidden: Tensor | None = None,
+    ) -> TokenLogProbs:
+        """Log-probs of the loss tokens of a microbatch.
+
+        Args:
+            model: the last stage of a pipeline, in place of the whole model.
+            hidden: what the stage before handed on, in place of token ids.
+        """
+        model = self.model if model is None else model
         if self.log_prob_chunk_size is None:
-            with arithmetic(self.dtype), logits_at(self.model, at_loss):
-                logits = self._run(micro).squeeze(0)
-            return token_log_probs(logits, micro.targets, temperature=self.temperature, entropy=entropy)
+            with arithmetic(self.dtype), logits_at(model, micro.predictors):
+                logits = self._run(model, micro, hidden).squeeze(0)
+            return self._token_log_probs(logits, micro.targets, entropy)
         with arithmetic(self.dtype), joined(dim=1):
-            with hidden_at(self.model, at_loss) as found:
-                self._run(micro)
+            with hidden_at(model, micro.predictors) as found:
+                self._run(model, micro, hidden)
             return chunked_log_probs(
-                self.model,
+                model,
                 found[0],
                 micro.targets,
+                functools.partial(self._token_log_probs, entropy=entropy),
                 chunk=self.log_prob_chunk_size,
-                temperature=self.temperature,
-                entropy=entropy,
             )
 
-    def _run(self, micro: Microbatch) -> Tensor:
-        """The logits that the model returns, ``[1, K, V]``."""
-        implementation = self.model.config._attn_implementation
-        if implementation == VARLEN:
-            mask = torch.from_numpy(micro.layout.attention_mask).to(self.device)
-        else:
-            mask = block_causal_mask(micro.layout, implementation, self.dtype, self.device)
+    def _token_log_probs(self, logits: Tensor, targets: Tensor, entropy: Entropy) -> TokenLogProbs:
+        return token_log_probs(logits, targets, temperature=self.temperature, entropy=entropy)
+
+    def _run(self, model: PreTrainedModel, micro: Microbatch, hidden: Tensor | None = None) -> Tensor:
+        """The logits that the model returns, ``[1, K, V]``, or the hidden states of a stage that is not the last."""
+        call = self._callable if model is self.model else model
+        first = {"input_ids": micro.input_ids} if hidden is None else {"inputs_embeds": hidden}
         with nullcontext() if self._blocks is None else self._blocks.active():
-            logits: Tensor = self.model(
-                input_ids=micro.input_ids,
+            logits: Tensor = call(
+                **first,
                 position_ids=micro.position_ids,
-                attention_mask=mask,
                 use_cache=False,
                 varlen=micro.varlen,
+                **self._attention(micro),
             ).logits
         return logits
+
+    def _attention(self, micro: Microbatch) -> dict[str, object]:
+        """Keyword arguments of the model that tell its attention which tokens see which."""
+        implementation = self.model.config._attn_implementation
+        if implementation == VARLEN:
+            return {"attention_mask": torch.from_numpy(micro.layout.attention_mask).to(self.device)}
+        mask = block_causal_mask(micro.layout, implementation, self.dtype, self.device)
+        return {"attention_mask": mask}

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from regress.engine.attention import VarlenSegments
 from regress.engine.precision import arithmetic, checkpoint_contexts
 from regress.errors import ConfigError
-from regress.grpo.logprobs import TokenLogProbs, token_log_probs
+from regress.grpo.logprobs import TokenLogProbs
 
 Entropy = bool | Literal["no_grad"]
 
@@ -55,12 +55,11 @@ def chunked_log_probs(
     model: PreTrainedModel,
     hidden: Tensor,
     targets: Tensor,
+    log_probs: Callable[[Tensor, Tensor], TokenLogProbs],
     *,
     chunk: int,
-    temperature: float,
-    entropy: Entropy,
 ) -> TokenLogProbs:
-    """`token_log_probs` of the projected hidden states ``[1, K, H]``, ``chunk`` rows at a time.
+    """``log_probs(logits, targets)`` of the projected hidden states ``[1, K, H]``, ``chunk`` rows at a time.
 
     Logits of a chunk are dropped once its log-probs are known, and computed again in the backward pass. The
     mathematics is the same; the gradient of the projection's weight is summed chunk by chunk.
@@ -68,7 +67,7 @@ def chunked_log_probs(
     head = model.get_output_embeddings()
 
     def project(rows: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor | None]:
-        out = token_log_probs(head(rows).squeeze(0), wanted, temperature=temperature, entropy=entropy)
+        out = log_probs(head(rows).squeeze(0), wanted)
         return out.log_probs, out.entropy
 
     contexts = functools.partial(checkpoint_contexts, model.dtype)
@@ -78,8 +77,8 @@ def chunked_log_probs(
         else project(rows, wanted)
         for rows, wanted in zip(hidden.split(chunk, dim=1), targets.split(chunk), strict=True)
     ]
-    log_probs, entropies = zip(*parts, strict=True)
-    return TokenLogProbs(torch.cat(log_probs), None if entropies[0] is None else torch.cat(entropies))
+    values, entropies = zip(*parts, strict=True)
+    return TokenLogProbs(torch.cat(values), None if entropies[0] is None else torch.cat(entropies))
 
 
 def require_plain_logits(model: PreTrainedModel) -> None:
@@ -113,7 +112,8 @@ def _rows(hidden: Tensor, index: Tensor) -> Tensor:
 def _before_head(
     model: PreTrainedModel, hook: Callable[[nn.Module, tuple[Tensor, ...]], tuple[Tensor, ...]]
 ) -> Iterator[None]:
-    handle = model.get_output_embeddings().register_forward_pre_hook(hook)
+    # before the hooks of a parallel strategy, which may turn the hidden states into something else
+    handle = model.get_output_embeddings().register_forward_pre_hook(hook, prepend=True)
     try:
         yield
     finally:

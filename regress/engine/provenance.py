@@ -8,19 +8,22 @@ from typing import Any
 from regress.dump.manifest import Provenance, environment
 from regress.engine.config import to_plain
 from regress.engine.config.schema import Config
+from regress.layout import Mesh
 
 _SUPERSEDED = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 """Variables that the number of threads in force, which is recorded too, makes irrelevant."""
 
 
-def provenance(config: Config, tokenizer: str) -> Provenance:
-    """Configuration, versions, determinism environment and tokenizer fingerprint of this run."""
+def provenance(config: Config, tokenizer: str, mesh: Mesh | None = None) -> Provenance:
+    """Configuration, versions, determinism environment, tokenizer fingerprint and ranks of this run."""
+    ranks = mesh or Mesh()
     found = environment(config.device, config.threads)
     found["variables"] |= config.system_envs  # whoever sets a variable for a run holds it to be of influence
     return Provenance(
         config=to_plain(config),
         environment=found,
         tokenizer={"fingerprint": tokenizer},
+        mesh={"world_size": ranks.world_size, **(ranks.sizes if ranks.world_size > 1 else {})},
     )
 
 

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from regress.engine.batch import Microbatch
 from regress.engine.config.schema import ReferenceConfig
 from regress.engine.policy import LocalPolicy
+from regress.engine.world import Alone, World
 
 
 class Reference:
@@ -22,13 +23,17 @@ class Reference:
     """
 
     def __init__(
-        self, policy: LocalPolicy, config: ReferenceConfig, model: PreTrainedModel | None = None
+        self,
+        policy: LocalPolicy,
+        config: ReferenceConfig,
+        model: PreTrainedModel | None = None,
+        world: World | None = None,
     ) -> None:
         self._source = policy
         self._config = config
-        frozen = (copy.deepcopy(policy.model) if model is None else model).requires_grad_(False)
-        self._policy = LocalPolicy(
-            frozen,
+        frozen = copy.deepcopy(policy.whole_model()) if model is None else model
+        self._policy = (world or Alone()).policy(
+            frozen.requires_grad_(False),
             temperature=policy.temperature,
             compile=policy.compile,
             log_prob_chunk_size=policy.log_prob_chunk_size,
@@ -36,7 +41,7 @@ class Reference:
 
     @property
     def model(self) -> PreTrainedModel:
-        """The frozen model."""
+        """The frozen model, or the part of it that lies here."""
         return self._policy.model
 
     def log_probs(self, microbatches: Sequence[Microbatch]) -> list[Tensor]:

@@ -15,8 +15,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from regress.dump.recorder import Recorder
 from regress.dump.trajectory import Trajectory, to_record
 from regress.engine.dialogue import Conversation, Dialogue
+from regress.engine.policy import LocalPolicy
 from regress.engine.sampling import SamplingParams, UndefinedDistribution, sample
 from regress.engine.tokenizer import completion_text
+from regress.engine.world import World
 from regress.errors import RegressError
 from regress.tasks.problem import Problem
 from regress.tasks.rewards import Reward
@@ -66,6 +68,7 @@ class HFRolloutWorker:
         batch_size: int,
         seed: int,
         dialogue: Dialogue | None = None,
+        stream: int = 0,
     ) -> None:
         self._model = model
         self._tokenizer = tokenizer
@@ -73,6 +76,7 @@ class HFRolloutWorker:
         self._score = score
         self._batch_size = batch_size
         self._seed = seed
+        self._stream = [stream] if stream else []  # ranks draw from generators of their own
         self._dialogue = dialogue
 
     def rollout(self, step: int, prompts: Sequence[Prompt], split: str) -> list[Trajectory]:
@@ -86,7 +90,7 @@ class HFRolloutWorker:
         trajectories: list[Trajectory] = []
         for start in range(0, len(runs), self._batch_size):
             chunk = runs[start : start + self._batch_size]
-            seed = (self._seed, step, split, start)
+            seed = (self._seed, step, split, start, *self._stream)
             try:
                 talks = self._converse([prompt for prompt, _ in chunk], params, seed)
             except UndefinedDistribution as error:
@@ -156,6 +160,43 @@ class HFRolloutWorker:
             ground_truth=prompt.problem.answer,
             temperature=None if split == VAL else self._params.temperature,  # greedy has none
         )
+
+
+class SharedRollouts:
+    """The rollouts of all ranks: each samples completions of its own prompts from the whole policy, and gets all.
+
+    Before sampling the weights of the policy are gathered into the model that the worker samples from.
+    """
+
+    def __init__(self, worker: RolloutWorker, policy: LocalPolicy, world: World) -> None:
+        self._worker = worker
+        self._policy = policy
+        self._world = world
+
+    def rollout(self, step: int, prompts: Sequence[Prompt], split: str) -> list[Trajectory]:
+        """Trajectories of all prompts, in their order, on every rank.
+
+        Raises:
+            RegressError: on every rank, if one of them cannot sample.
+        """
+        self._policy.whole_model()
+        ranks = self._world.plan.mesh.world_size
+        own = prompts[self._world.rank :: ranks]
+        found: list[Trajectory] = []
+        problem: str | None = None
+        try:
+            found = self._worker.rollout(step, own, split) if own else []
+        except RegressError as error:
+            problem = str(error)
+        parts = self._world.gather((found, problem))
+        for _, other in parts:
+            if other is not None:
+                raise RegressError(other)
+        by_group: dict[str, list[Trajectory]] = {}
+        for part, _ in parts:
+            for trajectory in part:
+                by_group.setdefault(trajectory.group_id, []).append(trajectory)
+        return [trajectory for prompt in prompts for trajectory in by_group[prompt.group_id]]
 
 
 class RecordingWorker(AbstractContextManager["RecordingWorker"]):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,21 +18,28 @@ from regress.engine.environment import configure_torch, export_environment
 from regress.engine.evaluation import PASS_RATE, due, pass_rate
 from regress.engine.outputs import Outputs
 from regress.engine.tracking import Log, tracking
+from regress.engine.world import Alone, World
 from regress.errors import RegressError, reason
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """Where a run left its files, the metrics of its last step, and the held-out pass rate by step."""
+    """Where a run left its files, the metrics of its last step, and the held-out pass rate by step.
+
+    ``main`` tells the rank that wrote them from the others.
+    """
 
     output_dir: Path
     dump_dir: Path | None
     metrics: dict[str, float]
     pass_rates: dict[int, float]
+    main: bool = True
 
 
-def train(config: Config, console: Console) -> RunResult:
+def train(config: Config, console: Console, world: World | None = None) -> RunResult:
     """Train as configured. A progress bar and a line per evaluation go to the console, the rest to files.
+
+    Of several ranks the first writes, and each records its own tensors.
 
     Raises:
         RegressError: whatever a user can mend, in one sentence.
@@ -40,20 +47,34 @@ def train(config: Config, console: Console) -> RunResult:
     export_environment(config.system_envs)
     configure_torch(config.threads)
     disable_progress_bar()
+    world = world or Alone()
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    bars = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-    with bars, _memory_errors(), Outputs(Path(config.output_dir)) as outputs, ExitStack() as resources:
+    bars = Progress(
+        *columns, console=console, transient=True, disable=not (console.is_terminal and world.main)
+    )
+    with bars, _memory_errors(), _outputs(config, world) as outputs, ExitStack() as resources:
 
         def progress(name: str, total: int) -> Callable[[], None]:
             task = bars.add_task(name, total=total)
             return lambda: bars.advance(task)
 
-        log = resources.enter_context(tracking(config, outputs))
-        run = build(config, resources, progress)
+        log = _silent if outputs is None else resources.enter_context(tracking(config, outputs))
+        run = build(config, resources, progress, world)
         metrics, pass_rates = _loop(run, log, progress("training", config.max_steps), console)
-        outputs.save(run.trainer.policy.model, run.tokenizer)
+        model = run.trainer.policy.whole_model()
+        if outputs is not None:
+            outputs.save(model, run.tokenizer)
     dump_dir = run.recorder.folder if run.recorder is not None else None
-    return RunResult(outputs.folder, dump_dir, metrics, pass_rates)
+    return RunResult(Path(config.output_dir), dump_dir, metrics, pass_rates, world.main)
+
+
+def _outputs(config: Config, world: World) -> AbstractContextManager[Outputs | None]:
+    """The files of a run, which its first rank writes."""
+    return Outputs(Path(config.output_dir)) if world.main else nullcontext()
+
+
+def _silent(step: int, metrics: Mapping[str, float]) -> None:
+    """What a rank that writes nothing does with its metrics."""
 
 
 def _loop(
@@ -65,7 +86,8 @@ def _loop(
         row: dict[str, float] = {}
         if due(run.config, step):
             row[PASS_RATE] = pass_rates[step] = pass_rate(run.trainer.worker, run.prompts.evaluation(), step)
-            console.print(f"step {step}: greedy pass rate on held-out prompts {pass_rates[step]:.3f}")
+            if run.trainer.world.main:
+                console.print(f"step {step}: greedy pass rate on held-out prompts {pass_rates[step]:.3f}")
         if step < run.config.max_steps:
             metrics = run.trainer.step(step)
             row |= metrics

@@ -8,6 +8,7 @@ microbatches and ranks only have to be added.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -18,6 +19,7 @@ from torch.optim import Optimizer
 from regress.engine import optim, taps
 from regress.engine.batch import LossTokens, Microbatch
 from regress.engine.policy import Policy
+from regress.engine.world import Alone, World
 from regress.errors import RegressError
 from regress.grpo.aggregation import token_weights
 from regress.grpo.inputs import InputError
@@ -75,15 +77,17 @@ def train_step(
     microbatches: Sequence[Microbatch],
     objective: Objective,
     *,
+    world: World | None = None,
     max_grad_norm: float | None,
     target_params: str = ".*",
 ) -> StepOutcome:
-    """One optimizer update on one mini-batch.
+    """One optimizer update on one mini-batch, by all ranks together.
 
     Args:
         tokens: weights, advantages and recorded log-probs of its ``K`` loss tokens; old log-probs of ``None`` are
             those of the forward pass itself, so that every ratio is 1.
-        microbatches: the same tokens under a layout.
+        microbatches: those of this rank: the same tokens, or its part of them, under a layout.
+        world: the ranks; by default this process alone.
         max_grad_norm: the gradient is scaled down to this 2-norm; ``None`` leaves it.
         target_params: pattern of the parameters whose gradients, values and optimizer state are dumped.
 
@@ -109,6 +113,7 @@ def train_step(
                 ref_log_probs_K=part.ref_log_probs,
                 sampler_log_probs_K=part.sampler_log_probs,
                 entropy_K=out.entropy,
+                across=policy.across,
             )
         except InputError as error:
             index = next(index for index, known in enumerate(microbatches) if known is micro)
@@ -117,7 +122,7 @@ def train_step(
             ) from error
         share = (part.weights.to(terms.loss_K.dtype) * terms.loss_K).sum()
         metrics = token_metrics(terms)
-        taps.loss(micro, part, out, terms, share, metrics, tokens, objective)
+        taps.loss(micro, part, out, terms, share, metrics, tokens, objective, policy.backward_scale)
         return share, Share(share.detach(), metrics)
 
     policy.zero_grad()
@@ -125,26 +130,61 @@ def train_step(
     taps.gradients(policy, target_params)
     grad_norm = policy.clip_grad_norm(max_grad_norm)
     taps.grad_norm(grad_norm)
-    _refuse_nonfinite(microbatches, shares, grad_norm)
+    outcome = _combined(world or Alone(), _own_part(microbatches, shares, grad_norm), grad_norm)
     optim.update(optimizer)
     taps.after_update(policy, optimizer, target_params)
-    total = torch.stack([share.loss for share in shares]).sum()
-    metrics = functools.reduce(add_metrics, (share.metrics for share in shares))
-    return StepOutcome(total.item(), grad_norm.item(), metrics)
+    return outcome
 
 
-def _refuse_nonfinite(microbatches: Sequence[Microbatch], shares: Sequence[Share], grad_norm: Tensor) -> None:
-    for index, (micro, share) in enumerate(zip(microbatches, shares, strict=True)):
+@dataclass(frozen=True)
+class _Part:
+    """What one rank has to say of an update; ``problem`` is why it must not be made."""
+
+    loss: float
+    metrics: dict[str, Metric]
+    problem: str | None
+
+
+def _own_part(microbatches: Sequence[Microbatch], shares: Sequence[Share], grad_norm: Tensor) -> _Part:
+    loss = math.fsum(share.loss.item() for share in shares) if _all_finite(shares) else math.nan
+    metrics: dict[str, Metric] = functools.reduce(add_metrics, (share.metrics for share in shares), {})
+    return _Part(loss, metrics, _nonfinite(microbatches, shares, grad_norm))
+
+
+def _combined(world: World, own: _Part, grad_norm: Tensor) -> StepOutcome:
+    """The update as a whole: tensor-parallel ranks compute the same loss, so one of each group counts.
+
+    Raises:
+        RegressError: on every rank, if one of them has a problem.
+    """
+    parts = world.gather(own)
+    for part in parts:
+        if part.problem is not None:
+            raise RegressError(part.problem)
+    mesh = world.plan.mesh
+    distinct = [part for rank, part in enumerate(parts) if mesh.coordinates(rank)["tp"] == 0]
+    metrics = functools.reduce(add_metrics, (part.metrics for part in distinct))
+    return StepOutcome(math.fsum(part.loss for part in distinct), grad_norm.item(), metrics)
+
+
+def _all_finite(shares: Sequence[Share]) -> bool:
+    return all(bool(share.loss.isfinite()) for share in shares)
+
+
+def _nonfinite(microbatches: Sequence[Microbatch], shares: Sequence[Share], grad_norm: Tensor) -> str | None:
+    """Why the update must not be made, if so; a rank without the end of the pipeline has no shares."""
+    for index, (micro, share) in enumerate(zip(microbatches, shares, strict=False)):
         if not share.loss.isfinite():
-            raise RegressError(
+            return (
                 f"{_named(index, micro)} has the loss {share.loss.item()}, so no update was made; "
                 "look at its terms with debug.dump_options.is_loss_debug=true"
             )
     if not grad_norm.isfinite():
-        raise RegressError(
+        return (
             f"the gradient norm is {grad_norm.item()}, so the update was not made; "
             "look for the parameter with debug.dump_options.gradient=true"
         )
+    return None
 
 
 def _named(index: int, micro: Microbatch) -> str:

@@ -6,22 +6,26 @@ under the microbatch's layout, each value at its own token, 0 where there is non
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from regress.dump.hooks import matching_parameters
 from regress.dump.taps import tap, wanted
 from regress.dump.trajectory import Trajectory
 from regress.engine.batch import LossTokens, Microbatch, TokenBatch
-from regress.engine.policy import Policy
+from regress.engine.local import local
 from regress.grpo.logprobs import TokenLogProbs
 from regress.grpo.losses import TokenLoss
 from regress.grpo.metrics import Metric
 from regress.grpo.objective import Objective
 from regress.layout import BatchPlan
+
+if TYPE_CHECKING:
+    from regress.engine.policy import Policy
 
 QUANTITIES = ("old_log_probs", "ref_log_probs")
 
@@ -37,19 +41,27 @@ def before_updates(
         masks = [mask for batch, _ in batches for mask in batch.loss_masks]
         (whole,) = TokenBatch(trajectories, loss_masks=masks).microbatches(BatchPlan())
         tensors = {quantity: whole.scatter(torch.cat(values).cpu())}
-        tap(quantity, tensors, layout=whole.layout, meta={"samples": whole.sample_ids})
+        tap(quantity, tensors, layout=whole.layout, meta=_at_targets(whole))
+
+
+@torch.no_grad()
+def inputs(micro: Microbatch) -> None:
+    """What the model reads, and where the tokens of its activations lie."""
+    meta: dict[str, Any] = {"samples": micro.samples_of(micro.layout)}
+    if wanted("batch_inputs"):
+        tap("batch_inputs", _batch_inputs(micro), layout=micro.layout, meta=meta)
+    if wanted("activations"):
+        meta["lm_head"] = "rows of the loss tokens, in order"
+        if micro.place.targets is not micro.layout:  # the rows follow the tokens that are predicted
+            meta["rows"] = {"layout": micro.place.targets.to_json(), **_at_targets(micro)}
+        tap("activations", layout=micro.layout, meta=meta)
 
 
 @torch.no_grad()
 def forward(micro: Microbatch, out: TokenLogProbs) -> None:
-    """Inputs and forward data of one microbatch; before its loss, which refuses what is not finite."""
-    meta = {"samples": micro.sample_ids}
-    if wanted("batch_inputs"):
-        tap("batch_inputs", _batch_inputs(micro), layout=micro.layout, meta=meta)
-    if wanted("activations"):
-        tap("activations", layout=micro.layout, meta={**meta, "lm_head": "rows of the loss tokens, in order"})
+    """Forward data of one microbatch; before its loss, which refuses what is not finite."""
     if wanted("forward_data"):
-        tap("forward_data", _forward_data(micro, out), layout=micro.layout, meta=meta)
+        tap("forward_data", _forward_data(micro, out), layout=micro.place.targets, meta=_at_targets(micro))
 
 
 @torch.no_grad()
@@ -62,14 +74,15 @@ def loss(
     metrics: Mapping[str, Metric],
     whole: LossTokens,
     objective: Objective,
+    backward_scale: float,
 ) -> None:
     """The terms of the loss of one microbatch token by token, and the loss."""
-    meta: dict[str, object] = {"samples": micro.sample_ids}
-    layout = micro.layout
+    meta = _at_targets(micro)
+    layout = micro.place.targets
     if wanted("is_loss_debug"):
         tap("is_loss_debug", _loss_terms(micro, part, out, terms, share), layout=layout, meta=meta)
     if wanted("loss"):
-        meta |= _reduction(part, whole, objective)
+        meta |= _reduction(part, whole, objective, backward_scale)
         meta["metrics"] = {name: metric.value for name, metric in metrics.items()}
         tap("loss", _loss(part, terms, share), layout=layout, meta=meta)
 
@@ -77,8 +90,9 @@ def loss(
 def gradients(policy: Policy, pattern: str) -> None:
     """Gradients after full accumulation, before clipping; parameters without one are left out."""
     if wanted("gradient"):
-        named = matching_parameters(policy.named_parameters(), pattern)
-        tap("gradient", {name: p.grad for name, p in named.items() if p.grad is not None})
+        named = _here(policy, pattern)
+        found = {name: p.grad for name, p in named.items() if p.grad is not None}
+        _tap_parts("gradient", policy, {name: (name, value) for name, value in found.items()})
 
 
 def grad_norm(norm: Tensor) -> None:
@@ -91,15 +105,35 @@ def after_update(policy: Policy, optimizer: Optimizer, pattern: str) -> None:
     """Updated parameters, and the optimizer's state as ``<parameter>/<state>``."""
     if not (wanted("param") or wanted("optimizer")):
         return
-    named = matching_parameters(policy.named_parameters(), pattern)
-    tap("param", named)
+    named = _here(policy, pattern)
+    _tap_parts("param", policy, {name: (name, value) for name, value in named.items()})
     if wanted("optimizer"):
         state = {
-            f"{name}/{key}": value
+            f"{name}/{key}": (name, value)
             for name, parameter in named.items()
             for key, value in optimizer.state[parameter].items()
         }
-        tap("optimizer", state)
+        _tap_parts("optimizer", policy, state)
+
+
+def _here(policy: Policy, pattern: str) -> dict[str, nn.Parameter]:
+    """The parameters of this rank that the pattern names: a stage of a pipeline may hold none of them."""
+    return {name: p for name, p in policy.named_parameters() if re.search(pattern, name)}
+
+
+def _tap_parts(type: str, policy: Policy, tensors: Mapping[str, tuple[str, Tensor]]) -> None:
+    """Tap what a parameter has (a gradient, a state) under a name, with the part of it that lies here."""
+    shards = {
+        name: shard.to_json()
+        for name, (parameter, value) in tensors.items()
+        if value.dim() and (shard := policy.shard(parameter)) is not None
+    }
+    meta = {"shards": shards} if shards else None
+    tap(type, {name: local(value) for name, (_, value) in tensors.items()}, meta=meta)
+
+
+def _at_targets(micro: Microbatch) -> dict[str, Any]:
+    return {"samples": micro.samples_of(micro.place.targets)}
 
 
 def _batch_inputs(micro: Microbatch) -> dict[str, Tensor]:
@@ -107,14 +141,14 @@ def _batch_inputs(micro: Microbatch) -> dict[str, Tensor]:
         "input_ids": micro.input_ids,
         "position_ids": micro.position_ids,
         "attention_mask": torch.from_numpy(micro.layout.attention_mask),
-        "response_mask": _mask(micro),
+        "response_mask": micro.response_mask,
     }
 
 
 def _forward_data(micro: Microbatch, out: TokenLogProbs) -> dict[str, Tensor]:
     data = {"log_probs": out.log_probs, "entropy": out.entropy}
     scattered = {name: micro.scatter(value) for name, value in data.items() if value is not None}
-    return {**scattered, "response_mask": _mask(micro), "input_ids": micro.input_ids}
+    return {**scattered, "response_mask": _mask(micro), "input_ids": micro.target_ids}
 
 
 def _loss_terms(
@@ -147,8 +181,10 @@ def _loss(part: LossTokens, terms: TokenLoss, share: Tensor) -> dict[str, Tensor
     return {"loss": share, **shares}
 
 
-def _reduction(part: LossTokens, whole: LossTokens, objective: Objective) -> dict[str, object]:
-    """How the share came about: sum over its tokens of weight times loss, back-propagated as it is.
+def _reduction(
+    part: LossTokens, whole: LossTokens, objective: Objective, backward_scale: float
+) -> dict[str, object]:
+    """How the share came about: sum over its tokens of weight times loss, times the scale when back-propagated.
 
     The weights hold the denominators; they are counted over the mini-batch unless the scope is the microbatch.
     """
@@ -163,7 +199,7 @@ def _reduction(part: LossTokens, whole: LossTokens, objective: Objective) -> dic
         "num_sequences": part.num_sequences,
         "kl_coef": objective.kl_coef,
         "entropy_coef": objective.entropy_coef,
-        "backward_scale": 1.0,
+        "backward_scale": backward_scale,
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from regress.engine.policy import LocalPolicy
 from regress.engine.reference import Reference
 from regress.engine.rollout import TRAIN, Prompt, RolloutWorker
 from regress.engine.step import StepOutcome, train_step, weigh
+from regress.engine.world import Alone, World
 from regress.errors import ReplayError
 from regress.grpo.advantages import token_advantages
 from regress.grpo.kl import kl_penalty
@@ -49,6 +50,7 @@ class Trainer:
     worker: RolloutWorker
     prompts: Callable[[int], Sequence[Prompt]]
     trajectory_meta: Mapping[str, Any]
+    world: World = field(default_factory=Alone)
 
     def step(self, step: int) -> dict[str, float]:
         """Roll out, then update the policy ``epochs * mini_batches`` times; returns the metrics of the step."""
@@ -56,8 +58,9 @@ class Trainer:
         minis = self.mini_batches(trajectories)  # outside of at(): these forward passes are not recorded
         learning_rate = float(self.scheduler.get_last_lr()[0])  # of the step's first update
         with at(step=step):
-            tap_trajectories(trajectories, meta=self.trajectory_meta)
-            taps.before_updates(trajectories, [(mini.batch, mini.tokens) for mini in minis])
+            if self.world.main:
+                tap_trajectories(trajectories, meta=self.trajectory_meta)
+                taps.before_updates(trajectories, [(mini.batch, mini.tokens) for mini in minis])
             outcomes = self._updates(minis)
         if self.reference is not None:
             self.reference.after_step(step)
@@ -70,7 +73,7 @@ class Trainer:
         for epoch in range(epochs):
             for index, mini in enumerate(minis):
                 update = len(outcomes) if several else None
-                with at(update=update, epoch=epoch, mini_batch=index, rank=0):
+                with at(update=update, epoch=epoch, mini_batch=index, rank=self.world.rank):
                     outcomes.append(
                         train_step(
                             self.policy,
@@ -78,6 +81,7 @@ class Trainer:
                             mini.tokens,
                             mini.microbatches,
                             self.config.algorithm,
+                            world=self.world,
                             max_grad_norm=self.config.optimizer.max_grad_norm,
                             target_params=self.config.debug.target_param_pattern,
                         )
@@ -100,7 +104,7 @@ class Trainer:
         """Log-probs of the sampler, of the policy before the update and of the reference; loss weights."""
         objective = self.config.algorithm
         batch = TokenBatch(trajectories, loss_masks=self._loss_masks(trajectories), device=self.policy.device)
-        microbatches = batch.microbatches(self._plan())
+        microbatches = batch.microbatches(self._plan(), self.world.plan, self.world.rank)
         sampler = batch.sampler_log_probs(self.policy.log_prob_dtype)
         tokens = batch.loss_tokens()
         weights = weigh(
@@ -110,14 +114,23 @@ class Trainer:
         if objective.old_log_probs == "sampler":
             old = _recorded_by_sampler(sampler)
         elif objective.old_log_probs == "recompute":
-            old = _collect(microbatches, self.policy.log_probs(microbatches), len(tokens))
+            old = self._collected(self.policy, microbatches, len(tokens))
         if self.reference is not None:
-            ref = _collect(microbatches, self.reference.log_probs(microbatches), len(tokens))
+            ref = self._collected(self.reference, microbatches, len(tokens))
         return MiniBatch(
             batch,
             microbatches,
             replace(tokens, weights=weights, old_log_probs=old, ref_log_probs=ref, sampler_log_probs=sampler),
         )
+
+    def _collected(
+        self, source: LocalPolicy | Reference, microbatches: Sequence[Microbatch], count: int
+    ) -> Tensor:
+        """Log-probs of the loss tokens in the mini-batch's order, ``[K]``, computed by all ranks together."""
+        out = torch.zeros(count, dtype=self.policy.log_prob_dtype, device=self.policy.device)
+        for micro, values in zip(microbatches, source.log_probs(microbatches), strict=True):
+            out[micro.select] = values
+        return self.world.sum(out)
 
     def _advantages(self, trajectories: Sequence[Trajectory], minis: Sequence[MiniBatch]) -> Tensor:
         """``[K]`` over the whole rollout: groups and whitening see all mini-batches."""
@@ -179,14 +192,6 @@ def _recorded_by_sampler(log_probs: Tensor | None) -> Tensor:
             "none; set algorithm.old_log_probs=recompute"
         )
     return log_probs
-
-
-def _collect(microbatches: Sequence[Microbatch], parts: Sequence[Tensor], count: int) -> Tensor:
-    """Values of the microbatches' loss tokens in the mini-batch's order, ``[K]``."""
-    out = parts[0].new_zeros(count)
-    for micro, values in zip(microbatches, parts, strict=True):
-        out[micro.select] = values
-    return out
 
 
 def _penalty(tokens: LossTokens, config: Config) -> Tensor:

@@ -14,8 +14,9 @@ from regress.engine.mock import Expectations, MockRolloutWorker
 from regress.engine.policy import LocalPolicy
 from regress.engine.prompts import PromptSource
 from regress.engine.provenance import settings
-from regress.engine.rollout import TRAIN, VAL, HFRolloutWorker, RolloutWorker
+from regress.engine.rollout import TRAIN, VAL, HFRolloutWorker, RolloutWorker, SharedRollouts
 from regress.engine.sampling import SamplingParams
+from regress.engine.world import World
 from regress.tasks.rewards import make_rewards
 
 
@@ -26,6 +27,7 @@ def make_worker(
     prompts: PromptSource,
     origin: Provenance,
     dialogue: Dialogue | None,
+    world: World,
 ) -> RolloutWorker:
     """A sampler from the policy, or a replay as the configuration asks.
 
@@ -33,7 +35,8 @@ def make_worker(
         ReplayError: if a recording does not fit the run.
     """
     mock, chosen = config.rollout_mock, config.rollout_worker
-    vocabulary = policy.model.config.vocab_size
+    model = policy.whole_model()
+    vocabulary = model.config.vocab_size
     if chosen.type == "mock":
         paths = {TRAIN: Path(str(chosen.trajectory_load_path))}
         return _replay(config, paths, prompts, origin, vocabulary)
@@ -51,15 +54,17 @@ def make_worker(
         top_k=chosen.top_k,
     )
     reward = make_rewards(config.task.rewards)
-    return HFRolloutWorker(
-        policy.model,
+    worker = HFRolloutWorker(
+        model,
         tokenizer,
         params,
         reward,
         batch_size=chosen.batch_size,
         seed=config.seed,
         dialogue=dialogue,
+        stream=world.rank,
     )
+    return SharedRollouts(worker, policy, world) if world.plan.mesh.world_size > 1 else worker
 
 
 def _replay(

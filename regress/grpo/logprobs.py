@@ -46,13 +46,19 @@ def token_log_probs(
     Raises:
         InputError: shapes that do not match, a target outside the vocabulary, or a temperature of 0 or less.
     """
-    _check(logits, targets, temperature, vocab_chunk)
+    check_logits(logits, targets, temperature, vocab_chunk)
+    if targets.numel() and not 0 <= int(targets.min()) <= int(targets.max()) < logits.shape[-1]:
+        raise InputError(
+            f"targets span {int(targets.min())} to {int(targets.max())}, outside the vocabulary of "
+            f"{logits.shape[-1]}: fill positions without a target with any token id, such as 0."
+        )
     outputs: tuple[Tensor, Tensor | None]
     outputs = _TokenLogProbs.apply(logits, targets, temperature, vocab_chunk, entropy)
     return TokenLogProbs(*outputs)
 
 
-def _check(logits: Tensor, targets: Tensor, temperature: float, vocab_chunk: int) -> None:
+def check_logits(logits: Tensor, targets: Tensor, temperature: float, vocab_chunk: int) -> None:
+    """Raise `InputError` unless ``targets[...]`` fit ``logits[..., V]``, but for their values."""
     if not temperature > 0:
         raise InputError(f"temperature={temperature} cannot divide logits: it must be greater than 0.")
     if vocab_chunk < 1:
@@ -61,11 +67,6 @@ def _check(logits: Tensor, targets: Tensor, temperature: float, vocab_chunk: int
         raise InputError(
             f"targets ({targets.dtype}, shape {tuple(targets.shape)}) do not fit logits ({logits.dtype}, "
             f"shape {tuple(logits.shape)}): give int64 targets [...] for floating-point logits [..., V]."
-        )
-    if targets.numel() and not 0 <= int(targets.min()) <= int(targets.max()) < logits.shape[-1]:
-        raise InputError(
-            f"targets span {int(targets.min())} to {int(targets.max())}, outside the vocabulary of "
-            f"{logits.shape[-1]}: fill positions without a target with any token id, such as 0."
         )
 
 
@@ -83,13 +84,12 @@ class _TokenLogProbs(torch.autograd.Function):
         # row statistics: log-probs, maximum, log of the sum of exp(x - maximum), entropy
         stats = torch.empty(4, targets.numel(), dtype=dtype, device=logits.device)
         flat_targets = targets.reshape(-1)
-        for rows, block in _row_blocks(logits, vocab_chunk):
-            maximum, log_sum, negative = _online_softmax(
-                block, temperature, vocab_chunk, dtype, bool(entropy)
-            )
-            target = _scaled(block.gather(1, flat_targets[rows, None]), temperature, dtype).squeeze(1)
+        for rows, block in row_blocks(logits, vocab_chunk):
+            maximum, total, moment = online_softmax(block, temperature, vocab_chunk, dtype, bool(entropy))
+            log_sum = total.log()
+            target = scaled(block.gather(1, flat_targets[rows, None]), temperature, dtype).squeeze(1)
             stats[0, rows] = (target - maximum) - log_sum
-            stats[1, rows], stats[2, rows], stats[3, rows] = maximum, log_sum, log_sum - negative
+            stats[1, rows], stats[2, rows], stats[3, rows] = maximum, log_sum, log_sum - moment / total
         log_probs = stats[0].view(targets.shape)
         entropies = stats[3].view(targets.shape).clone() if entropy else None
         ctx.save_for_backward(logits, flat_targets, stats)
@@ -104,78 +104,99 @@ class _TokenLogProbs(torch.autograd.Function):
         ctx: Any, grad_log_probs: Tensor, grad_entropy: Tensor | None
     ) -> tuple[Tensor, None, None, None, None]:
         logits, targets, stats = ctx.saved_tensors
-        grad = torch.empty_like(logits, memory_format=torch.contiguous_format)
-        out = grad.view(-1, logits.shape[-1])
-        g_log_probs = grad_log_probs.reshape(-1).to(stats.dtype)
-        g_entropy = (
-            grad_entropy.reshape(-1).to(stats.dtype)
-            if ctx.entropy_grad and grad_entropy is not None
-            else None
+        up_entropy = grad_entropy if ctx.entropy_grad else None
+        grad = logits_gradient(
+            logits, targets, stats, grad_log_probs, up_entropy, ctx.temperature, ctx.vocab_chunk
         )
-        for rows, block in _row_blocks(logits, ctx.vocab_chunk):
-            up = g_log_probs[rows, None] / ctx.temperature
-            up_entropy = None if g_entropy is None else g_entropy[rows, None] / ctx.temperature
-            idle = up == 0 if up_entropy is None else (up == 0) & (up_entropy == 0)
-            some_idle = bool(idle.any())
-            maximum, log_sum, entropy = stats[1:, rows, None]
-            for cols in _chunks(block.shape[1], ctx.vocab_chunk):
-                log_p = (_scaled(block[:, cols], ctx.temperature, stats.dtype) - maximum).sub_(log_sum)
-                if up_entropy is None:
-                    piece = log_p.exp_().mul_(-up)
-                else:
-                    piece = log_p.exp()
-                    piece *= log_p.clamp_(min=_FLOOR).add_(entropy).mul_(-up_entropy).sub_(up)
-                # in full precision: next to a probability of almost 1 the sum cancels
-                column = targets[rows, None] - cols.start
-                inside = (column >= 0) & (column < piece.shape[1])
-                piece.scatter_add_(1, column.clamp(0, piece.shape[1] - 1), up * inside)
-                if some_idle:
-                    piece.masked_fill_(idle, 0)
-                out[rows, cols] = piece
         return grad, None, None, None, None
 
 
-_FLOOR = -1e4
+def logits_gradient(
+    logits: Tensor,
+    targets: Tensor,
+    stats: Tensor,
+    grad_log_probs: Tensor,
+    grad_entropy: Tensor | None,
+    temperature: float,
+    vocab_chunk: int,
+) -> Tensor:
+    """Gradient of logits ``[..., V]`` from those of the log-probs and entropies of their rows.
+
+    ``targets`` of shape [rows] may lie outside ``0:V``, where the logits are a part of the vocabulary. ``stats`` of
+    shape [4, rows] are log-probs, maximum, log of the sum of exp(x - maximum), and entropy.
+    """
+    grad = torch.empty_like(logits, memory_format=torch.contiguous_format)
+    out = grad.view(targets.numel(), logits.shape[-1])
+    g_log_probs = grad_log_probs.reshape(-1).to(stats.dtype)
+    g_entropy = None if grad_entropy is None else grad_entropy.reshape(-1).to(stats.dtype)
+    for rows, block in row_blocks(logits, vocab_chunk):
+        up = g_log_probs[rows, None] / temperature
+        up_entropy = None if g_entropy is None else g_entropy[rows, None] / temperature
+        idle = up == 0 if up_entropy is None else (up == 0) & (up_entropy == 0)
+        some_idle = bool(idle.any())
+        maximum, log_sum, entropy = stats[1:, rows, None]
+        for cols in chunks(block.shape[1], vocab_chunk):
+            log_p = (scaled(block[:, cols], temperature, stats.dtype) - maximum).sub_(log_sum)
+            if up_entropy is None:
+                piece = log_p.exp_().mul_(-up)
+            else:
+                piece = log_p.exp()
+                piece *= log_p.clamp_(min=FLOOR).add_(entropy).mul_(-up_entropy).sub_(up)
+            # in full precision: next to a probability of almost 1 the sum cancels
+            column = targets[rows, None] - cols.start
+            inside = (column >= 0) & (column < piece.shape[1])
+            piece.scatter_add_(1, column.clamp(0, piece.shape[1] - 1), up * inside)
+            if some_idle:
+                piece.masked_fill_(idle, 0)
+            out[rows, cols] = piece
+    return grad
+
+
+FLOOR = -1e4
 """exp of it is 0 in float32 and float64, so x exp(x) may stop there: keeps minus infinity from making NaN."""
 
 
-def _online_softmax(
+def online_softmax(
     block: Tensor, temperature: float, vocab_chunk: int, dtype: torch.dtype, entropy: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Per row: maximum m, log of s = sum exp(x - m), and sum (x - m) exp(x - m) / s (or 0: no entropy)."""
+    """Per row: maximum m, sum exp(x - m), and sum (x - m) exp(x - m) (or 0: no entropy)."""
     # the least finite number rather than -inf, so that the first rescaling multiplies 0 by something finite
     maximum = torch.full((block.shape[0],), torch.finfo(dtype).min, dtype=dtype, device=block.device)
     total = torch.zeros_like(maximum)
     moment = torch.zeros_like(maximum)
-    for cols in _chunks(block.shape[1], vocab_chunk):
-        x = _scaled(block[:, cols], temperature, dtype)
+    for cols in chunks(block.shape[1], vocab_chunk):
+        x = scaled(block[:, cols], temperature, dtype)
         higher = torch.maximum(maximum, x.amax(1))
         shift, maximum = maximum - higher, higher
         x = x - maximum[:, None]
         weights = x.exp()
         if entropy:
-            moment = (moment + shift * total) * shift.exp() + x.clamp_(min=_FLOOR).mul_(weights).sum(1)
+            moment = (moment + shift * total) * shift.exp() + x.clamp_(min=FLOOR).mul_(weights).sum(1)
         total = total * shift.exp() + weights.sum(1)
-    return maximum, total.log(), moment / total
+    return maximum, total, moment
 
 
-def _scaled(logits: Tensor, temperature: float, dtype: torch.dtype) -> Tensor:
+def scaled(logits: Tensor, temperature: float, dtype: torch.dtype) -> Tensor:
+    """The tempered logits in the type they are accumulated in."""
     logits = logits.to(dtype)
     return logits if temperature == 1.0 else logits / temperature
 
 
-def _chunks(size: int, step: int) -> Iterator[slice]:
+def chunks(size: int, step: int) -> Iterator[slice]:
+    """``0:size`` in pieces of at most ``step``."""
     for start in range(0, size, step):
         yield slice(start, min(start + step, size))
 
 
-def _row_blocks(logits: Tensor, vocab_chunk: int) -> Iterator[tuple[slice, Tensor]]:
-    """Views of ``logits`` as (rows, [R, V]), ``vocab_chunk`` columns of which fit `BLOCK`."""
+def row_blocks(logits: Tensor, vocab_chunk: int) -> Iterator[tuple[slice, Tensor]]:
+    """Views of ``logits`` as (rows, [R, V]), ``vocab_chunk`` columns of which fit `BLOCK`; none if ``V`` is 0."""
     V = logits.shape[-1]
+    if V == 0:
+        return
     step = max(1, BLOCK // min(V, vocab_chunk))
     start = 0
     for part in _as_rows(logits):
-        for rows in _chunks(part.shape[0], step):
+        for rows in chunks(part.shape[0], step):
             yield slice(start + rows.start, start + rows.stop), part[rows]
         start += part.shape[0]
 

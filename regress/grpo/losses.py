@@ -12,6 +12,7 @@ from regress.grpo.inputs import InputError, check_finite, check_same_length, che
 from regress.grpo.kl import kl_estimate
 from regress.grpo.objective import LOSSES, Objective
 from regress.grpo.ratios import importance_ratio, sampler_weights
+from regress.grpo.segments import Across, alone
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,11 @@ def token_loss(
     ref_log_probs_K: Tensor | None = None,
     sampler_log_probs_K: Tensor | None = None,
     entropy_K: Tensor | None = None,
+    across: Across = alone,
 ) -> TokenLoss:
     """Loss to minimize for each loss token of a batch or microbatch that holds whole samples.
+
+    Where several processes hold parts of the same samples, under the same numbers, ``across`` sums over them.
 
     Gradients flow through ``log_probs_K`` and ``entropy_K`` only.
 
@@ -82,7 +86,7 @@ def token_loss(
     check_finite("advantages_K", advantages_K)
     advantages_K = advantages_K.detach()
 
-    ratio_K = importance_ratio(log_probs_K, old_log_probs_K, sequence_K, num_sequences, objective)
+    ratio_K = importance_ratio(log_probs_K, old_log_probs_K, sequence_K, num_sequences, objective, across)
     policy_K = _policy_loss(log_probs_K, ratio_K, advantages_K, objective)
     dual_clipped_K = torch.zeros_like(sequence_K, dtype=torch.bool)
     if objective.dual_clip is not None:
@@ -92,7 +96,7 @@ def token_loss(
     correction_K = None
     if objective.sampler_correction != "none":
         sampler = _given("sampler_log_probs_K", sampler_log_probs_K, "sampler_correction", "none")
-        correction_K = sampler_weights(old_log_probs_K, sampler, sequence_K, num_sequences, objective)
+        correction_K = sampler_weights(old_log_probs_K, sampler, sequence_K, num_sequences, objective, across)
         policy_K = policy_K * correction_K
 
     loss_K, kl_K = policy_K, None

@@ -5,26 +5,31 @@ from torch import Tensor
 
 from regress.grpo.checks import check_choice
 from regress.grpo.objective import IMPORTANCE_LEVELS, SAMPLER_CORRECTIONS, SEQUENCE_GRADIENTS, Objective
-from regress.grpo.segments import segment_lengths, segment_sum
+from regress.grpo.segments import Across, alone, segment_lengths, segment_sum
 
 
 def importance_ratio(
-    log_probs_K: Tensor, old_log_probs_K: Tensor, sequence_K: Tensor, num_sequences: int, objective: Objective
+    log_probs_K: Tensor,
+    old_log_probs_K: Tensor,
+    sequence_K: Tensor,
+    num_sequences: int,
+    objective: Objective,
+    across: Across = alone,
 ) -> Tensor:
     """Ratio r of each token, shape [K], differentiable; exactly 1 where the log-probs are the same.
 
     Token level: exp(log p - log p_old). ``sequence`` (GSPO, arXiv 2507.18071, eq. 7): exp of its mean over
     the sample; ``sequence_product``: exp of its sum. With ``sequence_gradient="token"``
     (GSPO-token in the same paper; verl) the sample's ratio is the value, and the gradient reaches the token's
-    own log-prob only.
+    own log-prob only. ``across`` completes the sums of samples whose tokens lie on several processes.
     """
     check_choice("importance_level", objective.importance_level, IMPORTANCE_LEVELS)
     check_choice("sequence_gradient", objective.sequence_gradient, SEQUENCE_GRADIENTS)
     log_ratio_K = log_probs_K - old_log_probs_K.detach()
     if objective.importance_level != "token":
-        total = segment_sum(log_ratio_K, sequence_K, num_sequences)
+        total = across(segment_sum(log_ratio_K, sequence_K, num_sequences))
         if objective.importance_level == "sequence":
-            total = total / segment_lengths(sequence_K, num_sequences).clamp(min=1)
+            total = total / across(segment_lengths(sequence_K, num_sequences)).clamp(min=1)
         log_ratio_K = total[sequence_K]
         if objective.sequence_gradient == "token":
             log_ratio_K = log_probs_K - log_probs_K.detach() + log_ratio_K.detach()
@@ -39,6 +44,7 @@ def sampler_weights(
     sequence_K: Tensor,
     num_sequences: int,
     objective: Objective,
+    across: Across = alone,
 ) -> Tensor:
     """Weight of each token for having been sampled by another program than the trainer; [K], no gradient.
 
@@ -50,7 +56,7 @@ def sampler_weights(
     gap_K = torch.nan_to_num(old_log_probs_K.detach() - sampler_log_probs_K.detach(), nan=0.0)
     level, _, rule = objective.sampler_correction.partition("_")
     if level == "sequence":
-        gap_K = segment_sum(gap_K, sequence_K, num_sequences)[sequence_K]
+        gap_K = across(segment_sum(gap_K, sequence_K, num_sequences))[sequence_K]
     weights_K = torch.exp(gap_K)
     low, high = objective.correction_min, objective.correction_max
     if rule == "truncate":

@@ -1,7 +1,17 @@
 """Sums and lengths per sample over flat loss tokens."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
+
+Across = Callable[[Tensor], Tensor]
+"""Sum of a tensor over the processes that each hold a part of the same samples, on all of them; differentiable."""
+
+
+def alone(values: Tensor) -> Tensor:
+    """`Across` of a process that holds whole samples."""
+    return values
 
 
 def segment_sum(values_K: Tensor, sequence_K: Tensor, num_sequences: int) -> Tensor:

@@ -5,6 +5,7 @@
 | `--update-golden[=MODES]` | | write goldens |
 | `--golden-dir=DIR` | `regress_golden_dir` | where goldens lie |
 | `--regress-tier=TIER` | `regress_tier` | which replays are run |
+| `--regress-matrix=EXTENT` | `regress_matrix` | on which cases |
 | `--regress-tolerance-scale=X` | `regress_tolerance_scale` | factor on every tolerance |
 | `--regress-report[=DIR]` | `regress_report` | where reports are written |
 | `--regress-keep-dumps[=DIR]` | `regress_keep_dumps` | where dumps of replays stay |
@@ -17,6 +18,7 @@ from collections.abc import Mapping
 
 import pytest
 
+EXTENTS = ("reduced", "default", "full")
 TIERS = ("semantics", "precision", "bitwise", "all")
 DEFAULTS: Mapping[str, str] = {
     "--update-golden": "drifted",
@@ -39,6 +41,12 @@ def add_options(parser: pytest.Parser) -> None:
     add("--golden-dir", metavar="DIR", help="Where goldens lie (ini: regress_golden_dir; default: golden).")
     add("--regress-tier", metavar="TIER", help=f"Replays to run: {', '.join(TIERS)} (ini: regress_tier).")
     add(
+        "--regress-matrix",
+        metavar="EXTENT",
+        help="Cases on which a variant is replayed: reduced (one each), default (those it could break), full (all "
+        "possible ones), auto (reduced where CI is set, else default; ini: regress_matrix).",
+    )
+    add(
         "--regress-tolerance-scale",
         metavar="X",
         help="Factor on every tolerance (ini: regress_tolerance_scale).",
@@ -57,6 +65,7 @@ def add_options(parser: pytest.Parser) -> None:
     )
     parser.addini("regress_golden_dir", "where goldens lie, relative to this file", default="golden")
     parser.addini("regress_tier", f"replays to run: {', '.join(TIERS)}", default="all")
+    parser.addini("regress_matrix", f"cases of a variant: auto, {', '.join(EXTENTS)}", default="auto")
     parser.addini("regress_tolerance_scale", "factor on every tolerance", default="1")
     parser.addini("regress_report", "folder for reports, relative to this file", default="")
     parser.addini("regress_keep_dumps", "where dumps of replays stay, relative to this file", default="")
@@ -69,7 +78,7 @@ def _optional(parser: pytest.Parser, option: str, metavar: str, text: str) -> No
 
 def said(config: pytest.Config) -> list[str]:
     """The options of this session that whoever repeats one of its tests has to give again."""
-    names = ("--golden-dir", "--regress-tier", "--regress-tolerance-scale")
+    names = ("--golden-dir", "--regress-tier", "--regress-matrix", "--regress-tolerance-scale")
     values = {name: config.getoption(name) for name in names}
     return [f"{name}={value}" for name, value in values.items() if value is not None]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from regress.plugin.options import TIERS
+from regress.plugin.options import EXTENTS, TIERS
 
 MODES = ("drifted", "all", "review", "force")
 
@@ -43,6 +43,7 @@ class Settings:
         golden_dir: absolute path of the goldens, which need not exist.
         update: how goldens are written; None: they are compared with.
         tier: which replays are run, one of `TIERS`.
+        matrix: on which cases, one of `EXTENTS`.
         tolerance_scale: factor on every tolerance.
         report: absolute path of the folder for reports; None: there are none.
         keep_dumps: absolute path where dumps of replays stay; None: they are removed.
@@ -51,6 +52,7 @@ class Settings:
     golden_dir: Path
     update: Update | None
     tier: str
+    matrix: str
     tolerance_scale: float
     report: Path | None
     keep_dumps: Path | None
@@ -65,6 +67,7 @@ def read_settings(config: pytest.Config) -> Settings:
         golden_dir=_required(config, "--golden-dir", "regress_golden_dir"),
         update=_update(config.getoption("--update-golden")),
         tier=_tier(config),
+        matrix=_matrix(config),
         tolerance_scale=_scale(config),
         report=_folder(config, "--regress-report", "regress_report"),
         keep_dumps=_folder(config, "--regress-keep-dumps", "regress_keep_dumps"),
@@ -106,6 +109,15 @@ def _tier(config: pytest.Config) -> str:
     value, origin = _given(config, "--regress-tier", "regress_tier")
     if value not in TIERS:
         raise pytest.UsageError(f"{origin} is no tier; allowed are {', '.join(TIERS)}")
+    return value
+
+
+def _matrix(config: pytest.Config) -> str:
+    value, origin = _given(config, "--regress-matrix", "regress_matrix")
+    if value not in ("auto", *EXTENTS):
+        raise pytest.UsageError(f"{origin} is no extent; allowed are auto, {', '.join(EXTENTS)}")
+    if value == "auto":
+        return "reduced" if continuous_integration() else "default"
     return value
 
 

@@ -143,19 +143,22 @@ class Suite:
             ConfigError: if a pattern finds nothing, or none of the variants is replayed on any of the cases.
         """
         from regress.replay.matrix import items, replays
-        from regress.replay.variants import TIERS, select
+        from regress.replay.variants import TIERS, Extent, select
 
+        extent = Extent(self.settings.matrix)
         known = sorted({broken.case for broken in self.broken if broken.case} | {c.name for c in self.cases})
         chosen = select(known, cases) if known else []
         table = {name: self.variants[name] for name in select(self.variants, variants)}
-        if known and not any(variant.applies_to(case) for variant in table.values() for case in chosen):
+        if known and not any(
+            variant.applies_to(case, extent) for variant in table.values() for case in chosen
+        ):
             raise ConfigError(
                 f"no variant of {variants!r} is replayed on a case of {cases!r}, so nothing would be compared; "
                 f"{', '.join(table)} have cases of their own"
             )
         found: list[Item | Broken] = []
         wanted = [case for case in self.cases if case.name in chosen]
-        for replay in replays(wanted, table, TIERS[self.settings.tier]):
+        for replay in replays(wanted, table, TIERS[self.settings.tier], extent):
             try:
                 found += items(replay)
             except RegressError as error:

@@ -58,7 +58,7 @@ def judge_replay(
                 update.frame,
                 bound,
                 place=(update.step, update.update),
-                planned=[(0, micro) for micro in range(len(update.layouts))],
+                planned=update.records,
                 dtype=partial(expected_dtype, values, precision),
                 text=text,
             )
@@ -78,6 +78,7 @@ def judge_twin(
                 records_of(twin, update),
                 update.frame,
                 place=(update.step, update.update),
+                planned=update.records,
                 text=token_text(case),
             )
     return verdicts

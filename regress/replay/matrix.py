@@ -1,4 +1,4 @@
-"""The matrix of tests: every case under every variant, microbatch by microbatch and quantity by quantity.
+"""The matrix of tests: every case under every variant, rank by rank, microbatch by microbatch, quantity by quantity.
 
 Enumerated at collection, without torch, from the manifests and the recorded lengths.
 """
@@ -10,14 +10,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from weakref import WeakKeyDictionary
 
-from regress.compare.quantities import QUANTITIES
+from regress.compare.quantities import QUANTITIES, Kind
 from regress.compare.verdict import Place
 from regress.dump.trajectory import Trajectory
 from regress.errors import ConfigError
 from regress.golden.case import GoldenCase
+from regress.layout import RankLayout
 from regress.replay.plan import PlannedUpdate, plan_replay
 from regress.replay.size import world_size
-from regress.replay.variants import Precision, Variant
+from regress.replay.variants import Extent, Precision, Variant
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Replay:
 
     @cached_property
     def plan(self) -> list[PlannedUpdate]:
-        """The updates and microbatches that it computes."""
+        """The updates that it computes, and the microbatches of every rank."""
         return plan_replay(_trajectories(self.case), self.case.config, self.variant.overrides)
 
 
@@ -69,15 +70,23 @@ def _trajectories(case: GoldenCase) -> dict[int, list[Trajectory]]:
 
 
 def replays(
-    cases: Iterable[GoldenCase], variants: Mapping[str, Variant], precisions: Sequence[Precision]
+    cases: Iterable[GoldenCase],
+    variants: Mapping[str, Variant],
+    precisions: Sequence[Precision],
+    extent: Extent = Extent.DEFAULT,
 ) -> Iterator[Replay]:
-    """Every case under every variant that applies to it, in the precisions asked for."""
-    for case in cases:
+    """Every case under every variant that applies to it, in the precisions asked for; see `Extent`."""
+    known = list(cases)
+    names = [case.name for case in known]
+    for case in known:
         for variant in variants.values():
-            if variant.applies_to(case.name):
-                for precision in variant.precisions:
-                    if precision in precisions:
-                        yield Replay(case, variant, precision)
+            wanted = [precision for precision in variant.precisions if precision in precisions]
+            if extent is Extent.REDUCED:
+                wanted = wanted[:1] if variant.first_of(names) == case.name else []
+            elif not variant.applies_to(case.name, extent):
+                wanted = []
+            for precision in wanted:
+                yield Replay(case, variant, precision)
 
 
 def items(replay: Replay) -> Iterator[Item]:
@@ -101,15 +110,34 @@ def items(replay: Replay) -> Iterator[Item]:
 def _items_of_update(replay: Replay, update: PlannedUpdate) -> Iterator[Item]:
     recorded = set(replay.case.quantities(update.where))
     judged = [q for q in QUANTITIES if q.name in recorded and _judged(replay, q.name)]
-    where = Place(update.step, update.update, rank=0)
-    for micro in range(len(update.layouts)):
+    where = Place(update.step, update.update)
+    for rank, layouts in enumerate(update.layouts):
+        for micro, layout in enumerate(layouts):
+            place = Place(update.step, update.update, rank, micro)
+            kinds = _kinds(update, rank, layout)
+            for quantity in judged:
+                if quantity.per_microbatch and quantity.kind in kinds:
+                    yield Item(replay, place, quantity.name)
+    yield Item(replay, where, "coverage")
+    for rank in range(len(update.layouts)):
+        place = Place(update.step, update.update, rank)
         for quantity in judged:
-            if quantity.per_microbatch:
-                yield Item(replay, Place(update.step, update.update, 0, micro), quantity.name)
-    yield Item(replay, Place(update.step, update.update), "coverage")
-    for quantity in judged:
-        if not quantity.per_microbatch:
-            yield Item(replay, where, quantity.name)
+            if not quantity.per_microbatch:
+                yield Item(replay, place, quantity.name)
+    if len(update.layouts) > 1:
+        yield Item(replay, where, "replicas")
+
+
+def _kinds(update: PlannedUpdate, rank: int, layout: RankLayout) -> set[Kind]:
+    """The kinds of quantities of which a rank's microbatch has anything that could be wrong."""
+    kinds = {Kind.EXACT}  # masks say that padding is padding
+    if layout.tokens.num_tokens:
+        kinds.add(Kind.HIDDEN)
+    if rank not in update.records.without_loss:
+        kinds.add(Kind.SHARE)  # that of no token is 0
+        if update.loss_tokens(layout.targets):
+            kinds.add(Kind.TOKEN)
+    return kinds
 
 
 def _judged(replay: Replay, quantity: str) -> bool:

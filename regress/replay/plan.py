@@ -1,30 +1,81 @@
-"""What a replay will compute, known before anything runs: updates, microbatches, test ids. Imports no torch."""
+"""What a replay will compute, known before anything runs: updates, ranks, microbatches. Imports no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
+from functools import cached_property, lru_cache
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from regress.compare.plan import Plan
 from regress.dump.coordinates import Coordinates
 from regress.dump.trajectory import Trajectory
 from regress.errors import ConfigError, reason
-from regress.layout import BatchPlan, SampleKey, TokenFrame, TokenLayout, plan_microbatches
+from regress.layout import (
+    DIMENSIONS,
+    BatchPlan,
+    Mesh,
+    RankLayout,
+    RankPlan,
+    SampleKey,
+    TokenFrame,
+    TokenLayout,
+    plan_ranks,
+)
+
+Layouts = tuple[tuple[RankLayout, ...], ...]
+"""``[rank][microbatch]``."""
+
+FOLDED = ("zbv_zero_bubble",)
+"""Pipeline schedules that end where they begin: the first ranks hold the last stage, too, and so the loss."""
 
 
 @dataclass(frozen=True)
 class PlannedUpdate:
-    """One optimizer update: its samples in canonical order, and the token layout of each microbatch."""
+    """One optimizer update.
+
+    Attributes:
+        frame: its samples in canonical order.
+        layouts: where their tokens lie, by rank and microbatch.
+        loss_mask: ``[frame.size]`` tokens that may enter the loss, as the rollouts say; an algorithm may drop more.
+        ranks: the mesh, and how samples and tokens are dealt out over it.
+        loss_stage: index along the mesh's ``pp`` of the ranks that compute the loss.
+    """
 
     step: int
     update: int | None
     frame: TokenFrame
-    layouts: tuple[TokenLayout, ...]
+    layouts: Layouts
+    loss_mask: NDArray[np.bool_] = field(repr=False, compare=False)
+    ranks: RankPlan = RankPlan()  # noqa: RUF009  # frozen
+    loss_stage: int = 0
 
     @property
     def where(self) -> str:
         """``step_000000``, or ``step_000000_update1`` in a step of several updates."""
         return Coordinates(self.step, update=self.update).stem
+
+    @cached_property
+    def records(self) -> Plan:
+        """Which records there must be, and which ranks hold the same tokens or tensors of the same names."""
+        micros = ((rank, micro) for rank, own in enumerate(self.layouts) for micro in range(len(own)))
+        return Plan(tuple(micros), *_shared(self.ranks.mesh, self.loss_stage))
+
+    def loss_tokens(self, layout: TokenLayout) -> int:
+        """How many tokens of a layout may enter the loss."""
+        return sum(
+            int(self._before[self.frame.offsets[s.sample] + s.stop])
+            - int(self._before[self.frame.offsets[s.sample] + s.start])
+            for s in layout.segments
+        )
+
+    @cached_property
+    def _before(self) -> NDArray[np.int64]:
+        """``[frame.size + 1]`` loss tokens before each token."""
+        return np.concatenate([np.zeros(1, np.int64), np.cumsum(self.loss_mask)])
 
 
 def frame_of(trajectories: Sequence[Trajectory]) -> TokenFrame:
@@ -36,7 +87,7 @@ def frame_of(trajectories: Sequence[Trajectory]) -> TokenFrame:
 def plan_replay(
     trajectories: Mapping[int, Sequence[Trajectory]], config: Mapping[str, Any], overrides: Mapping[str, Any]
 ) -> list[PlannedUpdate]:
-    """The updates of a case under a variant.
+    """The updates of a case under a variant, on every rank of its mesh.
 
     Args:
         trajectories: the recorded samples of each step.
@@ -44,22 +95,38 @@ def plan_replay(
         overrides: those of the variant, by dotted key.
 
     Raises:
-        ConfigError: if a value of ``batching`` or ``trainer`` is none, or a sample exceeds the token budget.
+        ConfigError: if a value of ``batching``, ``parallel`` or ``trainer`` is none, or a sample exceeds the token
+            budget.
     """
-    batching, trainer = (section(config, overrides, name) for name in ("batching", "trainer"))
+    sections = {name: section(config, overrides, name) for name in ("batching", "parallel", "trainer")}
+    batching, parallel, trainer = sections.values()
     try:
-        plan = _batch_plan(batching)
+        plan, ranks = _batch_plan(batching), _rank_plan(parallel)
         cuts = trainer.get("epochs", 1), trainer.get("mini_batch_size")
+        stage = 0 if parallel.get("pp_schedule") in FOLDED else ranks.mesh.pp - 1
         return [
-            _planned(step, update, frame, plan)
+            PlannedUpdate(
+                step,
+                update,
+                frame,
+                _layouts(step, frame.lengths, plan, ranks),
+                _mask(frame, samples),
+                ranks,
+                stage,
+            )
             for step, samples in sorted(trajectories.items())
             for update, frame in _updates(frame_of(samples), *cuts)
         ]
     except (TypeError, ValueError, ArithmeticError) as error:  # values that the engine would refuse, too
+        given = " with ".join(f"{name}={values}" for name, values in sections.items() if values)
         raise ConfigError(
-            f"batching={batching} with trainer={trainer} cannot be planned ({reason(error)}); correct the case or the "
-            "variant"
+            f"{given} cannot be planned ({reason(error)}); correct the case or the variant"
         ) from None
+
+
+def _mask(frame: TokenFrame, trajectories: Sequence[Trajectory]) -> NDArray[np.bool_]:
+    masks = {trajectory.key: trajectory.loss_mask for trajectory in trajectories}
+    return np.concatenate([np.asarray(masks[key], bool) for key in frame.samples])
 
 
 def section(config: Mapping[str, Any], overrides: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -75,6 +142,16 @@ def _batch_plan(values: Mapping[str, Any]) -> BatchPlan:
     return BatchPlan(**{key: value for key, value in values.items() if key in known})
 
 
+def _rank_plan(values: Mapping[str, Any]) -> RankPlan:
+    mesh = Mesh(**{name: values[name] for name in DIMENSIONS if name in values})
+    given = {
+        "sample_split": values.get("sample_split"),
+        "sequence_split": values.get("cp_split"),
+        "sequence_parallel": values.get("sequence_parallel"),
+    }
+    return RankPlan(mesh, **{name: value for name, value in given.items() if value is not None})
+
+
 def _updates(frame: TokenFrame, epochs: int, size: int | None) -> Iterator[tuple[int | None, TokenFrame]]:
     """Update index (None where the step has one) and samples, as the trainer cuts them."""
     count = len(frame.samples)
@@ -84,9 +161,19 @@ def _updates(frame: TokenFrame, epochs: int, size: int | None) -> Iterator[tuple
         yield (index if several else None), frame.select(part)
 
 
-def _planned(step: int, update: int | None, frame: TokenFrame, plan: BatchPlan) -> PlannedUpdate:
+@lru_cache(maxsize=4096)
+def _layouts(step: int, lengths: tuple[int, ...], plan: BatchPlan, ranks: RankPlan) -> Layouts:
+    """Many variants, and all precisions, share their layouts."""
     try:
-        layouts = plan_microbatches(frame.lengths, plan)
+        return tuple(map(tuple, plan_ranks(lengths, plan, ranks)))
     except ValueError as error:
         raise ConfigError(f"step {step} cannot be batched: {error}") from None
-    return PlannedUpdate(step, update, frame, tuple(layouts))
+
+
+@lru_cache(maxsize=256)
+def _shared(mesh: Mesh, loss_stage: int) -> tuple[dict[int, int], dict[int, int], frozenset[int]]:
+    """Rank -> the rank whose tokens it repeats; rank -> its stage of the pipeline; ranks without values of the loss."""
+    ranks = range(mesh.world_size)
+    stages = {rank: mesh.coordinates(rank)["pp"] for rank in ranks}
+    roots = {rank: mesh.group(rank, "pp", "tp")[0] for rank in ranks}
+    return roots, stages, frozenset(rank for rank in ranks if stages[rank] != loss_stage)

@@ -15,7 +15,7 @@ from rich.text import Text
 from regress.errors import ConfigError
 from regress.golden.commands import directory_option, open_store
 from regress.replay.launch import LAUNCHERS, Launch
-from regress.replay.variants import TIERS, Precision, Variant
+from regress.replay.variants import TIERS, Extent, Precision, Variant
 from regress.report.numbers import plural
 
 if TYPE_CHECKING:
@@ -44,6 +44,13 @@ _SHOWN = 10
     default="semantics",
     show_default=True,
     help="The same mathematics (float64), accurate enough (float32, bfloat16), or the same bytes.",
+)
+@click.option(
+    "--matrix",
+    type=click.Choice([*Extent]),
+    default=Extent.DEFAULT,
+    show_default=True,
+    help="Each variant on one case, on those that it could break, or on all that are possible.",
 )
 @click.option(
     "--report",
@@ -97,6 +104,7 @@ def replay(
     cases: tuple[str, ...],
     variants: str,
     tier: str,
+    matrix: Extent,
     report: Path | None,
     listing: bool,
     golden_dir: Path | None,
@@ -131,7 +139,7 @@ def replay(
 
     launch = _launch(launcher, nnodes, node_rank, rdzv_endpoint, work, timeout)
     table = variant_table()
-    chosen = chosen_replays(open_store(golden_dir), cases, variants, tier, table)
+    chosen = chosen_replays(open_store(golden_dir), cases, variants, tier, table, matrix)
     console = Console()
     if listing:
         console.print(_listed(chosen))

@@ -20,6 +20,7 @@ from regress.engine.config import load_config
 from regress.engine.config.schema import Config
 from regress.engine.environment import configure_torch
 from regress.golden.case import GoldenCase
+from regress.parallel.world import opened_world
 from regress.replay.configure import replay_config
 from regress.replay.launch import Launch
 from regress.replay.pool import shared_pool
@@ -72,8 +73,8 @@ def run_rank_steps(path: str, prepare: Prepare | None) -> None:
 
 def run_steps(config: Config, prepare: Prepare | None = None) -> None:
     """All training steps of a configuration, without evaluation, tracking, or a final model."""
-    with torch_settings(config.threads), ExitStack() as resources:
-        run = build(config, resources, no_progress)
+    with torch_settings(config.threads), opened_world(config) as world, ExitStack() as resources:
+        run = build(config, resources, no_progress, world)
         if prepare is not None:
             prepare(run)
         for step in range(config.max_steps):

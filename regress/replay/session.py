@@ -21,7 +21,7 @@ from regress.replay.launch import Launch
 from regress.replay.matrix import Replay, replays
 from regress.replay.outcome import ReplayOutcome
 from regress.replay.table import project_variants
-from regress.replay.variants import TIERS, Variant, select
+from regress.replay.variants import TIERS, Extent, Variant, select
 from regress.report.headroom import Call
 
 if TYPE_CHECKING:
@@ -70,7 +70,12 @@ def variant_table() -> dict[str, Variant]:
 
 
 def chosen_replays(
-    store: GoldenStore, cases: Sequence[str], variants: str, tier: str, table: dict[str, Variant]
+    store: GoldenStore,
+    cases: Sequence[str],
+    variants: str,
+    tier: str,
+    table: dict[str, Variant],
+    extent: Extent = Extent.DEFAULT,
 ) -> list[Replay]:
     """The replays of some cases, all by default, under the variants that a text chooses.
 
@@ -85,7 +90,7 @@ def chosen_replays(
     wanted = list(dict.fromkeys(name for pattern in cases for name in select(names, pattern))) or names
     opened = [_opened(store, name) for name in wanted]
     rows = {name: table[name] for name in choose(table, variants)}
-    found = list(replays(opened, rows, TIERS[tier]))
+    found = list(replays(opened, rows, TIERS[tier], extent))
     if not found:
         raise ConfigError(
             f"no variant of {variants!r} is replayed on {', '.join(wanted)} in the tier {tier}, so nothing would be "

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from regress.errors import ConfigError
+from regress.replay.layouts import LAYOUTS
 from regress.replay.variants import VARIANTS, Variant, parse_variants
 
 
@@ -20,7 +21,7 @@ def project_variants(root: Path, added: Iterable[Variant] = ()) -> dict[str, Var
     Raises:
         ConfigError: naming the row and what is wrong with it.
     """
-    table = dict(VARIANTS)
+    table = {**VARIANTS, **LAYOUTS}
     path = root / "pyproject.toml"
     if path.is_file():
         table |= parse_variants(_rows(path), f"{path}: [tool.regress.variants]")

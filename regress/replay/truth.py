@@ -42,9 +42,12 @@ def compute_truth(case: GoldenCase, workspace: Path) -> Truth:
 
 
 def canonical(case: GoldenCase, dump: DumpReader, plan: Replay | None = None) -> Truth:
-    """What a dump holds, free of its token layout."""
+    """What a dump holds, free of its layout."""
     layout = plan or Replay(case, BASE, Precision.FLOAT64)
-    return {update.where: canonicalize(records_of(dump, update), update.frame) for update in layout.plan}
+    return {
+        update.where: canonicalize(records_of(dump, update), update.frame, update.records)
+        for update in layout.plan
+    }
 
 
 def require_case_signal(case: GoldenCase, truth: Truth) -> None:

@@ -43,6 +43,19 @@ TIERS: Mapping[str, tuple[Precision, ...]] = {
 }
 """``--regress-tier``: is it the same mathematics, is it accurate enough, are the bytes the same."""
 
+
+class Extent(StrEnum):
+    """How much of the matrix of cases and variants is replayed.
+
+    ``REDUCED``: every variant on the first of its cases, in the first of its precisions. ``DEFAULT``: on its cases,
+    which can show what it could break. ``FULL``: on every case on which it is possible.
+    """
+
+    REDUCED = "reduced"
+    DEFAULT = "default"
+    FULL = "full"
+
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*", re.ASCII)
 
 SEMANTICS = (Precision.FLOAT64,)
@@ -59,7 +72,8 @@ class Variant:
         why: what it could break.
         overrides: dotted configuration key -> value, over those of the case.
         precisions: what it is replayed in.
-        cases: patterns (``fnmatch``) of the cases that it is replayed on.
+        cases: patterns (``fnmatch``) of the cases that it is replayed on, the most telling first.
+        possible: patterns of those that it can be replayed on at all.
         twin: the variant whose bytes it has to reproduce, if ``precisions`` has ``bitwise``.
     """
 
@@ -69,10 +83,18 @@ class Variant:
     precisions: tuple[Precision, ...] = SEMANTICS
     cases: tuple[str, ...] = ("*",)
     twin: str | None = None
+    possible: tuple[str, ...] = ("*",)
 
-    def applies_to(self, case: str) -> bool:
+    def applies_to(self, case: str, extent: Extent = Extent.DEFAULT) -> bool:
         """Whether it is replayed on the case of that name."""
-        return any(fnmatchcase(case, pattern) for pattern in self.cases)
+        patterns = self.possible if extent is Extent.FULL else self.cases
+        return any(fnmatchcase(case, pattern) for pattern in patterns)
+
+    def first_of(self, cases: Iterable[str]) -> str | None:
+        """The most telling of these cases."""
+        names = list(cases)
+        found = (name for pattern in self.cases for name in names if fnmatchcase(name, pattern))
+        return next(found, None)
 
 
 BASE = Variant(
@@ -96,10 +118,16 @@ PACKED = {"layout": "packed"}
 VARIANTS: Mapping[str, Variant] = _rows(
     BASE,
     # padding
-    Variant("left", "position ids and masks that count from the left", _batching(padding_side="left"), EVERY),
-    Variant("pad8", "columns that hold no token", _batching(pad_to_multiple_of=8)),
-    Variant("pad64", "rows far longer than the samples", _batching(pad_to_length=64)),
-    Variant("left-pad8", "both", _batching(padding_side="left", pad_to_multiple_of=8)),
+    Variant(
+        "left",
+        "position ids and masks that count from the left",
+        _batching(padding_side="left"),
+        BOTH,
+        cases=("dense", "gpt2", "moe"),
+    ),
+    Variant("pad8", "columns that hold no token", _batching(pad_to_multiple_of=8), cases=("gpt2",)),
+    Variant("pad64", "rows far longer than the samples", _batching(pad_to_length=64), cases=("moe",)),
+    Variant("left-pad8", "both", _batching(padding_side="left", pad_to_multiple_of=8), cases=("gpt2",)),
     # gradient accumulation
     Variant(
         "mbs1",
@@ -107,49 +135,98 @@ VARIANTS: Mapping[str, Variant] = _rows(
         _batching(micro_batch_size=1),
         cases=("dense", "gpt2"),
     ),
-    Variant("mbs3", "a last microbatch that is smaller", _batching(micro_batch_size=3)),
     Variant(
-        "mbs4", "denominators of the mini-batch, not of the microbatch", _batching(micro_batch_size=4), EVERY
+        "mbs3",
+        "a last microbatch that is smaller",
+        _batching(micro_batch_size=3),
+        cases=("dr_grpo", "cispo"),
     ),
-    Variant("left-mbs3", "left padding of unequal width", _batching(padding_side="left", micro_batch_size=3)),
+    Variant(
+        "mbs4",
+        "denominators of the mini-batch, not of the microbatch",
+        _batching(micro_batch_size=4),
+        BOTH,
+        cases=("dr_grpo", "dapo", "gspo", "cispo"),
+    ),
+    Variant(
+        "left-mbs3",
+        "left padding of unequal width",
+        _batching(padding_side="left", micro_batch_size=3),
+        cases=("tools", "gpt2"),
+    ),
     # packing
-    Variant("packed", "attention and positions across sample boundaries", _batching(**PACKED), EVERY),
-    Variant("packed-pad16", "padding after the last sample", _batching(**PACKED, pad_to_multiple_of=16)),
-    Variant("packed-mbs3", "several packed rows", _batching(**PACKED, micro_batch_size=3)),
+    Variant(
+        "packed",
+        "attention and positions across sample boundaries",
+        _batching(**PACKED),
+        BOTH,
+        cases=("dense", "gpt2", "moe", "tools"),
+    ),
+    Variant(
+        "packed-pad16",
+        "padding after the last sample",
+        _batching(**PACKED, pad_to_multiple_of=16),
+        cases=("moe",),
+    ),
+    Variant(
+        "packed-mbs3",
+        "several packed rows",
+        _batching(**PACKED, micro_batch_size=3),
+        cases=("gpt2", "cispo"),
+    ),
     Variant(
         "varlen",
         "attention that never sees another sample",
         {**_batching(**PACKED), "model.attn_implementation": "varlen"},
         BOTH,
+        cases=("dense", "gpt2"),
     ),
     # dynamic batches
-    Variant("dynamic", "microbatches of unequal numbers of samples", _batching(max_tokens_per_microbatch=96)),
+    Variant(
+        "dynamic",
+        "microbatches of unequal numbers of samples",
+        _batching(max_tokens_per_microbatch=96),
+        cases=("dr_grpo", "tools"),
+    ),
     Variant(
         "packed-dynamic",
         "token budgets and packing",
         _batching(**PACKED, max_tokens_per_microbatch=48),
         BOTH,
+        cases=("dense", "tools"),
     ),
     # row order
     Variant(
-        "reversed", "samples told apart by their row", _batching(row_order="reversed", micro_batch_size=5)
+        "reversed",
+        "samples told apart by their row",
+        _batching(row_order="reversed", micro_batch_size=5),
+        cases=("dapo", "gspo"),
     ),
     Variant(
         "longest-first",
         "samples sorted into microbatches by length",
         _batching(row_order="longest_first", max_tokens_per_microbatch=96),
+        cases=("dr_grpo",),
     ),
     Variant(
         "packed-shortest-first",
         "sorting and packing",
         _batching(**PACKED, row_order="shortest_first", max_tokens_per_microbatch=48),
+        cases=("moe",),
     ),
     # kernels and memory
-    Variant("eager", "attention with an additive mask", {"model.attn_implementation": "eager"}, EVERY),
+    Variant(
+        "eager",
+        "attention with an additive mask",
+        {"model.attn_implementation": "eager"},
+        EVERY,
+        cases=("dense", "gpt2", "moe"),
+    ),
     Variant(
         "packed-eager",
         "the same on packed rows",
         {**_batching(**PACKED), "model.attn_implementation": "eager"},
+        cases=("gpt2", "tied"),
     ),
     Variant(
         "checkpointing",
@@ -157,19 +234,28 @@ VARIANTS: Mapping[str, Variant] = _rows(
         {"model.gradient_checkpointing": True},
         (*SEMANTICS, Precision.BITWISE),
         twin="base",
+        cases=("dense", "moe"),
     ),
     Variant(
         "chunked",
         "log-probs of a few tokens at a time",
         _batching(log_prob_chunk_size=7),
         BOTH,
+        cases=("dense", "tied", "dr_grpo"),
     ),
     Variant(
         "packed-chunked-mbs4",
         "chunks that end inside a microbatch",
         _batching(**PACKED, log_prob_chunk_size=16, micro_batch_size=4),
+        cases=("dr_grpo",),
     ),
-    Variant("threads2", "sums split over two threads", {"threads": 2}, BOTH),
+    Variant(
+        "threads2",
+        "sums split over two threads",
+        {"threads": 2},
+        BOTH,
+        cases=("dense", "gpt2", "moe"),
+    ),
     # torch.compile
     Variant(
         "compiled",
@@ -182,17 +268,30 @@ VARIANTS: Mapping[str, Variant] = _rows(
         "traced",
         "the graphs of torch.compile, run by eager kernels",
         {"model.compile": "aot_eager", **_batching(**PACKED, micro_batch_size=4)},
+        cases=("gpt2", "moe"),
     ),
     # optimizer implementations
-    Variant("adamw-for-loop", "the plain update", {"optimizer.implementation": "for_loop"}),
+    Variant(
+        "adamw-for-loop",
+        "the plain update",
+        {"optimizer.implementation": "for_loop"},
+        cases=("dense", "tied"),
+    ),
     Variant(
         "adamw-foreach",
         "many tensors at once",
         {"optimizer.implementation": "foreach"},
         (*SEMANTICS, Precision.BITWISE),
         twin="adamw-for-loop",
+        cases=("dense", "tied"),
     ),
-    Variant("adamw-fused", "one kernel", {"optimizer.implementation": "fused"}, BOTH),
+    Variant(
+        "adamw-fused",
+        "one kernel",
+        {"optimizer.implementation": "fused"},
+        BOTH,
+        cases=("dense", "tied"),
+    ),
 )
 """The variants on one process, by name."""
 
@@ -243,17 +342,14 @@ def _parse(name: str, row: Any, stated: str) -> Variant:
     overrides = row.get("overrides", {})
     if not isinstance(overrides, Mapping):
         raise ConfigError(f"{stated} has the overrides {overrides!r}; give a table of dotted keys and values")
-    precisions, cases = _precisions(row, stated), tuple(_list(row.get("cases", ["*"])))
-    if not cases or not all(isinstance(pattern, str) for pattern in cases):
-        raise ConfigError(
-            f"{stated} has the cases {row['cases']!r}; give names of cases, or patterns of them"
-        )
+    precisions = _precisions(row, stated)
+    cases, possible = (_patterns(row, key, stated) for key in ("cases", "possible"))
     twin = row.get("twin")
     if (Precision.BITWISE in precisions) != (twin is not None):
         raise ConfigError(
             f"{stated}: precision bitwise and twin (whose bytes to reproduce) go together; give both"
         )
-    return Variant(name, row["why"], dict(flat(overrides)), precisions, cases, twin)
+    return Variant(name, row["why"], dict(flat(overrides)), precisions, cases, twin, possible)
 
 
 def _precisions(row: Mapping[str, Any], stated: str) -> tuple[Precision, ...]:
@@ -264,6 +360,13 @@ def _precisions(row: Mapping[str, Any], stated: str) -> tuple[Precision, ...]:
             f"{stated} has the precisions {row['precisions']!r}; choose from {', '.join(known)}, each once"
         )
     return tuple(Precision(value) for value in given)
+
+
+def _patterns(row: Mapping[str, Any], key: str, stated: str) -> tuple[str, ...]:
+    found = tuple(_list(row.get(key, ["*"])))
+    if not found or not all(isinstance(pattern, str) for pattern in found):
+        raise ConfigError(f"{stated} has the {key} {row[key]!r}; give names of cases, or patterns of them")
+    return found
 
 
 def _list(value: Any) -> Sequence[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from regress.compare.replicas import QUANTITY as REPLICAS
 from regress.compare.update import in_order
 from regress.compare.verdict import Status, Verdict, Worst
 from regress.report.numbers import multiple, pair, plural, short
@@ -122,7 +123,7 @@ def _basis(basis: Mapping[str, object]) -> str:
 
 def _finding(verdict: Verdict) -> str:
     worst = verdict.worst
-    if worst is None or verdict.status is Status.COVERAGE:
+    if worst is None or verdict.status is Status.COVERAGE or verdict.quantity == REPLICAS:
         return verdict.detail
     if verdict.status is Status.NONFINITE:
         return (

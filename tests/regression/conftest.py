@@ -55,7 +55,7 @@ class Judged:
         place = self.first.place
         (update,) = (u for u in self.replay.plan if (u.step, u.update) == (place.step, place.update))
         truth = self.replay.case.truth(update.where)
-        return [Local(layout, update, truth) for layout in update.layouts]
+        return [Local(layout.targets, update, truth) for layout in update.layouts[0]]
 
     def over(self, name: str) -> dict[int | None, int]:
         """Elements of a tensor beyond their tolerance at that update, by microbatch."""

@@ -21,10 +21,11 @@ ALLOWED: dict[str, set[str]] = {
     "compare": {"golden", "dump", "layout"},
     "report": {"compare", "golden", "dump", "layout"},
     "engine": {"grpo", "tasks", "dump", "layout"},
-    "replay": {"engine", "golden", "compare", "report", "grpo", "tasks", "dump", "layout"},
-    "plugin": {"replay", "engine", "golden", "compare", "report", "dump", "layout"},
+    "parallel": {"engine", "grpo", "dump", "layout"},
+    "replay": {"parallel", "engine", "golden", "compare", "report", "grpo", "tasks", "dump", "layout"},
+    "plugin": {"replay", "parallel", "engine", "golden", "compare", "report", "dump", "layout"},
     "__main__": {"cli"},
-    "cli": {"replay", "engine", "golden", "compare", "report", "dump"},
+    "cli": {"replay", "parallel", "engine", "golden", "compare", "report", "dump"},
 }
 TORCH_FREE = [
     "regress",

@@ -13,12 +13,12 @@ def nearest_keys(unknown: str, valid: Iterable[str]) -> list[str]:
 
     Nearness counts edits of the full key, so that one wrong character always leads back to the key that was
     meant; a name in the wrong section and an abbreviation (``lr``, ``grad``) are near too. `difflib` decides
-    when that leaves more than three.
+    when that leaves more than three that are further off than one character.
     """
     distances = {key: _key_distance(unknown, key) for key in valid}
     least = min(distances.values())
     ties = [key for key, distance in distances.items() if distance == least]
-    if len(ties) <= 3:
+    if len(ties) <= 3 or least == 1:
         return ties
     return [max(ties, key=lambda key: SequenceMatcher(None, unknown, key).ratio())]
 

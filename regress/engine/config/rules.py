@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from regress.engine.config.leaves import KeyPath
 from regress.engine.config.origins import FILE, Origin
+from regress.engine.config.parallel_rules import PARALLEL_RULES
 from regress.engine.config.rollout_rules import ROLLOUT_RULES, Rule
 from regress.engine.config.schema import Config
 from regress.engine.config.text import in_yaml
@@ -12,7 +13,7 @@ from regress.errors import ConfigError
 
 def check_rules(config: Config, origin: Callable[[KeyPath], Origin]) -> None:
     """Raise `ConfigError` with the first rule that ``config`` breaks; ``origin`` says who gave a key."""
-    for rule in (*RULES, *ROLLOUT_RULES):
+    for rule in (*RULES, *ROLLOUT_RULES, *PARALLEL_RULES):
         sentence = rule(config)
         if sentence is not None:
             raise ConfigError(sentence)

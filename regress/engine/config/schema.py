@@ -10,7 +10,7 @@ from typing import Any
 
 from regress.grpo.objective import Objective
 from regress.grpo.presets import PRESETS
-from regress.layout import ROW_ORDERS
+from regress.layout import ROW_ORDERS, SAMPLE_SPLITS, SEQUENCE_SPLITS
 
 FAMILIES = ("qwen3", "qwen3_moe", "llama", "gpt2")
 DTYPES = ("float64", "float32", "bfloat16")
@@ -21,6 +21,13 @@ DUMP_FORMATS = ("safetensors", "pt", "jsonl")
 LAYOUTS = ("padded", "packed")
 SIDES = ("right", "left")
 OPTIMIZERS = ("auto", "for_loop", "foreach", "fused")
+CP_METHODS = ("ulysses", "ring", "all_gather")
+PP_SCHEDULES = (
+    *("gpipe", "1f1b", "interleaved_1f1b", "looped_bfs"),
+    *("interleaved_zero_bubble", "zbv_zero_bubble"),
+)
+DATA_PARALLELS = ("after_backward", "ddp", "accelerate", "hsdp")
+REDUCED_DTYPES = ("float32", "bfloat16")
 SCHEDULERS = ("constant", "linear", "cosine")
 # embeddings, every block, last norm and logits of all families: one module per stage of the dataflow
 BLOCKS = r"^((model|transformer)\.(embed_tokens|wte|wpe|layers\.\d+|h\.\d+|norm|ln_f)|lm_head)$"
@@ -194,6 +201,51 @@ class BatchingConfig:
 
 
 @dataclass
+class ParallelConfig:
+    """Ranks, and what each of them holds; the product of the extents is the number of processes."""
+
+    pp: int = _value(1, "pipeline stages' ranks", minimum=1)
+    dp: int = _value(1, "replicas of the model, each with its own samples", minimum=1)
+    fsdp: int = _value(1, "ranks that share the parameters (FSDP2), each with its own samples", minimum=1)
+    ep: int = _value(1, "ranks that share the experts, each with its own samples", minimum=1)
+    cp: int = _value(1, "ranks that share the tokens of each sequence", minimum=1)
+    tp: int = _value(1, "ranks that share each matrix product", minimum=1)
+    sample_split: str = _value(
+        "contiguous",
+        "how samples are dealt out to ranks: in blocks, or one after the other",
+        choices=SAMPLE_SPLITS,
+    )
+    data_parallel: str = _value(
+        "after_backward",
+        "who sums the gradients over replicas: one collective after the last microbatch, torch's "
+        "DistributedDataParallel, accelerate's, or torch's fully_shard over dp and fsdp",
+        choices=DATA_PARALLELS,
+    )
+    reshard_after_forward: bool = _value(True, "fsdp: parameters are gathered again for the backward pass")
+    fsdp_param_dtype: str | None = _value(
+        None,
+        "fsdp: dtype of gathered parameters and of computation; null: that of the model",
+        choices=REDUCED_DTYPES,
+    )
+    fsdp_reduce_dtype: str | None = _value(
+        None, "fsdp: dtype in which gradients are summed; null: that of computation", choices=REDUCED_DTYPES
+    )
+    sequence_parallel: bool = _value(False, "tp: ranks share the tokens between matrix products")
+    cp_method: str = _value(
+        "ulysses",
+        "cp: exchange heads for tokens, pass keys and values round, or gather them",
+        choices=CP_METHODS,
+    )
+    cp_split: str = _value(
+        "contiguous",
+        "cp: one block of columns a rank, or two that balance causal attention",
+        choices=SEQUENCE_SPLITS,
+    )
+    pp_schedule: str = _value("gpipe", "pp: order of forward and backward passes", choices=PP_SCHEDULES)
+    pp_stages_per_rank: int = _value(1, "pp: stages on each rank", minimum=1)
+
+
+@dataclass
 class TrainerConfig:
     """Mini-batches and epochs."""
 
@@ -316,6 +368,7 @@ class Config:
     rollout_mock: RolloutMockConfig = field(default_factory=RolloutMockConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     batching: BatchingConfig = field(default_factory=BatchingConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)

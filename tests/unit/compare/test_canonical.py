@@ -41,8 +41,18 @@ def refused(records: list[Record], frame: TokenFrame) -> str:
 
 def test_a_missing_microbatch(world: Any) -> None:
     records = [r for r in world.records(PLAN) if (r.type, r.micro) != ("forward_data", 1)]
+    first, *rest = np.flatnonzero(world.loss_mask[7:16])
+    assert first < 6, "a token of the first sample of the microbatch"
     assert refused(records, world.frame).startswith(
-        "forward_data cannot be brought into canonical form: sample 001/0, position 0 was produced by no microbatch "
+        f"forward_data cannot be brought into canonical form: sample 001/0, position {first} was produced by no "
+        f"microbatch (as were {len(rest)} other tokens)"
+    )
+
+
+def test_a_missing_microbatch_of_inputs(world: Any) -> None:
+    records = [r for r in world.records(PLAN) if (r.type, r.micro) != ("batch_inputs", 1)]
+    assert refused(records, world.frame).startswith(
+        "batch_inputs cannot be brought into canonical form: sample 001/0, position 0 was produced by no microbatch "
         "(as were 8 other tokens)"
     )
 

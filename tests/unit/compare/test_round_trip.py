@@ -81,7 +81,7 @@ def test_every_layout_passes_in_any_order_of_records(
     records, planned = world.records(plan, ranks), world.planned(plan, ranks)
     first = judge_update(records, world.truth, world.frame, tolerances, place=(0, None), planned=planned)
     assert [v for v in first if not v.ok] == []
-    assert {v.quantity for v in first} == {*world.truth, "coverage"}
+    assert {v.quantity for v in first} == {*world.truth, "coverage", *replicas_of(planned)}
     mixed = random.sample(records, len(records))
     again = judge_update(mixed, world.truth, world.frame, tolerances, place=(0, None), planned=planned)
     order = [(v.quantity, str(v.place), v.name) for v in first]
@@ -174,7 +174,16 @@ def test_a_twin_passes_byte_for_byte(
         world.records(plan, ranks), reversed(world.records(plan, ranks)), world.frame, place=(0, None)
     )
     assert all(v.ok for v in verdicts)
-    assert {v.quantity for v in verdicts} == {*world.truth, "coverage"}
+    assert {v.quantity for v in verdicts} == {
+        *world.truth,
+        "coverage",
+        *replicas_of(world.planned(plan, ranks)),
+    }
+
+
+def replicas_of(planned: list[tuple[int, int]]) -> set[str]:
+    """Several ranks that hold the same parameters are compared with each other."""
+    return {"replicas"} if len({rank for rank, _ in planned}) > 1 else set()
 
 
 def test_the_scale_of_a_share_is_that_of_its_terms(make_world: Callable[..., Any]) -> None:

@@ -40,7 +40,7 @@ def test_a_typo_leads_back(typo: tuple[str, str]) -> None:
     near = nearest_keys(wrong, leaves())
     assert key in near
     assert all(edits(wrong, other) == 1 for other in near)
-    assert len(near) <= 2
+    assert len(near) <= 5  # the dimensions of parallel differ by one character
 
 
 @settings(deadline=None)

@@ -13,6 +13,45 @@ PATH = "rollout_worker.trajectory_load_path=steps"
 
 # overrides -> what is wrong with them together
 IMPOSSIBLE = {
+    "parallel.data_parallel=ddp parallel.dp=2 parallel.tp=2": (
+        "parallel.data_parallel=ddp wraps whole models, and parallel.tp=2 splits them; set "
+        "parallel.data_parallel=after_backward."
+    ),
+    "parallel.data_parallel=accelerate parallel.dp=2 parallel.cp=2": (
+        "parallel.data_parallel=accelerate sums over all processes, which parallel.cp=2 gives parts of the same "
+        "samples; set parallel.data_parallel=ddp or after_backward."
+    ),
+    "parallel.data_parallel=hsdp parallel.dp=2": (
+        "parallel.data_parallel=hsdp shards parameters and replicates the shards, but parallel.fsdp=1 leaves them "
+        "whole; set parallel.fsdp to 2 or more, or parallel.data_parallel=after_backward."
+    ),
+    "parallel.sequence_parallel=true": (
+        "parallel.sequence_parallel=true means nothing with parallel.tp=1; set parallel.tp to 2 or more, or leave "
+        "parallel.sequence_parallel away."
+    ),
+    "parallel.fsdp_param_dtype=bfloat16": (
+        "parallel.fsdp_param_dtype=bfloat16 means nothing with parallel.fsdp=1; set parallel.fsdp to 2 or more, or "
+        "leave parallel.fsdp_param_dtype away."
+    ),
+    "parallel.cp=2 model.attn_implementation=eager": (
+        "parallel.cp=2 has attention of its own (parallel.cp_method=ulysses) in place of "
+        "model.attn_implementation=eager; set model.attn_implementation=sdpa."
+    ),
+    "parallel.tp=2 model.compile=eager": (
+        "model.compile=eager compiles whole blocks, which parallel.tp=2 splits over ranks; set model.compile=null."
+    ),
+    "parallel.fsdp=2 batching.log_prob_chunk_size=8": (
+        "batching.log_prob_chunk_size=8 projects outside of the forward pass, where parallel.fsdp=2 has the parameters "
+        "in shards; set batching.log_prob_chunk_size=null."
+    ),
+    "parallel.dp=2 algorithm.denominator_scope=microbatch": (
+        "algorithm.denominator_scope=microbatch averages each microbatch by itself, and the 2 ranks that share the "
+        "tokens would each have others; set algorithm.denominator_scope=global."
+    ),
+    "parallel.cp=7 batching.max_tokens_per_microbatch=48": (
+        "batching.max_tokens_per_microbatch=48 cannot hold one row of 49 tokens, which is what data.max_seq_length=48 "
+        "takes in multiples of 7 (parallel splits rows); raise it to 49 or more."
+    ),
     "data.max_prompt_length=40": (
         "data.max_prompt_length=40 and data.max_completion_length=16 add up to 56, more than "
         "data.max_seq_length=48; shorten one of them or set data.max_seq_length=56."

@@ -168,3 +168,17 @@ def test_words_of_numbers() -> None:
     assert multiple(2.0) == "2 x tolerance"
     assert multiple(math.inf) == "nothing is tolerated"
     assert [plural(n, "tensor") for n in (0, 1, 2)] == ["0 tensors", "1 tensor", "2 tensors"]
+
+
+def test_replicas_that_differ_are_told_by_their_ranks() -> None:
+    verdict = replace(
+        DRIFT,
+        quantity="replicas",
+        name="gradient/norm.weight",
+        place=Place(0),
+        detail="norm.weight of rank 1 differs from that of rank 0 in 1 of 3 elements, most at element [1]: 2.5 and 2.0",
+    )
+    assert headline(verdict, "a/b") == (
+        "drift: replicas gradient/norm.weight: norm.weight of rank 1 differs from that of rank 0 in 1 of 3 elements, "
+        "most at element [1]: 2.5 and 2.0 (a/b/step0)"
+    )

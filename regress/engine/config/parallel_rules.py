@@ -1,0 +1,120 @@
+"""Combinations of strategies, and of a strategy with other settings, that cannot work."""
+
+import math
+
+from regress.engine.config.rollout_rules import Rule
+from regress.engine.config.schema import Config
+from regress.layout import DIMENSIONS
+
+
+def _replicas(c: Config) -> str | None:
+    p = c.parallel
+    if p.data_parallel not in ("ddp", "accelerate"):
+        return None
+    other = next((name for name in ("pp", "fsdp", "ep", "tp") if getattr(p, name) > 1), None)
+    if other is not None:
+        return (
+            f"parallel.data_parallel={p.data_parallel} wraps whole models, and parallel.{other}="
+            f"{getattr(p, other)} splits them; set parallel.data_parallel=after_backward."
+        )
+    if p.data_parallel == "accelerate" and p.cp > 1:
+        return (
+            f"parallel.data_parallel=accelerate sums over all processes, which parallel.cp={p.cp} gives parts of the "
+            "same samples; set parallel.data_parallel=ddp or after_backward."
+        )
+    return None
+
+
+def _hsdp(c: Config) -> str | None:
+    if c.parallel.data_parallel != "hsdp" or c.parallel.fsdp > 1:
+        return None
+    return (
+        "parallel.data_parallel=hsdp shards parameters and replicates the shards, but parallel.fsdp=1 leaves them "
+        "whole; set parallel.fsdp to 2 or more, or parallel.data_parallel=after_backward."
+    )
+
+
+def _needed(c: Config) -> str | None:
+    p = c.parallel
+    for key, value, dimension in (
+        ("sequence_parallel", p.sequence_parallel, "tp"),
+        ("fsdp_param_dtype", p.fsdp_param_dtype, "fsdp"),
+        ("fsdp_reduce_dtype", p.fsdp_reduce_dtype, "fsdp"),
+    ):
+        if value and getattr(p, dimension) == 1:
+            stated = "true" if value is True else value
+            return (
+                f"parallel.{key}={stated} means nothing with parallel.{dimension}=1; set parallel.{dimension} to 2 or "
+                f"more, or leave parallel.{key} away."
+            )
+    return None
+
+
+def _attention(c: Config) -> str | None:
+    if c.parallel.cp == 1 or c.model.attn_implementation == "sdpa":
+        return None
+    return (
+        f"parallel.cp={c.parallel.cp} has attention of its own (parallel.cp_method={c.parallel.cp_method}) in place of "
+        f"model.attn_implementation={c.model.attn_implementation}; set model.attn_implementation=sdpa."
+    )
+
+
+def _compile(c: Config) -> str | None:
+    split = [name for name in DIMENSIONS if name != "dp" and getattr(c.parallel, name) > 1]
+    if c.model.compile is None or not split:
+        return None
+    return (
+        f"model.compile={c.model.compile} compiles whole blocks, which parallel.{split[0]}="
+        f"{getattr(c.parallel, split[0])} splits over ranks; set model.compile=null."
+    )
+
+
+def _chunks(c: Config) -> str | None:
+    if c.batching.log_prob_chunk_size is None or c.parallel.fsdp == 1:
+        return None
+    return (
+        f"batching.log_prob_chunk_size={c.batching.log_prob_chunk_size} projects outside of the forward pass, where "
+        f"parallel.fsdp={c.parallel.fsdp} has the parameters in shards; set batching.log_prob_chunk_size=null."
+    )
+
+
+def _denominators(c: Config) -> str | None:
+    ranks = c.parallel.dp * c.parallel.fsdp * c.parallel.ep * c.parallel.cp
+    if c.algorithm.denominator_scope == "global" or ranks == 1:
+        return None
+    return (
+        f"algorithm.denominator_scope={c.algorithm.denominator_scope} averages each microbatch by itself, and the "
+        f"{ranks} ranks that share the tokens would each have others; set algorithm.denominator_scope=global."
+    )
+
+
+def _budget(c: Config) -> str | None:
+    p, budget = c.parallel, c.batching.max_tokens_per_microbatch
+    blocks = p.cp * (2 if p.cp > 1 and p.cp_split == "zigzag" else 1) * (p.tp if p.sequence_parallel else 1)
+    multiple = math.lcm(blocks, c.batching.pad_to_multiple_of)
+    row = -(-max(c.data.max_seq_length, c.batching.pad_to_length or 1) // multiple) * multiple
+    if budget is None or blocks == 1 or row <= budget:
+        return None
+    return (
+        f"batching.max_tokens_per_microbatch={budget} cannot hold one row of {row} tokens, which is what "
+        f"data.max_seq_length={c.data.max_seq_length} takes in multiples of {multiple} (parallel splits rows); "
+        f"raise it to {row} or more."
+    )
+
+
+def _split_backward(c: Config) -> str | None:
+    """torch 2.13 finds the weights of a stage before its backward pass, when FSDP2 holds shards in their place."""
+    p = c.parallel
+    kept = p.fsdp == 1 or not p.reshard_after_forward
+    if p.pp == 1 or kept or p.pp_schedule not in ("interleaved_zero_bubble", "zbv_zero_bubble"):
+        return None
+    return (
+        f"parallel.pp_schedule={p.pp_schedule} computes gradients of weights after those of inputs, and torch loses "
+        f"those of weights that parallel.fsdp={p.fsdp} has given back in between; set "
+        "parallel.reshard_after_forward=false."
+    )
+
+
+PARALLEL_RULES: tuple[Rule, ...] = (
+    *(_replicas, _hsdp, _needed, _attention, _compile, _chunks, _denominators, _budget, _split_backward),
+)

@@ -1,0 +1,56 @@
+"""Context parallelism: the columns of a microbatch are split over ranks, and attention reaches across them.
+
+Every rank holds the queries, keys and values of its columns. Three methods bring queries and keys together, all
+computing what scaled-dot-product attention computes under the whole layout's block-causal mask:
+
+* ``ulysses``: exchange columns for heads, attend to all columns with a share of the heads, exchange back.
+* ``ring``: keys and values travel from rank to rank; partial results are merged by their log-sum-exp.
+* ``all_gather``: every rank gathers all keys and values.
+
+Ulysses: DeepSpeed Ulysses (arXiv 2309.14509). Ring: Ring Attention (arXiv 2310.01889).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from torch import Tensor
+from transformers import AttentionInterface, PreTrainedModel
+
+from regress.errors import ConfigError
+from regress.parallel.all_gather import all_gather_attention
+from regress.parallel.ring import ring_attention
+from regress.parallel.segments import ContextSegments
+from regress.parallel.ulysses import ulysses_attention
+
+__all__ = ["METHODS", "ContextSegments", "apply"]
+
+METHODS: Mapping[str, Callable[..., tuple[Tensor, None]]] = {
+    "ulysses": ulysses_attention,
+    "ring": ring_attention,
+    "all_gather": all_gather_attention,
+}
+
+
+def apply(model: PreTrainedModel, method: str, ranks: int, *, tp: int = 1) -> None:
+    """Give the model the attention ``method``; its forward then needs ``context=ContextSegments`` as keyword.
+
+    Args:
+        ranks: size of the mesh dimension ``cp``.
+        tp: size of the mesh dimension ``tp``, which takes its share of the heads first.
+
+    Raises:
+        ConfigError: if the ranks cannot share the heads, or positions never reach the model's attention.
+    """
+    heads = model.config.num_attention_heads // tp
+    if method == "ulysses" and heads % ranks:
+        left = f"{heads} attention heads" + (f" (of each of {tp} tensor-parallel ranks)" if tp > 1 else "")
+        raise ConfigError(
+            f"parallel.cp={ranks}: ulysses shares heads and the model has {left}; choose a divisor of {heads}, or "
+            "parallel.cp_method=ring or all_gather"
+        )
+    model.set_attn_implementation(method)
+
+
+for _name, _function in METHODS.items():
+    AttentionInterface.register(_name, _function)

@@ -1,0 +1,121 @@
+"""Expert parallelism: every rank holds some experts of each layer, and tokens travel to them and back.
+
+A layer's router runs where the token lies. Each rank sends one row for every (token, chosen expert) to the expert's
+owner, who runs the model's own experts on what arrives; the rows come back, and are weighted and added at home.
+The gradient of an expert is complete on its owner: rows of all ranks of the mesh dimension have passed through it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MethodType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from transformers import PreTrainedModel
+
+from regress.errors import ConfigError
+from regress.layout.shards import ShardLayout
+from regress.parallel.exchange import Group, exchange
+
+
+@dataclass(frozen=True)
+class ExpertPlan:
+    """What lies here of each parameter that was cut; every other parameter is whole on every rank."""
+
+    experts: Mapping[str, ShardLayout]
+
+
+def apply(model: PreTrainedModel, mesh: DeviceMesh) -> ExpertPlan:
+    """Keep this rank's share of the experts, in place, under the same names.
+
+    Args:
+        model: with fused experts (parameters ``[E, ...]``).
+        mesh: one-dimensional.
+
+    Raises:
+        ConfigError: if the model has no experts, or the ranks cannot share them equally.
+    """
+    ranks, rank = mesh.size(), mesh.get_local_rank()
+    number = getattr(model.config, "num_experts", None)
+    if number is None:
+        raise ConfigError(
+            f"parallel.ep={ranks}: {type(model).__name__} has no experts to share; set parallel.ep=1 or take a "
+            "mixture-of-experts model"
+        )
+    if number % ranks:
+        raise ConfigError(
+            f"parallel.ep={ranks}: the model has {number} experts a layer, which {ranks} ranks cannot share equally; "
+            f"choose a divisor of {number}"
+        )
+    mine = (rank * number // ranks, (rank + 1) * number // ranks)
+    cut: dict[str, ShardLayout] = {}
+    for name, module in _expert_modules(model, number):
+        for leaf, parameter in module.named_parameters(recurse=False):
+            cut[f"{name}.{leaf}"] = _part(parameter, mine)
+            part = parameter.detach()[slice(*mine)].clone()
+            setattr(module, leaf, nn.Parameter(part, requires_grad=parameter.requires_grad))
+        module.num_experts = number // ranks
+        module.forward = MethodType(_travelling(mesh.get_group(), ranks), module)
+    return ExpertPlan(cut)
+
+
+def _expert_modules(model: nn.Module, number: int) -> Iterator[tuple[str, nn.Module]]:
+    """Modules of fused experts: those whose implementation transformers can choose (``has_gate`` is its mark)."""
+    for name, module in list(model.named_modules()):
+        if hasattr(module, "has_gate") and getattr(module, "num_experts", None) == number:
+            yield name, module
+
+
+def _part(parameter: Tensor, mine: tuple[int, int]) -> ShardLayout:
+    whole = ShardLayout.whole(tuple(parameter.shape))
+    return ShardLayout(whole.shape, ((mine,), *whole.ranges[1:]))
+
+
+def _travelling(group: Group, ranks: int) -> Callable[[Any, Tensor, Tensor, Tensor], Tensor]:
+    """The forward of a module whose experts are spread over the ranks; it binds to a copy of the module too."""
+
+    def forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        tokens, width = top_k_index.shape
+        # as the plain module counts: expert by expert, within one by place among the chosen, then by token
+        order = top_k_index.t().flatten().argsort(stable=True)
+        counts = top_k_index.flatten().bincount(minlength=ranks * self.num_experts)
+        sent = counts.view(ranks, -1).sum(1).tolist()
+        arriving = torch.empty_like(counts)
+        dist.all_to_all_single(arriving, counts, group=group)
+        received = arriving.view(ranks, -1).sum(1).tolist()
+        rows = exchange(hidden_states[order % max(tokens, 1)], sent, received, group)
+        experts = torch.arange(self.num_experts, device=rows.device).repeat(ranks).repeat_interleave(arriving)
+        returned = exchange(_run(self, rows, experts), received, sent, group)
+        place = (
+            order.argsort().view(width, tokens).t()
+        )  # [tokens, width]: where the row of each choice came back
+        if self.config._experts_implementation == "eager":
+            return _added(returned, place, top_k_index, top_k_weights, hidden_states.dtype)
+        return (returned[place] * top_k_weights.unsqueeze(-1)).sum(1).to(hidden_states.dtype)
+
+    return forward
+
+
+def _run(module: nn.Module, rows: Tensor, experts: Tensor) -> Tensor:
+    """The rows ``[R, H]`` through the local experts of these numbers, by the model's own implementation."""
+    if len(rows):
+        weights = rows.new_ones(len(rows), 1)
+        out: Tensor = type(module).forward(module, rows, experts[:, None], weights)
+        return out
+    # Nobody chose an expert of this rank. Its parameters still get a gradient (zero, as in a plain model), and the
+    # way back still has a graph, whose backward pass the other ranks wait for.
+    return rows + sum(parameter.sum() for parameter in module.parameters()) * 0
+
+
+def _added(returned: Tensor, place: Tensor, index: Tensor, weights: Tensor, dtype: torch.dtype) -> Tensor:
+    """Weighted sum of the rows of each token ``[tokens, H]`` as the eager experts add: in ascending order of the
+    experts, each sum rounded to ``dtype``. (The other implementations sum in the router's order at once.)"""
+    ascending = index.argsort(dim=1)
+    weighted = returned[place.gather(1, ascending)] * weights.gather(1, ascending).unsqueeze(-1)
+    first, *others = weighted.to(dtype).unbind(1)
+    return sum(others, first)

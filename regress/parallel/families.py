@@ -1,0 +1,179 @@
+"""How the modules of each model family are split over a tensor-parallel group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    RowwiseParallel,
+)
+from torch.distributed.tensor.placement_types import Placement
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from regress.errors import ConfigError
+from regress.parallel.conv1d import ColwiseConv, RowwiseConv
+from regress.parallel.embedding import SplitEmbedding, SplitProjection
+from regress.parallel.outputs import OutputPart
+
+HEAD = "lm_head"
+_COLUMNS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "c_attn", "c_fc")
+_ROWS = ("o_proj", "down_proj", "c_proj")
+_HEAD_NORMS = ("q_norm", "k_norm")
+_ACTIVATIONS = ("act_fn", "act")
+
+
+@dataclass(frozen=True)
+class Family:
+    """Names in an architecture: of its embedding, its list of blocks, its last norm, and its MLP's size."""
+
+    embedding: str
+    blocks: str
+    norm: str
+    mlp_size: str
+
+    def styles(self, model: PreTrainedModel, residual: Placement) -> dict[str, ParallelStyle]:
+        """A style for every module that is split or stands at a border; what is absent or replaced gets none.
+
+        ``residual`` says how the hidden states between the modules of a block lie.
+        """
+        styles = dict(self._block_styles(model, residual))
+        modules = dict(model.named_modules())
+        if isinstance(modules.get(self.embedding), nn.Embedding):
+            styles[self.embedding] = SplitEmbedding()
+        if isinstance(modules.get(HEAD), nn.Linear):
+            styles[HEAD] = SplitProjection()
+        return styles
+
+    def _block_styles(
+        self, model: PreTrainedModel, residual: Placement
+    ) -> Iterator[tuple[str, ParallelStyle]]:
+        for name, module in self.inside(model):
+            leaf = name.rpartition(".")[2]
+            if isinstance(module, nn.Linear) and leaf in _COLUMNS:
+                yield name, ColwiseParallel()
+            elif isinstance(module, nn.Linear) and leaf in _ROWS:
+                yield name, RowwiseParallel(output_layouts=residual)
+            elif isinstance(module, Conv1D) and leaf in _COLUMNS:
+                yield name, ColwiseConv(residual, fused=3 if leaf == "c_attn" else 1)
+            elif isinstance(module, Conv1D) and leaf in _ROWS:
+                yield name, RowwiseConv(residual)
+            elif isinstance(getattr(module, "q_proj", None), nn.Linear):
+                yield (
+                    name,
+                    PrepareModuleInput(
+                        input_kwarg_layouts={"hidden_states": residual},
+                        desired_input_kwarg_layouts={"hidden_states": Replicate()},
+                    ),
+                )
+            elif isinstance(getattr(module, "gate_proj", None), nn.Linear):
+                yield name, PrepareModuleInput(input_layouts=residual, desired_input_layouts=Replicate())
+
+    def adjust(self, model: PreTrainedModel, count: int) -> None:
+        """Sizes that modules hold beside their weights."""
+        for _, module in self.inside(model):
+            if isinstance(getattr(module, "c_attn", None), Conv1D):
+                module.split_size //= count  # type: ignore[operator, assignment]
+
+    def sequence(self, model: PreTrainedModel) -> list[str]:
+        """The modules that work on a part of the columns under sequence parallelism, in order.
+
+        These are the blocks and the final norm, or what a pipeline stage has of them; without blocks none.
+        """
+        blocks = list(self.own_blocks(model))
+        norm = [self.norm] if _has_parameters(model.get_submodule(self.norm)) else []
+        return blocks and blocks + norm
+
+    def partial(self, model: PreTrainedModel, sequence_parallel: bool) -> Iterator[str]:
+        """Parameters that see a part of the heads, or under sequence parallelism a part of the tokens."""
+        of_columns = tuple(f"{name}." for name in self.sequence(model)) if sequence_parallel else ()
+        for name, parameter in model.named_parameters():
+            plain = not isinstance(parameter, DTensor)
+            if name.split(".")[-2] in _HEAD_NORMS or (plain and name.startswith(of_columns)):
+                yield name
+
+    def outputs(
+        self, model: PreTrainedModel, mesh: DeviceMesh, sequence_parallel: bool
+    ) -> Mapping[str, OutputPart]:
+        """The part of its output that each module has here; what is flat over rows is left out."""
+        index, count = mesh.get_local_rank(), mesh.size()
+        found: dict[str, OutputPart] = {}
+        sparse = tuple(f"{name}." for name, module in self.inside(model) if hasattr(module, "experts"))
+        for name, _ in self.inside(model):
+            leaf = name.rpartition(".")[2]
+            if name.startswith(sparse):
+                continue
+            if leaf in (*_COLUMNS, *_ACTIVATIONS):
+                found[name] = OutputPart(-1, index, count, fused=3 if leaf == "c_attn" else 1)
+            elif leaf in _HEAD_NORMS:
+                found[name] = OutputPart(-2, index, count)
+            elif sequence_parallel:
+                found[name] = OutputPart(1, index, count)
+        for name in self.sequence(model)[-1:]:
+            found.pop(name, None)  # gathered
+        head = getattr(model.get_output_embeddings(), "weight", None)
+        if isinstance(head, DTensor):
+            found[HEAD] = OutputPart(-1, index, count, size=head.shape[0])
+        return found
+
+    def own_blocks(self, model: PreTrainedModel) -> dict[str, nn.Module]:
+        """The blocks by name, without those that lie on other pipeline stages."""
+        blocks = model.get_submodule(self.blocks).named_children()
+        return {f"{self.blocks}.{index}": block for index, block in blocks if _has_parameters(block)}
+
+    def inside(self, model: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:
+        """All modules of the blocks, and the blocks."""
+        for name, block in self.own_blocks(model).items():
+            yield from block.named_modules(prefix=name)
+
+
+def _has_parameters(module: nn.Module) -> bool:
+    return next(module.parameters(), None) is not None
+
+
+_ROPE = Family("model.embed_tokens", "model.layers", "model.norm", "intermediate_size")
+FAMILIES: Mapping[str, Family] = {
+    "gpt2": Family("transformer.wte", "transformer.h", "transformer.ln_f", "n_inner"),
+    "llama": _ROPE,
+    "qwen3": _ROPE,
+    "qwen3_moe": _ROPE,
+}
+
+
+def family_of(model: PreTrainedModel, count: int) -> Family:
+    """How to split a model over ``count`` ranks.
+
+    Raises:
+        ConfigError: if its family is not known, or ``count`` does not divide its heads or MLP columns.
+    """
+    name = model.config.model_type
+    family = FAMILIES.get(name)
+    if family is None:
+        raise ConfigError(
+            f"parallel.tp={count}: models of the family {name!r} cannot be split by tensor parallelism, only those of "
+            f"{', '.join(FAMILIES)}; set parallel.tp=1"
+        )
+    for key, value in _sizes(model, family).items():
+        if value % count:
+            raise ConfigError(
+                f"parallel.tp={count} does not divide {key}={value} of this {name} model; choose a tp that does, or "
+                f"set model.config.{key} to a multiple of {count}"
+            )
+    return family
+
+
+def _sizes(model: PreTrainedModel, family: Family) -> dict[str, int]:
+    config = model.config
+    sizes = {"num_attention_heads": config.num_attention_heads}
+    if hasattr(config, "num_key_value_heads"):
+        sizes["num_key_value_heads"] = config.num_key_value_heads
+    if any(name.endswith(("gate_proj", "c_fc")) for name, _ in family.inside(model)):
+        sizes[family.mlp_size] = getattr(config, family.mlp_size) or 4 * config.hidden_size
+    return sizes

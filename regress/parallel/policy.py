@@ -1,0 +1,284 @@
+"""A policy whose model and batches lie on several ranks."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.nn.functional import all_reduce
+from transformers import PreTrainedModel
+
+from regress.engine import taps
+from regress.engine.batch import Microbatch
+from regress.engine.local import local
+from regress.engine.policy import LocalPolicy, Loss, Result
+from regress.engine.precision import DTYPES
+from regress.engine.projection import Entropy
+from regress.grpo.logprobs import TokenLogProbs
+from regress.layout import ShardLayout
+from regress.parallel import context, expert, sharded, shards, tensor
+from regress.parallel.pipeline import Pipeline
+from regress.parallel.reduction import sum_gradients
+from regress.parallel.replicas import replicated
+from regress.parallel.schedules import ranks_of_stages
+from regress.parallel.stages import Stages, split
+from regress.parallel.vocabulary import vocab_parallel_log_probs
+from regress.parallel.world import ProcessWorld
+
+
+class ParallelPolicy(LocalPolicy):
+    """A model split over the ranks of a world; every rank builds one from the same whole model.
+
+    The model is cut into stages, of each stage the experts and then the matrix products are split, and what is left
+    is sharded or replicated.
+
+    Args:
+        model: the whole model, the same on every rank; it is cut in place.
+        world: the ranks.
+        settings: those of `LocalPolicy`.
+
+    Raises:
+        ConfigError: if the model cannot be split as the configuration asks.
+    """
+
+    def __init__(self, model: PreTrainedModel, world: ProcessWorld, **settings: Any) -> None:
+        self._world = world
+        self._whole = copy.deepcopy(model)
+        self._stages = _cut(model, world)
+        self._trained = any(parameter.requires_grad for parameter in model.parameters())
+        self._experts: dict[str, ShardLayout] = {}
+        self._tensor: list[tensor.TensorPlan] = []
+        for stage in self._stages.models:
+            self._split(stage)
+        super().__init__(self._stages.models[-1], **settings)
+        self._replicas = replicated(self.model, world) if self._trained else None
+        if self._replicas is not None:
+            self._callable = self._replicas.module
+        self._pipeline = self._piped()
+        self._summed = self._sums()
+        self._owned = self._owners()
+        self._known_version = self._version()
+
+    def _split(self, stage: PreTrainedModel) -> None:
+        """Everything but the pipeline, on one stage."""
+        world, config, sizes = self._world, self._world.config, self._world.mesh.sizes
+        if sizes["ep"] > 1:
+            self._experts |= expert.apply(stage, world.device_mesh["ep"]).experts
+        if sizes["cp"] > 1:
+            context.apply(stage, config.cp_method, sizes["cp"], tp=sizes["tp"])
+        if sizes["tp"] > 1:
+            parallel = config.sequence_parallel
+            self._tensor.append(tensor.apply(stage, world.device_mesh["tp"], sequence_parallel=parallel))
+        if sizes["fsdp"] > 1:
+            names = ("dp", "fsdp") if config.data_parallel == "hsdp" else "fsdp"
+            sharded.apply(
+                stage,
+                world.device_mesh[names],
+                reshard_after_forward=config.reshard_after_forward,
+                param_dtype=_dtype(config.fsdp_param_dtype),
+                reduce_dtype=_dtype(config.fsdp_reduce_dtype),
+            )
+
+    def _piped(self) -> Pipeline | None:
+        group = self._world.group("pp")
+        if group is None:
+            return None
+        config = self._world.config
+        return Pipeline(
+            self._stages,
+            group,
+            schedule=config.pp_schedule,
+            run=self._run,
+            hidden_dtype=_dtype(config.fsdp_param_dtype),
+        )
+
+    @property
+    def backward_scale(self) -> float:
+        """What a share of the loss is multiplied by before the backward pass, because replicas are averaged."""
+        return 1.0 if self._replicas is None else float(self._replicas.size)
+
+    def log_probs(self, microbatches: Sequence[Microbatch]) -> list[Tensor]:
+        """Log-probs of the loss tokens of each microbatch, ``[K]`` each; zeros on ranks that do not compute them."""
+        if self._pipeline is None:
+            found = super().log_probs(microbatches)
+        else:
+            found = self._pipeline.log_probs(
+                microbatches,
+                lambda model, micro, hidden: self._forward(micro, entropy=False, model=model, hidden=hidden),
+            )
+        for stage in self._stages.models:
+            sharded.reshard(stage)
+        return found
+
+    def forward_backward(self, microbatches: Sequence[Microbatch], loss: Loss[Result]) -> list[Result]:
+        """The passes of this rank, then the sums of gradients over all ranks; see :class:`Policy`."""
+        if self._pipeline is None:
+            results = super().forward_backward(microbatches, loss)
+        else:
+            results = self._pipeline.forward_backward(
+                microbatches,
+                loss,
+                lambda model, micro, hidden: self._forward(
+                    micro, entropy=self._entropy, model=model, hidden=hidden
+                ),
+                taps.inputs,
+            )
+        sum_gradients(dict(self.named_parameters()), self._summed)
+        if self._pipeline is not None:
+            self._pipeline.sum_tied()
+        return results
+
+    def zero_grad(self) -> None:
+        """Drop all gradients."""
+        for stage in self._stages.models:
+            stage.zero_grad(set_to_none=True)
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The parameters that lie here, whole or in part, under the names of the whole model."""
+        return self._stages.named_parameters()
+
+    def modules(self) -> dict[str, nn.Module]:
+        """The modules that compute here, by name."""
+        return self._stages.modules()
+
+    def shard(self, name: str) -> ShardLayout | None:
+        """Which part of the parameter of that name lies here; ``None`` for all of it."""
+        inner = shards.of(dict(self.named_parameters())[name])
+        outer = self._experts.get(name)
+        layout = inner if outer is None else inner.inside(outer)
+        return None if layout.is_whole else layout
+
+    def part(self, name: str, whole: Tensor) -> Tensor:
+        """The part of a tensor like the parameter of that name which lies here, placed like the parameter."""
+        outer = self._experts.get(name)
+        rows = whole if outer is None else shards.project(outer, whole)
+        return shards.like(dict(self.named_parameters())[name], rows)
+
+    def output_shard(self, module: str, shape: tuple[int, ...]) -> ShardLayout | None:
+        """Which part of a module's whole output an output of this shape is; ``None`` for all of it."""
+        found = (plan.output_layout(module, shape) for plan in self._tensor)
+        return next((layout for layout in found if layout is not None), None)
+
+    def across(self, values: Tensor) -> Tensor:
+        """Sum over the ranks of the same sequences; its gradient is the sum of theirs."""
+        group = self._world.group("cp")
+        return values if group is None else all_reduce(values, group=group)
+
+    def whole_model(self) -> PreTrainedModel:
+        """A copy of the whole model with the parameters as they are now; all ranks ask for it at once."""
+        version = self._version()
+        if any(self._world.gather(version != self._known_version)):
+            self._refresh()
+            self._known_version = version
+        return self._whole
+
+    def _token_log_probs(self, logits: Tensor, targets: Tensor, entropy: Entropy) -> TokenLogProbs:
+        ranges = [plan.vocabulary for plan in self._tensor if plan.vocabulary is not None]
+        group = self._world.group("tp")
+        if not ranges or group is None:
+            return super()._token_log_probs(logits, targets, entropy)
+        return vocab_parallel_log_probs(
+            logits, targets, start=ranges[-1][0], group=group, temperature=self.temperature, entropy=entropy
+        )
+
+    def _attention(self, micro: Microbatch) -> dict[str, object]:
+        group = self._world.group("cp")
+        if group is None:
+            return super()._attention(micro)
+        plan, width = self._world.plan, micro.place.whole.shape[1]
+        ranks = self._world.mesh.group(self._world.rank, "cp")
+        rows = [
+            [c for first, last in plan.columns(width, rank) for c in range(first, last)] for rank in ranks
+        ]
+        table = torch.tensor(rows, device=self.device)
+        return {
+            "attention_mask": None,
+            "context": context.ContextSegments(micro.place.whole, table, group),
+        }
+
+    def _accumulating(self, *, last: bool) -> AbstractContextManager[object]:
+        return nullcontext() if self._replicas is None or last else self._replicas.no_sync()
+
+    def _backward(self, share: Tensor) -> None:
+        if self._replicas is None:
+            share.backward()
+        else:
+            self._replicas.backward(share * self.backward_scale)
+
+    def _total_norm(self, norms: Mapping[str, Tensor]) -> Tensor:
+        """Every element of the gradient counts once: on the rank that owns it."""
+        squares = [norm.double().square() for name, norm in norms.items() if name in self._owned]
+        none = torch.zeros((), dtype=torch.float64, device=self.device)
+        total = torch.stack([none, *squares]).sum()
+        dist.all_reduce(total)
+        return total.sqrt().to(self.log_prob_dtype)
+
+    def _sums(self) -> list[tuple[list[str], dist.ProcessGroup]]:
+        """Which gradients are summed over which ranks; every rank makes every group, whatever it holds itself."""
+        data = ["dp", "cp"]
+        if self._replicas is not None or self._world.config.data_parallel == "hsdp":
+            data = [name for name in data if name == "cp" and self._replicas is None]
+        partial = {name for plan in self._tensor for name in plan.partial}
+        found = []
+        for dims, wanted in (
+            (("ep", *data), lambda name: name not in self._experts and name not in partial),
+            (("ep", *data, "tp"), lambda name: name not in self._experts and name in partial),
+            (tuple(data), lambda name: name in self._experts and name not in partial),
+            ((*data, "tp"), lambda name: name in self._experts and name in partial),
+        ):
+            group = self._world.group(*dims) if dims else None
+            names = [name for name, _ in self.named_parameters() if wanted(name)]
+            if group is not None and names and self._trained:
+                found.append((names, group))
+        return found
+
+    def _owners(self) -> frozenset[str]:
+        """The parameters whose part on this rank no lower rank has."""
+        own = {name: self.shard(name) for name, _ in self.named_parameters()}
+        earlier = self._world.gather(own)[: self._world.rank]
+        return frozenset(
+            name
+            for name, part in own.items()
+            if not any(name in other and other[name] == part for other in earlier)
+        )
+
+    def _version(self) -> int:
+        """Grows with every change of the parameters that lie here."""
+        return sum(local(parameter)._version for _, parameter in self.named_parameters())
+
+    @torch.no_grad()
+    def _refresh(self) -> None:
+        """Gather all parameters into the copy of the whole model."""
+        own = {
+            name: (self.shard(name), local(parameter).cpu())
+            for name, parameter in self.named_parameters()
+            if name in self._owned
+        }
+        whole = dict(self._whole.named_parameters())
+        for part in self._world.gather(own):
+            for name, (shard, values) in part.items():
+                target = whole[name].view(-1)
+                flat = values.reshape(-1).to(target.device)
+                if shard is None:
+                    target.copy_(flat)
+                else:
+                    target[torch.from_numpy(shard.indices()).to(target.device)] = flat
+
+
+def _cut(model: PreTrainedModel, world: ProcessWorld) -> Stages:
+    """The stages of this rank; without a pipeline the model is the only one."""
+    pp = world.mesh.pp
+    if pp == 1:
+        return Stages((model,), (0,), 1, {}, ())
+    place = world.mesh.coordinates(world.rank)["pp"]
+    ranks = ranks_of_stages(world.config.pp_schedule, pp, world.config.pp_stages_per_rank)
+    return split(model, [stage for stage, rank in enumerate(ranks) if rank == place], len(ranks))
+
+
+def _dtype(name: str | None) -> torch.dtype | None:
+    return None if name is None else DTYPES[name]

@@ -1,0 +1,34 @@
+"""Sums of gradients over the ranks that each have a part of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+from regress.engine.local import local
+
+
+def sum_gradients(
+    parameters: Mapping[str, nn.Parameter], groups: Iterable[tuple[Sequence[str], ProcessGroup]]
+) -> None:
+    """Sum the gradients of the parameters named, one collective for each group and dtype.
+
+    A parameter without a gradient counts as one of zeros: another rank may have met it. All ranks of a group name
+    the same parameters in the same order. The sum is the same, bit for bit, on all of them.
+    """
+    for names, group in groups:
+        by_dtype: dict[torch.dtype, list[Tensor]] = {}
+        for name in names:
+            parameter = parameters[name]
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            by_dtype.setdefault(parameter.dtype, []).append(local(parameter.grad))
+        for grads in by_dtype.values():
+            flat = torch.cat([grad.reshape(-1) for grad in grads])
+            dist.all_reduce(flat, group=group)
+            for grad, summed in zip(grads, flat.split([grad.numel() for grad in grads]), strict=True):
+                grad.copy_(summed.view_as(grad))

@@ -1,0 +1,99 @@
+"""Pipeline schedules: their names, where they lay their stages, and what they ask of a mini-batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleLoopedBFS,
+    ScheduleZBVZeroBubble,
+)
+from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
+
+from regress.errors import ConfigError
+
+Runner = PipelineScheduleSingle | PipelineScheduleMulti
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A schedule of torch.
+
+    Attributes:
+        kind: its class.
+        least: fewest stages on a rank.
+        most: most stages on a rank.
+        back: ranks take their second stage in reverse order, so that first and last stage lie on one rank.
+        fills: it needs as many microbatches as there are stages.
+        rounds: it needs microbatches in rounds of one size.
+    """
+
+    kind: Callable[..., Runner]
+    least: int
+    most: int | None
+    back: bool = False
+    fills: bool = False
+    rounds: bool = False
+
+
+SCHEDULES: Mapping[str, Schedule] = {
+    "gpipe": Schedule(ScheduleGPipe, 1, 1),
+    "1f1b": Schedule(Schedule1F1B, 1, 1, fills=True),
+    "interleaved_1f1b": Schedule(ScheduleInterleaved1F1B, 2, None, rounds=True),
+    "looped_bfs": Schedule(ScheduleLoopedBFS, 2, None),
+    "interleaved_zero_bubble": Schedule(ScheduleInterleavedZeroBubble, 2, None, rounds=True),
+    "zbv_zero_bubble": Schedule(ScheduleZBVZeroBubble, 2, 2, back=True),
+}
+
+
+def ranks_of_stages(name: str, ranks: int, per_rank: int) -> list[int]:
+    """The rank of every stage.
+
+    Raises:
+        ConfigError: if the schedule cannot have so many stages on a rank.
+    """
+    schedule = SCHEDULES[name]
+    if per_rank < schedule.least or (schedule.most is not None and per_rank > schedule.most):
+        bound = "exactly" if schedule.least == schedule.most else "at least"
+        raise ConfigError(
+            f"parallel.pp_stages_per_rank={per_rank}: the schedule {name} has {bound} {schedule.least} on each rank; "
+            f"set parallel.pp_stages_per_rank={schedule.least} or choose another parallel.pp_schedule"
+        )
+    turns = [list(range(ranks)) for _ in range(per_rank)]
+    if schedule.back:
+        turns[1].reverse()
+    return [rank for turn in turns for rank in turn]
+
+
+def require_microbatches(name: str, microbatches: int, ranks: int, stages: int) -> None:
+    """Refuse a number of microbatches that the schedule cannot order.
+
+    Raises:
+        ConfigError: naming the schedule and the numbers it takes.
+    """
+    schedule = SCHEDULES[name]
+    rounds = max(1, microbatches // ranks)
+    if schedule.fills and microbatches < stages:
+        rule = f"at least {stages}, one for each stage"
+    elif schedule.rounds and microbatches % rounds:
+        rule = f"a number of them that its {rounds} rounds divide (such as a multiple of parallel.pp={ranks})"
+    else:
+        return
+    raise ConfigError(
+        f"parallel.pp_schedule={name} needs {rule}, and the mini-batch has {microbatches} microbatches on each rank; "
+        "change batching.micro_batch_size or choose parallel.pp_schedule=gpipe or looped_bfs"
+    )
+
+
+def runner(name: str, stages: Sequence[PipelineStage], microbatches: int, loss: Callable[..., Any]) -> Runner:
+    """torch's schedule over the stages of this rank. Gradients are summed over microbatches, not averaged."""
+    schedule = SCHEDULES[name]
+    given = stages[0] if schedule.most == 1 else list(stages)
+    return schedule.kind(given, n_microbatches=microbatches, loss_fn=loss, scale_grads=False)

@@ -1,0 +1,218 @@
+"""Cutting a Hugging Face model into pipeline stages that keep its own forward and its parameter names.
+
+What lies on other stages is replaced in place by modules that hand on what they get. So a stage is still a whole model
+to whoever calls it, wraps it or looks for a parameter by name: it starts from ``inputs_embeds`` unless it is the
+first one, and its "logits" are hidden states unless it is the last one.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from regress.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class _Family:
+    """Names of the parts of a base model, in the order in which they run."""
+
+    embedding: str
+    positions: str | None
+    after_embedding: tuple[str, ...]
+    blocks: str
+    norm: str
+
+
+_ROTARY = _Family("embed_tokens", None, (), "layers", "norm")
+_FAMILIES: Mapping[str, _Family] = {
+    "qwen3": _ROTARY,
+    "llama": _ROTARY,
+    "qwen3_moe": _ROTARY,
+    "gpt2": _Family("wte", "wpe", ("drop",), "h", "ln_f"),
+}
+"""By ``model_type``. A family is listed when its forward does nothing between these parts that depends on where the
+hidden states come from (others scale their embeddings, which every stage would do again)."""
+
+
+class Absent(nn.Module):
+    """Stands for a module of another stage: hands on its first argument, and runs no hooks, as nothing runs here."""
+
+    def __call__(self, hidden: Tensor, *_: Any, **__: Any) -> Tensor:
+        return hidden
+
+
+class AbsentPositions(Absent):
+    """Stands for an embedding that is added to hidden states which hold it already."""
+
+    def __call__(self, hidden: Tensor, *_: Any, **__: Any) -> Tensor:
+        """A zero without dimensions, so that neither shape nor dtype of the sum change."""
+        return hidden.new_zeros(())
+
+
+class AbsentHead(Absent):
+    """Stands for the output projection. What it gets is a view of the hidden states, which the output of a stage must
+    not be: zero-bubble schedules detach it in place."""
+
+    def __call__(self, hidden: Tensor, *_: Any, **__: Any) -> Tensor:
+        return hidden.clone()
+
+
+@dataclass(frozen=True)
+class Stages:
+    """The stages of a model that lie on one rank.
+
+    Attributes:
+        models: one for each of ``indices``.
+        indices: their places in the pipeline, ascending.
+        count: stages of the whole pipeline.
+        owners: the stage of each parameter of the whole model; of a tied one the first stage.
+        tied: parameters that the last stage holds too, and whose gradients are summed over both.
+    """
+
+    models: tuple[PreTrainedModel, ...]
+    indices: tuple[int, ...]
+    count: int
+    owners: Mapping[str, int]
+    tied: tuple[str, ...]
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Parameters that lie here, each once, under their logical names."""
+        known: set[int] = set()
+        for model in self.models:
+            for name, parameter in model.named_parameters():
+                if id(parameter) not in known:
+                    known.add(id(parameter))
+                    yield name, parameter
+
+    def modules(self) -> dict[str, nn.Module]:
+        """The modules whose outputs are made here, by name; each lies on one stage of the pipeline."""
+        return {
+            name: module
+            for stage, model in zip(self.indices, self.models, strict=True)
+            for name, module in model.named_modules()
+            if name and not isinstance(module, Absent) and _owns(stage, self.count, name, model)
+        }
+
+
+def split(model: PreTrainedModel, indices: Sequence[int], count: int) -> Stages:
+    """The stages ``indices`` out of ``count``; parameters are shared with ``model``, which becomes one of them.
+
+    Raises:
+        ConfigError: see :func:`cut`.
+    """
+    owners, shared = owners_of(model, count), {id(tensor): tensor for tensor in model.parameters()}
+    tied = tied_parameters(model)
+    copies = [copy.deepcopy(model, dict(shared)) for _ in indices[1:]]  # memo: parameters are not copied
+    models = tuple(cut(part, stage, count) for part, stage in zip((*copies, model), indices, strict=True))
+    return Stages(models, tuple(indices), count, owners, tied)
+
+
+def cut(model: PreTrainedModel, stage: int, count: int) -> PreTrainedModel:
+    """Make a model, in place, the ``stage``-th of ``count`` stages.
+
+    Embedding, blocks, and final norm with output projection are dealt out in this order, blocks as evenly as
+    possible. Tied weights lie on first and last stage, under the name of the embedding.
+
+    Raises:
+        ConfigError: if the family cannot be cut, or there are more stages than parts.
+    """
+    family, base = _family(model), model.base_model
+    blocks = getattr(base, family.blocks)
+    own = blocks_of_stage(len(blocks), stage, count)
+    tied = bool(tied_parameters(model))
+    for index in set(range(len(blocks))) - set(own):
+        blocks[index] = Absent()
+    if stage > 0:
+        if not (tied and stage == count - 1):
+            setattr(base, family.embedding, Absent())
+        if family.positions is not None:
+            setattr(base, family.positions, AbsentPositions())
+        for name in family.after_embedding:
+            setattr(base, name, Absent())
+    if stage < count - 1:
+        setattr(base, family.norm, Absent())
+        model.set_output_embeddings(AbsentHead())
+    return model
+
+
+def owners_of(model: PreTrainedModel, count: int) -> dict[str, int]:
+    """The stage of each parameter of a whole model, cut into ``count``; of a tied one the first.
+
+    Raises:
+        ConfigError: see :func:`cut`.
+    """
+    family, prefix = _family(model), model.base_model_prefix
+    blocks = getattr(model.base_model, family.blocks)
+    first = {f"{prefix}.{name}" for name in (family.embedding, family.positions) if name is not None}
+    inside = {
+        f"{prefix}.{family.blocks}.{block}": stage
+        for stage in range(count)
+        for block in blocks_of_stage(len(blocks), stage, count)
+    }
+    inside |= dict.fromkeys(first, 0)
+
+    def owner(name: str) -> int:
+        return next((stage for part, stage in inside.items() if name.startswith(f"{part}.")), count - 1)
+
+    return {name: owner(name) for name, _ in model.named_parameters()}
+
+
+def tied_parameters(model: PreTrainedModel) -> tuple[str, ...]:
+    """Names of the weights that embedding and output projection share: none or one."""
+    embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    if embedding is not head:
+        return ()
+    return tuple(name for name, parameter in model.named_parameters() if parameter is embedding)
+
+
+def blocks_of_stage(blocks: int, stage: int, count: int) -> range:
+    """Which of ``blocks`` blocks lie on a stage.
+
+    With more stages than blocks the output projection gets a stage of its own, then the embedding.
+
+    Raises:
+        ConfigError: if there are more than ``blocks + 2`` stages.
+    """
+    if count > blocks + 2:
+        raise ConfigError(
+            f"{count} pipeline stages (parallel.pp * parallel.pp_stages_per_rank): the model has {blocks + 2} parts to "
+            f"lay on them (embedding, {blocks} blocks, output projection); lower one of them, or use a deeper model"
+        )
+    before = 1 if count == blocks + 2 else 0
+    holders = min(blocks, count)
+    if not before <= stage < before + holders:
+        return range(0)
+    size, larger = divmod(blocks, holders)
+    place = stage - before
+    start = place * size + min(place, larger)
+    return range(start, start + size + (place < larger))
+
+
+def _family(model: PreTrainedModel) -> _Family:
+    kind = model.config.model_type
+    if kind not in _FAMILIES:
+        raise ConfigError(
+            f"parallel.pp: a {kind} model cannot be cut into stages; choose one of {', '.join(sorted(_FAMILIES))}, "
+            "or set parallel.pp=1"
+        )
+    return _FAMILIES[kind]
+
+
+def _owns(stage: int, count: int, name: str, model: PreTrainedModel) -> bool:
+    """Whether a module of a stage computes there what it computes in the whole model, and only there.
+
+    Rotary embeddings run on every stage, and a tied embedding lies on the last one for its weight only. The base
+    model gives what the final norm gives.
+    """
+    family, prefix = _family(model), model.base_model_prefix
+    if name == prefix:
+        return stage == count - 1
+    outside = not name.startswith(f"{prefix}.")
+    inside = tuple(f"{prefix}.{part}" for part in (family.blocks, family.norm))
+    return stage == 0 or outside or name.startswith(inside)

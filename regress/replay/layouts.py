@@ -1,0 +1,124 @@
+"""The variants on several ranks. Their names say what they are, see `regress.replay.parts`.
+
+A covering design: every strategy alone, every pair of strategies that can be combined somewhere, and with them padded,
+packed and dynamic batches, microbatches that do not divide, and ranks that are left without samples. Each runs on the
+cases that can show what it could break.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from regress.replay.parts import overrides_of
+from regress.replay.variants import BOTH, SEMANTICS, Precision, Variant
+
+
+def layout(
+    name: str, why: str, *cases: str, precisions: tuple[Precision, ...] = SEMANTICS, twin: str | None = None
+) -> Variant:
+    """A variant whose name spells out its overrides."""
+    overrides = overrides_of(name)
+    assert overrides is not None, name
+    possible = ("*",)
+    if "parallel.ep" in overrides:
+        possible = ("moe",)
+    elif overrides.get("parallel.tp", 1) > 2:  # two heads of keys in the other cases
+        possible = ("gpt2",)
+    return Variant(name, why, overrides, precisions, cases, twin, possible)
+
+
+TWICE = (*BOTH, Precision.BITWISE)
+
+_ROWS: tuple[Variant, ...] = (
+    # data parallelism: denominators over ranks, gradients summed and not averaged
+    layout("dp2", "loss weights counted per rank", "dense", "dapo", "dr_grpo", "gspo", precisions=BOTH),
+    layout("dp2-ddp", "gradients averaged over replicas", "dense", precisions=TWICE, twin="dp2-ddp"),
+    layout("dp2-ddp-mbs2", "gradients synchronized in every microbatch, or in none", "dense"),
+    layout("dp2-accelerate-mbs2", "the loss divided by accumulation steps", "dense"),
+    layout("dp2-left-mbs5", "microbatches that do not divide the samples of a rank", "gpt2"),
+    layout("dp2-packed-budget48", "microbatches whose number differs between ranks", "tools"),
+    layout("dp3-dealt", "samples dealt out one by one: groups split over ranks", "dapo", "gspo"),
+    layout("dp4-packed-mbs2", "packed rows of other samples on each rank", "dense"),
+    layout("dp5", "a rank without samples", "dr_grpo"),
+    layout("dp8-mbs1", "ranks that run out of microbatches", "cispo"),
+    # sharded data parallelism
+    layout("fsdp2", "gradients divided by the number of ranks", "dense", "tied", precisions=BOTH),
+    layout(
+        "fsdp4-mbs2", "shards of unequal size, and empty ones", "dense", precisions=TWICE, twin="fsdp4-mbs2"
+    ),
+    layout("fsdp2-noreshard-packed", "parameters that stay gathered over the update", "dense"),
+    layout("fsdp2-checkpointing-mbs4", "parameters gathered again for the second forward pass", "dense"),
+    layout("fsdp5", "a rank without samples, which all others wait for", "moe"),
+    layout("fsdp8-dealt", "more ranks than rows of a parameter", "dense"),
+    layout("dp2-fsdp2", "sums over shards and over replicas", "dense"),
+    layout("dp2-fsdp2-hsdp-mbs3", "the same by torch's two-dimensional mesh", "dense"),
+    # tensor parallelism
+    layout("tp2", "matrix products split over ranks; partial gradients of norms", "dense", "tied", "moe"),
+    layout("tp2-mbs3", "partial gradients summed once, or in every microbatch", "dense"),
+    layout("tp2-packed-chunk7", "log-probs by chunks over a split vocabulary", "dense"),
+    layout("tp2-checkpointing", "collectives in the second forward pass", "dense"),
+    layout("tp2-sp", "norms that see a part of the tokens", "dense", "gpt2", precisions=BOTH),
+    layout("tp2-sp-packed-mbs4", "the same on packed rows", "dense"),
+    layout("tp2-sp-left", "padding at the side where the sequence is split", "moe"),
+    layout("tp4", "a vocabulary that the ranks do not divide", "gpt2", precisions=BOTH),
+    # pipeline parallelism
+    layout("pp2", "hidden states handed on; a gradient of embeddings at the far end", "tied", "gpt2", "moe"),
+    layout("pp2-mbs4", "gradients averaged over microbatches", "tied", precisions=BOTH),
+    layout("pp4-mbs3", "stages without blocks", "dense"),
+    layout("pp2-1f1b-packed-mbs3", "backward passes between forward passes", "dense"),
+    layout("pp2-interleaved-mbs3", "two stages on each rank", "gpt2"),
+    layout("pp2-bfs-left-mbs5", "microbatches that do not divide the batch", "tied"),
+    layout("pp2-zb-mbs6", "gradients of weights after those of inputs", "dense"),
+    layout("pp2-zbv-mbs2", "first and last stage on one rank", "tied"),
+    layout("pp2-checkpointing-mbs6", "a second forward pass within a stage", "moe"),
+    # context parallelism
+    layout(
+        "cp2",
+        "heads exchanged for tokens; positions of the second half",
+        "dense",
+        "gpt2",
+        "moe",
+        precisions=BOTH,
+    ),
+    layout("cp2-packed", "samples across the border between ranks", "tools"),
+    layout("cp2-zigzag-packed-mbs4", "columns out of order", "dense"),
+    layout("cp2-mbs1", "samples so short that a rank holds one token, or none", "dense"),
+    layout("cp2-left", "ranks that begin with padding", "gpt2"),
+    layout("cp2-gather", "keys and values gathered", "dense"),
+    layout("cp2-ring-packed", "partial softmax merged round the ring", "dense", precisions=BOTH),
+    layout("cp2-checkpointing", "collectives in the second forward pass", "dense"),
+    layout("cp4", "fewer heads of keys than ranks", "gspo"),
+    layout("cp4-ring-zigzag", "a ring over columns out of order", "gpt2"),
+    layout("cp3-gather-packed-budget48", "three parts of a row", "tied"),
+    # expert parallelism
+    layout("ep2", "rows sent to experts and back", "moe", precisions=BOTH),
+    layout("ep4-packed", "one expert on each rank", "moe"),
+    layout("ep2-mbs1", "experts and ranks without tokens", "moe"),
+    layout("ep2-checkpointing-budget96", "rows sent again in the second forward pass", "moe"),
+    # products
+    layout("dp2-tp2", "sums over data, not over the parts of a product", "dense", precisions=BOTH),
+    layout("dp2-tp2-sp-packed", "partial gradients of norms over both", "dense"),
+    layout("dp2-pp2-mbs2", "replicas of stages", "tied"),
+    layout("dp2-cp2-packed", "samples and tokens split", "dense"),
+    layout("dp2-ep2", "experts replicated over a part of the ranks", "moe"),
+    layout("fsdp2-tp2-mbs3", "a parameter sharded twice", "dense", precisions=BOTH),
+    layout("fsdp2-tp2-sp", "the same under sequence parallelism", "tied"),
+    layout("fsdp2-pp2-mbs3", "sharded stages", "dense"),
+    layout("fsdp2-cp2-zigzag", "shards and columns", "dense"),
+    layout("fsdp2-ep2", "experts sharded twice", "moe"),
+    layout("tp2-pp2-mbs4", "a split vocabulary on the last stage", "tied", precisions=BOTH),
+    layout("tp2-pp2-1f1b-packed-mbs3", "the same between backward passes", "dense"),
+    layout("tp2-sp-pp2", "parts of hidden states handed on", "gpt2"),
+    layout("cp2-tp2", "heads shared twice", "dense"),
+    layout("cp2-pp2-ring-mbs6", "columns handed on", "gpt2"),
+    layout("ep2-tp2", "experts and matrix products", "moe"),
+    layout("ep2-cp2-packed", "rows from parts of a sequence", "moe"),
+    layout("ep2-pp2-mbs3", "experts of a stage", "moe"),
+    layout("dp2-tp2-pp2-mbs2", "three ways at once", "dense"),
+    layout("dp2-fsdp2-tp2", "replicas of shards of parts", "dense"),
+    layout("dp2-cp2-tp2-zigzag-packed", "samples, tokens and heads", "dense"),
+    layout("fsdp2-tp2-pp2-mbs3", "shards of parts of stages", "tied"),
+)
+
+LAYOUTS: Mapping[str, Variant] = {row.name: row for row in _ROWS}
+"""The variants on several ranks, by name."""
