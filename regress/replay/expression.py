@@ -18,7 +18,7 @@ def choose(names: Iterable[str], text: str) -> list[str]:
     """The names that ``text`` finds, in their order.
 
     ``packed*,dp2`` is a list of patterns, each for a whole name. ``tp2 and not packed`` is an expression, whose words
-    are parts of a name, or patterns for all of it.
+    are parts of a name, between its dashes, or patterns for all of it.
 
     Raises:
         ConfigError: if it finds nothing, or cannot be read.
@@ -71,8 +71,9 @@ class _Parser:
         if word in ("", ")", *_WORDS):
             raise self._unreadable()
         self._tokens.pop(0)
-        pattern = word if any(sign in word for sign in "*?[") else f"*{word}*"
-        return lambda name: fnmatchcase(name, pattern)
+        if any(sign in word for sign in "*?["):
+            return lambda name: fnmatchcase(name, word)
+        return lambda name: f"-{word}-" in f"-{name}-"
 
     def _next(self, token: str) -> bool:
         if self._tokens[0] != token:

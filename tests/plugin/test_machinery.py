@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 
 TARGETS = Path(__file__).parents[1] / "unit" / "replay"
 SOURCES = Path(__file__).parents[2]
-GUARD = 120.0
+GUARD = 400.0
 """Seconds after which something hangs; nothing here depends on how long it takes."""
+
+pytestmark = pytest.mark.timeout(900)
 
 CONFTEST = """
 import shutil

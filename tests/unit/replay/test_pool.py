@@ -17,7 +17,7 @@ from regress.errors import RankError, ReplayError
 from regress.replay.pool import RankPool
 
 HERE = Path(__file__).parent
-GUARD = 60.0
+GUARD = 200.0
 """Seconds after which something hangs; nothing here depends on how long it takes."""
 
 
