@@ -4,7 +4,6 @@ A test on CPU that means to hold a sharded model holds a whole one on every rank
 """
 
 import os
-import sys
 import tempfile
 from datetime import timedelta
 from pathlib import Path
@@ -43,4 +42,4 @@ if __name__ == "__main__":
         mp.start_processes(rank_main, (folder,), nprocs=RANKS, start_method="forkserver")
         reproduced = Path(folder, "reproduced").exists()
     print("reproduced" if reproduced else "fixed in this version")
-    sys.exit(not reproduced)
+    raise SystemExit(not reproduced)

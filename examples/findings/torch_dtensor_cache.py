@@ -5,7 +5,6 @@ groups stand behind them. Where the old group was destroyed, the next job in the
 where it lives, both meshes share one communicator.
 """
 
-import sys
 import tempfile
 from datetime import timedelta
 from pathlib import Path
@@ -46,4 +45,4 @@ if __name__ == "__main__":
         mp.start_processes(rank_main, (folder,), nprocs=RANKS, start_method="forkserver")
         reproduced = Path(folder, "reproduced").exists()
     print("reproduced" if reproduced else "fixed in this version")
-    sys.exit(not reproduced)
+    raise SystemExit(not reproduced)

@@ -4,7 +4,6 @@ Expert parallelism sets such a factor on experts, which are then sharded over wh
 rank. In float32 and bfloat16 the factor acts once, unless set_force_sum_reduction_for_comms(True).
 """
 
-import sys
 import tempfile
 
 import torch
@@ -37,4 +36,4 @@ if __name__ == "__main__":
                 reproduced |= actual != right
         dist.destroy_process_group()
     print("reproduced" if reproduced else "fixed in this version")
-    sys.exit(not reproduced)
+    raise SystemExit(not reproduced)

@@ -39,4 +39,4 @@ if __name__ == "__main__":
             print(f"{capability:6}  right {right:.3f}  actual {compiled:.3f}  ratio {ratios[-1]:.4f}")
     reproduced = abs(ratios[0] - 1) < 1e-3 < abs(ratios[1] - 1)
     print("reproduced" if reproduced else "fixed in this version, or no AVX-512 here")
-    sys.exit(not reproduced)
+    raise SystemExit(not reproduced)

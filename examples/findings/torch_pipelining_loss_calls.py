@@ -4,7 +4,6 @@ The first step infers shapes by running the stage and its loss on uninitialised 
 collects its values (for a log, a metric, a mean) collects that one too.
 """
 
-import sys
 import tempfile
 from datetime import timedelta
 from pathlib import Path
@@ -53,4 +52,4 @@ if __name__ == "__main__":
         mp.start_processes(rank_main, (folder,), nprocs=RANKS, start_method="forkserver")
         reproduced = Path(folder, "reproduced").exists()
     print("reproduced" if reproduced else "fixed in this version")
-    sys.exit(not reproduced)
+    raise SystemExit(not reproduced)

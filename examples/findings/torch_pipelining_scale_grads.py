@@ -4,7 +4,6 @@ Right for a loss that is a mean over its microbatch, documented, and the default
 tokens of the step (GRPO, DAPO, any token mean over microbatches of unequal length) comes out M times too small.
 """
 
-import sys
 import tempfile
 from datetime import timedelta
 from pathlib import Path
@@ -49,4 +48,4 @@ if __name__ == "__main__":
         mp.start_processes(rank_main, (folder,), nprocs=RANKS, start_method="forkserver")
         reproduced = Path(folder, "reproduced").exists()
     print("reproduced" if reproduced else "fixed in this version")
-    sys.exit(not reproduced)
+    raise SystemExit(not reproduced)

@@ -4,7 +4,6 @@ Each module of the plan gets a new parameter. Two modules that shared one own tw
 of the gradient, and a checkpoint of a "tied" model keeps only one of them.
 """
 
-import sys
 import tempfile
 from datetime import timedelta
 from pathlib import Path
@@ -55,4 +54,4 @@ if __name__ == "__main__":
         mp.start_processes(rank_main, (folder,), nprocs=RANKS, start_method="forkserver")
         reproduced = Path(folder, "reproduced").exists()
     print("reproduced" if reproduced else "fixed in this version")
-    sys.exit(not reproduced)
+    raise SystemExit(not reproduced)

@@ -4,8 +4,6 @@ The mask holds the smallest float64. The softmax is asked for in float32, where 
 finite score left, and its NaN reaches the other tokens as 0 * NaN in the next layer.
 """
 
-import sys
-
 import torch
 import transformers
 from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -44,4 +42,4 @@ if __name__ == "__main__":
             )
     reproduced = found["eager", torch.float64] > 0
     print("reproduced" if reproduced else "fixed in this version")
-    sys.exit(not reproduced)
+    raise SystemExit(not reproduced)
