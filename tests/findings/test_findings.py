@@ -16,6 +16,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "findings.md").read_text()
 SCRIPTS = sorted((ROOT / "examples" / "findings").glob("*.py"))
+TIMEOUT = 280  # seconds; an idle core needs 3 to 6, and 20 where code is compiled
 FRAMEWORKS = ("torch", "transformers", "accelerate")
 
 scripts = pytest.mark.parametrize("script", SCRIPTS, ids=[script.stem for script in SCRIPTS])
@@ -24,29 +25,16 @@ scripts = pytest.mark.parametrize("script", SCRIPTS, ids=[script.stem for script
 @scripts
 @pytest.mark.timeout(300)
 def test_the_discrepancy_is_there(script: Path, tmp_path: Path) -> None:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TMPDIR": str(tmp_path)}
-    with subprocess.Popen(
-        [sys.executable, script],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as process:
-        try:
-            output, errors = process.communicate(timeout=280)
-        finally:
-            left_behind = end_session(process.pid)
+    output, errors, status = run(script, tmp_path)
     *_, verdict = output.splitlines() or [""]
-    if process.returncode == 1 and "no AVX-512" in verdict and "AVX512" not in output:
+    if status == 1 and "no AVX-512" in verdict and "AVX512" not in output:
         pytest.skip("needs a processor with AVX-512")
-    if process.returncode == 1 and verdict == "fixed in this version" and not checked_versions():
+    if status == 1 and verdict == "fixed in this version" and not checked_versions():
         pytest.skip("gone in a version that docs/findings.md does not name; say there since when")
-    assert (process.returncode, verdict) == (0, "reproduced"), output + errors
+    assert (status, verdict) == (0, "reproduced"), output + errors
     assert "right" in output
     assert "actual" in output
-    assert not left_behind
-    assert not list(tmp_path.iterdir())
+    assert {left.name for left in tmp_path.iterdir()} <= {"inductor"}
 
 
 @scripts
@@ -88,10 +76,24 @@ def checked_versions() -> bool:
     return all(f"{name} {version(name).split('+')[0]}" in DOCUMENT for name in FRAMEWORKS)
 
 
-def end_session(leader: int) -> bool:
-    """Whether a process of the session was still there; it is not any more."""
-    try:
-        os.killpg(leader, signal.SIGKILL)
-    except ProcessLookupError:
-        return False
-    return True
+def run(script: Path, folder: Path) -> tuple[str, str, int]:
+    """Output, errors and exit status. A rank that is left behind holds the pipe open: time runs out, and it is killed."""
+    limits = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    folders = {
+        "TMPDIR": str(folder),
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+    }  # torch makes one on import
+    with subprocess.Popen(
+        [sys.executable, script],
+        env={**os.environ, **limits, **folders},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            output, errors = process.communicate(timeout=TIMEOUT)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    return output, errors, process.returncode
