@@ -77,7 +77,7 @@ def checked_versions() -> bool:
 
 
 def run(script: Path, folder: Path) -> tuple[str, str, int]:
-    """Output, errors and exit status. A rank that is left behind holds the pipe open: time runs out, and it is killed."""
+    """Output, errors and exit status. A rank left behind holds the pipe open: time runs out, and it is killed."""
     limits = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     folders = {
         "TMPDIR": str(folder),
