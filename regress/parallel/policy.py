@@ -68,11 +68,11 @@ class ParallelPolicy(LocalPolicy):
         world, config, sizes = self._world, self._world.config, self._world.mesh.sizes
         if sizes["ep"] > 1:
             self._experts |= expert.apply(stage, world.device_mesh["ep"]).experts
-        if sizes["cp"] > 1:
-            context.apply(stage, config.cp_method, sizes["cp"], tp=sizes["tp"])
         if sizes["tp"] > 1:
             parallel = config.sequence_parallel
             self._tensor.append(tensor.apply(stage, world.device_mesh["tp"], sequence_parallel=parallel))
+        if sizes["cp"] > 1:
+            context.apply(stage, config.cp_method, sizes["cp"], tp=sizes["tp"])
         if sizes["fsdp"] > 1:
             names = ("dp", "fsdp") if config.data_parallel == "hsdp" else "fsdp"
             sharded.apply(
