@@ -80,9 +80,7 @@ def _hook(name: str, shard: Shard) -> Callable[[nn.Module, Any, Any], None]:
             return
         if (pieces := _pieces.get()) is not None:
             # a copy, because later operations may work in place
-            pieces.setdefault(name, ([], shard))[0].append(
-                tensor.detach().clone()
-            )
+            pieces.setdefault(name, ([], shard))[0].append(tensor.detach().clone())
         else:
             repeats = repeats + 1 if current() == last else 0
             last = current()

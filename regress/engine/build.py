@@ -129,9 +129,9 @@ def _recorder(config: Config, policy: LocalPolicy, origin: Provenance, world: Wo
     debug = config.debug
     wanted = debug.dump_options
     if wanted.param or wanted.gradient or wanted.optimizer:
-        matching_parameters(policy.whole_model().named_parameters(), debug.target_param_pattern)
+        matching_parameters(policy.architecture.named_parameters(), debug.target_param_pattern)
     if wanted.activations:
-        found = matching_modules(policy.whole_model(), debug.target_module_pattern)
+        found = matching_modules(policy.architecture, debug.target_module_pattern)
         if config.model.compile is not None:
             _require_outside(found, blocks_of(policy.model), config)
     return Recorder(

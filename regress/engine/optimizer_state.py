@@ -30,7 +30,7 @@ def load_state(optimizer: torch.optim.AdamW, policy: LocalPolicy, path: str | Pa
     """
     stated = f"optimizer.state_path={str(path)!r}"
     tensors = _read(Path(path), stated)
-    whole = dict(policy.whole_model().named_parameters())
+    whole = dict(policy.architecture.named_parameters())
     _check_names(tensors, whole, stated)
     state = {
         index: {

@@ -42,7 +42,7 @@ def build_reference(
         return None
     chosen = replace(config.model, path=config.reference.path, config={}, gradient_checkpointing=False)
     model = _model(config, chosen, tokenizer, "reference")
-    shapes = [{name: p.shape for name, p in m.named_parameters()} for m in (model, policy.whole_model())]
+    shapes = [{name: p.shape for name, p in m.named_parameters()} for m in (model, policy.architecture)]
     if config.reference.sync_every_n_steps is not None and shapes[0] != shapes[1]:
         name = min(name for name, _ in shapes[0].items() ^ shapes[1].items())
         raise ConfigError(

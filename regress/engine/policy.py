@@ -173,8 +173,13 @@ class LocalPolicy:
         """The modules that compute here, by name."""
         return {name: module for name, module in self.model.named_modules() if name}
 
+    @property
+    def architecture(self) -> PreTrainedModel:
+        """A model with the names and shapes of all parameters and modules, whatever their values."""
+        return self.model
+
     def whole_model(self) -> PreTrainedModel:
-        """The model with all of its parameters, to sample from, to copy and to save."""
+        """The model with all of its parameters, to sample from, to copy and to save; all ranks ask at once."""
         return self.model
 
     def _forward(

@@ -6,8 +6,8 @@ to or comes from a collective here is contiguous.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -15,6 +15,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 Group = dist.ProcessGroup | None
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def uncompiled(function: Function) -> Function:
+    """The function, which the compiler leaves alone: its ranks have to meet, whatever each of them compiles."""
+    same: Function = torch.compiler.disable(function)
+    return same
 
 
 class _Rows(torch.autograd.Function):
@@ -29,6 +36,7 @@ class _Rows(torch.autograd.Function):
         return _all_to_all(grad, ctx.received, ctx.sent, ctx.group), None, None, None
 
 
+@uncompiled
 def exchange(rows: Tensor, sent: Sequence[int], received: Sequence[int], group: Group) -> Tensor:
     """``[sum(sent), ...]`` -> ``[sum(received), ...]``: ``sent[i]`` rows, in order, go to rank ``i`` of the group."""
     out: Tensor = _Rows.apply(rows, sent, received, group)
@@ -58,6 +66,7 @@ class _Gather(torch.autograd.Function):
         return parts.sum(0, dtype=wide).to(grad.dtype), None, None
 
 
+@uncompiled
 def gather(tensor: Tensor, ranks: int, group: Group) -> Tensor:
     """The tensors of all ranks, ``[ranks, *shape]``; gradients are added in rank order, at least in float32."""
     out: Tensor = _Gather.apply(tensor, ranks, group)

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from regress.errors import ConfigError
 from regress.layout.shards import ShardLayout
-from regress.parallel.exchange import Group, exchange
+from regress.parallel.exchange import Group, exchange, uncompiled
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,12 @@ def _part(parameter: Tensor, mine: tuple[int, int]) -> ShardLayout:
 
 
 def _travelling(group: Group, ranks: int) -> Callable[[Any, Tensor, Tensor, Tensor], Tensor]:
-    """The forward of a module whose experts are spread over the ranks; it binds to a copy of the module too."""
+    """The forward of a module whose experts are spread over the ranks; it binds to a copy of the module too.
 
+    The compiler leaves it alone: numbers of rows differ from call to call, and from rank to rank.
+    """
+
+    @uncompiled
     def forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         tokens, width = top_k_index.shape
         # as the plain module counts: expert by expert, within one by place among the chosen, then by token
@@ -91,9 +95,7 @@ def _travelling(group: Group, ranks: int) -> Callable[[Any, Tensor, Tensor, Tens
         rows = exchange(hidden_states[order % max(tokens, 1)], sent, received, group)
         experts = torch.arange(self.num_experts, device=rows.device).repeat(ranks).repeat_interleave(arriving)
         returned = exchange(_run(self, rows, experts), received, sent, group)
-        place = (
-            order.argsort().view(width, tokens).t()
-        )  # [tokens, width]: where the row of each choice came back
+        place = order.argsort().view(width, tokens).t()  # [tokens, width]: where each choice's row came back
         if self.config._experts_implementation == "eager":
             return _added(returned, place, top_k_index, top_k_weights, hidden_states.dtype)
         return (returned[place] * top_k_weights.unsqueeze(-1)).sum(1).to(hidden_states.dtype)

@@ -62,18 +62,17 @@ class ParallelPolicy(LocalPolicy):
         self._pipeline = self._piped()
         self._summed = self._sums()
         self._owned = self._owners()
-        self._known_version = self._version()
 
     def _split(self, stage: PreTrainedModel) -> None:
         """Everything but the pipeline, on one stage."""
         world, config, sizes = self._world, self._world.config, self._world.mesh.sizes
         if sizes["ep"] > 1:
             self._experts |= expert.apply(stage, world.device_mesh["ep"]).experts
-        if sizes["cp"] > 1:
-            context.apply(stage, config.cp_method, sizes["cp"], tp=sizes["tp"])
         if sizes["tp"] > 1:
             parallel = config.sequence_parallel
             self._tensor.append(tensor.apply(stage, world.device_mesh["tp"], sequence_parallel=parallel))
+        if sizes["cp"] > 1:
+            context.apply(stage, config.cp_method, sizes["cp"], tp=sizes["tp"])
         if sizes["fsdp"] > 1:
             names = ("dp", "fsdp") if config.data_parallel == "hsdp" else "fsdp"
             sharded.apply(
@@ -169,12 +168,14 @@ class ParallelPolicy(LocalPolicy):
         group = self._world.group("cp")
         return values if group is None else all_reduce(values, group=group)
 
+    @property
+    def architecture(self) -> PreTrainedModel:
+        """The copy of the whole model, whose values may be old."""
+        return self._whole
+
     def whole_model(self) -> PreTrainedModel:
-        """A copy of the whole model with the parameters as they are now; all ranks ask for it at once."""
-        version = self._version()
-        if any(self._world.gather(version != self._known_version)):
-            self._refresh()
-            self._known_version = version
+        """The one copy of the whole model, with the parameters as they are now; all ranks ask for it at once."""
+        self._refresh()
         return self._whole
 
     def _token_log_probs(self, logits: Tensor, targets: Tensor, entropy: Entropy) -> TokenLogProbs:
@@ -246,10 +247,6 @@ class ParallelPolicy(LocalPolicy):
             for name, part in own.items()
             if not any(name in other and other[name] == part for other in earlier)
         )
-
-    def _version(self) -> int:
-        """Grows with every change of the parameters that lie here."""
-        return sum(local(parameter)._version for _, parameter in self.named_parameters())
 
     @torch.no_grad()
     def _refresh(self) -> None:

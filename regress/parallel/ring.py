@@ -15,9 +15,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from regress.parallel.exchange import uncompiled
 from regress.parallel.segments import ContextSegments, handed_on
 
 
+@uncompiled
 def ring_attention(
     module: nn.Module,
     query: Tensor,

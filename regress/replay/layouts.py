@@ -46,7 +46,7 @@ _ROWS: tuple[Variant, ...] = (
     layout(
         "fsdp4-mbs2", "shards of unequal size, and empty ones", "dense", precisions=TWICE, twin="fsdp4-mbs2"
     ),
-    layout("fsdp2-noreshard-packed", "parameters that stay gathered over the update", "dense"),
+    layout("fsdp2-noreshard-packed-budget64", "parameters that stay gathered over the update", "dense"),
     layout("fsdp2-checkpointing-mbs4", "parameters gathered again for the second forward pass", "dense"),
     layout("fsdp5", "a rank without samples, which all others wait for", "moe"),
     layout("fsdp8-dealt", "more ranks than rows of a parameter", "dense"),
@@ -58,7 +58,7 @@ _ROWS: tuple[Variant, ...] = (
     layout("tp2-packed-chunk7", "log-probs by chunks over a split vocabulary", "dense"),
     layout("tp2-checkpointing", "collectives in the second forward pass", "dense"),
     layout("tp2-sp", "norms that see a part of the tokens", "dense", "gpt2", precisions=BOTH),
-    layout("tp2-sp-packed-mbs4", "the same on packed rows", "dense"),
+    layout("tp2-sp-packed-budget64", "the same on packed rows", "dense"),
     layout("tp2-sp-left", "padding at the side where the sequence is split", "moe"),
     layout("tp4", "a vocabulary that the ranks do not divide", "gpt2", precisions=BOTH),
     # pipeline parallelism
@@ -103,7 +103,7 @@ _ROWS: tuple[Variant, ...] = (
     layout("dp2-ep2", "experts replicated over a part of the ranks", "moe"),
     layout("fsdp2-tp2-mbs3", "a parameter sharded twice", "dense", precisions=BOTH),
     layout("fsdp2-tp2-sp", "the same under sequence parallelism", "tied"),
-    layout("fsdp2-pp2-mbs3", "sharded stages", "dense"),
+    layout("fsdp2-pp2-budget72", "sharded stages", "dense"),
     layout("fsdp2-cp2-zigzag", "shards and columns", "dense"),
     layout("fsdp2-ep2", "experts sharded twice", "moe"),
     layout("tp2-pp2-mbs4", "a split vocabulary on the last stage", "tied", precisions=BOTH),

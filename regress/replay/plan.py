@@ -98,8 +98,9 @@ def plan_replay(
         ConfigError: if a value of ``batching``, ``parallel`` or ``trainer`` is none, or a sample exceeds the token
             budget.
     """
-    sections = {name: section(config, overrides, name) for name in ("batching", "parallel", "trainer")}
-    batching, parallel, trainer = sections.values()
+    batching, parallel, trainer = (
+        section(config, overrides, name) for name in ("batching", "parallel", "trainer")
+    )
     try:
         plan, ranks = _batch_plan(batching), _rank_plan(parallel)
         cuts = trainer.get("epochs", 1), trainer.get("mini_batch_size")
@@ -118,9 +119,10 @@ def plan_replay(
             for update, frame in _updates(frame_of(samples), *cuts)
         ]
     except (TypeError, ValueError, ArithmeticError) as error:  # values that the engine would refuse, too
-        given = " with ".join(f"{name}={values}" for name, values in sections.items() if values)
+        mesh = f"parallel={parallel} with " if parallel else ""
         raise ConfigError(
-            f"{given} cannot be planned ({reason(error)}); correct the case or the variant"
+            f"{mesh}batching={batching} with trainer={trainer} cannot be planned ({reason(error)}); correct the case "
+            "or the variant"
         ) from None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,8 +20,9 @@ from regress.replay.expression import choose
 from regress.replay.launch import Launch
 from regress.replay.matrix import Replay, replays
 from regress.replay.outcome import ReplayOutcome
+from regress.replay.parts import overrides_of
 from regress.replay.table import project_variants
-from regress.replay.variants import TIERS, Extent, Variant, select
+from regress.replay.variants import EVERY, TIERS, Extent, Variant, select
 from regress.report.headroom import Call
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ def chosen_replays(
         )
     wanted = list(dict.fromkeys(name for pattern in cases for name in select(names, pattern))) or names
     opened = [_opened(store, name) for name in wanted]
+    table |= spelled_out(variants, table)
     rows = {name: table[name] for name in choose(table, variants)}
     found = list(replays(opened, rows, TIERS[tier], extent))
     if not found:
@@ -96,6 +98,16 @@ def chosen_replays(
             f"no variant of {variants!r} is replayed on {', '.join(wanted)} in the tier {tier} of the matrix {extent}, so "
             "nothing would be compared; regress variants lists their cases and precisions, --matrix full takes all cases"
         )
+    return found
+
+
+def spelled_out(text: str, known: Mapping[str, Variant]) -> dict[str, Variant]:
+    """Variants that no table has, among names with commas between them: ``fsdp8-tp4`` says itself what it is."""
+    found = {}
+    for name in (part.strip() for part in text.split(",")):
+        overrides = overrides_of(name)
+        if name not in known and overrides is not None:
+            found[name] = Variant(name, "asked for by its name", overrides, EVERY)
     return found
 
 

@@ -55,9 +55,14 @@ def microbatches(vocabulary: int) -> list[Micro]:
     return [_micro(layout, vocabulary, seed) for seed, layout in enumerate(LAYOUTS)]
 
 
+def pad_id(vocabulary: int) -> int:
+    return vocabulary // 2
+
+
 def _micro(layout: TokenLayout, vocabulary: int, seed: int) -> Micro:
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(0, vocabulary, layout.shape, generator=generator)
+    ids[torch.from_numpy(layout.positions) == 0] = pad_id(vocabulary)  # its embedding gets no gradient
     local = torch.nonzero(torch.from_numpy(layout.positions).reshape(-1) > 0).squeeze(1)
     weights = torch.randn(2, len(local), generator=generator, dtype=torch.float64)
     return Micro(layout, ids, local - 1, ids.reshape(-1)[local], weights)

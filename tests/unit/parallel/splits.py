@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from batches import Micro, backward, logits_of, microbatches
+from batches import Micro, backward, logits_of, microbatches, pad_id
 from differences import Differences
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -63,7 +63,8 @@ class Split:
             gradient_checkpointing=self.checkpointing,
             config={**SIZES[self.family], **self.config},
         )
-        model = build_model(config, seed=1, vocab_size=self.vocabulary, pad_id=0, eos_id=1)
+        pad = pad_id(self.vocabulary)
+        model = build_model(config, seed=1, vocab_size=self.vocabulary, pad_id=pad, eos_id=0)
         generator = torch.Generator().manual_seed(7)
         with torch.no_grad():  # norms and biases start as constants, and weights too small to tell a mistake
             for parameter in model.parameters():

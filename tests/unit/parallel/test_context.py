@@ -197,6 +197,9 @@ def attention_errors(
     with TrueFloat64():
         found, _ = context.METHODS[method](torch.nn.Module(), *mine, None, 0.7, context=segments)
         found.backward(up[:, local])
+    with torch.no_grad():
+        again, _ = context.METHODS[method](torch.nn.Module(), *mine, None, 0.7, context=segments)
+    assert torch.equal(again, found)
     pairs = [(found.detach(), expected.detach()[:, local])]
     pairs += [
         (part.grad, whole_part.grad[:, :, local]) for part, whole_part in zip(mine, everything, strict=True)

@@ -17,6 +17,7 @@ from torch.nn.functional import log_softmax
 from transformers import PreTrainedModel
 
 from regress.engine.attention import block_causal_mask
+from regress.engine.compiled import CompiledBlocks
 from regress.engine.config.schema import ModelConfig
 from regress.engine.models import build_model
 from regress.engine.precision import arithmetic
@@ -61,9 +62,20 @@ def prototype(dtype: str, checkpointing: bool) -> PreTrainedModel:
     return model
 
 
-def model_of(dtype: str, implementation: str = "eager", checkpointing: bool = False) -> PreTrainedModel:
+def to_the_first(_: Any, __: Any, output: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """A hook of the router: every token chooses the first three experts, which lie on two of four ranks."""
+    logits, scores, index = output
+    return logits, scores, torch.arange(index.shape[1]).expand_as(index)
+
+
+def model_of(
+    dtype: str, implementation: str = "eager", checkpointing: bool = False, unpopular: bool = False
+) -> PreTrainedModel:
     model = copy.deepcopy(prototype(dtype, checkpointing))
     model.set_experts_implementation(implementation)
+    if unpopular:
+        for block in model.model.layers:
+            block.mlp.gate.register_forward_hook(to_the_first)
     return model
 
 
@@ -96,15 +108,19 @@ def outcome(model: PreTrainedModel, microbatches: int = 2) -> dict[str, Tensor]:
 
 
 @cache
-def plain(ranks: int, dtype: str, implementation: str, checkpointing: bool) -> dict[str, Tensor]:
+def plain(
+    ranks: int, dtype: str, implementation: str, checkpointing: bool, unpopular: bool = False
+) -> dict[str, Tensor]:
     """Whole experts on every rank; gradients summed over the mesh dimension."""
-    found = outcome(model_of(dtype, implementation, checkpointing))
+    found = outcome(model_of(dtype, implementation, checkpointing, unpopular))
     return {name: tensor if name == "log_probs" else added(tensor, ranks) for name, tensor in found.items()}
 
 
-def shared_out(ranks: int, dtype: str, implementation: str, checkpointing: bool) -> dict[str, Tensor]:
+def shared_out(
+    ranks: int, dtype: str, implementation: str, checkpointing: bool, unpopular: bool = False
+) -> dict[str, Tensor]:
     """The same with the experts shared; gradients of what was cut are complete already."""
-    model = model_of(dtype, implementation, checkpointing)
+    model = model_of(dtype, implementation, checkpointing, unpopular)
     plan = expert.apply(model, mesh_of(ranks))
     found = outcome(model)
     kept = {"log_probs", *plan.experts}
@@ -117,10 +133,12 @@ def added(tensor: Tensor, ranks: int) -> Tensor:
     return total
 
 
-def errors(ranks: int, dtype: str, implementation: str, checkpointing: bool) -> dict[str, float]:
+def errors(
+    ranks: int, dtype: str, implementation: str, checkpointing: bool, unpopular: bool = False
+) -> dict[str, float]:
     """Worst error of every tensor on this rank, relative to its largest value on all."""
-    expected = plain(ranks, dtype, implementation, checkpointing)
-    found = shared_out(ranks, dtype, implementation, checkpointing)
+    expected = plain(ranks, dtype, implementation, checkpointing, unpopular)
+    found = shared_out(ranks, dtype, implementation, checkpointing, unpopular)
     place = mesh_of(ranks).get_local_rank()
     distances = {}
     for name, whole in expected.items():
@@ -226,6 +244,16 @@ def copied() -> bool:
     return bool((zero == 0).all() and (own != 0).all())
 
 
+def compiled() -> bool:
+    """Whether compiled blocks leave every bit as it is, on this rank."""
+    model = model_of("float32")
+    expert.apply(model, mesh_of(4))
+    plainly = outcome(model)
+    with CompiledBlocks(model, "eager").active():
+        found = outcome(model)
+    return all(torch.equal(found[name], plainly[name]) for name in plainly)
+
+
 # Faults
 
 
@@ -278,6 +306,12 @@ def test_log_probs_and_gradients_are_those_of_whole_experts(
         assert max(found.values()) < TOLERANCE, found
 
 
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_ranks_whose_experts_nobody_chooses(ranks: Any, checkpointing: bool) -> None:
+    for found in ranks.run(errors, 4, "float64", "eager", checkpointing, True):
+        assert max(found.values()) < TOLERANCE, found
+
+
 @st.composite
 def routings(draw: st.DrawFn) -> tuple[int, str, list[int], list[int], int, int]:
     """Ranks, an implementation, tokens of each rank (or none), the experts anybody chooses, choices a token."""
@@ -325,6 +359,10 @@ def test_the_plan_says_what_lies_where(ranks: Any) -> None:
 
 def test_a_copy_has_experts_of_its_own(ranks: Any) -> None:
     assert all(ranks.run(copied))
+
+
+def test_compiled_blocks_compute_the_same(ranks: Any) -> None:
+    assert all(ranks.run(compiled))
 
 
 @pytest.mark.parametrize("fault", FAULTS)

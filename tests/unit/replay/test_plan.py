@@ -133,7 +133,7 @@ def test_the_loss_tokens_of_a_layout() -> None:
     [
         (
             {"parallel.tp": 0},
-            "parallel={'tp': 0} cannot be planned (ValueError: parallel.tp=0 is no number of ranks",
+            "parallel={'tp': 0} with batching={} with trainer={} cannot be planned (ValueError: parallel.tp=0",
         ),
         ({"parallel.sample_split": "random"}, "sample_split='random' is none of contiguous, interleaved"),
     ],

@@ -9,6 +9,7 @@ import pytest
 from regress.engine.config import load_config
 from regress.errors import ConfigError
 from regress.replay.configure import overlaid
+from regress.replay.layouts import LAYOUTS
 from regress.replay.table import project_variants
 from regress.replay.variants import VARIANTS, Precision, Variant, flat, parse_variants, select
 
@@ -92,7 +93,8 @@ def test_a_name_that_reads_as_a_precision_is_refused(name: str) -> None:
 
 
 def test_built_in_variants_pass_the_checks_of_others(tmp_path: Path) -> None:
-    assert project_variants(tmp_path, VARIANTS.values()) == dict(VARIANTS)
+    built_in = {**VARIANTS, **LAYOUTS}
+    assert project_variants(tmp_path, built_in.values()) == built_in
 
 
 def test_variants_of_a_hook_are_checked_and_completed(tmp_path: Path) -> None:
