@@ -27,19 +27,8 @@ from regress.errors import ReplayError
 from regress.replay.blame import RankState, blame
 from regress.replay.reports import Done, Ended, Failed, Ready, Signal, Start, Tapped
 
-MODULES = (
-    "torch",
-    "torch.distributed.tensor.parallel",
-    "torch.distributed.fsdp",
-    "torch.distributed.pipelining",
-    "transformers.models.gpt2.modeling_gpt2",
-    "transformers.models.llama.modeling_llama",
-    "transformers.models.qwen3.modeling_qwen3",
-    "transformers.models.qwen3_moe.modeling_qwen3_moe",
-    "regress.replay.rank",
-    "regress.replay.run",
-)
-"""What replays need; each is imported once, in the forkserver."""
+MODULES = ("regress.replay.warm",)
+"""What replays need, imported once in the forkserver."""
 
 TIMEOUT = 300.0
 """Seconds until a job is given up."""

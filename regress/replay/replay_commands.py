@@ -58,6 +58,14 @@ _SHOWN = 10
     metavar="DIR",
     help="Write headroom.json and index.html there.",
 )
+@click.option(
+    "--matrix",
+    "extent",
+    type=click.Choice([str(extent) for extent in Extent]),
+    default=str(Extent.DEFAULT),
+    show_default=True,
+    help="Each variant on one case, on those that can show what it could break, or on all possible ones.",
+)
 @click.option("--list", "listing", is_flag=True, help="Only tell what would be replayed.")
 @directory_option
 @click.option(
@@ -106,6 +114,7 @@ def replay(
     tier: str,
     matrix: Extent,
     report: Path | None,
+    extent: str,
     listing: bool,
     golden_dir: Path | None,
     keep_dumps: Path | None,
@@ -126,7 +135,7 @@ def replay(
     regress replay                              every case, every variant, in float64
     regress replay dense --variants 'packed*'
     regress replay dense gpt2 --variants 'tp2 and not packed' --tier all
-    regress replay dense --list
+    regress replay dense --matrix full --list
 
     \b
     On a cluster, on every node:

@@ -16,7 +16,6 @@ from transformers.utils.logging import disable_progress_bar, enable_progress_bar
 
 from regress.dump.reader import DumpReader
 from regress.engine.build import Run, build
-from regress.engine.config import load_config
 from regress.engine.config.schema import Config
 from regress.engine.environment import configure_torch
 from regress.golden.case import GoldenCase
@@ -61,18 +60,13 @@ def replay(
     elif ranks == 1:
         run_steps(config, prepare)
     else:
-        arguments = {"path": str(folder / "config.yaml"), "prepare": prepare}
-        shared_pool().run(run_rank_steps, arguments, ranks, folder=folder / "ranks", what=what)
+        arguments = {"config": config, "prepare": prepare}
+        shared_pool().run(run_steps, arguments, ranks, folder=folder / "ranks", what=what)
     return DumpReader(config.debug.dump_dir)
 
 
-def run_rank_steps(path: str, prepare: Prepare | None) -> None:
-    """What each rank of a pool does: all training steps of a configuration file."""
-    run_steps(load_config(config_path=path, environ={}).config, prepare)
-
-
 def run_steps(config: Config, prepare: Prepare | None = None) -> None:
-    """All training steps of a configuration, without evaluation, tracking, or a final model."""
+    """All training steps of a configuration, without evaluation, tracking, or a final model; on every rank of it."""
     with torch_settings(config.threads), opened_world(config) as world, ExitStack() as resources:
         run = build(config, resources, no_progress, world)
         if prepare is not None:

@@ -91,7 +91,7 @@ def test_a_list_runs_nothing(run: Callable[..., Any]) -> None:
         (("--variants", "base and"), "'base and' is no expression (at its end)"),
         (
             ("--variants", "left", "--tier", "bitwise"),
-            "no variant of 'left' is replayed on dr_grpo in the tier b",
+            "no variant of 'left' is replayed on dr_grpo in the tier bitwise of the matrix default, so",
         ),
         (("nothing",), "'nothing' matches none of cispo, dapo"),
         (("--nnodes", "2"), "a pool of ranks lives on one machine; give --launcher torchrun"),

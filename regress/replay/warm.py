@@ -1,0 +1,20 @@
+"""What the forkserver of replays does once, so that no rank has to: imports, and tables that first use fills."""
+
+# ruff: noqa: F401  # imported to be there
+
+import torch.distributed.fsdp
+import torch.distributed.pipelining
+import torch.distributed.tensor.parallel
+import transformers.models.gpt2.modeling_gpt2
+import transformers.models.llama.modeling_llama
+import transformers.models.qwen3.modeling_qwen3
+import transformers.models.qwen3_moe.modeling_qwen3_moe
+from transformers import conversion_mapping
+
+import regress.parallel.policy
+import regress.replay.rank
+import regress.replay.run
+
+if hasattr(conversion_mapping, "get_checkpoint_conversion_mapping"):
+    # a thousand regular expressions, for checkpoints of all models: half of the time that loading a small one takes
+    conversion_mapping.get_checkpoint_conversion_mapping("qwen3")
