@@ -21,9 +21,9 @@ from regress.engine.precision import DTYPES
 from regress.engine.projection import Entropy
 from regress.grpo.logprobs import TokenLogProbs
 from regress.layout import ShardLayout
-from regress.parallel import context, expert, sharded, shards, tensor
+from regress.parallel import context, expert, sharded, shards, tensor, transformers_tensor
 from regress.parallel.pipeline import Pipeline
-from regress.parallel.reduction import sum_gradients
+from regress.parallel.reduction import place_gradients, sum_gradients
 from regress.parallel.replicas import replicated
 from regress.parallel.schedules import ranks_of_stages
 from regress.parallel.stages import Stages, split
@@ -69,8 +69,7 @@ class ParallelPolicy(LocalPolicy):
         if sizes["ep"] > 1:
             self._experts |= expert.apply(stage, world.device_mesh["ep"]).experts
         if sizes["tp"] > 1:
-            parallel = config.sequence_parallel
-            self._tensor.append(tensor.apply(stage, world.device_mesh["tp"], sequence_parallel=parallel))
+            self._tensor.append(_tensor_parallel(stage, world))
         if sizes["cp"] > 1:
             context.apply(stage, config.cp_method, sizes["cp"], tp=sizes["tp"])
         if sizes["fsdp"] > 1:
@@ -127,6 +126,7 @@ class ParallelPolicy(LocalPolicy):
                 ),
                 taps.inputs,
             )
+        place_gradients(parameter for _, parameter in self.named_parameters())
         sum_gradients(dict(self.named_parameters()), self._summed)
         if self._pipeline is not None:
             self._pipeline.sum_tied()
@@ -275,6 +275,13 @@ def _cut(model: PreTrainedModel, world: ProcessWorld) -> Stages:
     place = world.mesh.coordinates(world.rank)["pp"]
     ranks = ranks_of_stages(world.config.pp_schedule, pp, world.config.pp_stages_per_rank)
     return split(model, [stage for stage, rank in enumerate(ranks) if rank == place], len(ranks))
+
+
+def _tensor_parallel(stage: PreTrainedModel, world: ProcessWorld) -> tensor.TensorPlan:
+    mesh, config = world.device_mesh["tp"], world.config
+    if config.tp_implementation == "transformers":
+        return transformers_tensor.apply(stage, mesh)
+    return tensor.apply(stage, mesh, sequence_parallel=config.sequence_parallel)
 
 
 def _dtype(name: str | None) -> torch.dtype | None:

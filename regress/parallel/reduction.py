@@ -8,8 +8,21 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
+from torch.distributed.tensor import DTensor
 
 from regress.engine.local import local
+
+
+def place_gradients(parameters: Iterable[nn.Parameter]) -> None:
+    """Let every gradient lie as its parameter does: some operations leave whole gradients of sharded parameters."""
+    for parameter in parameters:
+        grad = parameter.grad
+        if (
+            isinstance(grad, DTensor)
+            and isinstance(parameter, DTensor)
+            and grad.placements != parameter.placements
+        ):
+            parameter.grad = grad.redistribute(parameter.device_mesh, parameter.placements)
 
 
 def sum_gradients(

@@ -60,6 +60,7 @@ _ROWS: tuple[Variant, ...] = (
     layout("tp2-sp", "norms that see a part of the tokens", "dense", "gpt2", precisions=BOTH),
     layout("tp2-sp-packed-budget64", "the same on packed rows", "dense"),
     layout("tp2-sp-left", "padding at the side where the sequence is split", "moe"),
+    layout("tp2-hf", "the plan of transformers", "dense", "tied"),
     layout("tp4", "a vocabulary that the ranks do not divide", "gpt2", precisions=BOTH),
     # pipeline parallelism
     layout("pp2", "hidden states handed on; a gradient of embeddings at the far end", "tied", "gpt2", "moe"),

@@ -35,6 +35,7 @@ WORDS: Mapping[str, Mapping[str, Any]] = {
     "accelerate": {"parallel.data_parallel": "accelerate"},
     "hsdp": {"parallel.data_parallel": "hsdp"},
     "noreshard": {"parallel.reshard_after_forward": False},
+    "hf": {"parallel.tp_implementation": "transformers"},
     "sp": {"parallel.sequence_parallel": True},
     "ulysses": {"parallel.cp_method": "ulysses"},
     "ring": {"parallel.cp_method": "ring"},

@@ -46,13 +46,6 @@ _SHOWN = 10
     help="The same mathematics (float64), accurate enough (float32, bfloat16), or the same bytes.",
 )
 @click.option(
-    "--matrix",
-    type=click.Choice([*Extent]),
-    default=Extent.DEFAULT,
-    show_default=True,
-    help="Each variant on one case, on those that it could break, or on all that are possible.",
-)
-@click.option(
     "--report",
     type=click.Path(path_type=Path),
     metavar="DIR",
@@ -112,7 +105,6 @@ def replay(
     cases: tuple[str, ...],
     variants: str,
     tier: str,
-    matrix: Extent,
     report: Path | None,
     extent: str,
     listing: bool,
@@ -148,7 +140,7 @@ def replay(
 
     launch = _launch(launcher, nnodes, node_rank, rdzv_endpoint, work, timeout)
     table = variant_table()
-    chosen = chosen_replays(open_store(golden_dir), cases, variants, tier, table, matrix)
+    chosen = chosen_replays(open_store(golden_dir), cases, variants, tier, table, Extent(extent))
     console = Console()
     if listing:
         console.print(_listed(chosen))

@@ -50,6 +50,15 @@ def _needed(c: Config) -> str | None:
     return None
 
 
+def _transformers_plan(c: Config) -> str | None:
+    p = c.parallel
+    other = next((name for name in ("pp", "ep", "cp") if getattr(p, name) > 1), None)
+    if p.tp_implementation == "torch" or not (other or p.sequence_parallel):
+        return None
+    stated = "parallel.sequence_parallel=true" if other is None else f"parallel.{other}={getattr(p, other)}"
+    return f"parallel.tp_implementation=transformers has no plan for {stated}; set parallel.tp_implementation=torch."
+
+
 def _attention(c: Config) -> str | None:
     if c.parallel.cp == 1 or c.model.attn_implementation == "sdpa":
         return None
@@ -116,5 +125,6 @@ def _split_backward(c: Config) -> str | None:
 
 
 PARALLEL_RULES: tuple[Rule, ...] = (
-    *(_replicas, _hsdp, _needed, _attention, _compile, _chunks, _denominators, _budget, _split_backward),
+    *(_replicas, _hsdp, _needed, _transformers_plan, _attention),
+    *(_compile, _chunks, _denominators, _budget, _split_backward),
 )

@@ -21,6 +21,7 @@ DUMP_FORMATS = ("safetensors", "pt", "jsonl")
 LAYOUTS = ("padded", "packed")
 SIDES = ("right", "left")
 OPTIMIZERS = ("auto", "for_loop", "foreach", "fused")
+TP_IMPLEMENTATIONS = ("torch", "transformers")
 CP_METHODS = ("ulysses", "ring", "all_gather")
 PP_SCHEDULES = (
     *("gpipe", "1f1b", "interleaved_1f1b", "looped_bfs"),
@@ -229,6 +230,11 @@ class ParallelConfig:
     )
     fsdp_reduce_dtype: str | None = _value(
         None, "fsdp: dtype in which gradients are summed; null: that of computation", choices=REDUCED_DTYPES
+    )
+    tp_implementation: str = _value(
+        "torch",
+        "tp: by torch's parallelize_module, or by transformers' plan of the model",
+        choices=TP_IMPLEMENTATIONS,
     )
     sequence_parallel: bool = _value(False, "tp: ranks share the tokens between matrix products")
     cp_method: str = _value(

@@ -29,6 +29,13 @@ IMPOSSIBLE = {
         "parallel.sequence_parallel=true means nothing with parallel.tp=1; set parallel.tp to 2 or more, or leave "
         "parallel.sequence_parallel away."
     ),
+    "parallel.tp=2 parallel.tp_implementation=transformers parallel.pp=2": (
+        "parallel.tp_implementation=transformers has no plan for parallel.pp=2; set parallel.tp_implementation=torch."
+    ),
+    "parallel.tp=2 parallel.tp_implementation=transformers parallel.sequence_parallel=true": (
+        "parallel.tp_implementation=transformers has no plan for parallel.sequence_parallel=true; set "
+        "parallel.tp_implementation=torch."
+    ),
     "parallel.fsdp_param_dtype=bfloat16": (
         "parallel.fsdp_param_dtype=bfloat16 means nothing with parallel.fsdp=1; set parallel.fsdp to 2 or more, or "
         "leave parallel.fsdp_param_dtype away."
