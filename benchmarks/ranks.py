@@ -3,8 +3,8 @@
 Timed: from the configuration of a replay to its complete dump, three steps of a golden case with everything recorded,
 without judging it. The forkserver of the pool starts once, outside of what is timed; its start is told beside. The
 other side is what ``regress replay --launcher torchrun`` does: one agent for each replay, whose ranks import everything
-anew and, at the end, save the model. Before anything is timed both sides have replayed every layout, and their dumps are
-compared bit by bit.
+anew and, at the end, save the model. Before anything is timed both sides have replayed every layout, and their dumps
+are compared bit by bit.
 """
 
 from __future__ import annotations

@@ -95,8 +95,9 @@ def chosen_replays(
     found = list(replays(opened, rows, TIERS[tier], extent))
     if not found:
         raise ConfigError(
-            f"no variant of {variants!r} is replayed on {', '.join(wanted)} in the tier {tier} of the matrix {extent}, so "
-            "nothing would be compared; regress variants lists their cases and precisions, --matrix full takes all cases"
+            f"no variant of {variants!r} is replayed on {', '.join(wanted)} in the tier {tier} of the matrix {extent}, "
+            "so nothing would be compared; regress variants lists their cases and precisions, --matrix full takes all "
+            "cases"
         )
     return found
 
