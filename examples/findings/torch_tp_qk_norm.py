@@ -40,11 +40,8 @@ def rank_main(rank: int, folder: str) -> None:
     for name in right:
         a, b, off = (g.norm().item() for g in (right[name], actual[name], actual[name] - right[name]))
         dist.all_reduce(actual[name])
-        print(
-            f"rank {rank}: {name[25:31]} right {a:.5f}  actual {b:.5f}  ratio {b / a:.3f}  off by {off / a:.0%}",
-            end="",
-        )
-        print(f"  summed over the ranks {actual[name].norm().item():.5f}")
+        size = f"right {a:.5f}  actual {b:.5f}  ratio {b / a:.3f}  off by {off / a:.0%}"
+        print(f"rank {rank}: {name[25:31]} {size}  summed over the ranks {actual[name].norm().item():.5f}")
         if off > 0.1 * a:
             Path(folder, "reproduced").touch()
     dist.destroy_process_group()

@@ -86,7 +86,8 @@ def build(config: Config, resources: ExitStack, progress: Progress, world: World
             resources.enter_context(record_modules(found, policy.output_shard))
     if config.warm_start.steps:
         advance = progress("warm start", config.warm_start.steps)
-        warm_start(policy, prompts.demonstrations, config.warm_start, advance)
+        stages = 1 if config.parallel.pp == 1 else config.parallel.pp * config.parallel.pp_stages_per_rank
+        warm_start(policy, prompts.demonstrations, config.warm_start, advance, world, stages=stages)
     reference = None
     if config.algorithm.needs_reference:
         reference = Reference(policy, config.reference, frozen, world)

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from regress.engine.batch import Microbatch
 from regress.engine.config.schema import ReferenceConfig
+from regress.engine.local import local
 from regress.engine.policy import LocalPolicy
 from regress.engine.world import Alone, World
 
@@ -54,6 +55,6 @@ class Reference:
         interval = self._config.sync_every_n_steps
         if interval is None or (step + 1) % interval:
             return
-        source = self._source.model.parameters()
-        for ours, theirs in zip(self._policy.model.parameters(), source, strict=True):
-            ours.lerp_(theirs, self._config.mixup_alpha)
+        source = dict(self._source.named_parameters())
+        for name, ours in self._policy.named_parameters():  # of both the same part lies here
+            local(ours).lerp_(local(source[name]), self._config.mixup_alpha)

@@ -56,6 +56,7 @@ class HFRolloutWorker:
         batch_size: completions sampled at once.
         dialogue: how an environment answers; without one every conversation has one turn.
         seed: with step, split, batch and turn it determines every draw, so no state is carried along.
+        stream: number of this worker among those that sample with one seed; each draws other random numbers.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class HFRolloutWorker:
         self._score = score
         self._batch_size = batch_size
         self._seed = seed
-        self._stream = [stream] if stream else []  # ranks draw from generators of their own
+        self._stream = [f"rank{stream}"] if stream else []  # no number: those tell turns apart
         self._dialogue = dialogue
 
     def rollout(self, step: int, prompts: Sequence[Prompt], split: str) -> list[Trajectory]:

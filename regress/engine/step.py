@@ -130,7 +130,7 @@ def train_step(
     taps.gradients(policy, target_params)
     grad_norm = policy.clip_grad_norm(max_grad_norm)
     taps.grad_norm(grad_norm)
-    outcome = _combined(world or Alone(), _own_part(microbatches, shares, grad_norm), grad_norm)
+    outcome = _combined(world or Alone(), _own_part(microbatches, shares), grad_norm)
     optim.update(optimizer)
     taps.after_update(policy, optimizer, target_params)
     return outcome
@@ -138,29 +138,34 @@ def train_step(
 
 @dataclass(frozen=True)
 class _Part:
-    """What one rank has to say of an update; ``problem`` is why it must not be made."""
+    """What one rank has to say of an update; ``problem`` is why its loss must not be followed."""
 
     loss: float
     metrics: dict[str, Metric]
     problem: str | None
 
 
-def _own_part(microbatches: Sequence[Microbatch], shares: Sequence[Share], grad_norm: Tensor) -> _Part:
+def _own_part(microbatches: Sequence[Microbatch], shares: Sequence[Share]) -> _Part:
     loss = math.fsum(share.loss.item() for share in shares) if _all_finite(shares) else math.nan
     metrics: dict[str, Metric] = functools.reduce(add_metrics, (share.metrics for share in shares), {})
-    return _Part(loss, metrics, _nonfinite(microbatches, shares, grad_norm))
+    return _Part(loss, metrics, _nonfinite(microbatches, shares))
 
 
 def _combined(world: World, own: _Part, grad_norm: Tensor) -> StepOutcome:
     """The update as a whole: tensor-parallel ranks compute the same loss, so one of each group counts.
 
     Raises:
-        RegressError: on every rank, if one of them has a problem.
+        RegressError: on every rank, if one of them has a problem, or the gradient they have summed up.
     """
     parts = world.gather(own)
     for part in parts:
         if part.problem is not None:
             raise RegressError(part.problem)
+    if not grad_norm.isfinite():
+        raise RegressError(
+            f"the gradient norm is {grad_norm.item()}, so the update was not made; "
+            "look for the parameter with debug.dump_options.gradient=true"
+        )
     mesh = world.plan.mesh
     distinct = [part for rank, part in enumerate(parts) if mesh.coordinates(rank)["tp"] == 0]
     metrics = functools.reduce(add_metrics, (part.metrics for part in distinct))
@@ -171,19 +176,14 @@ def _all_finite(shares: Sequence[Share]) -> bool:
     return all(bool(share.loss.isfinite()) for share in shares)
 
 
-def _nonfinite(microbatches: Sequence[Microbatch], shares: Sequence[Share], grad_norm: Tensor) -> str | None:
-    """Why the update must not be made, if so; a rank without the end of the pipeline has no shares."""
+def _nonfinite(microbatches: Sequence[Microbatch], shares: Sequence[Share]) -> str | None:
+    """The first loss that is not finite; a rank without the end of the pipeline has no shares."""
     for index, (micro, share) in enumerate(zip(microbatches, shares, strict=False)):
         if not share.loss.isfinite():
             return (
                 f"{_named(index, micro)} has the loss {share.loss.item()}, so no update was made; "
                 "look at its terms with debug.dump_options.is_loss_debug=true"
             )
-    if not grad_norm.isfinite():
-        return (
-            f"the gradient norm is {grad_norm.item()}, so the update was not made; "
-            "look for the parameter with debug.dump_options.gradient=true"
-        )
     return None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor
 
 from regress.dump.trajectory import Trajectory
@@ -11,6 +12,7 @@ from regress.engine.batch import Microbatch, TokenBatch
 from regress.engine.config.schema import WarmStartConfig
 from regress.engine.optim import adamw, update
 from regress.engine.policy import LocalPolicy
+from regress.engine.world import World
 from regress.grpo.logprobs import TokenLogProbs
 from regress.layout import BatchPlan
 
@@ -20,12 +22,17 @@ def warm_start(
     examples: Callable[[int], Sequence[Trajectory]],
     config: WarmStartConfig,
     advance: Callable[[], None],
+    world: World,
+    *,
+    stages: int = 1,
 ) -> float:
-    """Maximize the mean log-prob of the answers' tokens for ``config.steps`` AdamW steps.
+    """Maximize the mean log-prob of the answers' tokens for ``config.steps`` AdamW steps, by all ranks together.
 
     Args:
         examples: the demonstrations of a step: prompts with right answers, answers in the loss mask.
         advance: called after every step.
+        world: the ranks, which share the examples.
+        stages: of the pipeline; as many microbatches are made, where there are several.
 
     Returns:
         The negative mean log-prob of the last step, in nats per token (0 without steps).
@@ -41,10 +48,19 @@ def warm_start(
             return share, share.detach()
 
         policy.zero_grad()
-        shares = policy.forward_backward(batch.microbatches(BatchPlan()), loss)
+        plan = BatchPlan() if stages == 1 else _filling(stages, world.plan.samples(len(batch.keys), 0))
+        shares = policy.forward_backward(batch.microbatches(plan, world.plan, world.rank), loss)
         policy.clip_grad_norm(1.0)
         update(optimizer)
         advance()
-        last = sum(share.item() for share in shares)
+        own = sum(
+            (share.double() for share in shares), torch.zeros((), dtype=torch.float64, device=policy.device)
+        )
+        last = world.sum(own).item()
     policy.zero_grad()
     return last
+
+
+def _filling(stages: int, samples: Sequence[int]) -> BatchPlan:
+    """At least one microbatch for each stage, which some schedules ask for, if there are so many samples."""
+    return BatchPlan(micro_batch_size=max(1, len(samples) // stages))

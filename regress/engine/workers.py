@@ -35,8 +35,7 @@ def make_worker(
         ReplayError: if a recording does not fit the run.
     """
     mock, chosen = config.rollout_mock, config.rollout_worker
-    model = policy.whole_model()
-    vocabulary = model.config.vocab_size
+    vocabulary = policy.architecture.config.vocab_size
     if chosen.type == "mock":
         paths = {TRAIN: Path(str(chosen.trajectory_load_path))}
         return _replay(config, paths, prompts, origin, vocabulary)
@@ -55,7 +54,7 @@ def make_worker(
     )
     reward = make_rewards(config.task.rewards)
     worker = HFRolloutWorker(
-        model,
+        policy.architecture,  # which has the policy's weights whenever the whole model was asked for
         tokenizer,
         params,
         reward,

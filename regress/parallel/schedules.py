@@ -88,7 +88,8 @@ def require_microbatches(name: str, microbatches: int, ranks: int, stages: int) 
         return
     raise ConfigError(
         f"parallel.pp_schedule={name} needs {rule}, and the mini-batch has {microbatches} microbatches on each rank; "
-        "change batching.micro_batch_size or choose parallel.pp_schedule=gpipe or looped_bfs"
+        "change batching.micro_batch_size (of a warm start: warm_start.batch_size), or choose "
+        "parallel.pp_schedule=gpipe or looped_bfs"
     )
 
 
