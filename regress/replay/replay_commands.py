@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from regress.replay.session import Machine, Results
 
 POOL = "pool"
-_WIDTH = 120  # columns of a table where there is no terminal
+EVERYTHING = "*"
+_WIDTH = 140  # columns of a table where there is no terminal
 _SHOWN = 10
 """Failing replays told one by one; the others are counted."""
 
@@ -34,7 +35,7 @@ _SHOWN = 10
     "--variants",
     "--variant",
     "variants",
-    default="*",
+    default=EVERYTHING,
     metavar="GLOB|EXPR",
     help="Patterns with commas between them, or an expression such as 'tp2 and not packed'; all by default.",
 )
@@ -46,18 +47,16 @@ _SHOWN = 10
     help="The same mathematics (float64), accurate enough (float32, bfloat16), or the same bytes.",
 )
 @click.option(
+    "--matrix",
+    type=click.Choice([*Extent]),
+    help="Each variant on one case, on those that it could break, or on all that are possible. The last is the default "
+    "where both cases and variants are named, else the second.",
+)
+@click.option(
     "--report",
     type=click.Path(path_type=Path),
     metavar="DIR",
     help="Write headroom.json and index.html there.",
-)
-@click.option(
-    "--matrix",
-    "extent",
-    type=click.Choice([str(extent) for extent in Extent]),
-    default=str(Extent.DEFAULT),
-    show_default=True,
-    help="Each variant on one case, on those that can show what it could break, or on all possible ones.",
 )
 @click.option("--list", "listing", is_flag=True, help="Only tell what would be replayed.")
 @directory_option
@@ -105,8 +104,8 @@ def replay(
     cases: tuple[str, ...],
     variants: str,
     tier: str,
+    matrix: Extent | None,
     report: Path | None,
-    extent: str,
     listing: bool,
     golden_dir: Path | None,
     keep_dumps: Path | None,
@@ -140,7 +139,8 @@ def replay(
 
     launch = _launch(launcher, nnodes, node_rank, rdzv_endpoint, work, timeout)
     table = variant_table()
-    chosen = chosen_replays(open_store(golden_dir), cases, variants, tier, table, Extent(extent))
+    extent = matrix or (Extent.FULL if cases and variants != EVERYTHING else Extent.DEFAULT)
+    chosen = chosen_replays(open_store(golden_dir), cases, variants, tier, table, extent)
     console = Console()
     if listing:
         console.print(_listed(chosen))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ from rich.text import Text
 
 from regress.compare.quantities import QUANTITIES
 from regress.report.headroom import Call, Closest, Matrix, closest_calls
+from regress.report.numbers import short
 
 STAGES: Mapping[str, tuple[str, ...]] = {
     "tokens": ("trajectory", "coverage", "replicas", "batch_inputs"),
@@ -53,7 +55,7 @@ class Row:
             return ""
         if failed := sum(cell.failed for cell in found):
             return f"{failed} failed"
-        return min(found, key=lambda cell: cell.headroom).room
+        return _room(min(cell.headroom for cell in found))
 
     def to_json(self) -> dict[str, Any]:
         """A plain dict of strict JSON values."""
@@ -99,6 +101,13 @@ def by_stage(rows: Sequence[Row]) -> list[tuple[str, ...]]:
 
 
 COLUMNS = ("variant", *STAGES, "replays")
+
+
+def _room(headroom: float) -> str:
+    """A headroom in few characters."""
+    if math.isinf(headroom):
+        return "equal"
+    return f"{headroom:.0f} x" if 100 <= headroom < 100_000 else f"{short(headroom)} x"
 
 
 def _cell(row: Row, quantities: Iterable[str]) -> str:
