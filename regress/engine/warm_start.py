@@ -53,7 +53,9 @@ def warm_start(
         policy.clip_grad_norm(1.0)
         update(optimizer)
         advance()
-        own = sum((share.double() for share in shares), torch.zeros((), dtype=torch.float64, device=policy.device))
+        own = sum(
+            (share.double() for share in shares), torch.zeros((), dtype=torch.float64, device=policy.device)
+        )
         last = world.sum(own).item()
     policy.zero_grad()
     return last
