@@ -58,3 +58,33 @@ def reason(error: BaseException, limit: int = 200) -> str:
     """What an error of another library says, on one line, to stand in brackets in one of our sentences."""
     text = f"{type(error).__name__}: {' '.join(str(error).split())}"
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
+
+def lost_connection(error: BaseException | None) -> bool:
+    """Whether an error, or what it came from, is one of the communication, which another rank may be the cause of."""
+    while error is not None:
+        text = f"{type(error).__name__} {error}"
+        if any(sign in text for sign in _CONNECTION):
+            return True
+        error = error.__cause__
+    return False
+
+
+_CONNECTION = (
+    *(
+        "DistNetworkError",
+        "DistStoreError",
+        "DistBackendError",
+        "Connection closed by peer",
+        "Connection reset",
+    ),
+    *(
+        "Connection refused",
+        "Broken pipe",
+        "gloo/transport",
+        "Timed out waiting",
+        "Wait timeout",
+        "wait timeout",
+    ),
+)
+"""Words of gloo and of torch.distributed for a peer that is gone or does not answer."""

@@ -33,7 +33,8 @@ class Recorder:
         overwrite: remove an earlier dump (its manifest, its record files, nothing else) instead of refusing.
         rank: number of this process among those that record one run into this directory.
         gather: hands the value of every rank to all of them, in their order. Rank 0 prepares the directory, and
-            writes the manifest once all have written their records.
+            writes the manifest once all have written their records. A writer that fails on one of several ranks
+            interrupts nothing (the others would wait): look at `failure` where all ranks meet.
 
     Raises `DumpError` at once for an unknown format or type, or a directory in use or not writable.
     """
@@ -64,8 +65,14 @@ class Recorder:
         self._lock = threading.Lock()
         self._rank = rank
         self._gather = gather
-        self._together(lambda: _prepare(self.folder, overwrite) if rank == 0 else None)
+        prepared = self._together(lambda: _prepare(self.folder, overwrite) if rank == 0 else None)
+        self._alone = len(prepared) == 1
         self._writer = Writer(self._format)
+
+    @property
+    def failure(self) -> DumpError | None:
+        """The first failure of the writer so far."""
+        return self._writer.failure
 
     def wanted(self, type: str, step: int) -> bool:
         """Whether records of this type are kept at this step."""
@@ -79,7 +86,8 @@ class Recorder:
         Raises `DumpError` when a tensor is there already, when metadata contradicts what is there, and for an
         earlier failure of the writer.
         """
-        self._writer.check()
+        if self._alone:
+            self._writer.check()
         new = Record.of(type, where, tensors, meta)
         with self._lock:
             old = self._pending.setdefault((type, where), new)
@@ -116,7 +124,8 @@ class Recorder:
                     "coordinates, and number the optimizer updates of a step with at(update=...)"
                 )
             self._entries[path] = (record.type, record.where)
-        self._writer.put(path, record)
+        if self._alone or self.failure is None:
+            self._writer.put(path, record)
 
     def close(self, complete: bool = True) -> None:
         """Write what is pending and, if the run is `complete`, the manifest; raises the first `DumpError`."""
@@ -149,12 +158,12 @@ class Recorder:
         except DumpError as error:
             failure = error
         found = self._gather((own, failure and str(failure)))
-        if failure is not None:
-            raise failure
-        for rank, (_, problem) in enumerate(found):
-            if problem is not None:
-                raise DumpError(f"rank {rank} could not record: {problem}")
-        return [value for value, _ in found]
+        first = next((problem for _, problem in found if problem is not None), None)
+        if first is None:
+            return [value for value, _ in found]
+        if failure is not None and str(failure) == first:
+            raise failure  # which knows its cause
+        raise DumpError(first)
 
 
 def _refuse_twice(old: Record, new: Record) -> None:

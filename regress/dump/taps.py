@@ -93,6 +93,12 @@ def wanted(type: str) -> bool:
     return recorder is not None and where is not None and recorder.wanted(type, where.step)
 
 
+def failure() -> DumpError | None:
+    """What keeps this process from recording, if its recorder left it to be looked for."""
+    recorder = _recorder.get()
+    return None if recorder is None else recorder.failure
+
+
 def current() -> Coordinates | None:
     """The coordinates in force; None outside of `at`."""
     return _where.get()

@@ -19,6 +19,7 @@ class Writer:
 
     Attributes:
         stamps: path -> `Stamp` of each file written; complete after `close`.
+        failure: the first one, if any.
 
     The first failure stops all writing; it is raised by the next `put` and by `close`. At most `budget` bytes
     of tensors wait (or one record): beyond that `put` blocks.
@@ -30,7 +31,7 @@ class Writer:
         self._budget = budget
         self._queue: deque[tuple[Path, Record] | None] = deque()
         self._pending = 0
-        self._failure: DumpError | None = None
+        self.failure: DumpError | None = None
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="regress-dump-writer", daemon=True)
         self._thread.start()
@@ -54,13 +55,13 @@ class Writer:
 
     def check(self) -> None:
         """Raise the writer's first `DumpError`, if it met one."""
-        if self._failure is not None:
-            raise self._failure
+        if self.failure is not None:
+            raise self.failure
 
     def _run(self) -> None:
         while (job := self._next()) is not None:
             path, record = job
-            if self._failure is None:
+            if self.failure is None:
                 self._write(path, record)
             with self._changed:
                 self._pending -= record.nbytes
@@ -75,7 +76,7 @@ class Writer:
         try:
             self.stamps[path] = write_atomically(path, self._format.encode(record))
         except DumpError as error:
-            self._failure = error
+            self.failure = error
         except Exception as error:  # whatever breaks here must reach the caller, not die with the thread
-            self._failure = DumpError(f"{path} cannot be written as {self._format.name}: {error!r}")
-            self._failure.__cause__ = error
+            self.failure = DumpError(f"{path} cannot be written as {self._format.name}: {error!r}")
+            self.failure.__cause__ = error

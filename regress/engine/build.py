@@ -32,7 +32,7 @@ from regress.engine.tokenizer import fingerprint, load_tokenizer, train_tokenize
 from regress.engine.trainer import Trainer
 from regress.engine.warm_start import warm_start
 from regress.engine.workers import make_worker
-from regress.engine.world import Alone, World
+from regress.engine.world import Alone, World, agreed
 from regress.errors import ConfigError
 from regress.tasks.dataset import Dataset, make_dataset
 from regress.tasks.environments import Environment, make_environment
@@ -61,22 +61,16 @@ def build(config: Config, resources: ExitStack, progress: Progress, world: World
     alone.
     """
     world = world or Alone()
-    task = make_task(config.task.name, config.task.level, config.task.params, config.seed)
-    dataset = make_dataset(task, config.task.train_size, config.task.eval_size)
-    environment = None if config.task.environment is None else make_environment(config.task.environment)
-    tokenizer = _tokenizer(config, dataset, environment)
-    dialogue = None
-    if environment is not None:
-        dialogue = Dialogue(environment, tokenizer, config.task.max_turns, dataset.train[0])
-    prompts = PromptSource(dataset, tokenizer, config, dialogue)
+    tokenizer, prompts, dialogue = agreed(world, lambda: _material(config))
     origin = provenance(config, fingerprint(tokenizer), world.plan.mesh)
     policy = build_policy(config, tokenizer, world)
-    frozen = build_reference(config, tokenizer, policy)
-    optimizer = _optimizer(config, policy)
-    worker = make_worker(config, policy, tokenizer, prompts, origin, dialogue, world)
-    if config.rollout_mock.enable and config.rollout_mock.mode == "dump" and world.main:
-        rollouts = Recorder(config.rollout_mock.dump_dir, options={}, provenance=origin)
-        worker = resources.enter_context(RecordingWorker(worker, rollouts, trajectory_meta(origin)))
+    frozen = agreed(world, lambda: build_reference(config, tokenizer, policy))
+    optimizer = agreed(world, lambda: _optimizer(config, policy))
+    worker = agreed(world, lambda: make_worker(config, policy, tokenizer, prompts, origin, dialogue, world))
+    if config.rollout_mock.enable and config.rollout_mock.mode == "dump":
+        folder, meta = config.rollout_mock.dump_dir, trajectory_meta(origin)
+        rollouts = Recorder(folder, options={}, provenance=origin, rank=world.rank, gather=world.gather)
+        worker = resources.enter_context(RecordingWorker(worker, rollouts, meta, world))
     recorder = _recorder(config, policy, origin, world) if config.debug.enable_data_dump else None
     if recorder is not None:
         resources.enter_context(recording(recorder))
@@ -104,6 +98,18 @@ def build(config: Config, resources: ExitStack, progress: Progress, world: World
         trajectory_meta=trajectory_meta(origin),
     )
     return Run(config, tokenizer, prompts, trainer, recorder)
+
+
+def _material(config: Config) -> tuple[PreTrainedTokenizerBase, PromptSource, Dialogue | None]:
+    """The tokenizer, the prompts, and what answers in conversations of several turns."""
+    task = make_task(config.task.name, config.task.level, config.task.params, config.seed)
+    dataset = make_dataset(task, config.task.train_size, config.task.eval_size)
+    environment = None if config.task.environment is None else make_environment(config.task.environment)
+    tokenizer = _tokenizer(config, dataset, environment)
+    dialogue = None
+    if environment is not None:
+        dialogue = Dialogue(environment, tokenizer, config.task.max_turns, dataset.train[0])
+    return tokenizer, PromptSource(dataset, tokenizer, config, dialogue), dialogue
 
 
 def _tokenizer(config: Config, dataset: Dataset, environment: Environment | None) -> PreTrainedTokenizerBase:

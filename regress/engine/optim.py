@@ -10,6 +10,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from transformers import get_scheduler
 
 from regress.engine.config.schema import OptimizerConfig
+from regress.engine.local import mesh_of
 from regress.errors import RegressError, reason
 
 
@@ -24,11 +25,20 @@ def adamw(
 ) -> torch.optim.AdamW:
     """AdamW over all parameters, which it knows by name.
 
+    Plain and distributed parameters are groups of their own, since torch updates no list of both at once.
     ``implementation`` is ``"for_loop"``, ``"foreach"``, ``"fused"``, or ``"auto"`` for what torch would choose.
     """
+    groups: dict[object, list[tuple[str, nn.Parameter]]] = {}
+    for name, parameter in named:
+        groups.setdefault(mesh_of(parameter), []).append((name, parameter))
     flags = {} if implementation == "auto" else {n: n == implementation for n in ("foreach", "fused")}
     return torch.optim.AdamW(
-        named, lr=learning_rate, betas=betas, eps=eps, weight_decay=weight_decay, **flags
+        [{"params": group} for group in groups.values()],
+        lr=learning_rate,
+        betas=betas,
+        eps=eps,
+        weight_decay=weight_decay,
+        **flags,
     )
 
 

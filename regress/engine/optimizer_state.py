@@ -23,7 +23,7 @@ def load_state(optimizer: torch.optim.AdamW, policy: LocalPolicy, path: str | Pa
     device of their parameters.
 
     Args:
-        policy: whose parameters the optimizer has, in its order; of a policy on several ranks each takes its part.
+        policy: whose parameters the optimizer knows by name; of a policy on several ranks each takes its part.
 
     Raises:
         ConfigError: if the file cannot be read, or is not the whole state of exactly these parameters.
@@ -38,7 +38,9 @@ def load_state(optimizer: torch.optim.AdamW, policy: LocalPolicy, path: str | Pa
             for key in STATES
             for value in [_state(tensors[f"{name}/{key}"], name, key, whole[name], stated)]
         }
-        for index, (name, _) in enumerate(policy.named_parameters())
+        for index, name in enumerate(
+            name for group in optimizer.param_groups for name in group["param_names"]
+        )
     }
     # load_state_dict brings the moments, and the step counts where they have to be, to the parameters
     optimizer.load_state_dict({**optimizer.state_dict(), "state": state})

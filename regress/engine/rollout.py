@@ -18,8 +18,8 @@ from regress.engine.dialogue import Conversation, Dialogue
 from regress.engine.policy import LocalPolicy
 from regress.engine.sampling import SamplingParams, UndefinedDistribution, sample
 from regress.engine.tokenizer import completion_text
-from regress.engine.world import World
-from regress.errors import RegressError
+from regress.engine.world import World, agreed
+from regress.errors import DumpError, RegressError
 from regress.tasks.problem import Problem
 from regress.tasks.rewards import Reward
 
@@ -183,18 +183,9 @@ class SharedRollouts:
         self._policy.whole_model()
         ranks = self._world.plan.mesh.world_size
         own = prompts[self._world.rank :: ranks]
-        found: list[Trajectory] = []
-        problem: str | None = None
-        try:
-            found = self._worker.rollout(step, own, split) if own else []
-        except RegressError as error:
-            problem = str(error)
-        parts = self._world.gather((found, problem))
-        for _, other in parts:
-            if other is not None:
-                raise RegressError(other)
+        found = agreed(self._world, lambda: self._worker.rollout(step, own, split) if own else [])
         by_group: dict[str, list[Trajectory]] = {}
-        for part, _ in parts:
+        for part in self._world.gather(found):
             for trajectory in part:
                 by_group.setdefault(trajectory.group_id, []).append(trajectory)
         return [trajectory for prompt in prompts for trajectory in by_group[prompt.group_id]]
@@ -203,22 +194,31 @@ class SharedRollouts:
 class RecordingWorker(AbstractContextManager["RecordingWorker"]):
     """Hands on another worker's trajectories and records them: ``<dump_dir>/{train,val}/step_000000.<ext>``.
 
-    Leaving the context completes the recording, unless by an exception.
+    Leaving the context completes the recording, unless by an exception. Of several ranks the first one records.
     """
 
-    def __init__(self, worker: RolloutWorker, recorder: Recorder, meta: Mapping[str, Any]) -> None:
+    def __init__(
+        self, worker: RolloutWorker, recorder: Recorder, meta: Mapping[str, Any], world: World
+    ) -> None:
         self._worker = worker
         self._recorder = recorder
         self._meta = meta
+        self._world = world
 
     def rollout(self, step: int, prompts: Sequence[Prompt], split: str) -> list[Trajectory]:
         """The other worker's trajectories."""
         trajectories = self._worker.rollout(step, prompts, split)
-        self._recorder.put(to_record(trajectories, step, self._meta), folder=split)
+        if self._world.main:
+            self._recorder.put(to_record(trajectories, step, self._meta), folder=split)
+        agreed(self._world, self._check)
         return trajectories
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._recorder.close(complete=kind is None)
+
+    def _check(self) -> None:
+        if self._recorder.failure is not None:
+            raise DumpError(str(self._recorder.failure))
 
 
 def _seed(*parts: object) -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from regress.engine.environment import configure_torch, export_environment
 from regress.engine.evaluation import PASS_RATE, due, pass_rate
 from regress.engine.outputs import Outputs
 from regress.engine.tracking import Log, tracking
-from regress.engine.world import Alone, World
+from regress.engine.world import Alone, World, agreed
 from regress.errors import RegressError, reason
 
 
@@ -52,18 +53,20 @@ def train(config: Config, console: Console, world: World | None = None) -> RunRe
     bars = Progress(
         *columns, console=console, transient=True, disable=not (console.is_terminal and world.main)
     )
-    with bars, _memory_errors(), _outputs(config, world) as outputs, ExitStack() as resources:
+    with bars, _memory_errors(), ExitStack() as files:
+        outputs = agreed(world, lambda: files.enter_context(_outputs(config, world)))
+        with ExitStack() as resources:
 
-        def progress(name: str, total: int) -> Callable[[], None]:
-            task = bars.add_task(name, total=total)
-            return lambda: bars.advance(task)
+            def progress(name: str, total: int) -> Callable[[], None]:
+                task = bars.add_task(name, total=total)
+                return lambda: bars.advance(task)
 
-        log = _silent if outputs is None else resources.enter_context(tracking(config, outputs))
-        run = build(config, resources, progress, world)
-        metrics, pass_rates = _loop(run, log, progress("training", config.max_steps), console)
-        model = run.trainer.policy.whole_model()
-        if outputs is not None:
-            outputs.save(model, run.tokenizer)
+            log = agreed(world, lambda: resources.enter_context(_log(config, outputs)))
+            run = build(config, resources, progress, world)
+            metrics, pass_rates = _loop(run, log, progress("training", config.max_steps), console)
+            model = run.trainer.policy.whole_model()
+            agreed(world, lambda: None if outputs is None else outputs.save(model, run.tokenizer))
+        agreed(world, files.close)
     dump_dir = run.recorder.folder if run.recorder is not None else None
     return RunResult(Path(config.output_dir), dump_dir, metrics, pass_rates, world.main)
 
@@ -73,8 +76,9 @@ def _outputs(config: Config, world: World) -> AbstractContextManager[Outputs | N
     return Outputs(Path(config.output_dir)) if world.main else nullcontext()
 
 
-def _silent(step: int, metrics: Mapping[str, float]) -> None:
-    """What a rank that writes nothing does with its metrics."""
+def _log(config: Config, outputs: Outputs | None) -> AbstractContextManager[Log]:
+    """Where metrics go; a rank that writes nothing drops them."""
+    return nullcontext(lambda step, metrics: None) if outputs is None else tracking(config, outputs)
 
 
 def _loop(
@@ -93,7 +97,7 @@ def _loop(
             row |= metrics
             advance()
         if row:
-            log(step, row)
+            agreed(run.trainer.world, functools.partial(log, step, row))
     return metrics, pass_rates
 
 

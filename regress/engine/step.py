@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from regress.dump.taps import failure
 from regress.engine import optim, taps
 from regress.engine.batch import LossTokens, Microbatch
 from regress.engine.policy import Policy
 from regress.engine.world import Alone, World
-from regress.errors import RegressError
+from regress.errors import DumpError, RegressError
 from regress.grpo.aggregation import token_weights
 from regress.grpo.inputs import InputError
 from regress.grpo.logprobs import TokenLogProbs
@@ -95,6 +96,8 @@ def train_step(
         RegressError: if the loss or the gradient is not finite; the parameters are then unchanged.
     """
 
+    problems: list[RegressError] = []  # told when all ranks have come to the end of their passes
+
     def loss(micro: Microbatch, out: TokenLogProbs) -> tuple[Tensor, Share]:
         part = tokens.select(micro.select, micro.sequence, len(micro.sample_ids))
         old = out.log_probs.detach() if part.old_log_probs is None else part.old_log_probs
@@ -102,6 +105,8 @@ def train_step(
         assert part.weights is not None
         assert part.advantages is not None
         taps.forward(micro, out)
+        if _missed(policy, out, part):
+            return _no_loss(out)
         try:
             terms = token_loss(
                 out.log_probs,
@@ -117,9 +122,10 @@ def train_step(
             )
         except InputError as error:
             index = next(index for index, known in enumerate(microbatches) if known is micro)
-            raise RegressError(
-                f"{_named(index, micro)} has no loss, so no update was made: {error}"
-            ) from error
+            problems.append(
+                RegressError(f"{_named(index, micro)} has no loss, so no update was made: {error}")
+            )
+            return _no_loss(out)
         share = (part.weights.to(terms.loss_K.dtype) * terms.loss_K).sum()
         metrics = token_metrics(terms)
         taps.loss(micro, part, out, terms, share, metrics, tokens, objective, policy.backward_scale)
@@ -130,7 +136,9 @@ def train_step(
     taps.gradients(policy, target_params)
     grad_norm = policy.clip_grad_norm(max_grad_norm)
     taps.grad_norm(grad_norm)
-    outcome = _combined(world or Alone(), _own_part(microbatches, shares), grad_norm)
+    if failure() is not None:
+        problems.append(DumpError(str(failure())))
+    outcome = _combined(world or Alone(), _own_part(microbatches, shares, problems), grad_norm)
     optim.update(optimizer)
     taps.after_update(policy, optimizer, target_params)
     return outcome
@@ -138,17 +146,33 @@ def train_step(
 
 @dataclass(frozen=True)
 class _Part:
-    """What one rank has to say of an update; ``problem`` is why its loss must not be followed."""
+    """What one rank has to say of an update; ``problem`` is why it must not be made."""
 
     loss: float
     metrics: dict[str, Metric]
-    problem: str | None
+    problem: RegressError | None
 
 
-def _own_part(microbatches: Sequence[Microbatch], shares: Sequence[Share]) -> _Part:
+def _missed(policy: Policy, out: TokenLogProbs, part: LossTokens) -> bool:
+    """Whether a rank that holds a part of the same samples has none of the loss that this one would wait for."""
+    read = (out.log_probs, out.entropy, part.old_log_probs, part.ref_log_probs, part.sampler_log_probs)
+    finite = all(bool(values.detach().isfinite().all()) for values in read if values is not None)
+    own = torch.tensor(float(not finite), device=out.log_probs.device)
+    return bool(policy.across(own.clone()) > own)
+
+
+def _no_loss(out: TokenLogProbs) -> tuple[Tensor, Share]:
+    """What takes the place of a loss, so that the backward pass meets those of the other ranks."""
+    share = out.log_probs.sum() * 0.0
+    return share, Share(share.detach(), {})
+
+
+def _own_part(
+    microbatches: Sequence[Microbatch], shares: Sequence[Share], problems: Sequence[RegressError]
+) -> _Part:
     loss = math.fsum(share.loss.item() for share in shares) if _all_finite(shares) else math.nan
     metrics: dict[str, Metric] = functools.reduce(add_metrics, (share.metrics for share in shares), {})
-    return _Part(loss, metrics, _nonfinite(microbatches, shares))
+    return _Part(loss, metrics, problems[0] if problems else _nonfinite(microbatches, shares))
 
 
 def _combined(world: World, own: _Part, grad_norm: Tensor) -> StepOutcome:
@@ -160,7 +184,7 @@ def _combined(world: World, own: _Part, grad_norm: Tensor) -> StepOutcome:
     parts = world.gather(own)
     for part in parts:
         if part.problem is not None:
-            raise RegressError(part.problem)
+            raise part.problem
     if not grad_norm.isfinite():
         raise RegressError(
             f"the gradient norm is {grad_norm.item()}, so the update was not made; "
@@ -176,11 +200,11 @@ def _all_finite(shares: Sequence[Share]) -> bool:
     return all(bool(share.loss.isfinite()) for share in shares)
 
 
-def _nonfinite(microbatches: Sequence[Microbatch], shares: Sequence[Share]) -> str | None:
+def _nonfinite(microbatches: Sequence[Microbatch], shares: Sequence[Share]) -> RegressError | None:
     """The first loss that is not finite; a rank without the end of the pipeline has no shares."""
     for index, (micro, share) in enumerate(zip(microbatches, shares, strict=False)):
         if not share.loss.isfinite():
-            return (
+            return RegressError(
                 f"{_named(index, micro)} has the loss {share.loss.item()}, so no update was made; "
                 "look at its terms with debug.dump_options.is_loss_debug=true"
             )

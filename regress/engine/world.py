@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from regress.engine.policy import LocalPolicy
+from regress.errors import RegressError
 from regress.layout import RankPlan
+
+T = TypeVar("T")
 
 
 class World(Protocol):
@@ -56,3 +60,23 @@ class Alone:
     def policy(self, model: PreTrainedModel, **settings: Any) -> LocalPolicy:
         """The model as it is."""
         return LocalPolicy(model, **settings)
+
+
+def agreed(world: World, work: Callable[[], T]) -> T:
+    """What the work of this rank comes to, if no rank fails at its own; the work waits for no other rank.
+
+    Raises:
+        RegressError: on every rank the same, that of the first one that failed.
+    """
+    value: T | None = None
+    own: RegressError | None = None
+    try:
+        value = work()
+    except RegressError as error:
+        own = error
+    first = next((error for error in world.gather(own) if error is not None), None)
+    if first is None:
+        return value  # type: ignore[return-value]  # the work returned it
+    if own is not None and str(own) == str(first):
+        raise own  # which knows its cause
+    raise first

@@ -19,6 +19,7 @@ from regress.engine.local import local
 from regress.engine.policy import LocalPolicy, Loss, Result
 from regress.engine.precision import DTYPES
 from regress.engine.projection import Entropy
+from regress.engine.world import agreed
 from regress.grpo.logprobs import TokenLogProbs
 from regress.layout import ShardLayout
 from regress.parallel import context, expert, sharded, shards, tensor, transformers_tensor
@@ -53,8 +54,7 @@ class ParallelPolicy(LocalPolicy):
         self._trained = any(parameter.requires_grad for parameter in model.parameters())
         self._experts: dict[str, ShardLayout] = {}
         self._tensor: list[tensor.TensorPlan] = []
-        for stage in self._stages.models:
-            self._split(stage)
+        agreed(world, self._split)
         super().__init__(self._stages.models[-1], **settings)
         self._replicas = replicated(self.model, world) if self._trained else None
         if self._replicas is not None:
@@ -63,7 +63,11 @@ class ParallelPolicy(LocalPolicy):
         self._summed = self._sums()
         self._owned = self._owners()
 
-    def _split(self, stage: PreTrainedModel) -> None:
+    def _split(self) -> None:
+        for stage in self._stages.models:
+            self._split_stage(stage)
+
+    def _split_stage(self, stage: PreTrainedModel) -> None:
         """Everything but the pipeline, on one stage."""
         world, config, sizes = self._world, self._world.config, self._world.mesh.sizes
         if sizes["ep"] > 1:

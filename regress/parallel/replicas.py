@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -10,9 +11,15 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 
+from regress.errors import ConfigError
 from regress.parallel.world import ProcessWorld
 
 DIMENSIONS = ("dp", "cp")
+PLUGINS = (
+    *("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"),
+    *("ACCELERATE_USE_MEGATRON_LM", "ACCELERATE_USE_PARALLELISM_CONFIG"),
+)
+"""Variables by which ``accelerate launch`` asks for something else than replicas."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +53,21 @@ def replicated(model: PreTrainedModel, world: ProcessWorld) -> Replicas | None:
 
 def _accelerate(model: PreTrainedModel, size: int) -> Replicas:
     from accelerate import Accelerator
+    from accelerate.utils import GradientAccumulationPlugin
 
-    accelerator = Accelerator(cpu=model.device.type == "cpu")
+    for name in PLUGINS:
+        if os.environ.get(name, "false").lower() == "true":
+            raise ConfigError(
+                f"parallel.data_parallel=accelerate wraps whole models for replicas, and accelerate launch asks for "
+                f"another engine ({name}=true); start it with --multi_gpu and nothing else, and set parallel.fsdp for "
+                "shards"
+            )
+    # what the launcher's variables or its configuration file say would change the computation without a word
+    accelerator = Accelerator(
+        cpu=model.device.type == "cpu",
+        mixed_precision="no",
+        dynamo_backend="no",
+        gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
+    )
     module = accelerator.prepare_model(model)
     return Replicas(module, size, lambda: accelerator.no_sync(module), accelerator.backward)

@@ -20,10 +20,7 @@ from regress.engine.policy import LocalPolicy
 from regress.engine.world import Alone, World
 from regress.errors import ConfigError, reason
 from regress.layout import DIMENSIONS, Mesh, RankPlan
-
-TIMEOUT = 600.0
-"""Seconds after which a rank that waits for the others gives up, unless REGRESS_COLLECTIVE_TIMEOUT says otherwise."""
-
+from regress.parallel.failure import told
 
 TOKENS = ("pp", "dp", "fsdp", "ep", "cp")
 """Dimensions whose ranks compute the loss of different tokens, or of none."""
@@ -116,35 +113,92 @@ def opened_world(config: Config, environ: Mapping[str, str] = os.environ) -> Ite
     LOCAL_RANK, MASTER_ADDR, MASTER_PORT). The process group is closed in the end.
 
     Raises:
-        ConfigError: if there are not as many processes as ``parallel`` asks for, or they do not find one another.
+        ConfigError: if there are not as many processes as ``parallel`` asks for, they do not find one another, or this
+            one has no device.
+        RegressError: whatever ends one of them.
     """
     wanted = rank_plan(config.parallel).mesh
-    started = int(environ.get("WORLD_SIZE", "1"))
+    started = _count(environ, "WORLD_SIZE", "1")
     if started != wanted.world_size:
         raise ConfigError(_wrong_number(wanted, started))
     if wanted.world_size == 1:
         yield Alone()
         return
-    device = torch.device(config.device)
-    if device.type == "cuda":
-        device = torch.device("cuda", int(environ.get("LOCAL_RANK", "0")))
-        torch.cuda.set_device(device)
-    seconds = float(environ.get("REGRESS_COLLECTIVE_TIMEOUT", TIMEOUT))
+    device = _device(config.device, environ)
     owned = not dist.is_initialized()  # whoever has started one closes it
     if owned:
-        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        try:
-            dist.init_process_group(backend, timeout=timedelta(seconds=seconds))
-        except (ValueError, RuntimeError) as error:
-            raise ConfigError(
-                f"the {started} processes of this run do not find one another ({reason(error)}); start them with "
-                f"torchrun --nproc-per-node {started}, or set MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE"
-            ) from error
+        _open(config, device, started, environ)
     try:
-        yield ProcessWorld(config.parallel, device)
+        with told():
+            yield ProcessWorld(config.parallel, device)
     finally:
         if owned:
             dist.destroy_process_group()
+
+
+def _open(config: Config, device: torch.device, started: int, environ: Mapping[str, str]) -> None:
+    """The process group of all processes, as the launcher's variables say."""
+    missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in environ]
+    if missing:
+        raise ConfigError(
+            f"WORLD_SIZE={started} but {' and '.join(missing)} not set: {started} processes cannot find one another; "
+            f"start them with torchrun --nproc-per-node {started}, or set the variables that it sets"
+        )
+    rank = _count(environ, "RANK")
+    if rank >= started:
+        raise ConfigError(
+            f"RANK={rank} is no number of one of WORLD_SIZE={started} processes; count them from 0, or start them with "
+            f"torchrun --nproc-per-node {started}"
+        )
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    try:
+        dist.init_process_group(backend, timeout=timedelta(seconds=config.parallel.timeout))
+    except (ValueError, RuntimeError) as error:
+        raise ConfigError(
+            f"the {started} processes of this run do not find one another ({reason(error)}); start them with "
+            f"torchrun --nproc-per-node {started}, or set MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE"
+        ) from error
+
+
+def _device(name: str, environ: Mapping[str, str]) -> torch.device:
+    """The device of this process, one of several on its machine."""
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"device={name} cannot be used ({reason(error)}); set device=cpu or one that this machine has"
+        ) from error
+    if device.type == "cpu":
+        return device
+    if device.type != "cuda" or device.index is not None:
+        raise ConfigError(
+            f"device={name} cannot be that of several processes; set device=cuda, of which each process takes the one "
+            "of its LOCAL_RANK, or device=cpu"
+        )
+    if "LOCAL_RANK" not in environ:
+        raise ConfigError(
+            f"device={name}: LOCAL_RANK is not set, so that all processes of a machine would take the same GPU; start "
+            "them with torchrun, or set it to the number of the process on its machine"
+        )
+    own = torch.device("cuda", _count(environ, "LOCAL_RANK"))
+    try:
+        torch.cuda.set_device(own)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(
+            f"device={name}: the process of LOCAL_RANK={own.index} finds no GPU of its own ({reason(error)}); start "
+            f"no more processes on a machine than it has GPUs ({torch.cuda.device_count()} here), or set device=cpu"
+        ) from error
+    return own
+
+
+def _count(environ: Mapping[str, str], name: str, default: str | None = None) -> int:
+    value = environ.get(name, default)
+    if value is None or not value.isdecimal():
+        raise ConfigError(
+            f"{name}={value} in the environment is no number of a process or of processes; start them with torchrun or "
+            "accelerate launch, or unset it"
+        )
+    return int(value)
 
 
 def _wrong_number(mesh: Mesh, started: int) -> str:

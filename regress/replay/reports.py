@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
-from regress.errors import reason
+from regress.errors import lost_connection, reason
 
 
 @dataclass(frozen=True)
@@ -93,9 +93,8 @@ class Failed:
     @classmethod
     def of(cls, error: BaseException) -> Failed:
         """What an exception says."""
-        text = f"{type(error).__name__} {error}"
         error = error.with_traceback(_inner(error.__traceback__))
-        connection = any(sign in text for sign in _CONNECTION)
+        connection = lost_connection(error)
         trace = "".join(traceback.format_exception(error)).rstrip()
         return cls(_SOURCE.sub("", reason(error, limit=400)), trace, connection)
 
@@ -112,23 +111,3 @@ def _inner(trace: TracebackType | None) -> TracebackType | None:
 _ENTRY = "regress/replay/rank.py"
 _SOURCE = re.compile(r"\[\S+\.cc:\d+\] ")
 """Where gloo found it, in the folder of whoever built it."""
-
-
-_CONNECTION = (
-    *(
-        "DistNetworkError",
-        "DistStoreError",
-        "DistBackendError",
-        "Connection closed by peer",
-        "Connection reset",
-    ),
-    *(
-        "Connection refused",
-        "Broken pipe",
-        "gloo/transport",
-        "Timed out waiting",
-        "Wait timeout",
-        "wait timeout",
-    ),
-)
-"""Words of gloo and of torch.distributed for a peer that is gone or does not answer."""

@@ -249,6 +249,9 @@ class ParallelConfig:
     )
     pp_schedule: str = _value("gpipe", "pp: order of forward and backward passes", choices=PP_SCHEDULES)
     pp_stages_per_rank: int = _value(1, "pp: stages on each rank", minimum=1)
+    timeout: float = _value(
+        600.0, "seconds after which a rank that waits for the others gives up", exclusive_minimum=0.0
+    )
 
 
 @dataclass

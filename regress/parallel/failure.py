@@ -1,0 +1,71 @@
+"""What ends one rank is told to the others, who would know no more than that they have lost it."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from regress.errors import RegressError, lost_connection, reason
+
+_ERROR, _COUNT = "error", "errors"
+_PATIENCE = timedelta(seconds=2)
+"""In which the rank that was lost may still be telling why."""
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """Around all work of a rank; its errors go through the store of the default process group.
+
+    Where ranks fail together they agree on one error before they leave. This is for what nobody foresaw: the others
+    learn of it when their connections close, and can still be told if the store outlives the rank that failed, as that
+    of a launcher does.
+
+    Raises:
+        RegressError: that of the first rank that failed, or that a rank was lost without a word.
+    """
+    store = dist.PrefixStore("regress", dist.distributed_c10d._get_default_store())
+    try:
+        yield
+    except RegressError as error:
+        first = _tell(store, error)
+        if str(first) == str(error):
+            raise
+        raise first from error
+    except Exception as error:
+        if lost_connection(error):
+            raise _heard(store) or _lost(error) from error
+        _tell(
+            store, RegressError(f"rank {dist.get_rank()} ended by an error of the program ({reason(error)})")
+        )
+        raise
+
+
+def _tell(store: dist.Store, error: RegressError) -> RegressError:
+    """The first error of all that are told."""
+    try:
+        if store.add(_COUNT, 1) > 1:
+            return _heard(store) or error
+        store.set(_ERROR, pickle.dumps(error))
+    except RuntimeError:  # the store is gone, and whoever could listen
+        return error
+    return error
+
+
+def _heard(store: dist.Store) -> RegressError | None:
+    try:
+        store.wait([_ERROR], _PATIENCE)
+        found = pickle.loads(store.get(_ERROR))  # written by a rank
+    except RuntimeError:
+        return None
+    return found if isinstance(found, RegressError) else None
+
+
+def _lost(error: Exception) -> RegressError:
+    return RegressError(
+        f"rank {dist.get_rank()} lost another rank, which ended without a word or did not answer for parallel.timeout "
+        f"seconds ({reason(error)}); look at what the others printed first, and at dmesg for lack of memory"
+    )
