@@ -107,7 +107,7 @@ def _place(path: str) -> PurePath:
 
 
 def _remote_outputs(c: Config) -> str | None:
-    if not is_remote(c.output_dir):
+    if "://" not in c.output_dir:
         return None
     return (
         f"output_dir={c.output_dir} is a URL, but metrics and checkpoints are written to this machine; set output_dir "
