@@ -118,10 +118,7 @@ class RemotePath:
             try:
                 self.files.pipe_file(self.path, data)
             except FileNotFoundError:
-                if self.parent.parent == self.parent:
-                    raise
-                with suppress(FileExistsError):
-                    self.files.mkdir(self.parent.path, create_parents=False)
+                self.parent._make()
                 self.files.pipe_file(self.path, data)
 
     def unlink(self) -> None:
@@ -134,6 +131,17 @@ class RemotePath:
         with self._answers("removed"), suppress(FileNotFoundError):
             self.files.invalidate_cache(self.path)
             self.files.rm(self.path, recursive=True)
+
+    def _make(self) -> None:
+        """Make this folder and those around it; a store without folders only looks whether there is the bucket."""
+        if self.parent == self:
+            raise FileNotFoundError(self.path)
+        with suppress(FileExistsError):
+            try:
+                self.files.mkdir(self.path, create_parents=False)
+            except FileNotFoundError:
+                self.parent._make()
+                self.files.mkdir(self.path, create_parents=False)
 
     def _info(self) -> Mapping[str, Any] | None:
         try:

@@ -129,7 +129,12 @@ def test_what_helps(brittle: Any, error: Exception, says: str, monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
-    ("url", "made"), [("brittle://bucket", []), ("brittle://bucket/run", ["/bucket/run"])]
+    ("url", "made"),
+    [
+        ("brittle://bucket", []),
+        ("brittle://bucket/run", ["/bucket/run"]),
+        ("brittle://bucket/runs/one", ["/bucket/runs/one", "/bucket/runs"]),
+    ],
 )
 def test_buckets_are_never_made(
     brittle: Any, monkeypatch: pytest.MonkeyPatch, url: str, made: list[str]
@@ -140,13 +145,16 @@ def test_buckets_are_never_made(
     def refuse(self: Any, path: str, *args: Any, **kwargs: Any) -> None:
         raise FileNotFoundError(path)
 
+    def refuse_folder(self: Any, path: str, create_parents: bool) -> None:
+        asked.append(path)
+        assert not create_parents
+        raise FileNotFoundError(path)
+
     monkeypatch.setattr(brittle, "pipe_file", refuse)
-    monkeypatch.setattr(
-        brittle, "mkdir", lambda self, path, create_parents: asked.append((path, create_parents))
-    )
+    monkeypatch.setattr(brittle, "mkdir", refuse_folder)
     with pytest.raises(DumpError, match="there is no such bucket or folder"):
         Recorder(url, options={"loss": True})
-    assert asked == [(path, False) for path in made]
+    assert asked == made
 
 
 def test_what_cannot_be_cleared_away_is_warned_of(brittle: Any, make_trajectory: Any) -> None:
