@@ -104,13 +104,14 @@ def dump() -> None:
 
 
 @dump.command()
-@click.argument("path", type=click.Path(path_type=Path))
-def show(path: Path) -> None:
-    """Show a dump directory, or one of its files, as a table.
+@click.argument("path")
+def show(path: str) -> None:
+    """Show a dump directory, or one of its files, as a table; PATH may be a URL.
 
     \b
     regress dump show outputs/demo/debug_dump
     regress dump show outputs/demo/debug_dump/forward_data/step_000000_rank0_micro0.safetensors
+    regress dump show s3://bucket/run
     """
     from regress.dump.inspect import render
 
@@ -118,14 +119,15 @@ def show(path: Path) -> None:
 
 
 @dump.command()
-@click.argument("first", type=click.Path(path_type=Path))
-@click.argument("second", type=click.Path(path_type=Path))
+@click.argument("first")
+@click.argument("second")
 @click.pass_context
-def diff(ctx: click.Context, first: Path, second: Path) -> None:
+def diff(ctx: click.Context, first: str, second: str) -> None:
     """Compare two dumps of the same token layout and format bit by bit.
 
     \b
     regress dump diff outputs/demo/debug_dump outputs/demo_replay/debug_dump
+    regress dump diff outputs/demo/debug_dump s3://bucket/run
 
     Exit codes: 0 the same bits, 1 a difference, 2 a dump that cannot be read.
     """

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from regress.dump.arrays import Array, raw
 from regress.dump.jsontext import dumps
+from regress.dump.location import Location
 from regress.dump.reader import DumpReader
 from regress.dump.record import Record
 from regress.errors import DumpError
@@ -32,7 +32,7 @@ class Comparison:
     differences: list[Difference]
 
 
-def compare_bitwise(first: str | Path, second: str | Path) -> Comparison:
+def compare_bitwise(first: str | Location, second: str | Location) -> Comparison:
     """Compare all records of two complete dumps byte for byte: dtype, shape, data and metadata.
 
     Raises `DumpError` when a dump is incomplete or damaged, or when there is nothing to compare.

@@ -1,4 +1,4 @@
-"""Whole files or none: temporary name, fsync, rename."""
+"""Whole files or none: here by temporary name, fsync and rename, in a store by one upload."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import contextlib
 import errno
 import hashlib
 import os
+import shutil
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from regress.dump.location import Location
 from regress.errors import DumpError
 
 TEMPORARY = ".partial-"  # files of this prefix are what a killed writer leaves; readers ignore them
@@ -34,11 +37,15 @@ class Stamp:
     sha256: str
 
 
-def write_atomically(path: Path, chunks: Iterable[bytes | memoryview]) -> Stamp:
+def write_atomically(path: Location, chunks: Iterable[bytes | memoryview]) -> Stamp:
     """Write a file so that `path` holds either all of it or what it held before.
 
-    Raises `DumpError` with path, reason and remedy; the temporary file is removed then.
+    What goes to a store is put together in memory and uploaded at once. Raises `DumpError` with path, reason and remedy; the temporary file is removed then.
     """
+    if not isinstance(path, Path):
+        data = b"".join(chunks)
+        path.write_bytes(data)
+        return stamp_of(data)
     temporary = path.with_name(f"{TEMPORARY}{os.getpid()}-{path.name}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -65,8 +72,15 @@ def _write(path: Path, chunks: Iterable[bytes | memoryview]) -> Stamp:
     return Stamp(size, digest.hexdigest())
 
 
-def sync_folder(path: Path) -> None:
-    """Make renames within a folder outlast a power failure, where the file system can."""
+def stamp_of(data: bytes) -> Stamp:
+    """What a manifest says about a file with this content."""
+    return Stamp(len(data), hashlib.sha256(data).hexdigest())
+
+
+def sync_folder(path: Location) -> None:
+    """Make renames within a folder outlast a power failure, where the file system can; a store has none."""
+    if not isinstance(path, Path):
+        return
     with contextlib.suppress(OSError):
         handle = os.open(path, os.O_RDONLY)
         try:
@@ -75,7 +89,35 @@ def sync_folder(path: Path) -> None:
             os.close(handle)
 
 
-def unwritable(path: Path, error: OSError) -> DumpError:
+def probe(folder: Location) -> None:
+    """Find out whether a folder can be written, and make it if it is one of this machine.
+
+    Raises `OSError` or `DumpError` if not.
+    """
+    if isinstance(folder, Path):
+        folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{TEMPORARY}probe"
+    file.write_bytes(b"")
+    file.unlink()
+
+
+def remove_tree(folder: Location) -> None:
+    """Remove a folder with all it holds, as far as possible; what stays in a store is warned of, because it costs."""
+    if isinstance(folder, Path):
+        shutil.rmtree(folder, ignore_errors=True)
+        return
+    try:
+        folder.rmtree()
+    except DumpError as error:
+        warnings.warn(str(error), stacklevel=2)
+
+
+def unreadable(path: Location, error: OSError) -> DumpError:
+    """The error of a path that is there and cannot be read."""
+    return DumpError(f"{path} cannot be read ({error.strerror or error}): check the path and its permissions")
+
+
+def unwritable(path: Location, error: OSError) -> DumpError:
     """The error of a path that cannot be written, with the remedy for its cause."""
     remedy = _REMEDIES.get(error.errno or 0, "choose another dump directory")
     return DumpError(f"{path} cannot be written ({error.strerror or error}): {remedy}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from rich.text import Text
 from regress.dump.arrays import Array, dtype_name, is_float
 from regress.dump.coordinates import parse_stem
 from regress.dump.jsontext import tag_floats
+from regress.dump.location import Location, children, location, size
 from regress.dump.manifest import MANIFEST
 from regress.dump.reader import DumpReader, is_dump_file, read_all
 from regress.dump.record import Record
@@ -28,18 +28,19 @@ Row = dict[str, Any]
 _SAMPLES = 50  # rows of a trajectory table
 
 
-def directory_rows(folder: str | Path) -> list[Row]:
+def directory_rows(folder: str | Location) -> list[Row]:
     """One row for each sub-folder with records, or for the folder itself: its steps, ranks, files, bytes."""
-    folder = Path(folder).absolute()
-    groups: dict[str, list[Path]] = {}
-    for path in sorted((*folder.glob("*"), *folder.glob("*/*"))):
+    groups: dict[str, list[Location]] = {}
+    here = children(location(folder).absolute())
+    below = [path for sub in here if sub.is_dir() for path in children(sub)]
+    for path in (*here, *below):
         if is_dump_file(path):
             groups.setdefault(path.parent.name, []).append(path)
     order = {stage.name: index for index, stage in enumerate(STAGES)}
     return [_group_row(name, groups[name]) for name in sorted(groups, key=lambda n: (order.get(n, -1), n))]
 
 
-def _group_row(name: str, paths: list[Path]) -> Row:
+def _group_row(name: str, paths: list[Location]) -> Row:
     places = [place for path in paths if (place := parse_stem(path.stem)) is not None]
     return {
         "type": name,
@@ -49,7 +50,7 @@ def _group_row(name: str, paths: list[Path]) -> Row:
             for key in ("step", "update", "rank", "micro")
         },
         "files": len(paths),
-        "bytes": sum(path.stat().st_size for path in paths),
+        "bytes": sum(size(path) for path in paths),
     }
 
 
@@ -101,9 +102,9 @@ def trajectory_rows(trajectories: Iterable[Trajectory]) -> list[Row]:
     ]
 
 
-def render(path: str | Path) -> RenderableType:
+def render(path: str | Location) -> RenderableType:
     """Tables of a dump directory, one of its folders, or a file; raises `DumpError` for anything else."""
-    path = Path(path)
+    path = location(path)
     if not path.is_dir():
         return Group(*(_render_record(record) for record in read_all(path)))
     rows = directory_rows(path)
@@ -114,7 +115,7 @@ def render(path: str | Path) -> RenderableType:
     return Group(_state(path), _table(rows))
 
 
-def _state(folder: Path) -> Text:
+def _state(folder: Location) -> Text:
     """Whether a dump is complete, and how it was recorded."""
     folder = folder.absolute()
     part = not (folder / MANIFEST).exists() and (folder.parent / MANIFEST).exists()

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from regress.dump.coordinates import Coordinates
-from regress.dump.files import Stamp, sync_folder, write_atomically
+from regress.dump.files import Stamp, sync_folder, unreadable, write_atomically
 from regress.dump.jsontext import Json, dumps, loads, plain, tag_floats
+from regress.dump.location import Location
 from regress.errors import DumpError
 
 MANIFEST = "manifest.json"
@@ -81,7 +82,7 @@ def _entry_json(entry: Entry) -> dict[str, Any]:
     return {"type": entry.type, **vars(entry.where), **vars(entry.stamp)}
 
 
-def write_manifest(folder: Path, manifest: Manifest) -> None:
+def write_manifest(folder: Location, manifest: Manifest) -> None:
     """Write manifest.json atomically, after all other files are safe on disk."""
     for name in sorted({str(Path(path).parent) for path in manifest.files}):
         sync_folder(folder / name)
@@ -96,21 +97,21 @@ def _checksum(tree: Mapping[str, Json]) -> str:
     return hashlib.sha256(dumps(dict(tree)).encode()).hexdigest()
 
 
-def read_manifest(folder: Path) -> Manifest:
+def read_manifest(folder: Location) -> Manifest:
     """Read and verify manifest.json; raises `DumpError` when it is missing, damaged or not of this schema."""
     path = folder / MANIFEST
-    if not folder.is_dir():
-        raise DumpError(f"{folder} is not a folder, but a dump is one: check the path")
     try:
         tree = loads(path.read_bytes())
         return _from_json(tree)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
+        if not folder.is_dir():
+            raise DumpError(f"{folder} is not a folder, but a dump is one: check the path") from None
         raise DumpError(
             f"{folder} is no complete dump: it has no {MANIFEST}, which is written last, so the run was "
             "interrupted or the path is not that of a dump directory; record again or correct the path"
         ) from None
     except OSError as error:
-        raise DumpError(f"{path} cannot be read ({error.strerror}): check its permissions") from error
+        raise unreadable(path, error) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DumpError(f"{path} is damaged ({error}): copy the dump again or record again") from None
 

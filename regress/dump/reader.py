@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from regress.dump.coordinates import dataflow_key, parse_stem
 from regress.dump.damage import CUT_OFF, Damage
-from regress.dump.files import Stamp
+from regress.dump.files import stamp_of, unreadable
 from regress.dump.formats import FORMATS, Format, format_named
+from regress.dump.location import Location, children, location
 from regress.dump.manifest import MANIFEST, read_manifest
 from regress.dump.record import Record
 from regress.dump.stages import FOLDERS
 from regress.errors import DumpError
 
 
-def read(path: str | Path, format: str = "auto") -> Record:
+def read(path: str | Location, format: str = "auto") -> Record:
     """The one record of a file; see `read_all`."""
     records = read_all(path, format)
     if len(records) != 1:
@@ -26,13 +26,14 @@ def read(path: str | Path, format: str = "auto") -> Record:
     return records[0]
 
 
-def read_all(path: str | Path, format: str = "auto") -> list[Record]:
+def read_all(path: str | Location, format: str = "auto") -> list[Record]:
     """The records of a file (several only in jsonl), with the format found from the content.
 
     Raises `DumpError` naming the file when it is missing, damaged, of another format than `format` (if that
     is not "auto"), or holds code; nothing in the file is ever executed.
     """
-    return _decode(Path(path), _load(Path(path)), format)
+    file = location(path)
+    return _decode(file, _load(file), format)
 
 
 def detect_format(data: bytes) -> Format | None:
@@ -43,29 +44,26 @@ def detect_format(data: bytes) -> Format | None:
     return None
 
 
-def is_dump_file(path: Path) -> bool:
+def is_dump_file(path: Location) -> bool:
     """Whether a file is named like a record."""
     return path.suffix.removeprefix(".") in FORMATS and parse_stem(path.stem) is not None
 
 
-def record_files(folder: Path) -> list[Path]:
-    """All files of a dump directory that are named like records, and none of its other files."""
-    found = (path for name in FOLDERS for path in (folder / name).glob("*"))
-    return sorted(path for path in found if is_dump_file(path))
+def files_within(folder: Location, names: Collection[str] = FOLDERS) -> list[Location]:
+    """What lies in the sub-folders of a dump directory, records or not; `names` are those of the sub-folders."""
+    return [path for below in children(folder) if below.name in names for path in children(below)]
 
 
-def _load(path: Path) -> bytes:
+def _load(path: Location) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError:
         raise DumpError(f"{path} does not exist: check the path, or record this step first") from None
     except OSError as error:
-        raise DumpError(
-            f"{path} cannot be read ({error.strerror}): check the path and its permissions"
-        ) from error
+        raise unreadable(path, error) from error
 
 
-def _decode(path: Path, data: bytes, format: str) -> list[Record]:
+def _decode(path: Location, data: bytes, format: str) -> list[Record]:
     found = detect_format(data)
     if found is None:
         state = "is empty" if not data else f"begins like no dump format ({', '.join(FORMATS)})"
@@ -95,16 +93,16 @@ class DumpReader:
     and raises `DumpError` for missing or additional ones; reading a file verifies its hash.
     """
 
-    def __init__(self, path: str | Path, only: str | None = None) -> None:
-        self.folder = Path(path)
+    def __init__(self, path: str | Location, only: str | None = None) -> None:
+        self.folder = location(path)
         self.manifest = read_manifest(self.folder)
         listed = {
             name for name in self.manifest.files if only is None or Path(name).parent.as_posix() == only
         }
         found = {
-            file.relative_to(self.folder).as_posix()
-            for file in record_files(self.folder)
-            if only in (None, file.parent.name)
+            f"{file.parent.name}/{file.name}"
+            for file in files_within(self.folder, FOLDERS if only is None else {only} & {*FOLDERS})
+            if is_dump_file(file)
         }
         self._report("lacks", listed - found, "they were deleted or not copied: copy the dump again")
         self._report("has additional", found - listed, "they are not of this run: move them away")
@@ -137,7 +135,7 @@ class DumpReader:
             raise DumpError(f"{self.folder} has no file {name!r}: choose one that names() lists")
         path, entry = self.folder / name, self.manifest.files[name]
         data = _load(path)
-        if Stamp(len(data), hashlib.sha256(data).hexdigest()) != entry.stamp:
+        if stamp_of(data) != entry.stamp:
             raise DumpError(
                 f"{path} has {len(data)} bytes that do not match the size and hash in {MANIFEST}; {CUT_OFF}"
             )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from regress.dump.coordinates import parse_stem
 from regress.dump.jsontext import Json
+from regress.dump.location import Location, children, location
 from regress.dump.manifest import MANIFEST
 from regress.dump.reader import DumpReader, is_dump_file, read_all
 from regress.dump.record import Record
@@ -21,12 +21,12 @@ class RecordedStep:
     """The trajectories of one step, the file that holds them, and the metadata beside them."""
 
     step: int
-    path: Path
+    path: Location
     trajectories: list[Trajectory]
     meta: dict[str, Json]
 
 
-def read_trajectories(path: str | Path, format: str = "auto") -> dict[int, RecordedStep]:
+def read_trajectories(path: str | Location, format: str = "auto") -> dict[int, RecordedStep]:
     """All recorded steps under `path`, by step.
 
     `path` is a file (jsonl may hold several steps), a folder of `step_*` files, or a dump directory. Where a
@@ -34,7 +34,7 @@ def read_trajectories(path: str | Path, format: str = "auto") -> dict[int, Recor
     missing, damaged, duplicate, or not a trajectory.
     """
     steps: dict[int, RecordedStep] = {}
-    for file, record in _records(Path(path).absolute(), format):
+    for file, record in _records(location(path).absolute(), format):
         if record.type != "trajectory":
             raise DumpError(
                 f"{file} holds {record.type}, not trajectories: give the file of the type trajectory"
@@ -52,10 +52,10 @@ def read_trajectories(path: str | Path, format: str = "auto") -> dict[int, Recor
     return dict(sorted(steps.items()))
 
 
-def _records(path: Path, format: str) -> Iterator[tuple[Path, Record]]:
+def _records(path: Location, format: str) -> Iterator[tuple[Location, Record]]:
     if not path.is_dir():
         yield from _from_file(path, format)
-    elif any(map(is_dump_file, path.iterdir())):
+    elif any(map(is_dump_file, children(path))):
         yield from _from_folder(path, format)
     elif not (path / MANIFEST).is_file() and (path / "trajectory").is_dir():
         raise DumpError(
@@ -66,7 +66,7 @@ def _records(path: Path, format: str) -> Iterator[tuple[Path, Record]]:
         yield from _from_dump(DumpReader(path, only="trajectory"), format)
 
 
-def _from_file(path: Path, format: str) -> Iterator[tuple[Path, Record]]:
+def _from_file(path: Location, format: str) -> Iterator[tuple[Location, Record]]:
     if _is_of_dump(path.parent):
         reader = DumpReader(path.parent.parent, only=path.parent.name)
         yield from _from_dump(reader, format, [f"{path.parent.name}/{path.name}"])
@@ -75,11 +75,11 @@ def _from_file(path: Path, format: str) -> Iterator[tuple[Path, Record]]:
         yield path, record
 
 
-def _from_folder(path: Path, format: str) -> Iterator[tuple[Path, Record]]:
+def _from_folder(path: Location, format: str) -> Iterator[tuple[Location, Record]]:
     if _is_of_dump(path):
         yield from _from_dump(DumpReader(path.parent, only=path.name), format)
         return
-    for file in sorted(filter(is_dump_file, path.iterdir())):
+    for file in filter(is_dump_file, children(path)):
         where = parse_stem(file.stem)
         for record in read_all(file, format):
             if where is not None and where.step != record.step:
@@ -87,14 +87,14 @@ def _from_folder(path: Path, format: str) -> Iterator[tuple[Path, Record]]:
             yield file, record
 
 
-def _is_of_dump(folder: Path) -> bool:
+def _is_of_dump(folder: Location) -> bool:
     """Whether a folder of records is one of a dump; other folders may stand beside a manifest.json of others."""
     return folder.name in FOLDERS and (folder.parent / MANIFEST).is_file()
 
 
 def _from_dump(
     reader: DumpReader, format: str, names: list[str] | None = None
-) -> Iterator[tuple[Path, Record]]:
+) -> Iterator[tuple[Location, Record]]:
     written = reader.manifest.format
     if format not in ("auto", written):
         raise DumpError(

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, TypeVar
 
 from regress.dump.coordinates import Coordinates
-from regress.dump.files import TEMPORARY, unwritable
+from regress.dump.files import TEMPORARY, probe, unwritable
 from regress.dump.formats import format_named
 from regress.dump.jsontext import Json
+from regress.dump.location import Location, location
 from regress.dump.manifest import MANIFEST, Entry, Manifest, Provenance, write_manifest
-from regress.dump.reader import record_files
+from regress.dump.reader import files_within, is_dump_file
 from regress.dump.record import Record
 from regress.dump.stages import FOLDERS, stage_index
 from regress.dump.writer import Writer
@@ -25,7 +25,8 @@ class Recorder:
     """Records one run into one directory.
 
     Args:
-        dump_dir: created if missing; must hold no dump yet, complete or not: two runs never mix.
+        dump_dir: a folder, created if missing, or the URL of one in a store (`s3://bucket/run`); must hold no dump
+            yet, complete or not: two runs never mix.
         format: safetensors, pt or jsonl.
         every_n_steps: steps whose number divides by it are recorded.
         options: record type -> whether it is recorded; types left out are not.
@@ -41,7 +42,7 @@ class Recorder:
 
     def __init__(
         self,
-        dump_dir: str | Path,
+        dump_dir: str | Location,
         *,
         options: Mapping[str, bool],
         format: str = "safetensors",
@@ -55,13 +56,13 @@ class Recorder:
             raise DumpError(
                 f"dump_every_n_steps is {every_n_steps}, but steps are counted from 1: give 1 or more"
             )
-        self.folder = Path(dump_dir)
+        self.folder = location(dump_dir)
         self._every = every_n_steps
         self._types = {name for name, enabled in options.items() if stage_index(name) >= 0 and enabled}
         self._format = format_named(format)
         self._provenance = provenance or Provenance()
         self._pending: dict[tuple[str, Coordinates], Record] = {}
-        self._entries: dict[Path, tuple[str, Coordinates]] = {}
+        self._entries: dict[Location, tuple[str, Coordinates]] = {}
         self._lock = threading.Lock()
         self._rank = rank
         self._gather = gather
@@ -145,7 +146,7 @@ class Recorder:
             self._writer.close()
         stamps = self._writer.stamps
         return {
-            path.relative_to(self.folder).as_posix(): Entry(type, where, stamps[path])
+            f"{path.parent.name}/{path.name}": Entry(type, where, stamps[path])
             for path, (type, where) in self._entries.items()
         }
 
@@ -186,25 +187,24 @@ def _contradicts(old: Json, new: Json) -> bool:
     return old != new
 
 
-def _prepare(folder: Path, overwrite: bool) -> None:
-    """Create the folder, refuse or remove an earlier dump, and find out whether it can be written."""
+def _prepare(folder: Location, overwrite: bool) -> None:
+    """Refuse or remove an earlier dump, and find out whether the folder can be written."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        earlier = record_files(folder)
+        below = files_within(folder)
+        earlier = [path for path in below if is_dump_file(path)]
         earlier += [path for path in (folder / MANIFEST,) if path.exists()]
         if earlier and not overwrite:
             raise DumpError(
-                f"{folder} already holds a dump ({earlier[0].relative_to(folder)}), and runs must not mix: "
+                f"{folder} already holds a dump ({_within(folder, earlier[0])}), and runs must not mix: "
                 "choose another dump directory, delete this one, or ask for overwriting"
             )
-        leftovers = [path for name in FOLDERS for path in (folder / name).glob(f"{TEMPORARY}*")]
-        for path in (
-            *reversed(earlier),
-            *leftovers,
-        ):  # the manifest first: half a dump must not look complete
+        leftovers = [path for path in below if path.name.startswith(TEMPORARY)]
+        for path in (*reversed(earlier), *leftovers):  # manifest first: half a dump must not look complete
             path.unlink()
-        probe = folder / f"{TEMPORARY}probe"
-        probe.touch()
-        probe.unlink()
+        probe(folder)
     except OSError as error:
         raise unwritable(folder, error) from error
+
+
+def _within(folder: Location, path: Location) -> str:
+    return str(path).removeprefix(f"{folder}/")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from pathlib import Path
 
 from regress.dump.files import Stamp, write_atomically
 from regress.dump.formats import Format
+from regress.dump.location import Location
 from regress.dump.record import Record
 from regress.errors import DumpError
 
@@ -26,17 +26,17 @@ class Writer:
     """
 
     def __init__(self, format: Format, budget: int = _BUDGET) -> None:
-        self.stamps: dict[Path, Stamp] = {}
+        self.stamps: dict[Location, Stamp] = {}
         self._format = format
         self._budget = budget
-        self._queue: deque[tuple[Path, Record] | None] = deque()
+        self._queue: deque[tuple[Location, Record] | None] = deque()
         self._pending = 0
         self.failure: DumpError | None = None
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="regress-dump-writer", daemon=True)
         self._thread.start()
 
-    def put(self, path: Path, record: Record) -> None:
+    def put(self, path: Location, record: Record) -> None:
         """Hand over a record that nobody changes any more; raises the writer's first `DumpError`."""
         with self._changed:
             self._changed.wait_for(lambda: not self._pending or self._pending + record.nbytes <= self._budget)
@@ -67,12 +67,12 @@ class Writer:
                 self._pending -= record.nbytes
                 self._changed.notify_all()
 
-    def _next(self) -> tuple[Path, Record] | None:
+    def _next(self) -> tuple[Location, Record] | None:
         with self._changed:
             self._changed.wait_for(lambda: len(self._queue) > 0)
             return self._queue.popleft()
 
-    def _write(self, path: Path, record: Record) -> None:
+    def _write(self, path: Location, record: Record) -> None:
         try:
             self.stamps[path] = write_atomically(path, self._format.encode(record))
         except DumpError as error:

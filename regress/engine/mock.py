@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from regress.dump.inspect import spans
+from regress.dump.location import Location
 from regress.dump.recorded import RecordedStep, read_trajectories
 from regress.dump.trajectory import Trajectory
 from regress.engine.rollout import VAL, Prompt
@@ -45,7 +45,7 @@ class MockRolloutWorker:
         DumpError: if a recording is missing, incomplete or damaged.
     """
 
-    def __init__(self, paths: Mapping[str, Path], format: str, expect: Expectations) -> None:
+    def __init__(self, paths: Mapping[str, Location], format: str, expect: Expectations) -> None:
         self._paths = paths
         self._steps = {split: read_trajectories(path, format) for split, path in paths.items()}
         self._expect = expect
@@ -115,7 +115,7 @@ class MockRolloutWorker:
                     f"{split} mode asks for it; give the other folder"
                 )
 
-    def _check(self, path: Path, prompt: Prompt, run: int, found: Trajectory | None) -> None:
+    def _check(self, path: Location, prompt: Prompt, run: int, found: Trajectory | None) -> None:
         where = f"{path}: group {prompt.group_id!r} run {run}"
         if found is None:
             raise ReplayError(

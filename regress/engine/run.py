@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from transformers.utils.logging import disable_progress_bar
 
+from regress.dump.location import Location
 from regress.engine.build import Run, build
 from regress.engine.config.schema import Config
 from regress.engine.environment import configure_torch, export_environment
@@ -31,7 +32,7 @@ class RunResult:
     """
 
     output_dir: Path
-    dump_dir: Path | None
+    dump_dir: Location | None
     metrics: dict[str, float]
     pass_rates: dict[int, float]
     main: bool = True

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from transformers import PreTrainedTokenizerBase
 
+from regress.dump.location import Location, location
 from regress.dump.manifest import Provenance, read_manifest
 from regress.engine.config.schema import Config
 from regress.engine.dialogue import Dialogue
@@ -37,12 +36,12 @@ def make_worker(
     mock, chosen = config.rollout_mock, config.rollout_worker
     vocabulary = policy.architecture.config.vocab_size
     if chosen.type == "mock":
-        paths = {TRAIN: Path(str(chosen.trajectory_load_path))}
+        paths = {TRAIN: location(str(chosen.trajectory_load_path))}
         return _replay(config, paths, prompts, origin, vocabulary)
     if mock.enable and mock.mode == "mock":
-        read_manifest(Path(mock.dump_dir))  # refuses a recording that was interrupted
+        read_manifest(location(mock.dump_dir))  # refuses a recording that was interrupted
         splits = (TRAIN, VAL) if config.evaluation.every_n_steps else (TRAIN,)
-        paths = {split: Path(mock.dump_dir) / split for split in splits}
+        paths = {split: location(mock.dump_dir) / split for split in splits}
         return _replay(config, paths, prompts, origin, vocabulary)
     params = SamplingParams(
         max_new_tokens=config.data.max_completion_length,
@@ -67,7 +66,7 @@ def make_worker(
 
 
 def _replay(
-    config: Config, paths: dict[str, Path], prompts: PromptSource, origin: Provenance, vocabulary: int
+    config: Config, paths: dict[str, Location], prompts: PromptSource, origin: Provenance, vocabulary: int
 ) -> MockRolloutWorker:
     """A mock worker that has served every rollout of the run once, so that nothing is left to be refused later."""
     chosen, objective = config.rollout_worker, config.algorithm

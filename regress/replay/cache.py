@@ -8,8 +8,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from regress.dump.files import write_atomically
-from regress.dump.reader import DumpReader
+from regress.dump.files import remove_tree, write_atomically
+from regress.dump.location import Location
+from regress.dump.manifest import MANIFEST
+from regress.dump.reader import DumpReader, files_within
 from regress.errors import ReplayError, reason
 from regress.golden.case import GoldenCase
 from regress.replay.matrix import Replay, items
@@ -32,6 +34,7 @@ class ReplayCache:
     Attributes:
         variants: the table in which twins are looked up.
         scale: factor on measured tolerances.
+        dumps: where the replays dump, if not below `root`.
         keep: where a copy of each dump stays, below the name of its replay; None: dumps are removed.
         golden: the case whose values a case is judged against; itself, unless it is being updated.
         run: what replays a case under a variant in a precision, into a folder; the engine of this package, on ranks of
@@ -41,6 +44,7 @@ class ReplayCache:
     root: Path
     variants: Mapping[str, Variant]
     scale: float = 1.0
+    dumps: Location | None = None
     keep: Path | None = None
     golden: Callable[[GoldenCase], GoldenCase] = lambda case: case
     run: Callable[[Replay, Path], DumpReader] = _run_here
@@ -97,10 +101,10 @@ class ReplayCache:
 
     def _dump(self, replay: Replay) -> DumpReader:
         """Run the replay unless its dump is there; the caller holds its lock."""
-        folder = self._folder(replay)
-        if (folder / "dump" / "manifest.json").is_file():
-            return DumpReader(folder / "dump")
-        shutil.rmtree(folder / "dump", ignore_errors=True)
+        folder, place = self._folder(replay), self._place(replay)
+        if (place / MANIFEST).is_file():
+            return DumpReader(place)
+        remove_tree(place)
         try:
             with Slots(self.root / ".slots").taken(replay.world_size, replay.name):
                 return self.run(replay, folder)
@@ -116,6 +120,8 @@ class ReplayCache:
             with suppress(FileNotFoundError):
                 shutil.rmtree(kept)
             shutil.copytree(folder, kept, ignore=lambda *_: {"keep"})
+            if self.dumps is not None:
+                _download(self._place(replay), kept / "dump")
         except OSError as error:  # shutil.Error, too
             raise ReplayError(
                 f"{kept} cannot hold the dump of a replay ({reason(error)}); choose another folder with "
@@ -124,11 +130,20 @@ class ReplayCache:
 
     def _leave(self, replay: Replay) -> None:
         """Remove the dump of a judged replay; a twin's stays until the session ends."""
-        folder = self._folder(replay)
-        if not (folder / "keep").exists():
-            shutil.rmtree(folder / "dump", ignore_errors=True)
+        if not (self._folder(replay) / "keep").exists():
+            remove_tree(self._place(replay))
 
     def _folder(self, replay: Replay) -> Path:
         folder = self.root / replay.name
         folder.mkdir(parents=True, exist_ok=True)
         return folder
+
+    def _place(self, replay: Replay) -> Location:
+        return (self.dumps or self.root) / replay.name / "dump"
+
+
+def _download(dump: Location, folder: Path) -> None:
+    for file in files_within(dump):
+        write_atomically(folder / file.parent.name / file.name, [file.read_bytes()])
+    if (dump / MANIFEST).is_file():
+        write_atomically(folder / MANIFEST, [(dump / MANIFEST).read_bytes()])

@@ -62,7 +62,6 @@ _SHOWN = 10
 @directory_option
 @click.option(
     "--keep-dumps",
-    type=click.Path(path_type=Path),
     metavar="DIR",
     help="Leave the dumps of the replays there.",
 )
@@ -87,9 +86,8 @@ _SHOWN = 10
 )
 @click.option(
     "--work",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="A new folder that all nodes see, for their dumps.",
+    metavar="DIR|URL",
+    help="A new folder that all nodes see, for their dumps, or the URL of one in a store.",
 )
 @click.option(
     "--timeout",
@@ -108,13 +106,13 @@ def replay(
     report: Path | None,
     listing: bool,
     golden_dir: Path | None,
-    keep_dumps: Path | None,
+    keep_dumps: str | None,
     device: str | None,
     launcher: str,
     nnodes: int,
     node_rank: int | None,
     rdzv_endpoint: str | None,
-    work: Path | None,
+    work: str | None,
     timeout: float,
 ) -> None:
     """Replay golden cases under other computations.
@@ -131,10 +129,11 @@ def replay(
     \b
     On a cluster, on every node:
       regress replay dense --variants fsdp8-tp4 --device cuda --launcher torchrun
-        --nnodes 4 --node-rank $NODE --rdzv-endpoint $HOST:29500 --work /shared/replay
+        --nnodes 4 --node-rank $NODE --rdzv-endpoint $HOST:29500 --work s3://bucket/replay
 
     Exit codes: 0 all within tolerance, 1 something is not, 2 something could not be run.
     """
+    from regress.dump.location import local_path, location
     from regress.replay.session import Machine, chosen_replays, variant_table
 
     launch = _launch(launcher, nnodes, node_rank, rdzv_endpoint, work, timeout)
@@ -145,7 +144,8 @@ def replay(
     if listing:
         console.print(_listed(chosen))
         return
-    machine = Machine(launch, device, work, keep_dumps)
+    place = None if work is None else location(work)
+    machine = Machine(launch, device, place, None if keep_dumps is None else local_path(keep_dumps))
     if launch is not None and not launch.judges:
         for one in chosen:
             machine.attend(one)
@@ -156,7 +156,7 @@ def replay(
 
 
 def _launch(
-    launcher: str, nnodes: int, node_rank: int | None, endpoint: str | None, work: Path | None, timeout: float
+    launcher: str, nnodes: int, node_rank: int | None, endpoint: str | None, work: str | None, timeout: float
 ) -> Launch | None:
     if launcher == POOL:
         if (nnodes, node_rank, endpoint, work) != (1, None, None, None):

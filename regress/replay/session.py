@@ -10,6 +10,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+from regress.dump.files import remove_tree
+from regress.dump.location import Location
 from regress.errors import ConfigError, GoldenError
 from regress.golden.case import GoldenCase
 from regress.golden.location import project_root
@@ -129,36 +131,30 @@ class Machine:
     Attributes:
         launch: how ranks are started; None: in this process, or those of a pool.
         device: in place of what the cases say.
-        work: folder that all nodes see, which does not exist yet; None: a temporary one.
+        work: folder or URL that all nodes see, which does not exist yet; None: a temporary folder.
         keep: where a copy of each dump stays.
     """
 
     launch: Launch | None = None
     device: str | None = None
-    work: Path | None = None
+    work: Location | None = None
     keep: Path | None = None
-
-    @property
-    def overrides(self) -> dict[str, str]:
-        """Configuration that replays have here, by dotted key."""
-        return {} if self.device is None else {"device": self.device}
 
     @contextmanager
     def cache(self, table: dict[str, Variant]) -> Iterator[ReplayCache]:
         """What runs and judges replays; its folder and its ranks are gone afterwards."""
         from regress.replay.pool import close_shared_pool
 
-        with self._folder() as folder:
+        with self._work() as (folder, dumps):
             try:
-                yield ReplayCache(folder, table, keep=self.keep, run=self._run)
+                yield ReplayCache(folder, table, dumps=dumps, keep=self.keep, run=self._run)
             finally:
                 close_shared_pool()
 
     def attend(self, replay: Replay) -> None:
         """Run the ranks of a node that does not judge."""
         assert self.launch is not None
-        assert self.work is not None
-        overrides = {**self.overrides, "debug.dump_dir": str(self.work / replay.name / "dump")}
+        overrides = self._overrides(replay)
         steps = len(replay.case.trajectories())
         with TemporaryDirectory(prefix="regress-replay-") as name:
             folder = Path(name)
@@ -174,21 +170,33 @@ class Machine:
             replay.precision,
             folder,
             launch=self.launch,
-            overrides=self.overrides,
+            overrides=self._overrides(replay),
         )
 
+    def _overrides(self, replay: Replay) -> dict[str, str]:
+        """Configuration that a replay has here, by dotted key."""
+        found = {} if self.device is None else {"device": self.device}
+        if self.work is not None:
+            found["debug.dump_dir"] = str(self.work / replay.name / "dump")
+        return found
+
     @contextmanager
-    def _folder(self) -> Iterator[Path]:
-        if self.work is None:
-            with TemporaryDirectory(prefix="regress-replay-") as folder:
-                yield Path(folder)
-            return
-        if self.work.exists():
+    def _work(self) -> Iterator[tuple[Path, Location | None]]:
+        """A folder of this machine, and where dumps go that do not go there."""
+        if self.work is not None and self.work.exists():
             raise ConfigError(
                 f"{self.work} exists, but every run needs a folder of its own; give another --work"
             )
-        self.work.mkdir(parents=True)
-        try:
-            yield self.work
-        finally:
-            shutil.rmtree(self.work, ignore_errors=True)
+        if isinstance(self.work, Path):
+            self.work.mkdir(parents=True)
+            try:
+                yield self.work, None
+            finally:
+                shutil.rmtree(self.work, ignore_errors=True)
+            return
+        with TemporaryDirectory(prefix="regress-replay-") as folder:
+            try:
+                yield Path(folder), self.work
+            finally:
+                if self.work is not None:
+                    remove_tree(self.work)

@@ -1,8 +1,9 @@
 """Contradictions about where rollouts come from; see `regress.engine.config.rules`."""
 
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import PurePath
 
+from regress.dump.location import is_remote, local_path
 from regress.engine.config.origins import absolute
 from regress.engine.config.schema import Config
 
@@ -78,7 +79,7 @@ def _empty_directories(c: Config) -> str | None:
 
 def _shared_directory(c: Config) -> str | None:
     records = c.rollout_mock.enable and c.rollout_mock.mode == "dump" and c.debug.enable_data_dump
-    if not records or absolute(Path(c.rollout_mock.dump_dir)) != absolute(Path(c.debug.dump_dir)):
+    if not records or _place(c.rollout_mock.dump_dir) != _place(c.debug.dump_dir):
         return None
     return (
         f"debug.dump_dir={c.debug.dump_dir} and rollout_mock.dump_dir are one directory, which holds only one dump; "
@@ -92,11 +93,25 @@ def _overwritten_recording(c: Config) -> str | None:
     replayed = c.rollout_worker.trajectory_load_path
     if c.rollout_mock.enable and c.rollout_mock.mode == "mock":
         replayed = c.rollout_mock.dump_dir
-    if not replayed or not absolute(Path(replayed)).is_relative_to(absolute(Path(c.debug.dump_dir))):
+    if not replayed or not _place(replayed).is_relative_to(_place(c.debug.dump_dir)):
         return None
     return (
         f"debug.overwrite=true would delete the recording {replayed} that this run replays, because it lies in "
         f"debug.dump_dir={c.debug.dump_dir}; set debug.dump_dir to another directory."
+    )
+
+
+def _place(path: str) -> PurePath:
+    """What tells two directories apart, be they folders or URLs."""
+    return PurePath(path) if is_remote(path) else absolute(local_path(path))
+
+
+def _remote_outputs(c: Config) -> str | None:
+    if "://" not in c.output_dir:
+        return None
+    return (
+        f"output_dir={c.output_dir} is a URL, but metrics and checkpoints are written to this machine; set output_dir "
+        "to a directory and debug.dump_dir to the URL."
     )
 
 
@@ -110,4 +125,5 @@ ROLLOUT_RULES: tuple[Rule, ...] = (
     _empty_directories,
     _shared_directory,
     _overwritten_recording,
+    _remote_outputs,
 )

@@ -137,7 +137,7 @@ class RolloutWorkerConfig:
     type: str = _value("hf", "hf samples from the policy, mock replays a recording", choices=WORKERS)
     need_llm_inference: bool = _value(True, "whether completions are generated; a mock worker needs false")
     trajectory_load_path: str | None = _value(
-        None, "mock: a trajectory file, or a directory that holds step_*.<ext>"
+        None, "mock: a trajectory file, or a directory that holds step_*.<ext>, or the URL of one"
     )
     trajectory_format: str = _value(
         "auto", "format of the recorded trajectories; auto: by their content", choices=("auto", *DUMP_FORMATS)
@@ -164,7 +164,9 @@ class RolloutMockConfig:
 
     enable: bool = _value(False, "record every rollout, or replay it, as mode says")
     mode: str = _value("dump", "dump records rollouts, mock replays them", choices=("dump", "mock"))
-    dump_dir: str = _value("./rollout_mock_dumps", "directory of the recorded rollouts (train/ and val/)")
+    dump_dir: str = _value(
+        "./rollout_mock_dumps", "directory or URL of the recorded rollouts (train/ and val/)"
+    )
 
 
 @dataclass
@@ -339,7 +341,9 @@ class DebugConfig:
     """The dump."""
 
     enable_data_dump: bool = _value(False, "write the tensors that dump_options names")
-    dump_dir: str = _value("${output_dir}/debug_dump", "directory of the dump")
+    dump_dir: str = _value(
+        "${output_dir}/debug_dump", "directory of the dump, or its URL in a store: s3://bucket/run"
+    )
     dump_format: str = _value("safetensors", "file format of the dump", choices=DUMP_FORMATS)
     dump_every_n_steps: int = _value(1, "dump only every so many steps", minimum=1)
     overwrite: bool = _value(False, "replace an earlier dump in dump_dir instead of refusing to mix with it")

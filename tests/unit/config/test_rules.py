@@ -206,6 +206,20 @@ IMPOSSIBLE = {
     "rollout_mock.enable=true rollout_mock.dump_dir=''": (
         "rollout_mock.dump_dir is empty although rollout_mock uses it; set it to a directory."
     ),
+    "output_dir=s3://bucket/run": (
+        "output_dir=s3://bucket/run is a URL, but metrics and checkpoints are written to this machine; set output_dir "
+        "to a directory and debug.dump_dir to the URL."
+    ),
+    "debug.enable_data_dump=true debug.dump_options.loss=true debug.dump_dir=s3://b/run/ rollout_mock.enable=true "
+    "rollout_mock.dump_dir=s3://b/run": (
+        "debug.dump_dir=s3://b/run/ and rollout_mock.dump_dir are one directory, which holds only one dump; set them "
+        "to different directories."
+    ),
+    "debug.enable_data_dump=true debug.dump_options.loss=true debug.dump_dir=file:///dumps debug.overwrite=true "
+    "rollout_mock.enable=true rollout_mock.mode=mock rollout_mock.dump_dir=/dumps/run": (
+        "debug.overwrite=true would delete the recording /dumps/run that this run replays, because it lies in "
+        "debug.dump_dir=file:///dumps; set debug.dump_dir to another directory."
+    ),
     "algorithm.loss=cispo algorithm.dual_clip=3": (
         "algorithm.dual_clip with loss=cispo is not possible: it belongs to loss=ppo_clip; set dual_clip "
         "to null."

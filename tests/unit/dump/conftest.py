@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from regress.dump.coordinates import Coordinates
 from regress.dump.files import write_atomically
@@ -94,3 +97,101 @@ def content() -> Make:
 def format_name(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name
+
+
+class Brittle(MemoryFileSystem):
+    """`brittle://run`: a store in memory that tells what it was asked for, and fails where a test says.
+
+    Attributes:
+        calls: operation and path, in their order.
+        fails_at: index of the call that fails.
+        error: how.
+        moment: whether the call did nothing, half of it or all of it before.
+    """
+
+    protocol = "brittle"
+    store: dict[str, Any] = {}
+    pseudo_dirs = [""]
+    calls: list[tuple[str, str]] = []
+    fails_at: int | None = None
+    error: Exception = OSError()
+    moment = "before"
+
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> str:
+        return str(super()._strip_protocol(str(path).removeprefix("brittle://")))
+
+    @classmethod
+    def fresh(
+        cls, fails_at: int | None = None, error: Exception | None = None, moment: str = "before"
+    ) -> None:
+        """An empty store."""
+        cls.store.clear()
+        cls.pseudo_dirs[:] = [""]
+        cls.expect(fails_at, error, moment)
+
+    @classmethod
+    def expect(
+        cls, fails_at: int | None = None, error: Exception | None = None, moment: str = "before"
+    ) -> None:
+        """Keep what is stored, and count calls from here."""
+        cls.calls.clear()
+        cls.fails_at, cls.error, cls.moment = fails_at, error or OSError(), moment
+
+    def _asked(self, operation: str, path: str, *args: Any, **kwargs: Any) -> Any:
+        self.calls.append((operation, path))
+        do = getattr(MemoryFileSystem, operation)
+        if len(self.calls) - 1 != self.fails_at:
+            return do(self, path, *args, **kwargs)
+        if self.moment == "after":
+            with suppress(FileNotFoundError):
+                do(self, path, *args, **kwargs)
+        elif self.moment == "half" and operation == "pipe_file":
+            do(self, path, args[0][: len(args[0]) // 2])
+        raise self.error
+
+    def ls(self, path: str, detail: bool = True, **kwargs: Any) -> Any:
+        return self._asked("ls", path, detail=detail, **kwargs)
+
+    def info(self, path: str, **kwargs: Any) -> Any:
+        return self._asked("info", path, **kwargs)
+
+    def cat_file(self, path: str, *args: Any, **kwargs: Any) -> Any:
+        store, path = (
+            self.store,
+            self._strip_protocol(path),
+        )  # not by open(), which asks for info() on its way
+        self.calls.append(("cat_file", path))
+        if len(self.calls) - 1 == self.fails_at:
+            raise self.error
+        if path not in store:
+            raise FileNotFoundError(path)
+        return store[path].getvalue()
+
+    def pipe_file(self, path: str, value: bytes, **kwargs: Any) -> Any:
+        return self._asked("pipe_file", path, value, **kwargs)
+
+    def rm_file(self, path: str) -> Any:
+        return self._asked("rm_file", path)
+
+    def rm(self, path: str, recursive: bool = False, maxdepth: int | None = None) -> Any:
+        return self._asked("rm", path, recursive=recursive, maxdepth=maxdepth)
+
+
+@pytest.fixture
+def brittle() -> Iterator[type[Brittle]]:
+    """The store class behind `brittle://`, empty."""
+    fsspec.register_implementation("brittle", Brittle, clobber=True)
+    Brittle.fresh()
+    yield Brittle
+    Brittle.fresh()
+
+
+@pytest.fixture
+def memory() -> Iterator[dict[str, Any]]:
+    """What lies under `memory://`: nothing at first."""
+    MemoryFileSystem.store.clear()
+    MemoryFileSystem.pseudo_dirs[:] = [""]
+    yield MemoryFileSystem.store
+    MemoryFileSystem.store.clear()
+    MemoryFileSystem.pseudo_dirs[:] = [""]

@@ -1,0 +1,87 @@
+"""Where a dump lies: a folder of this machine, or one of an object store that a URL names.
+
+A `Path` and a `RemotePath` share the part of pathlib that dumps are read and written with. Whatever takes a dump
+directory, a folder of it or a file passes it through `location`, and then needs not know which of them it holds.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from regress.errors import DumpError
+
+if TYPE_CHECKING:
+    from regress.dump.remote import RemotePath
+
+Location: TypeAlias = "Path | RemotePath"
+
+_LOCAL = ("file://", "local://")
+
+
+def location(path: str | Location) -> Location:
+    """The place that a path or a URL names: `runs/3`, `file:///runs/3`, `s3://bucket/runs/3`, `memory://runs/3`.
+
+    Raises `DumpError` for a URL whose protocol is unknown here, or that cannot be one of a dump.
+    """
+    if isinstance(path, Path):
+        _refuse_collapsed(path)
+        return path
+    if not isinstance(path, str):
+        return path
+    if is_remote(path):
+        from regress.dump.remote import open_url  # fsspec is loaded by who needs it
+
+        return open_url(path)
+    return local_path(path)
+
+
+def is_remote(path: str) -> bool:
+    """Whether a text is a URL of something other than this machine's files."""
+    return "://" in path and not path.startswith(_LOCAL)
+
+
+def children(folder: Location) -> list[Location]:
+    """What lies directly in a folder, by name; nothing if there is no such folder.
+
+    Raises `DumpError` if it cannot be listed.
+    """
+    try:
+        return sorted(folder.iterdir(), key=str)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise DumpError(
+            f"{folder} cannot be listed ({error.strerror or error}): check its permissions"
+        ) from error
+
+
+def size(path: Location) -> int:
+    """The size of a file in bytes."""
+    return path.stat().st_size if isinstance(path, Path) else path.size
+
+
+def local_path(path: str) -> Path:
+    """The folder or file of this machine that a path or a `file://` URL names; raises `DumpError` for others."""
+    if is_remote(path):
+        raise DumpError(
+            f"{path} is the URL of a store, but a folder of this machine is needed here: give its path"
+        )
+    if not path.startswith(_LOCAL):
+        return Path(path)
+    url, path = path, path.partition("://")[2]
+    if not path.startswith("/"):
+        raise DumpError(
+            f"{url} names a machine and not a folder of this one: give three slashes (file:///{path}), or the path"
+        )
+    return Path(path)
+
+
+def _refuse_collapsed(path: Path) -> None:
+    """pathlib makes `s3:/bucket` of `s3://bucket`, which would become a folder of that name."""
+    first = path.parts[0] if path.parts else ""
+    if len(path.parts) > 1 and first.endswith(":"):
+        from fsspec.registry import known_implementations
+
+        if first[:-1] in known_implementations:
+            raise DumpError(f"{path} was a URL before pathlib took one of its slashes: give the URL as text")

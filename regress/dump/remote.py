@@ -1,0 +1,211 @@
+"""Files of an object store, under the names that pathlib has for them. What is stored is fsspec's business.
+
+A file is uploaded whole, so that the store holds all of it or what it held before; retries are those of the file
+system behind the URL (s3fs, gcsfs, adlfs, ...), which is configured as fsspec is: by the environment and by
+`~/.config/fsspec`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import Any
+
+from fsspec.core import url_to_fs
+
+from regress.errors import DumpError, reason
+
+
+@dataclass(frozen=True)
+class RemotePath:
+    """A file or a folder of a store, with the part of `pathlib.Path` that dumps need.
+
+    Attributes:
+        url: how people name it.
+        files: the fsspec file system it belongs to.
+        path: its name there.
+        entry: what a listing told about it.
+
+    Reading raises `FileNotFoundError` for what is not there; whatever else a store refuses is a `DumpError`.
+    """
+
+    url: str
+    files: Any = field(repr=False, compare=False)
+    path: str = field(repr=False, compare=False)
+    entry: Mapping[str, Any] | None = field(default=None, repr=False, compare=False)
+
+    def __str__(self) -> str:
+        return self.url
+
+    def __truediv__(self, name: str) -> RemotePath:
+        return RemotePath(f"{self.url}/{name}", self.files, f"{self.path}/{name}")
+
+    @property
+    def name(self) -> str:
+        """The last part."""
+        return self._pure.name
+
+    @property
+    def stem(self) -> str:
+        """The last part without its suffix."""
+        return self._pure.stem
+
+    @property
+    def suffix(self) -> str:
+        """Such as `.pt`."""
+        return self._pure.suffix
+
+    @property
+    def parent(self) -> RemotePath:
+        """The folder around; that of a bucket is itself."""
+        above, _, name = self.url.rpartition("/")
+        if above.endswith(("/", ":")):
+            return self
+        return RemotePath(above, self.files, self.path.removesuffix(f"/{name}"))
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        entry = self.entry or self._info()
+        return int((entry or {}).get("size") or 0)
+
+    @property
+    def _pure(self) -> PurePosixPath:
+        return PurePosixPath(self.url.partition("://")[2])
+
+    def absolute(self) -> RemotePath:
+        """Itself."""
+        return self
+
+    def exists(self) -> bool:
+        """Whether it is a file, or a folder with something in it."""
+        return self._info() is not None
+
+    def is_dir(self) -> bool:
+        """Whether it is a folder with something in it."""
+        entry = self.entry or self._info()
+        return entry is not None and entry["type"] == "directory"
+
+    def is_file(self) -> bool:
+        """Whether it is a file."""
+        entry = self.entry or self._info()
+        return entry is not None and entry["type"] == "file"
+
+    def iterdir(self) -> Iterator[RemotePath]:
+        """What lies directly in this folder, at this moment."""
+        with self._answers("listed", missing_ok=True):
+            self.files.invalidate_cache(self.path)  # other ranks write, too
+            found = self.files.ls(self.path, detail=True)
+        for entry in found:
+            path = str(entry["name"]).rstrip("/")
+            if path.strip("/") != self.path.strip("/"):  # the marks that consoles leave for empty folders
+                name = path.rpartition("/")[2]
+                yield RemotePath(f"{self.url}/{name}", self.files, f"{self.path}/{name}", entry)
+
+    def read_bytes(self) -> bytes:
+        """The whole file, downloaded once."""
+        with self._answers("read", missing_ok=True):
+            return bytes(self.files.cat_file(self.path))
+
+    def write_bytes(self, data: bytes) -> None:
+        """Upload a whole file.
+
+        Folders are made on the way where a store has any; a bucket never is.
+        """
+        with self._answers("written"):
+            try:
+                self.files.pipe_file(self.path, data)
+            except FileNotFoundError:
+                self.parent._make()
+                self.files.pipe_file(self.path, data)
+
+    def unlink(self) -> None:
+        """Remove a file."""
+        with self._answers("removed"):
+            self.files.rm_file(self.path)
+
+    def rmtree(self) -> None:
+        """Remove a folder with all that it holds; none is no error."""
+        with self._answers("removed"), suppress(FileNotFoundError):
+            self.files.invalidate_cache(self.path)
+            self.files.rm(self.path, recursive=True)
+
+    def _make(self) -> None:
+        """Make this folder and those around it; a store without folders only looks whether there is the bucket."""
+        if self.parent == self:
+            raise FileNotFoundError(self.path)
+        with suppress(FileExistsError):
+            try:
+                self.files.mkdir(self.path, create_parents=False)
+            except FileNotFoundError:
+                self.parent._make()
+                self.files.mkdir(self.path, create_parents=False)
+
+    def _info(self) -> Mapping[str, Any] | None:
+        try:
+            with self._answers("read", missing_ok=True):
+                self.files.invalidate_cache(self.path)
+                found: Mapping[str, Any] = self.files.info(self.path)
+                return found
+        except FileNotFoundError:
+            return None
+
+    @contextmanager
+    def _answers(self, verb: str, missing_ok: bool = False) -> Iterator[None]:
+        """What a store says in place of doing something, which each says with errors of its own, as one sentence."""
+        try:
+            yield
+        except Exception as error:
+            if missing_ok and isinstance(error, FileNotFoundError):
+                raise
+            raise DumpError(f"{self} cannot be {verb} ({reason(error)}): {_remedy(error)}") from error
+
+
+def _remedy(error: Exception) -> str:
+    if isinstance(error, FileNotFoundError):
+        return "there is no such bucket or folder; create it, or correct the URL"
+    if isinstance(error, PermissionError):
+        return "give this process credentials that may do so, or choose another dump directory"
+    if isinstance(error, FileExistsError | NotADirectoryError | IsADirectoryError):
+        return "a file stands where a folder is needed, or the other way round; choose another dump directory"
+    if isinstance(error, NotImplementedError):
+        return "its file system cannot do this; choose another store"
+    return "see that the store can be reached and accepts your credentials, then try again"
+
+
+def open_url(url: str) -> RemotePath:
+    """The place that a URL names, such as `s3://bucket/run`, without asking the store for it.
+
+    Raises `DumpError` if this installation does not speak its protocol, or if it names no single place.
+    """
+    protocol, _, rest = url.partition("://")
+    host = rest.partition("/")[0]
+    if "::" in url:
+        raise DumpError(
+            f"{url} chains several file systems, but a dump lies in one: give the URL of the store"
+        )
+    if not rest.strip("/"):
+        raise DumpError(
+            f"{url} names no place in the store: add a bucket or a folder, such as {protocol}://run"
+        )
+    if ":" in host.rpartition("@")[0]:
+        raise DumpError(
+            f"{protocol}://...@{host.rpartition('@')[2]} holds a password, which manifests and logs would repeat: "
+            "give it in the environment or in ~/.config/fsspec"
+        )
+    url = url.rstrip("/")
+    try:
+        files, path = url_to_fs(url)
+    except ImportError as error:
+        why = f"{error}; {error.__cause__}" if error.__cause__ is not None else str(error)
+        raise DumpError(
+            f"{url} cannot be opened ({why}): install the package that the protocol {protocol} needs"
+        ) from error
+    except Exception as error:
+        raise DumpError(
+            f"{url} cannot be opened ({reason(error)}): correct the protocol {protocol}, or its configuration "
+            "in the environment and ~/.config/fsspec"
+        ) from error
+    return RemotePath(url, files, path.rstrip("/"))
