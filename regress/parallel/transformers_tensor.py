@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
-from transformers.distributed import DistributedConfig
+from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
 from regress.errors import ConfigError, reason
