@@ -2,16 +2,109 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import io
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import pytest
 from rich.console import Console
+from torch import distributed
 
+from regress.dump import writer
+from regress.engine import policies, policy, rollout, trainer
 from regress.engine.config import load_config
+from regress.engine.outputs import Outputs
+from regress.engine.sampling import UndefinedDistribution
+from regress.errors import ConfigError, DumpError, RegressError
+from regress.parallel.policy import ParallelPolicy
 from regress.parallel.run import train
 
 
-def trained(overrides: Sequence[str]) -> dict[str, Any]:
-    """A whole run of ``regress train``; where it left its files."""
-    result = train(load_config(overrides=list(overrides), environ={}).config, Console(quiet=True))
-    return {"main": result.main, "metrics": result.metrics, "pass_rates": result.pass_rates}
+def trained(
+    folder: Path, overrides: Sequence[str], environment: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """A whole run of ``regress train``, with a folder for what this rank writes."""
+    os.environ.update(environment or {})
+    said = io.StringIO()
+    files = f"output_dir={folder / f'rank{distributed.get_rank()}'}"
+    config = load_config(overrides=[*overrides, files], environ={}).config
+    result = train(config, Console(file=said))
+    return {"pass_rates": result.pass_rates, "said": said.getvalue(), "metrics": result.metrics}
+
+
+def sampled(folder: Path, overrides: Sequence[str], stale: bool = False) -> dict[str, Any]:
+    """The same, and what was sampled: the seeds of this rank, and every rollout as it came to the trainer.
+
+    Args:
+        stale: keep the weights that are sampled from as they were at first.
+    """
+    seeds: list[int] = []
+    rollouts: list[list[tuple[str, int, list[int]]]] = []
+
+    def seeing(*args: Any, seed: int, **kwargs: Any) -> Any:
+        seeds.append(seed)
+        return sample(*args, seed=seed, **kwargs)
+
+    def counting(trajectories: Any) -> Any:
+        rollouts.append([(found.group_id, found.run_id, found.tokens) for found in trajectories])
+        return metrics(trajectories)
+
+    with pytest.MonkeyPatch.context() as patch:
+        sample, metrics = rollout.sample, trainer.rollout_metrics
+        patch.setattr(rollout, "sample", seeing)
+        patch.setattr(trainer, "rollout_metrics", counting)
+        if stale:
+            patch.setattr(ParallelPolicy, "_refresh", lambda self: None)
+        return trained(folder, overrides) | {"seeds": seeds, "rollouts": rollouts}
+
+
+def failing(folder: Path, overrides: Sequence[str], fault: str, culprit: int) -> tuple[str, str]:
+    """What this rank raises when something is wrong on one of them; a rank that returns does not end, as one that
+    raises does, so that the others can only know what they were told."""
+    with pytest.MonkeyPatch.context() as patch:
+        if distributed.get_rank() == culprit:
+            FAULTS[fault](patch)
+        try:
+            trained(folder, overrides)
+        except RegressError as error:
+            return type(error).__name__, str(error)
+    return "", ""
+
+
+def _no_number(patch: pytest.MonkeyPatch) -> None:
+    forward = policy.LocalPolicy._forward
+
+    def poisoned(self: Any, *args: Any, entropy: Any, **kwargs: Any) -> Any:
+        out = forward(self, *args, entropy=entropy, **kwargs)
+        return out if entropy is False else replace(out, log_probs=out.log_probs * math.nan)
+
+    patch.setattr(policy.LocalPolicy, "_forward", poisoned)
+
+
+def _no_distribution(patch: pytest.MonkeyPatch) -> None:
+    def undefined(*_: Any, **__: Any) -> Any:
+        raise UndefinedDistribution(0)
+
+    patch.setattr(rollout, "sample", undefined)
+
+
+def _raising(target: Any, name: str, error: RegressError | OSError) -> Any:
+    def fails(*_: Any, **__: Any) -> Any:
+        raise error
+
+    return lambda patch: patch.setattr(target, name, fails)
+
+
+FAULTS = {
+    "loss": _no_number,
+    "sampling": _no_distribution,
+    "dump": _raising(writer, "write_atomically", DumpError("the disk of this rank is full")),
+    "model": _raising(policies, "build_model", ConfigError("no checkpoint on this machine")),
+    "metrics": _raising(Outputs, "log", RegressError("metrics cannot be written")),
+    "publishing": _raising(Outputs, "_publish_model", OSError(28, "No space left on device")),
+    "unforeseen": _raising(trainer, "rollout_metrics", RegressError("nobody thought of this")),
+}
