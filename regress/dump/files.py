@@ -40,7 +40,8 @@ class Stamp:
 def write_atomically(path: Location, chunks: Iterable[bytes | memoryview]) -> Stamp:
     """Write a file so that `path` holds either all of it or what it held before.
 
-    What goes to a store is put together in memory and uploaded at once. Raises `DumpError` with path, reason and remedy; the temporary file is removed then.
+    What goes to a store is put together in memory and uploaded at once. Raises `DumpError` with path, reason and
+    remedy; the temporary file is removed then.
     """
     if not isinstance(path, Path):
         data = b"".join(chunks)
