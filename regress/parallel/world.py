@@ -180,14 +180,13 @@ def _device(name: str, environ: Mapping[str, str]) -> torch.device:
             f"device={name}: LOCAL_RANK is not set, so that all processes of a machine would take the same GPU; start "
             "them with torchrun, or set it to the number of the process on its machine"
         )
-    own = torch.device("cuda", _count(environ, "LOCAL_RANK"))
-    try:
-        torch.cuda.set_device(own)
-    except (RuntimeError, AssertionError) as error:
+    own, present = torch.device("cuda", _count(environ, "LOCAL_RANK")), torch.cuda.device_count()
+    if own.index >= present:
         raise ConfigError(
-            f"device={name}: the process of LOCAL_RANK={own.index} finds no GPU of its own ({reason(error)}); start "
-            f"no more processes on a machine than it has GPUs ({torch.cuda.device_count()} here), or set device=cpu"
-        ) from error
+            f"device={name}: the process of LOCAL_RANK={own.index} finds no GPU of its own, of {present} here; start no "
+            "more processes on a machine than it has GPUs, or set device=cpu"
+        )
+    torch.cuda.set_device(own)
     return own
 
 
