@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -126,3 +130,30 @@ def test_one_rank_can_be_started_by_a_launcher(run: Callable[..., Any]) -> None:
     result = run("--variants", "base", "--launcher", "torchrun")
     assert result.exit_code == 0, result.output
     assert "all within tolerance" in result.output
+
+
+@pytest.mark.timeout(600)
+def test_several_nodes_record_into_one_dump_which_the_first_judges(project: Path) -> None:
+    """Two agents, as two machines would run them; the second is there first."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        endpoint = f"127.0.0.1:{server.getsockname()[1]}"
+    options = ("--golden-dir", GOLDEN, "--launcher", "torchrun", "--nnodes", "2", "--rdzv-endpoint", endpoint)
+    command = [sys.executable, "-m", "regress", "replay", "dr_grpo", "--variants", "dp2", *options]
+    environment = {**os.environ, "PYTHONPATH": str(Path(GOLDEN).parent)}
+    nodes = [
+        subprocess.Popen(
+            [*command, "--work", str(project / "work"), "--node-rank", str(node)],
+            cwd=project,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for node in (1, 0)
+    ]
+    (second, first) = (process.communicate(timeout=500)[0] for process in nodes)
+    assert [process.returncode for process in nodes] == [0, 0], second + first
+    assert second == ""
+    assert first.splitlines()[2].split()[:3] == ["dp2", "equal", "equal"]
+    assert first.splitlines()[-1].endswith(" tensors: all within tolerance")
+    assert not (project / "work").exists()
