@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from regress.dump import DumpReader, Recorder, read, read_trajectories
 from regress.dump.location import children, is_remote, local_path, location
@@ -53,6 +54,18 @@ def test_what_lies_in_a_url_folder(memory: Any) -> None:
     assert not (sub / "a").is_dir()
     (sub / "a").unlink()
     assert children(sub) == [sub / "b"]
+
+
+def test_marks_of_empty_folders_are_no_files(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Consoles of stores put an object with the folder's own name into it, which listings tell."""
+    found = [
+        {"name": "/run/", "type": "file", "size": 0},
+        {"name": "/run/sub/", "type": "directory", "size": 0},
+    ]
+    monkeypatch.setattr(MemoryFileSystem, "ls", lambda self, path, detail: found)
+    folder = location("memory://run")
+    assert children(folder) == [folder / "sub"]
+    assert children(folder)[0].is_dir()
 
 
 @pytest.mark.parametrize(
