@@ -8,6 +8,10 @@ from contextlib import contextmanager
 from datetime import timedelta
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import (
+    PrefixStore,
+    Store,
+)  # torch.distributed does not export them to type checkers
 
 from regress.errors import RegressError, lost_connection, reason
 
@@ -27,7 +31,7 @@ def told() -> Iterator[None]:
     Raises:
         RegressError: that of the first rank that failed, or that a rank was lost without a word.
     """
-    store = dist.PrefixStore("regress", dist.distributed_c10d._get_default_store())
+    store = PrefixStore("regress", dist.distributed_c10d._get_default_store())
     try:
         yield
     except RegressError as error:
@@ -44,21 +48,21 @@ def told() -> Iterator[None]:
         raise
 
 
-def _tell(store: dist.Store, error: RegressError) -> RegressError:
+def _tell(store: Store, error: RegressError) -> RegressError:
     """The first error of all that are told."""
     try:
         if store.add(_COUNT, 1) > 1:
             return _heard(store) or error
-        store.set(_ERROR, pickle.dumps(error))
+        store.set(_ERROR, pickle.dumps(error).hex())
     except RuntimeError:  # the store is gone, and whoever could listen
         return error
     return error
 
 
-def _heard(store: dist.Store) -> RegressError | None:
+def _heard(store: Store) -> RegressError | None:
     try:
         store.wait([_ERROR], _PATIENCE)
-        found = pickle.loads(store.get(_ERROR))  # written by a rank
+        found = pickle.loads(bytes.fromhex(store.get(_ERROR).decode()))  # written by a rank
     except RuntimeError:
         return None
     return found if isinstance(found, RegressError) else None

@@ -170,7 +170,7 @@ def _device(name: str, environ: Mapping[str, str]) -> torch.device:
         ) from error
     if device.type == "cpu":
         return device
-    if device.type != "cuda" or device.index is not None:
+    if str(device) != "cuda":
         raise ConfigError(
             f"device={name} cannot be that of several processes; set device=cuda, of which each process takes the one "
             "of its LOCAL_RANK, or device=cpu"
@@ -183,8 +183,8 @@ def _device(name: str, environ: Mapping[str, str]) -> torch.device:
     own, present = torch.device("cuda", _count(environ, "LOCAL_RANK")), torch.cuda.device_count()
     if own.index >= present:
         raise ConfigError(
-            f"device={name}: the process of LOCAL_RANK={own.index} finds no GPU of its own, of {present} here; start no "
-            "more processes on a machine than it has GPUs, or set device=cpu"
+            f"device={name}: the process of LOCAL_RANK={own.index} finds no GPU of its own, of {present} here; start "
+            "no more processes on a machine than it has GPUs, or set device=cpu"
         )
     torch.cuda.set_device(own)
     return own
