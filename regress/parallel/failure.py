@@ -8,7 +8,10 @@ from contextlib import contextmanager
 from datetime import timedelta
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store
+from torch._C._distributed_c10d import (
+    PrefixStore,
+    Store,
+)  # torch.distributed does not export them to type checkers
 
 from regress.errors import RegressError, lost_connection, reason
 
@@ -50,7 +53,7 @@ def _tell(store: Store, error: RegressError) -> RegressError:
     try:
         if store.add(_COUNT, 1) > 1:
             return _heard(store) or error
-        store.set(_ERROR, pickle.dumps(error))  # type: ignore[arg-type]  # takes bytes, too
+        store.set(_ERROR, pickle.dumps(error).hex())
     except RuntimeError:  # the store is gone, and whoever could listen
         return error
     return error
@@ -59,7 +62,7 @@ def _tell(store: Store, error: RegressError) -> RegressError:
 def _heard(store: Store) -> RegressError | None:
     try:
         store.wait([_ERROR], _PATIENCE)
-        found = pickle.loads(store.get(_ERROR))  # written by a rank
+        found = pickle.loads(bytes.fromhex(store.get(_ERROR).decode()))  # written by a rank
     except RuntimeError:
         return None
     return found if isinstance(found, RegressError) else None

@@ -170,7 +170,7 @@ def _device(name: str, environ: Mapping[str, str]) -> torch.device:
         ) from error
     if device.type == "cpu":
         return device
-    if device.type != "cuda" or ":" in name:
+    if str(device) != "cuda":
         raise ConfigError(
             f"device={name} cannot be that of several processes; set device=cuda, of which each process takes the one "
             "of its LOCAL_RANK, or device=cpu"

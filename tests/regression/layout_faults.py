@@ -45,7 +45,7 @@ from regress.parallel.policy import ParallelPolicy
 from regress.parallel.segments import ContextSegments
 from regress.parallel.world import ProcessWorld
 from regress.replay.pool import shared_pool
-from regress.replay.run import Prepare, run_rank_steps
+from regress.replay.run import Prepare, run_steps
 
 Fault = Callable[[], Prepare | None]
 
@@ -63,7 +63,7 @@ class Broken:
 
 def run_broken(path: str, fault: Fault) -> None:
     """What a rank does: all steps, with the fault."""
-    run_rank_steps(path, fault())
+    run_steps(config, fault())
 
 
 def none() -> None:

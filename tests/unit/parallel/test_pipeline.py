@@ -466,7 +466,8 @@ def refused(schedule: str, per_rank: int, count: int, ragged: bool) -> tuple[str
 def test_a_mini_batch_that_no_stage_can_begin_is_refused_on_all_ranks(ranks: Any) -> None:
     message = (
         "parallel.pp_schedule=1f1b needs at least 2, one for each stage, and the mini-batch has 1 microbatches on each "
-        "rank; change batching.micro_batch_size or choose parallel.pp_schedule=gpipe or looped_bfs"
+        "rank; change batching.micro_batch_size (of a warm start: warm_start.batch_size), or choose "
+        "parallel.pp_schedule=gpipe or looped_bfs"
     )
     assert ranks.run(refused, "1f1b", 1, 1, False) == [("ConfigError", message)] * 4
     message = (

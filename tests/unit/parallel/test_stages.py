@@ -232,7 +232,8 @@ def test_stages_lie_in_turns_or_there_and_back() -> None:
 def test_a_schedule_says_how_many_microbatches_it_takes(schedule: str, count: int, rule: str) -> None:
     message = (
         f"parallel.pp_schedule={schedule} needs {rule}, and the mini-batch has {count} microbatches on each rank; "
-        "change batching.micro_batch_size or choose parallel.pp_schedule=gpipe or looped_bfs"
+        "change batching.micro_batch_size (of a warm start: warm_start.batch_size), or choose "
+        "parallel.pp_schedule=gpipe or looped_bfs"
     )
     with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
         require_microbatches(schedule, count, 4, 4)
