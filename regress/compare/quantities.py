@@ -82,11 +82,11 @@ QUANTITIES: tuple[Quantity, ...] = (
     Quantity("loss", Kind.SHARE, "a microbatch's share of the loss and of its terms"),
     Quantity("gradient", Kind.WHOLE, "gradients after full accumulation, before clipping", "update"),
     Quantity("grad_norm", Kind.SCALAR, "norm of the gradient before clipping", "update"),
-    Quantity("param", Kind.WHOLE, "parameters after the update", "update"),
     Quantity("optimizer", Kind.WHOLE, "optimizer state after the update", "update"),
+    Quantity("param", Kind.WHOLE, "parameters after the update", "update"),
     Quantity("replicas", Kind.STRUCTURE, "what several ranks hold is the same bit for bit", "update"),
 )
-"""All quantities, in the order of computation."""
+"""All quantities, in the order of computation: an optimizer makes the new parameters from its new state."""
 
 _BY_NAME = {quantity.name: quantity for quantity in QUANTITIES}
 _ORDER = {quantity.name: index for index, quantity in enumerate(QUANTITIES)}
@@ -153,7 +153,7 @@ MASKS = {"batch_inputs": "response_mask", "forward_data": "response_mask", "is_l
 MICRO_STAGES = ("batch_inputs", "activations", "forward_data", "is_loss_debug", "loss")
 LOSS_STAGES = ("forward_data", "is_loss_debug", "loss")
 """Stages of values of the loss, which has none for the first token of a sample."""
-UPDATE_STAGES = ("gradient", "param", "optimizer")
+UPDATE_STAGES = ("gradient", "optimizer", "param")
 STEP_STAGES = ("old_log_probs", "ref_log_probs")
 
 _SOURCES = {(source.stage, source.tensor): source for source in SOURCES}

@@ -22,7 +22,7 @@ STAGES: Mapping[str, tuple[str, ...]] = {
     "log-probs": ("log_probs", "old_log_probs", "ref_log_probs", "entropy"),
     "loss": ("kl", "ratio", "policy_loss", "entropy_loss", "token_loss", "loss"),
     "gradient": ("gradient", "grad_norm"),
-    "update": ("param", "optimizer"),
+    "update": ("optimizer", "param"),
 }
 """Quantities that share a column where there is no room for one each, in the order of computation."""
 

@@ -471,10 +471,10 @@ FAULTS = (
     Fault(only_the_last_survives, "dense", "mbs4", f"gradient {EMBEDDED}", UPDATE),
     Fault(divided_twice, "dense", "mbs4", f"gradient {EMBEDDED}", UPDATE),
     Fault(clipped_every_microbatch, "dense", "mbs4", f"gradient {EMBEDDED}", UPDATE),
-    Fault(clipping_left_out, "dense", "mbs4", f"param {EMBEDDED}", "step2/rank0"),
+    Fault(clipping_left_out, "dense", "mbs4", f"optimizer {EMBEDDED}/exp_avg", "step2/rank0"),
     Fault(no_weight_decay, "dense", "mbs4", f"param {EMBEDDED}", UPDATE),
     Fault(epsilon_inside_the_correction, "dense", "mbs4", f"param {EMBEDDED}", UPDATE),
-    Fault(counter_one_ahead, "dense", "mbs4", f"param {EMBEDDED}", UPDATE),
+    Fault(counter_one_ahead, "dense", "mbs4", f"optimizer {EMBEDDED}/step", UPDATE),
 )
 OF_A_RUN = (router_not_normalized, norm_epsilon, rotary_in_bfloat16, counter_one_ahead)
 """Faults of a run that was built; the others are faults of the code that builds and drives it."""
