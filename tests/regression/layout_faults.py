@@ -24,6 +24,7 @@ from regress.engine import optim, step, trainer
 from regress.engine.attention import visible
 from regress.engine.batch import LossTokens, Microbatch, TokenBatch
 from regress.engine.build import Run
+from regress.engine.config import load_config
 from regress.engine.local import local
 from regress.engine.policy import LocalPolicy
 from regress.grpo.objective import Objective
@@ -63,7 +64,7 @@ class Broken:
 
 def run_broken(path: str, fault: Fault) -> None:
     """What a rank does: all steps, with the fault."""
-    run_steps(config, fault())
+    run_steps(load_config(config_path=path, environ={}).config, fault())
 
 
 def none() -> None:
