@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -36,7 +37,8 @@ def test_no_more_rows_than_a_chunk_are_ever_projected_and_none_is_kept(count: in
     head = model.get_output_embeddings()
     handle = head.register_forward_hook(lambda _, __, out: rows.append(out.shape[1]))
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.shape) or t, lambda t: t):
-        out = chunked_log_probs(model, hidden, targets, chunk=5, temperature=0.7, entropy=True)
+        log_probs = partial(token_log_probs, temperature=0.7, entropy=True)
+        out = chunked_log_probs(model, hidden, targets, log_probs, chunk=5)
         forward = list(rows)
         (out.log_probs.sum() + out.entropy.sum()).backward()  # type: ignore[union-attr]
     handle.remove()
