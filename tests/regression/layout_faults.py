@@ -24,7 +24,7 @@ from regress.engine import optim, step, trainer
 from regress.engine.attention import visible
 from regress.engine.batch import LossTokens, Microbatch, TokenBatch
 from regress.engine.build import Run
-from regress.engine.config import load_config
+from regress.engine.config import Config, load_config
 from regress.engine.local import local
 from regress.engine.policy import LocalPolicy
 from regress.grpo.objective import Objective
@@ -58,13 +58,14 @@ class Broken:
         self._fault = fault
 
     def run(self, config: Path, world_size: int, folder: Path, what: str) -> None:
-        arguments = {"path": str(config), "fault": self._fault}
+        loaded = load_config(config_path=str(config), environ={}).config
+        arguments = {"config": loaded, "fault": self._fault}
         shared_pool().run(run_broken, arguments, world_size, folder=folder, what=what)
 
 
-def run_broken(path: str, fault: Fault) -> None:
+def run_broken(config: Config, fault: Fault) -> None:
     """What a rank does: all steps, with the fault."""
-    run_steps(load_config(config_path=path, environ={}).config, fault())
+    run_steps(config, fault())
 
 
 def none() -> None:
@@ -279,7 +280,7 @@ def rank_without_samples_stays_away() -> Prepare:
 def divided_twice_by_torch() -> None:
     """torch 2.13: a divide factor counts twice where the mesh has one shard, and the dtype is neither float32 nor
     bfloat16."""
-    split = ParallelPolicy._split
+    split = ParallelPolicy._split_stage
 
     def wrong(self: ParallelPolicy, stage: Any) -> None:
         split(self, stage)
@@ -289,7 +290,7 @@ def divided_twice_by_torch() -> None:
                 module.set_gradient_divide_factor(2.0)
                 module.set_force_sum_reduction_for_comms(False)
 
-    ParallelPolicy._split = wrong
+    ParallelPolicy._split_stage = wrong
     ParallelPolicy._sums = lambda self: []
     ParallelPolicy._backward = lambda self, share: (2.0 * share).backward()
 
