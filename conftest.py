@@ -1,7 +1,28 @@
-"""What pytest needs before it looks into any folder: its own testing tools, and the plugin if it is not installed."""
+"""What pytest needs before it looks into any folder: its own testing tools, the plugin if it is not installed, and
+which tests run by default."""
+
+from __future__ import annotations
 
 from importlib.metadata import entry_points
+
+import pytest
 
 pytest_plugins = ["pytester"]
 if "regress" not in entry_points(group="pytest11").names:  # a source tree that was not installed since
     pytest_plugins.append("regress.plugin")
+
+EXTENDED = "extended"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``--extended``: the tests that only add more of the same kind."""
+    parser.addoption("--extended", action="store_true", help="Run the tests marked extended, too.")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave extended tests out, unless the option or ``-m`` asks for them."""
+    if config.getoption("--extended") or EXTENDED in config.getoption("-m"):
+        return
+    left = [item for item in items if item.get_closest_marker(EXTENDED)]
+    config.hook.pytest_deselected(items=left)
+    items[:] = [item for item in items if not item.get_closest_marker(EXTENDED)]

@@ -24,6 +24,7 @@ scripts = pytest.mark.parametrize("script", SCRIPTS, ids=[script.stem for script
 
 @scripts
 @pytest.mark.timeout(300)
+@pytest.mark.extended
 def test_the_discrepancy_is_there(script: Path, tmp_path: Path) -> None:
     output, errors, status = run(script, tmp_path)
     *_, verdict = output.splitlines() or [""]

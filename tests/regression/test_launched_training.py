@@ -120,7 +120,13 @@ def targets() -> Iterator[Any]:
         sys.path.remove(folder)
 
 
-@pytest.mark.parametrize("name", LAUNCHES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name.startswith("torchrun") else pytest.param(name, marks=pytest.mark.extended)
+        for name in LAUNCHES
+    ],
+)
 def test_a_launched_run_trains_and_replays(pool: RankPool, targets: Any, tmp_path: Path, name: str) -> None:
     command, split, other = LAUNCHES[name]
     printed = launch(command, [*RUN, *parallel(split), f"output_dir={tmp_path / 'run'}"])
