@@ -86,6 +86,7 @@ class GoldenProject(Project):
         shutil.copytree(GOLDEN / self.CASE, self.folder / "golden" / self.CASE)
         shutil.copyfile(Path(__file__).with_name("stub_engine.py"), self.folder / "conftest.py")
         self.write("made.txt", str(made))
+        self.write("pytest.ini", "[pytest]\nregress_matrix = full\n")  # any variant on this case
         self.suite()
 
     def suite(self, mark: str = 'variants="base"') -> None:

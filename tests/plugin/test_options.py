@@ -39,6 +39,10 @@ CI = (
         ),
         ("--regress-tier=fast", f"--regress-tier=fast is no tier; allowed are {TIERS}"),
         (
+            "--regress-matrix=half",
+            "--regress-matrix=half is no extent; allowed are auto, reduced, default, full",
+        ),
+        (
             "--regress-tolerance-scale=much",
             f"--regress-tolerance-scale=much is no factor; allowed are {FACTORS}",
         ),
@@ -185,13 +189,15 @@ def test_the_public_options_are_these(alone: Any) -> None:
         "--update-golden=[MODES]",
         "--golden-dir=DIR",
         "--regress-tier=TIER",
+        "--regress-matrix=EXTENT",
         "--regress-tolerance-scale=X",
         "--regress-report=[DIR]",
         "--regress-keep-dumps=[DIR]",
     ]
     keys = [line.split()[0] for line in known.splitlines() if line.startswith("  regress_")]
     assert keys == [
-        f"regress_{key}" for key in ("golden_dir", "tier", "tolerance_scale", "report", "keep_dumps")
+        f"regress_{key}"
+        for key in ("golden_dir", "tier", "matrix", "tolerance_scale", "report", "keep_dumps")
     ]
 
 

@@ -100,8 +100,8 @@ def test_no_case_at_all_fails(stubbed: Any) -> None:
         ('variants="bse"', "'bse' matches none of base, left"),
         ('cases="dense"', f"'dense' matches none of {CASE}; give a name, or a pattern"),
         (
-            'variants="mbs1"',
-            "no variant of 'mbs1' is replayed on a case of '*', so nothing would be compared; mbs1 have",
+            'variants="ep2"',
+            "no variant of 'ep2' is replayed on a case of '*', so nothing would be compared; ep2 have",
         ),
     ],
 )  # fmt: skip

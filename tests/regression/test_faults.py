@@ -14,6 +14,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from regress.compare.verdict import Status
 from regress.engine import build, optim, policy, step, trainer
@@ -24,7 +25,7 @@ from regress.engine.policy import LocalPolicy
 from regress.engine.trainer import Trainer
 from regress.grpo import advantages, losses
 from regress.grpo.objective import Objective
-from regress.layout import TokenLayout
+from regress.layout import RankLayout, TokenLayout
 from regress.replay.variants import Precision
 
 Patch = pytest.MonkeyPatch
@@ -38,8 +39,9 @@ def columns_as_positions(patch: Patch) -> None:
     """Position ids that count through the row, samples and padding alike, in the batch that is recorded."""
     project = TokenBatch._project
 
-    def wrong(self: TokenBatch, layout: TokenLayout, *args: Any) -> Microbatch:
-        micro = project(self, layout, *args)
+    def wrong(self: TokenBatch, place: RankLayout, *args: Any) -> Microbatch:
+        micro = project(self, place, *args)
+        layout = place.tokens
         columns = torch.arange(layout.shape[1]).expand(layout.shape)
         return replace(micro, position_ids=torch.where(torch.from_numpy(layout.attention_mask), columns, 0))
 
@@ -50,9 +52,9 @@ def positions_ignored(patch: Patch) -> None:
     """The same, but the batch is right and the model is given none."""
     run = LocalPolicy._run
 
-    def wrong(self: LocalPolicy, micro: Microbatch) -> Tensor:
+    def wrong(self: LocalPolicy, model: PreTrainedModel, micro: Microbatch, *rest: Any) -> Tensor:
         columns = torch.arange(micro.layout.shape[1]).expand(micro.layout.shape)
-        return run(self, replace(micro, position_ids=columns))
+        return run(self, model, replace(micro, position_ids=columns), *rest)
 
     patch.setattr(LocalPolicy, "_run", wrong)
 
@@ -121,7 +123,11 @@ def mean_of_means(patch: Patch) -> None:
 
 def order_not_restored(patch: Patch) -> None:
     """Values of reordered microbatches are laid end to end instead of back in their places."""
-    patch.setattr(trainer, "_collect", lambda micros, parts, count: torch.cat(list(parts)))
+
+    def wrong(self: Trainer, source: LocalPolicy, micros: Sequence[Microbatch], count: int) -> Tensor:
+        return torch.cat(source.log_probs(micros))
+
+    patch.setattr(Trainer, "_collected", wrong)
 
 
 # the model
@@ -219,8 +225,8 @@ def ratio_of_sums(patch: Patch) -> None:
     right = losses.importance_ratio
 
     def wrong(*args: Any) -> Tensor:
-        *rest, objective = args
-        return right(*rest, replace(objective, importance_level="sequence_product"))
+        *rest, objective, across = args
+        return right(*rest, replace(objective, importance_level="sequence_product"), across)
 
     patch.setattr(losses, "importance_ratio", wrong)
 
