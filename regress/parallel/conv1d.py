@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.parallel import ParallelStyle
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
+from regress.engine.local import local
 from regress.parallel import shards
 
 
@@ -66,16 +67,16 @@ def _split(module: nn.Module, name: str, mesh: DeviceMesh, dim: int, fused: int)
     whole = module.get_parameter(name)
     layout = shards.part(shards.of(whole), dim, index=mesh.get_local_rank(), count=mesh.size(), fused=fused)
     placement = Shard(dim) if fused == 1 else _StridedShard(dim, split_factor=fused)
-    local = shards.project(layout, whole.detach()).clone(memory_format=torch.contiguous_format)
+    own = shards.project(layout, whole.detach()).clone(memory_format=torch.contiguous_format)
     split = DTensor.from_local(
-        local, mesh, [placement], run_check=False, shape=whole.shape, stride=whole.stride()
+        own, mesh, [placement], run_check=False, shape=whole.shape, stride=whole.stride()
     )
     module.register_parameter(name, nn.Parameter(split, requires_grad=whole.requires_grad))
 
 
 def _plain(parameter: Tensor | nn.Module) -> Tensor:
     assert isinstance(parameter, Tensor)
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
+    return local(parameter)
 
 
 def _product(x: Tensor, weight: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.parallel import ParallelStyle
 from torch.nn.functional import embedding, linear
 
+from regress.engine.local import local
 from regress.parallel import shards
 
 
@@ -45,7 +46,7 @@ def _split_rows(module: nn.Module, mesh: DeviceMesh) -> None:
 
 def _look_up(module: nn.Embedding, mesh: DeviceMesh, ids: Tensor) -> Tensor:
     start, stop = rows_of(module.weight)
-    weight = _local(module.weight)
+    weight = local(module.weight)
     if start == stop:  # no row at all; the gradient is as empty
         found = weight.sum() + weight.new_zeros(*ids.shape, module.embedding_dim)
     else:
@@ -63,14 +64,10 @@ def _look_up(module: nn.Embedding, mesh: DeviceMesh, ids: Tensor) -> Tensor:
 def _project(module: nn.Linear, mesh: DeviceMesh, hidden: Tensor) -> Tensor:
     whole = DTensor.from_local(hidden, mesh, [Replicate()], run_check=False)
     mine = whole.to_local(grad_placements=[Partial()])
-    return linear(mine, _local(module.weight), None if module.bias is None else _local(module.bias))
+    return linear(mine, local(module.weight), None if module.bias is None else local(module.bias))
 
 
 def rows_of(weight: Tensor) -> tuple[int, int]:
     """``(start, stop)`` of the rows that lie here, without regard to FSDP; ``(V, V)`` where there are none."""
     ranges = shards.of(weight).ranges[0]
     return ranges[0] if ranges else (len(weight), len(weight))
-
-
-def _local(parameter: Tensor) -> Tensor:
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from regress.dump.taps import at
 from regress.engine.batch import Microbatch
+from regress.engine.local import local
 from regress.engine.policy import Loss, Result
 from regress.engine.precision import arithmetic
 from regress.errors import ConfigError, RegressError
@@ -161,7 +162,7 @@ class Pipeline:
             if name in self.stages.tied:
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
-                part = _local(parameter.grad)
+                part = local(parameter.grad)
                 part.add_(self._other(part, last if own == first else first))
 
     def _other(self, own: Tensor, rank: int) -> Tensor:
@@ -284,7 +285,3 @@ def _require_one_shape(shapes: Sequence[torch.Size]) -> None:
                 f"microbatch {index} has hidden states {tuple(shape)} and microbatch 0 {tuple(shapes[0])}: stages "
                 "exchange tensors of one shape, so pad all microbatches to it"
             )
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
