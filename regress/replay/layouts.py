@@ -31,18 +31,18 @@ TWICE = (*BOTH, Precision.BITWISE)
 
 _ROWS: tuple[Variant, ...] = (
     # data parallelism: denominators over ranks, gradients summed and not averaged
-    layout("dp2", "loss weights counted per rank", "dense", "dapo", "dr_grpo", "gspo", precisions=BOTH),
+    layout("dp2", "loss weights counted per rank", "dense", "dapo", "gspo"),
     layout("dp2-ddp", "gradients averaged over replicas", "dense", precisions=TWICE, twin="dp2-ddp"),
     layout("dp2-ddp-mbs2", "gradients synchronized in every microbatch, or in none", "dense"),
     layout("dp2-accelerate-mbs2", "the loss divided by accumulation steps", "dense"),
     layout("dp2-left-mbs5", "microbatches that do not divide the samples of a rank", "gpt2"),
     layout("dp2-packed-budget48", "microbatches whose number differs between ranks", "tools"),
-    layout("dp3-dealt", "samples dealt out one by one: groups split over ranks", "dapo", "gspo"),
+    layout("dp3-dealt", "samples dealt out one by one: groups split over ranks", "dapo"),
     layout("dp4-packed-mbs2", "packed rows of other samples on each rank", "dense"),
     layout("dp5", "a rank without samples", "dr_grpo"),
     layout("dp8-mbs1", "ranks that run out of microbatches", "cispo"),
     # sharded data parallelism
-    layout("fsdp2", "gradients divided by the number of ranks", "dense", "tied", precisions=BOTH),
+    layout("fsdp2", "gradients divided by the number of ranks", "tied"),
     layout(
         "fsdp4-mbs2", "shards of unequal size, and empty ones", "dense", precisions=TWICE, twin="fsdp4-mbs2"
     ),
@@ -53,18 +53,18 @@ _ROWS: tuple[Variant, ...] = (
     layout("dp2-fsdp2", "sums over shards and over replicas", "dense"),
     layout("dp2-fsdp2-hsdp-mbs3", "the same by torch's two-dimensional mesh", "dense"),
     # tensor parallelism
-    layout("tp2", "matrix products split over ranks; partial gradients of norms", "dense", "tied", "moe"),
+    layout("tp2", "matrix products split over ranks; partial gradients of norms", "tied", "moe"),
     layout("tp2-mbs3", "partial gradients summed once, or in every microbatch", "dense"),
     layout("tp2-packed-chunk7", "log-probs by chunks over a split vocabulary", "dense"),
     layout("tp2-checkpointing", "collectives in the second forward pass", "dense"),
-    layout("tp2-sp", "norms that see a part of the tokens", "dense", "gpt2", precisions=BOTH),
+    layout("tp2-sp", "norms that see a part of the tokens", "dense"),
     layout("tp2-sp-packed-budget64", "the same on packed rows", "dense"),
     layout("tp2-sp-left", "padding at the side where the sequence is split", "moe"),
-    layout("tp2-hf", "the plan of transformers", "dense", "tied"),
-    layout("tp4", "a vocabulary that the ranks do not divide", "gpt2", precisions=BOTH),
+    layout("tp2-hf", "the plan of transformers", "dense"),
+    layout("tp4", "a vocabulary that the ranks do not divide", "gpt2"),
     # pipeline parallelism
-    layout("pp2", "hidden states handed on; a gradient of embeddings at the far end", "tied", "gpt2", "moe"),
-    layout("pp2-mbs4", "gradients averaged over microbatches", "tied", precisions=BOTH),
+    layout("pp2", "hidden states handed on; a gradient of embeddings at the far end", "gpt2", "moe"),
+    layout("pp2-mbs4", "gradients averaged over microbatches", "tied"),
     layout("pp4-mbs3", "stages without blocks", "dense"),
     layout("pp2-1f1b-packed-mbs3", "backward passes between forward passes", "dense"),
     layout("pp2-interleaved-mbs3", "two stages on each rank", "gpt2"),

@@ -153,7 +153,13 @@ MESSAGES = {
 }
 
 
-@pytest.mark.parametrize("arguments", [(), ("-p", "xdist", "-n2")], ids=["alone", "n2"])
+ALONE_AND_WORKERS = [
+    pytest.param((), id="alone"),
+    pytest.param(("-p", "xdist", "-n2"), id="n2", marks=pytest.mark.extended),
+]
+
+
+@pytest.mark.parametrize("arguments", ALONE_AND_WORKERS)
 def test_each_fault_fails_its_own_tests_and_the_next_replay_runs(
     sessions: Sessions, arguments: tuple[str, ...]
 ) -> None:
@@ -180,7 +186,7 @@ def test_two_sessions_at_once_do_not_meet(sessions: Sessions) -> None:
     assert sessions.folders() == []
 
 
-@pytest.mark.parametrize("arguments", [(), ("-p", "xdist", "-n2")], ids=["alone", "n2"])
+@pytest.mark.parametrize("arguments", ALONE_AND_WORKERS)
 def test_an_interrupt_ends_all_processes(sessions: Sessions, arguments: tuple[str, ...]) -> None:
     sessions.variants("works", "sleeps")
     process = sessions.start(*arguments)
@@ -194,7 +200,7 @@ def test_an_interrupt_ends_all_processes(sessions: Sessions, arguments: tuple[st
     assert sessions.folders() == []
 
 
-@pytest.mark.parametrize("arguments", [(), ("-p", "xdist", "-n2")], ids=["alone", "n2"])
+@pytest.mark.parametrize("arguments", ALONE_AND_WORKERS)
 def test_the_processes_of_a_killed_session_end_and_its_folder_goes_with_the_next(
     sessions: Sessions, arguments: tuple[str, ...]
 ) -> None:

@@ -132,6 +132,7 @@ def test_one_rank_can_be_started_by_a_launcher(run: Callable[..., Any]) -> None:
     assert "all within tolerance" in result.output
 
 
+@pytest.mark.extended
 @pytest.mark.timeout(600)
 def test_several_nodes_record_into_one_dump_which_the_first_judges(project: Path) -> None:
     """Two agents, as two machines would run them; the second is there first."""
