@@ -268,7 +268,7 @@ VARIANTS: Mapping[str, Variant] = _rows(
         "traced",
         "the graphs of torch.compile, run by eager kernels",
         {"model.compile": "aot_eager", **_batching(**PACKED, micro_batch_size=4)},
-        cases=("gpt2", "moe"),
+        cases=("gpt2",),
     ),
     # optimizer implementations
     Variant(

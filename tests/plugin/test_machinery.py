@@ -175,6 +175,7 @@ def test_each_fault_fails_its_own_tests_and_the_next_replay_runs(
     assert sessions.folders() == []
 
 
+@pytest.mark.extended
 def test_two_sessions_at_once_do_not_meet(sessions: Sessions) -> None:
     sessions.variants("works", "raises", "well")
     with sessions.start() as first, sessions.start() as second:
@@ -200,6 +201,7 @@ def test_an_interrupt_ends_all_processes(sessions: Sessions, arguments: tuple[st
     assert sessions.folders() == []
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("arguments", ALONE_AND_WORKERS)
 def test_the_processes_of_a_killed_session_end_and_its_folder_goes_with_the_next(
     sessions: Sessions, arguments: tuple[str, ...]

@@ -76,7 +76,8 @@ def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("shelf")
 
 
-@pytest.mark.parametrize("protocol", [pytest.param("file", marks=pytest.mark.extended), "shelf"])
+@pytest.mark.parametrize("protocol", ["file", "shelf"])
+@pytest.mark.extended
 def test_ranks_of_a_launcher_dump_into_one_store(
     command: Callable[..., Any], shelf: Path, protocol: str
 ) -> None:
