@@ -67,6 +67,11 @@ regress.replay.run.replay = replay
 """
 
 
+def interruptible() -> None:
+    """What a shell starts in the background ignores SIGINT, and so would its children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Sessions:
     """Processes of pytest on a project.
 
@@ -97,7 +102,12 @@ class Sessions:
         }
         command = [sys.executable, "-m", "pytest", "-p", "regress.plugin", *arguments]
         return subprocess.Popen(
-            command, cwd=self.project.folder, env=environment, stdout=subprocess.PIPE, text=True
+            command,
+            cwd=self.project.folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
+            preexec_fn=interruptible,
         )
 
     def run(self, *arguments: str) -> tuple[int, str]:

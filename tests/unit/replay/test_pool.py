@@ -276,7 +276,13 @@ except KeyboardInterrupt:
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_ranks_end_with_the_process_that_asked_for_them(tmp_path: Path, number: int) -> None:
     program = PROGRAM.format(here=str(HERE), file=str(tmp_path / "pid"))
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
+    command = [sys.executable, "-c", program]
+
+    def interruptible() -> None:
+        """What a shell starts in the background ignores SIGINT, and so would its children."""
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=interruptible) as process:
         assert appears(tmp_path / "pid0")
         assert appears(tmp_path / "pid1")
         process.send_signal(number)
