@@ -24,7 +24,7 @@ class SplitEmbedding(ParallelStyle):
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         assert isinstance(module, nn.Embedding)
         _split_rows(module, device_mesh)
-        module.forward = functools.partial(_look_up, module, device_mesh)  # type: ignore[method-assign]
+        module.forward = functools.partial(_look_up, module, device_mesh)  # type: ignore[method-assign]  # torch calls it
         return module
 
 
@@ -34,7 +34,7 @@ class SplitProjection(ParallelStyle):
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         assert isinstance(module, nn.Linear)
         _split_rows(module, device_mesh)
-        module.forward = functools.partial(_project, module, device_mesh)  # type: ignore[method-assign]
+        module.forward = functools.partial(_project, module, device_mesh)  # type: ignore[method-assign]  # torch calls it
         return module
 
 

@@ -80,7 +80,7 @@ class Family:
         """Sizes that modules hold beside their weights."""
         for _, module in self.inside(model):
             if isinstance(getattr(module, "c_attn", None), Conv1D):
-                module.split_size //= count  # type: ignore[operator, assignment]
+                module.split_size //= count  # type: ignore[operator, assignment]  # an int
 
     def sequence(self, model: PreTrainedModel) -> list[str]:
         """The modules that work on a part of the columns under sequence parallelism, in order.

@@ -50,7 +50,7 @@ class PlannedUpdate:
     frame: TokenFrame
     layouts: Layouts
     loss_mask: NDArray[np.bool_] = field(repr=False, compare=False)
-    ranks: RankPlan = RankPlan()  # noqa: RUF009  # frozen
+    ranks: RankPlan = field(default_factory=RankPlan)
     loss_stage: int = 0
 
     @property
