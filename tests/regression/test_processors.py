@@ -24,7 +24,14 @@ def test_golden_values_hold_with_other_kernels(
     monkeypatch.setenv("ATEN_CPU_CAPABILITY", capability)
     pytester.makepyfile(test_suite=SUITE)
     result = pytester.runpytest_subprocess(
-        "-p", "regress.plugin", "-p", "no:cacheprovider", "-q", f"--golden-dir={GOLDEN}", timeout=280
+        "-p",
+        "regress.plugin",
+        "-p",
+        "no:cacheprovider",
+        "-q",
+        f"--golden-dir={GOLDEN}",
+        "--regress-matrix=default",
+        timeout=280,
     )
     assert result.ret == 0
     assert result.parseoutcomes()["passed"] > 400
