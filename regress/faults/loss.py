@@ -1,0 +1,86 @@
+"""Faults in the loss."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regress.engine import step
+from regress.faults.patch import Patch
+from regress.grpo import losses
+from regress.grpo.kl import kl_estimate
+from regress.grpo.losses import token_loss
+from regress.grpo.objective import Objective
+from regress.grpo.ratios import importance_ratio
+
+
+def clip_sides_swapped(patch: Patch) -> None:
+    patch.setattr(Objective, "clip_range", property(lambda o: (1.0 - o.clip_high, 1.0 + o.clip_low)))
+
+
+def minimum_before_the_advantage(patch: Patch) -> None:
+    """min(r, clip(r)) A is pessimistic for positive advantages only."""
+
+    def wrong(log_probs: Tensor, ratio: Tensor, adv: Tensor, objective: Objective) -> Tensor:
+        return -torch.minimum(ratio, ratio.clamp(*objective.clip_range)) * adv
+
+    patch.setattr(losses, "_policy_loss", wrong)
+
+
+def another_estimator(patch: Patch) -> None:
+    """k1, whose expected gradient is zero, for k3."""
+    right: Any = kl_estimate
+    patch.setattr(
+        losses, "kl_estimate", lambda p, q, objective: right(p, q, replace(objective, kl_estimator="k1"))
+    )
+
+
+def ratio_of_sums(patch: Patch) -> None:
+    """The ratio of a sequence as a product over its tokens, not their geometric mean."""
+    right: Any = importance_ratio
+
+    def wrong(*args: Any) -> Any:
+        *rest, objective, across = args
+        return right(*rest, replace(objective, importance_level="sequence_product"), across)
+
+    patch.setattr(losses, "importance_ratio", wrong)
+
+
+def entropy_bonus_reversed(patch: Patch) -> None:
+    right: Any = token_loss
+
+    def wrong(*args: Any, **rest: Any) -> Any:
+        *tensors, objective = args
+        return right(*tensors, replace(objective, entropy_coef=-objective.entropy_coef), **rest)
+
+    patch.setattr(step, "token_loss", wrong)
+
+
+def clip_range_off(patch: Patch) -> None:
+    """0.19 for 0.20."""
+    right = Objective.clip_range.fget  # type: ignore[attr-defined]  # a property, read from its class
+
+    def wrong(objective: Objective) -> tuple[float, float]:
+        low, high = right(objective)
+        return (1 - (1 - low) * 0.95, 1 + (high - 1) * 0.95)
+
+    patch.setattr(Objective, "clip_range", property(wrong))
+
+
+def coefficients_off(patch: Patch) -> None:
+    """Coefficients of divergence and entropy that are 1 % too large."""
+    right: Any = token_loss
+
+    def wrong(*args: Any, **rest: Any) -> Any:
+        *tensors, objective = args
+        kl, entropy = objective.kl_coef * 1.01, objective.entropy_coef * 1.01
+        return right(*tensors, replace(objective, kl_coef=kl, entropy_coef=entropy), **rest)
+
+    patch.setattr(step, "token_loss", wrong)
+
+
+def ratio_not_clipped(patch: Patch) -> None:
+    patch.setattr(Objective, "clip_range", property(lambda _: (0.0, 1e9)))
