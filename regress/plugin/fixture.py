@@ -11,7 +11,7 @@ import pytest
 
 from regress.errors import CheckError, RegressError
 from regress.plugin.provenance import provenance_of
-from regress.plugin.rows import ASKED, tell_update, tell_verdicts
+from regress.plugin.rows import ASKED, tell_calls, tell_update
 from regress.plugin.settings import SETTINGS
 
 if TYPE_CHECKING:
@@ -171,7 +171,9 @@ class Regress:
         __tracebackhide__ = True
         test = owner(self._node)
         if self._settings.report is not None:
-            tell_verdicts(self._node, test, verdicts)
+            from regress.report.call import Call
+
+            tell_calls(self._node, [Call(test, "", verdict, test=test) for verdict in verdicts])
         failed = [verdict for verdict in verdicts if not verdict.ok]
         if failed:
             from regress.golden.provenance import differences

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from regress.errors import RegressError
-from regress.plugin.rows import tell_verdicts
+from regress.plugin.fixture import owner
+from regress.plugin.rows import tell_calls
 from regress.plugin.suite import Broken, Suite
 
 if TYPE_CHECKING:
@@ -61,9 +62,8 @@ class RecordCheck:
                 pytrace=False,
             )
         if self._suite.settings.report is not None:
-            closest = [outcome.closest] if outcome.closest is not None else []
-            told = [*outcome.failed, *closest]
-            tell_verdicts(self._node, item.replay.name, told, precision=str(item.replay.precision))
+            told = outcome.calls(item.replay.name, str(item.replay.precision), owner(self._node))
+            tell_calls(self._node, told)
         if outcome.failed:
             from regress.plugin.failures import explain_replay
 

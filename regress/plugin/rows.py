@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from regress.compare.verdict import Verdict
+    from regress.report.call import Call
 
 UPDATE = "regress_update"
-VERDICT = "regress_verdict"
+CALL = "regress_call"
 ASKED = "regress_golden"
 """Property names: a row of the update table, a verdict for the report, the file of a stored check."""
 
@@ -46,25 +46,15 @@ class UpdateRow:
     pending: bool = False
 
 
-@dataclass(frozen=True)
-class JudgedRow:
-    """A verdict, the test or replay in which it was given, and the precision of that, which may be empty."""
-
-    where: str
-    precision: str
-    verdict: Verdict
-
-
 def tell_update(node: pytest.Item, row: UpdateRow) -> None:
     """Have a row printed at the end of the session."""
     node.user_properties.append((UPDATE, _text(asdict(row))))
 
 
-def tell_verdicts(node: pytest.Item, where: str, verdicts: Iterable[Verdict], *, precision: str = "") -> None:
+def tell_calls(node: pytest.Item, calls: Iterable[Call]) -> None:
     """Have verdicts counted by the report of the session; worth the space only if one is asked for."""
-    for verdict in verdicts:
-        row = {"where": where, "precision": precision, "verdict": verdict.to_json()}
-        node.user_properties.append((VERDICT, _text(row)))
+    for call in calls:
+        node.user_properties.append((CALL, _text(call.to_json())))
 
 
 def _text(tree: Mapping[str, Any]) -> str:
@@ -80,10 +70,9 @@ def update_row(text: str) -> UpdateRow:
     return UpdateRow(**loads(text))
 
 
-def judged_row(text: str) -> JudgedRow:
-    """The verdict that `tell_verdicts` sent."""
-    from regress.compare.verdict import Verdict
+def told_call(text: str) -> Call:
+    """The verdict that `tell_calls` sent."""
     from regress.dump.jsontext import loads
+    from regress.report.call import Call
 
-    tree = loads(text)
-    return JudgedRow(tree["where"], tree["precision"], Verdict.from_json(tree["verdict"]))
+    return Call.from_json(loads(text))

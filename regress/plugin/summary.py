@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
-from regress.plugin.rows import UPDATE, VERDICT, JudgedRow, UpdateRow, judged_row, update_row
+from regress.plugin.rows import CALL, UPDATE, UpdateRow, told_call, update_row
 from regress.plugin.settings import SETTINGS
+
+if TYPE_CHECKING:
+    from regress.report.call import Call
 
 _NARROWEST = 120  # columns below which folded cells are harder to read than lines that the terminal wraps
 _UNFOLDED = 1000  # a log is searched, so that nothing in it is folded
@@ -44,9 +48,9 @@ class Summary:
         told = [update_row(text) for _, text in self.properties(UPDATE)]
         return sorted([*told, *self._added], key=lambda row: (row.owner, row.name))
 
-    def verdicts(self) -> list[JudgedRow]:
+    def calls(self) -> list[Call]:
         """All verdicts that tests told; none unless a report was asked for."""
-        return [judged_row(text) for _, text in self.properties(VERDICT)]
+        return [told_call(text) for _, text in self.properties(CALL)]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep what a test told; each of its reports holds what the one before held."""
@@ -77,15 +81,17 @@ class Summary:
         folder = self._config.stash[SETTINGS].report
         if folder is None:
             return
-        from regress.report.headroom import Call, closest_calls, table, write
+        from regress.report.headroom import table
+        from regress.report.model import Report
+        from regress.report.write import write_report
 
-        calls = [Call(row.where, row.precision, row.verdict) for row in self.verdicts()]
+        report = Report("pytest", self.calls())
         terminalreporter.section("headroom")
-        if calls:
-            terminalreporter.write(table(closest_calls(calls), self._width(terminalreporter)))
+        if report.calls:
+            terminalreporter.write(table(report.closest, self._width(terminalreporter)))
         else:
             terminalreporter.line("nothing was compared")
-        for path in write(folder, calls):
+        for path in write_report(folder, report):
             terminalreporter.line(f"written: {path}")
 
     def _width(self, terminalreporter: pytest.TerminalReporter) -> int:

@@ -7,7 +7,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from regress.compare.layers import merged_layers, multiples_by_layer
 from regress.compare.verdict import Place, Verdict
+from regress.report.call import Call
 
 
 @dataclass
@@ -18,21 +20,35 @@ class Outcome:
         failed: every verdict that is not ok, in the order of computation.
         closest: the passing verdict with the least headroom.
         tensors, elements: how much was compared.
+        layers: layer of the model -> largest error in multiples of its tolerance, over all verdicts.
     """
 
     failed: list[Verdict] = field(default_factory=list)
     closest: Verdict | None = None
     tensors: int = 0
     elements: int = 0
+    layers: dict[str, float] = field(default_factory=dict)
 
     def add(self, verdict: Verdict) -> None:
         """Count a verdict in."""
         self.tensors += 1
         self.elements += verdict.count
+        self.layers = merged_layers([self.layers, multiples_by_layer([verdict])])
         if not verdict.ok:
             self.failed.append(verdict)
         elif self.closest is None or verdict.multiple > self.closest.multiple:
             self.closest = verdict
+
+    def calls(self, where: str, precision: str, test: str = "") -> list[Call]:
+        """What a report says of it: all that failed, and the closest that did not.
+
+        Args:
+            where: the replay.
+            test: id of the test that asks.
+        """
+        verdicts = [*self.failed, *([] if self.closest is None else [self.closest])]
+        calls = [Call(where, precision, verdict, test=test) for verdict in verdicts]
+        return [call._replace(layers=self.layers) for call in calls[:1]] + calls[1:]
 
 
 @dataclass
@@ -73,6 +89,7 @@ class ReplayOutcome:
                 "closest": outcome.closest.to_json() if outcome.closest is not None else None,
                 "tensors": outcome.tensors,
                 "elements": outcome.elements,
+                "layers": outcome.layers,
             }
             for (place, quantity), outcome in self.outcomes.items()
         ]
@@ -94,4 +111,5 @@ def _outcome(row: Mapping[str, Any]) -> Outcome:
         None if closest is None else Verdict.from_json(closest),
         row["tensors"],
         row["elements"],
+        row["layers"],
     )

@@ -56,7 +56,7 @@ _SHOWN = 10
     "--report",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Write headroom.json and index.html there.",
+    help="Write index.html and report.json there.",
 )
 @click.option("--list", "listing", is_flag=True, help="Only tell what would be replayed.")
 @directory_option
@@ -192,8 +192,9 @@ def _run(chosen: list[Replay], table: dict[str, Variant], machine: Machine, cons
 
 def _tell(results: Results, report: Path | None, console: Console) -> None:
     from regress.report.grid import grid, matrix, render
-    from regress.report.headroom import write
+    from regress.report.model import Report
     from regress.report.text import headline
+    from regress.report.write import write_report
 
     rows = grid(results.calls, results.errors)
     wide = Console(width=max(console.width, _WIDTH)) if not console.is_terminal else console
@@ -207,7 +208,10 @@ def _tell(results: Results, report: Path | None, console: Console) -> None:
         click.echo(f"{name} cannot be replayed: {error}")
     calls = [call for calls in results.calls.values() for call in calls]
     if report is not None:
-        for path in write(report, calls, matrix(rows)):
+        whole = Report(
+            "regress replay", calls, errors=results.errors, tensors=results.tensors, matrix=matrix(rows)
+        )
+        for path in write_report(report, whole):
             click.echo(f"written: {path}")
     verdicts = [call.verdict for call in calls]
     bad = sum(not verdict.ok for verdict in verdicts)

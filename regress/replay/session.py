@@ -25,7 +25,7 @@ from regress.replay.outcome import ReplayOutcome
 from regress.replay.parts import overrides_of
 from regress.replay.table import project_variants
 from regress.replay.variants import EVERY, TIERS, Extent, Variant, select
-from regress.report.headroom import Call
+from regress.report.call import Call
 
 if TYPE_CHECKING:
     from regress.dump.reader import DumpReader
@@ -54,11 +54,12 @@ class Results:
             return
         if outcome.failed:
             self.failed.append(replay.name)
-        told = []
-        for found in outcome.outcomes.values():
-            self.tensors += found.tensors
-            told += [*found.failed, *([found.closest] if found.closest is not None else [])]
-        self.calls[replay.name] = [Call(replay.name, str(replay.precision), verdict) for verdict in told]
+        self.tensors += sum(found.tensors for found in outcome.outcomes.values())
+        self.calls[replay.name] = [
+            call
+            for found in outcome.outcomes.values()
+            for call in found.calls(replay.name, str(replay.precision))
+        ]
 
     @property
     def exit_code(self) -> int:

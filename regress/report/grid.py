@@ -12,7 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from regress.compare.quantities import QUANTITIES
-from regress.report.headroom import Call, Closest, Matrix, closest_calls
+from regress.report.call import Call
+from regress.report.headroom import Closest, Matrix, closest_calls
 from regress.report.numbers import short
 
 STAGES: Mapping[str, tuple[str, ...]] = {
@@ -88,8 +89,7 @@ def matrix(rows: Sequence[Row]) -> Matrix:
     """Every variant and quantity, for a report in files."""
     names = quantities_of(rows)
     cells = [(row.name, *(row.cell([name]) for name in names), str(row.replays)) for row in rows]
-    tree, errors = [row.to_json() for row in rows], [error for row in rows for error in row.errors]
-    return Matrix(("variant", *names, "replays"), cells, tree, errors)
+    return Matrix(("variant", *names, "replays"), cells, [row.to_json() for row in rows])
 
 
 def by_stage(rows: Sequence[Row]) -> list[tuple[str, ...]]:

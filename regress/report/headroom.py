@@ -3,37 +3,22 @@
 from __future__ import annotations
 
 import io
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from regress.compare.quantities import order_of
-from regress.compare.verdict import Verdict
-from regress.dump.files import write_atomically
+from regress.report.call import Call
 from regress.report.numbers import short
-from regress.report.text import named, placed
-
-JSON_NAME, HTML_NAME = "headroom.json", "index.html"
-
-
-class Call(NamedTuple):
-    """A verdict and where it was given: a test, or a case and variant; ``precision`` may be empty."""
-
-    where: str
-    precision: str
-    verdict: Verdict
 
 
 class Matrix(NamedTuple):
-    """Headroom of several variants: a table for people, a tree for programs, and why replays could not be judged."""
+    """Headroom of several variants: a table for people, and a tree for programs."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     tree: Sequence[Mapping[str, Any]]
-    errors: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -74,7 +59,7 @@ class Closest:
             return (self.quantity, self.precision, "", "", "", "", *counts, "")
         verdict = self.call.verdict
         figures = (short(self.multiple), self.room, short(verdict.max_error), short(verdict.tolerance))
-        return (self.quantity, self.precision, *figures, *counts, _place(self.call))
+        return (self.quantity, self.precision, *figures, *counts, self.call.label)
 
     def to_json(self) -> dict[str, Any]:
         """A plain dict of strict JSON values; an infinite headroom is null."""
@@ -106,7 +91,7 @@ COLUMNS = (
     *("quantity", "precision", "x tolerance", "headroom", "max error", "tolerance"),
     *("passed", "failed", "elements", "closest call"),
 )
-_WORDS = ("quantity", "precision", "closest call")
+WORDS = ("quantity", "precision", "closest call")
 
 
 def closest_calls(calls: Iterable[Call]) -> list[Closest]:
@@ -121,7 +106,7 @@ def closest_calls(calls: Iterable[Call]) -> list[Closest]:
 def _closest(quantity: str, precision: str, calls: Sequence[Call]) -> Closest:
     passed = [call for call in calls if call.verdict.ok]
     # of several equally close ones the first by name, whatever order workers report in
-    nearest = min(passed, key=lambda call: (-call.verdict.multiple, _place(call)), default=None)
+    nearest = min(passed, key=lambda call: (-call.verdict.multiple, call.label), default=None)
     elements = sum(call.verdict.count for call in calls)
     return Closest(quantity, precision, nearest, len(passed), len(calls) - len(passed), elements)
 
@@ -137,7 +122,7 @@ def table(rows: Sequence[Closest], width: int = 120) -> str:
     cells = [row.cells() for row in rows]
     used = [index for index in range(len(COLUMNS)) if any(row[index] for row in cells)]
     for title in (COLUMNS[index] for index in used):
-        words = title in _WORDS
+        words = title in WORDS
         found.add_column(title, justify="left" if words else "right", overflow="fold", no_wrap=not words)
     for row in cells:
         found.add_row(*(Text(row[index]) for index in used))  # names hold brackets, which are no markup
@@ -145,45 +130,6 @@ def table(rows: Sequence[Closest], width: int = 120) -> str:
     with console.capture() as capture:
         console.print(found)
     return "".join(f"{line.rstrip()}\n" for line in capture.get().splitlines())
-
-
-def to_json(rows: Sequence[Closest], matrix: Matrix | None = None) -> str:
-    """The rows as strict JSON, and the variants of a matrix."""
-    tree: dict[str, Any] = {"schema_version": 1, "rows": [row.to_json() for row in rows]}
-    if matrix is not None:
-        tree["variants"] = [*matrix.tree]
-    return json.dumps(tree, indent=1, allow_nan=False) + "\n"
-
-
-def to_html(rows: Sequence[Closest], failures: Sequence[Call] = (), matrix: Matrix | None = None) -> str:
-    """The rows, a matrix, and the failures in words, as one page that needs no other file."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    from regress.report.text import headline
-
-    environment = Environment(
-        loader=PackageLoader("regress.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
-    )
-    lines = [headline(call.verdict, call.where) for call in failures]
-    template = environment.get_template("headroom.html.j2")
-    cells = [row.cells() for row in rows]
-    return template.render(columns=COLUMNS, words=_WORDS, rows=cells, failures=lines, matrix=matrix)
-
-
-def write(folder: Path, calls: Iterable[Call], matrix: Matrix | None = None) -> list[Path]:
-    """Write ``headroom.json`` and ``index.html`` into a folder, each whole or not at all."""
-    known = list(calls)
-    rows = closest_calls(known)
-    failures = sorted((call for call in known if not call.verdict.ok), key=_place)
-    folder.mkdir(parents=True, exist_ok=True)
-    texts = {JSON_NAME: to_json(rows, matrix), HTML_NAME: to_html(rows, failures, matrix)}
-    for name, text in texts.items():
-        write_atomically(folder / name, [text.encode()])
-    return [folder / name for name in texts]
-
-
-def _place(call: Call) -> str:
-    return f"{placed(call.where, call.verdict)}: {named(call.verdict)}"
 
 
 def _finite(value: float) -> float | None:

@@ -210,6 +210,6 @@ def test_the_report_names_the_closest_call_of_every_check(project: Any) -> None:
         ["*headroom*", "*x*0.1*10 x*0.0002*0.002*", f"written: {project.folder / 'out'}*"]
     )
     assert sorted(path.name for path in Path(project.folder / "out").iterdir()) == [
-        "headroom.json",
         "index.html",
+        "report.json",
     ]

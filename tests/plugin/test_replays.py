@@ -198,7 +198,7 @@ def test_a_failing_replay_reaches_the_report(everywhere: Any) -> None:
     everywhere.fault(base={"type": "batch_inputs", "tensor": "position_ids", "factor": 2})
     result = everywhere.run(SEMANTICS, "--regress-report=out", "-k", "step0")
     result.assert_outcomes(failed=1, passed=TESTS // 3 - 1)
-    rows = json.loads((everywhere.folder / "out" / "headroom.json").read_text())["rows"]
+    rows = json.loads((everywhere.folder / "out" / "report.json").read_text())["headroom"]
     counts = {row["quantity"]: (row["passed"], row["failed"]) for row in rows}
     assert counts["batch_inputs"] == (1, 1)
     assert counts["log_probs"] == (1, 0)

@@ -1,0 +1,62 @@
+"""A verdict and where it was given: what every report is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from regress.compare.verdict import Verdict
+from regress.report.text import named, placed
+
+_NONE: Mapping[str, float] = MappingProxyType({})
+
+
+class Call(NamedTuple):
+    """One judgement.
+
+    Attributes:
+        where: a test, a case and variant, or the name of a comparison.
+        precision: of the replay; may be empty.
+        verdict: the judgement.
+        layers: layer -> largest error in multiples of its tolerance, over all tensors that were judged together with
+            this one, the passing ones, too; none where they belong to no layers.
+        test: id of the test that gave it; empty outside of pytest.
+    """
+
+    where: str
+    precision: str
+    verdict: Verdict
+    layers: Mapping[str, float] = _NONE
+    test: str = ""
+
+    @property
+    def anchor(self) -> str:
+        """What a link to this place and quantity in the HTML page ends with."""
+        return anchor(self.where, self.verdict)
+
+    @property
+    def label(self) -> str:
+        """``dense/packed/step0/rank0/micro1: log_probs``."""
+        return f"{placed(self.where, self.verdict)}: {named(self.verdict)}"
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dict, the inverse of `from_json`; floats need not be finite."""
+        return {
+            "where": self.where,
+            "precision": self.precision,
+            "test": self.test,
+            "layers": dict(self.layers),
+            "verdict": self.verdict.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Call:
+        """Rebuild a call written by `to_json`."""
+        verdict = Verdict.from_json(data["verdict"])
+        return cls(data["where"], data["precision"], verdict, data["layers"], data["test"])
+
+
+def anchor(where: str, verdict: Verdict) -> str:
+    """``dense/packed/step0/rank0/micro1/log_probs``: where a report shows what is said of a quantity at a place."""
+    return f"{placed(where, verdict)}/{verdict.quantity}"

@@ -1,0 +1,116 @@
+"""The one model that text, JSON, HTML, tables, JUnit and CI summaries are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Protocol
+
+from regress.compare.verdicts import Verdicts
+from regress.dump.jsontext import plain, tag_floats
+from regress.report.call import Call
+from regress.report.headroom import Closest, Matrix, closest_calls
+from regress.report.numbers import plural
+from regress.report.tokens import TokenTable
+
+SCHEMA_VERSION = 2
+
+
+class Told(Protocol):
+    """A finding that can be put in words (by ``str``, one or several lines) and in data."""
+
+    def to_json(self) -> Mapping[str, Any]:
+        """Plain values."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was judged, and what it came to.
+
+    Attributes:
+        title: one line: what was compared.
+        calls: every verdict that is not ok, and of each place and quantity at least the closest passing one.
+        errors: replay, file or section -> why it could not be judged.
+        divergences: by `Call.where` the first record whose inputs hold and whose output breaks.
+        diagnoses: by `Call.where` the probable causes, the likeliest first.
+        tokens: what was computed at the tokens of what failed, or of the closest call if nothing did.
+        environment: what the reader may want to know: versions, command, how it differs from that of the recording.
+        notes: sentences that belong to no verdict.
+        tensors: how many were compared, if more than there are calls.
+        matrix: headroom of several variants.
+        sections: further top-level keys of the JSON file: those of the report that NexRL's script documents.
+    """
+
+    title: str
+    calls: Sequence[Call] = ()
+    errors: Mapping[str, str] = field(default_factory=dict)
+    divergences: Mapping[str, Told] = field(default_factory=dict)
+    diagnoses: Mapping[str, Sequence[Told]] = field(default_factory=dict)
+    tokens: Sequence[TokenTable] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+    tensors: int = 0
+    matrix: Matrix | None = None
+    sections: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def verdicts(self) -> Verdicts:
+        """All verdicts, for `to_frame`."""
+        return Verdicts(call.verdict for call in self.calls)
+
+    @cached_property
+    def failed(self) -> list[Call]:
+        """Every call that is not ok, in the order given."""
+        return [call for call in self.calls if not call.verdict.ok]
+
+    @cached_property
+    def closest(self) -> list[Closest]:
+        """The headroom of every quantity and precision."""
+        return closest_calls(self.calls)
+
+    @property
+    def exit_code(self) -> int:
+        """0: all within tolerance, 1: something is not, 2: something, or all of it, could not be judged."""
+        return 2 if self.errors or not self.calls else int(bool(self.failed))
+
+    @property
+    def summary(self) -> str:
+        """One line: how much was compared, and what it came to."""
+        if not self.calls:
+            return "nothing was compared"
+        wheres = dict.fromkeys(call.where for call in self.failed)
+        end = f"{len(self.failed)} failed in {', '.join([*wheres][:3])}" if wheres else "all within tolerance"
+        if len(wheres) > 3:
+            end += f" and {len(wheres) - 3} more"
+        tensors = f" of {plural(self.tensors, 'tensor')}" if self.tensors else ""
+        missing = f"; {len(self.errors)} could not be judged" if self.errors else ""
+        return f"{plural(len(self.calls), 'check')}{tensors}: {end}{missing}"
+
+    def to_json(self) -> dict[str, Any]:
+        """A tree of strict JSON values, as docs/report.md says; floats that are not finite are tagged."""
+        tree = {
+            **self.sections,
+            "schema_version": SCHEMA_VERSION,
+            "title": self.title,
+            "summary": self.summary,
+            "exit_code": self.exit_code,
+            "checks": len(self.calls),
+            "failed": len(self.failed),
+            "tensors": self.tensors,
+            "calls": [call.to_json() | {"anchor": call.anchor} for call in self.calls],
+            "errors": self.errors,
+            "headroom": [row.to_json() for row in self.closest],
+            "variants": [] if self.matrix is None else [*self.matrix.tree],
+            "divergences": {where: _told(found) for where, found in self.divergences.items()},
+            "diagnoses": {where: [_told(one) for one in found] for where, found in self.diagnoses.items()},
+            "tokens": [table.to_json() for table in self.tokens],
+            "environment": self.environment,
+            "notes": [*self.notes],
+        }
+        strict: dict[str, Any] = tag_floats(plain(tree, "report"))
+        return strict
+
+
+def _told(found: Told) -> dict[str, Any]:
+    return {"text": str(found), **found.to_json()}
