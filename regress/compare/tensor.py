@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from regress.compare.metrics import Measures, largest, measure, nonfinite, ratio, ulps_apart
+from regress.compare.metrics import Measures, Row, largest, measure, nonfinite, ratio, scaled_residual
 from regress.compare.tolerance import Tolerance
-from regress.compare.verdict import Place, Status, Verdict, Worst
+from regress.compare.ulps import ulps_apart
+from regress.compare.verdict import Place, Status, Verdict, Worst, WorstRow
 from regress.dump.arrays import Array, dtype_name, is_float
 
 Locate = Callable[[int], str]
@@ -109,18 +110,9 @@ def _values(
     scale = largest(inside.golden) if scale is None else scale
     bound = _bound(case.tolerance, scale)
     bitwise = case.tolerance.bitwise
-    found = measure(inside.actual, inside.golden, bound, bitwise=bitwise)
+    found = measure(inside.actual, inside.golden, bound, bitwise=bitwise, row=inside.row)
     multiple = math.inf if bitwise and found.over else ratio(found.max_error, bound)
-    figures: dict[str, Any] = {
-        "multiple": multiple,
-        "max_error": found.max_error,
-        "relative": ratio(found.max_error, scale),
-        "relative_l2": found.relative_l2,
-        "scale": scale,
-        "over": found.over,
-        "count": found.count,
-        "tolerance": bound,
-    }
+    figures = {"multiple": multiple, "tolerance": bound, **_figures(case, inside, found, scale)}
     if found.mismatched:
         return _mismatched(case, actual, expected, inside, found, figures)
     if (junk := _junk(actual, expected, mask)) is not None:
@@ -140,11 +132,44 @@ def _values(
     )
 
 
+def _figures(case: _Case, inside: _Inside, found: Measures, scale: float) -> dict[str, Any]:
+    """What a verdict says of the errors, whatever was tolerated."""
+    alpha, residual, row = found.alpha, found.residual, found.worst_row
+    if found.over and alpha is not None and residual is not None and residual < 1e-6 * found.relative_l2:
+        residual = scaled_residual(inside.actual, inside.golden, alpha)
+    return {
+        "max_error": found.max_error,
+        "relative": ratio(found.max_error, scale),
+        "relative_l2": found.relative_l2,
+        "scale": scale,
+        "over": found.over,
+        "count": found.count,
+        "mean_error": found.mean_error,
+        "rmse": found.rmse,
+        "max_relative": found.max_relative,
+        "max_ulp": found.max_ulp,
+        "alpha": alpha,
+        "residual": residual,
+        "quantiles": found.quantiles,
+        "worst_row": None if row is None else _worst_row(case, inside, row),
+    }
+
+
+def _worst_row(case: _Case, inside: _Inside, row: Row) -> WorstRow:
+    assert inside.row is not None
+    first = inside.index(row.index * inside.row)
+    index = tuple(int(i) for i in np.unravel_index(first, inside.shape)[:-1])
+    return WorstRow(index, case.words(first, inside.shape), row.error_l2, ratio(row.error_l2, row.golden_l2))
+
+
 class _Inside:
     """The elements that a mask of the leading dimensions selects, and their flat indices in the whole tensor."""
 
     def __init__(self, actual: Array, golden: Array, mask: NDArray[np.bool_] | None) -> None:
         self.actual, self.golden = actual, golden
+        self.shape: tuple[int, ...] = golden.shape
+        whole = golden.ndim > (1 if mask is None else mask.ndim) and golden.shape[-1] > 1
+        self.row: int | None = golden.shape[-1] if whole else None
         self._rows: NDArray[np.int64] | None = None
         self._width = 1
         if mask is not None and not mask.all():

@@ -59,6 +59,22 @@ class Worst:
 
 
 @dataclass(frozen=True)
+class WorstRow:
+    """The row (of the last dimension: a token's hidden values, a line of a matrix) whose error has the largest norm.
+
+    Attributes:
+        index: of the row in the local tensor.
+        where: canonical coordinates of its first element, in words.
+        error_l2: Euclidean norm of its errors; ``relative_l2`` the same over that of its golden values.
+    """
+
+    index: tuple[int, ...]
+    where: str
+    error_l2: float
+    relative_l2: float
+
+
+@dataclass(frozen=True)
 class Verdict:
     """The judgement of one tensor at one place.
 
@@ -68,6 +84,14 @@ class Verdict:
         multiple: error as a multiple of the tolerance (1 is the limit; ``inf`` where nothing is tolerated); the
             headroom is ``1 / multiple``. 0 for equal values.
         max_error: largest ``|actual - golden|``; ``relative`` the same over ``scale``; ``relative_l2`` that of norms.
+        mean_error: mean of ``actual - golden`` with its sign; ``rmse`` the root of its mean square.
+        max_relative: largest ``|actual - golden| / |golden|`` of an element; infinite where only the latter is 0.
+        max_ulp: largest distance in units in the last place of the actual dtype; None for other than floats.
+        alpha: the factor by which the golden values come closest to the actual ones; ``residual`` is the norm of what
+            it does not explain over that of the golden values. None for golden values that are zero.
+        quantiles: ``p50``, ``p90``, ``p99``, ``p999`` of the error, by octave: true values lie at most a factor of two
+            below.
+        worst_row: where the last dimension makes rows, and something differs.
         over, count: elements beyond the tolerance, and compared elements.
         tolerance: the bound that was applied, on ``max_error``.
         basis, reason: of the tolerance.
@@ -90,6 +114,14 @@ class Verdict:
     tolerance: float = 0.0
     basis: Mapping[str, Any] = field(default_factory=dict)
     reason: str = ""
+    mean_error: float = 0.0
+    rmse: float = 0.0
+    max_relative: float = 0.0
+    max_ulp: float | None = None
+    alpha: float | None = None
+    residual: float | None = None
+    quantiles: Mapping[str, float] = field(default_factory=dict)
+    worst_row: WorstRow | None = None
 
     @property
     def ok(self) -> bool:
@@ -104,8 +136,9 @@ class Verdict:
     def from_json(cls, data: Mapping[str, Any]) -> Verdict:
         """Rebuild a verdict written by `to_json`."""
         known = {spec.name: data[spec.name] for spec in fields(cls)}
-        worst = known["worst"]
+        worst, row = known["worst"], known["worst_row"]
         known["status"] = Status(known["status"])
         known["place"] = Place(**known["place"])
         known["worst"] = None if worst is None else Worst(**{**worst, "index": tuple(worst["index"])})
+        known["worst_row"] = None if row is None else WorstRow(**{**row, "index": tuple(row["index"])})
         return cls(**known)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from dataclasses import fields
+from functools import reduce
+from random import Random
 
 import numpy as np
 import pytest
@@ -11,7 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from regress.compare import metrics
-from regress.compare.metrics import largest, measure, nonfinite, ratio, ulp_distance, ulps_apart
+from regress.compare.metrics import Measures, largest, measure, nonfinite, ratio, scaled_residual
+from regress.compare.ulps import ulp_distance, ulps_apart
 from regress.dump.arrays import DTYPES, is_float
 
 FLOATS = [name for name, dtype in DTYPES.items() if is_float(dtype)]
@@ -34,6 +38,79 @@ def test_measures_do_not_depend_on_the_chunks(golden: np.ndarray, chunk: int, da
     assert found.worst == (int(error.argmax()) if error.any() else None)
     assert found.error_l2 == pytest.approx(float(np.linalg.norm(error)), rel=1e-12)
     assert found.golden_l2 == pytest.approx(float(np.linalg.norm(golden)), rel=1e-12)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "int8", "bool"])
+@settings(deadline=None, max_examples=40)
+@given(data=st.data())
+def test_the_full_set_is_that_of_the_naive_computation(dtype: str, data: st.DataObject) -> None:
+    rows, row, chunk = (data.draw(st.integers(1, top)) for top in (4, 4, 9))
+    values = st.sampled_from([0.0, 1.0]) if dtype == "bool" else st.integers(-12, 12).map(lambda n: n / 4)
+    golden, actual = (
+        data.draw(npst.arrays(np.float64, (rows, row), elements=values)).astype(DTYPES[dtype])
+        for _ in range(2)
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(metrics, "CHUNK", chunk)
+        found = measure(actual, golden, 1.0, row=row)
+    T, R = actual.astype(np.float64), golden.astype(np.float64)
+    error = np.abs(T - R)
+    assert found.finite == found.count == T.size
+    assert found.mean_error == pytest.approx((T - R).mean(), abs=1e-15)
+    assert found.rmse == pytest.approx(math.sqrt((error**2).mean()))
+    with np.errstate(all="ignore"):
+        assert found.max_relative == np.nanmax(error / np.abs(R), initial=0.0)
+    ulps = [ulps_apart(np.asarray(a), np.asarray(g)) for a, g in zip(actual.flat, golden.flat, strict=True)]
+    assert found.max_ulp == (max(ulps) if is_float(DTYPES[dtype]) else None)
+    alpha = None if not R.any() else float((T * R).sum() / (R * R).sum())
+    assert found.alpha == (None if alpha is None else pytest.approx(alpha))
+    if alpha is not None:
+        left = float(np.linalg.norm(T - alpha * R) / np.linalg.norm(R))
+        assert found.residual == pytest.approx(left, abs=1e-6 * found.relative_l2)
+        assert scaled_residual(actual, golden, alpha) == pytest.approx(left, abs=1e-15)
+    for name, bound in found.quantiles.items():
+        exact = float(np.quantile(error, metrics.QUANTILES[name], method="inverted_cdf"))
+        assert (exact <= bound <= 2 * exact) if exact else bound == 0.0
+    norms = np.linalg.norm(T - R, axis=1)
+    if not norms.any():
+        assert found.worst_row is None
+    else:
+        assert found.worst_row is not None
+        assert found.worst_row.error_l2 == pytest.approx(norms.max())
+        assert found.worst_row.golden_l2 == pytest.approx(np.linalg.norm(R[found.worst_row.index]))
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=6), st.randoms(use_true_random=False))
+def test_parts_in_any_grouping_are_the_whole(sizes: list[int], random: Random) -> None:
+    """What several readers measure of parts is merged later: the grouping must not show."""
+    special = [0.0, 1.0, 1.5, -2.0, math.inf, -math.inf, math.nan]
+    parts = [np.array([[random.choice(special) for _ in range(n)] for _ in range(2)]) for n in sizes]
+    found = [measure(*part, 0.25) for part in parts]
+    whole = measure(*np.concatenate(parts, axis=1), 0.25)
+    left = reduce(Measures.then, found)
+    right = reduce(lambda later, earlier: earlier.then(later), reversed(found))
+    for name in (spec.name for spec in fields(Measures)):
+        expected = getattr(whole, name)
+        close = pytest.approx(expected, rel=1e-12) if isinstance(expected, float) else expected
+        assert getattr(left, name) == close
+        assert getattr(right, name) == close
+
+
+def test_a_scaled_tensor_is_known_as_one() -> None:
+    golden = np.random.default_rng(0).standard_normal(1000)
+    found = measure(golden * 3, golden)
+    assert found.alpha == pytest.approx(3.0, rel=1e-14)
+    assert scaled_residual(golden * 3, golden, 3.0) < 1e-15
+    assert measure(golden, np.zeros(1000)).alpha is None
+
+
+def test_a_bias_below_the_noise_shows_in_the_signed_mean() -> None:
+    random = np.random.default_rng(0)
+    golden, noise = random.standard_normal((2, 10**5))
+    found = measure(golden + noise - noise.mean() + 1e-3, golden)
+    assert found.mean_error == pytest.approx(1e-3, rel=1e-6)
+    assert found.rmse == pytest.approx(1.0, rel=0.01)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -59,11 +136,13 @@ def test_neighbours_beyond_the_precision_of_float64_differ(dtype: str) -> None:
     actual = np.array([2**62, 2**62 + 2], dtype)
     found = measure(actual, golden)
     assert (found.over, found.worst, found.max_error) == (1, 1, 1.0)
+    assert (found.error_l2, found.octaves) == (1.0, {1: 1})
 
 
 def test_what_is_not_finite_must_match_by_place_kind_and_sign() -> None:
     golden = np.array([np.nan, np.inf, -np.inf, np.nan, 1.0, 2.0])
     assert measure(golden.copy(), golden).mismatched == 0
+    assert measure(golden.copy(), golden).finite == 2
     for index, value in [(0, np.inf), (1, -np.inf), (2, np.nan), (3, 1.0), (4, np.nan), (5, np.inf)]:
         actual = golden.copy()
         actual[index] = value

@@ -210,3 +210,35 @@ def test_words_of_the_caller_name_the_element() -> None:
 def test_a_verdict_survives_its_json() -> None:
     for verdict in (judge(np.array([1.0, 5.0]), np.ones(2)), judge(None, np.ones(2))):
         assert Verdict.from_json(verdict.to_json()) == verdict
+
+
+def test_a_verdict_tells_scale_and_bias() -> None:
+    golden = np.array([[1.0, 2.0], [3.0, 4.0]])
+    verdict = judge(golden / 3, golden)
+    assert verdict.alpha == pytest.approx(1 / 3)
+    assert verdict.residual is not None
+    assert verdict.residual < 1e-15  # measured anew: the difference of two sums would say 1e-9
+    assert verdict.mean_error == pytest.approx(-5 / 3)
+    assert verdict.max_relative == pytest.approx(2 / 3)
+    assert verdict.quantiles == {"p50": 2.0, "p90": verdict.max_error} | dict.fromkeys(
+        ("p99", "p999"), verdict.max_error
+    )
+    assert judge(np.ones(3), np.zeros(3)).alpha is None
+
+
+def test_the_worst_row_is_named_where_there_are_rows() -> None:
+    golden = np.arange(12.0).reshape(2, 2, 3)
+    actual = golden.copy()
+    actual[1, 0] += 1.0  # each element a little
+    actual[0, 1, 2] += 1.5  # the worst element, in another row
+    verdict = judge(actual, golden, mask=np.array([[False, True], [True, True]]))
+    assert verdict.worst is not None
+    assert verdict.worst.index == (0, 1, 2)
+    assert verdict.worst_row is not None
+    assert verdict.worst_row.index == (1, 0)
+    assert verdict.worst_row.where == f"element [1, 0, 0] of {verdict.name}"
+    assert verdict.worst_row.error_l2 == pytest.approx(3**0.5)
+    assert verdict.worst_row.relative_l2 == pytest.approx((3 / (36 + 49 + 64)) ** 0.5)
+    assert Verdict.from_json(verdict.to_json()) == verdict
+    assert judge(actual, golden, mask=np.ones((2, 2, 3), bool)).worst_row is None
+    assert judge(np.arange(3.0), np.ones(3)).worst_row is None
