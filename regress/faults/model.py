@@ -24,7 +24,9 @@ from regress.grpo.ratios import importance_ratio
 
 def router_not_normalized(run: Run) -> None:
     """Weights of the chosen experts that do not add up to 1."""
-    routers: list[Any] = [m for m in run.trainer.policy.model.modules() if getattr(m, "norm_topk_prob", False)]
+    routers: list[Any] = [
+        m for m in run.trainer.policy.model.modules() if getattr(m, "norm_topk_prob", False)
+    ]
     if not routers:
         raise ReplayError("there is no router")
     for router in routers:

@@ -1,0 +1,104 @@
+"""Who the samples of a step are: their ids and tokens, and what tells identical rollouts apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regress.compare.listing import Listed
+from regress.compare.match import Sample, Values, ValuesOf
+from regress.compare.sides import Side
+from regress.dump.record import Record
+from regress.dump.trajectory import from_record
+from regress.layout import SampleKey
+
+TELLING = ("batch_inputs", "forward_data")
+"""Records that hold token ids, the likelier to hold all of a sample first."""
+
+APART = (("forward_data", "log_probs"), ("is_loss_debug", "advantages"), ("is_loss_debug", "old_log_probs"))
+"""Values of tokens by which identical rollouts are told apart."""
+
+
+def samples_of(side: Side, records: Sequence[Listed]) -> list[Sample]:
+    """The samples of a step in recorded order: those of its rollouts, and those that only other records have."""
+    found: dict[SampleKey, Sample] = {}
+    for record in records:
+        if record.key.stage == "trajectory":
+            for t in from_record(side.read(record.name)):
+                found[t.key] = Sample(t.key, tuple(t.tokens))
+    unknown = [r for r in records if not {*r.samples} <= found.keys()]
+    contents = _contents(side, [r for r in records if r.key.stage in TELLING], found) if unknown else {}
+    for record in unknown:
+        copies = {_key(copy): _key(original) for copy, original in record.meta.get("copies", ())}
+        for key in record.samples:
+            named = not record.meta.get("made_up")
+            found.setdefault(key, Sample(key, contents.get(key), named, copies.get(key)))
+    return list(found.values())
+
+
+def _key(value: Any) -> SampleKey:
+    return str(value[0]), int(value[1])
+
+
+def _contents(
+    side: Side, records: Iterable[Listed], known: Iterable[SampleKey]
+) -> dict[SampleKey, tuple[int, ...]]:
+    """The tokens of samples whose every position some record holds."""
+    skipped = set(known)
+    tokens: dict[SampleKey, dict[int, int]] = {}
+    for listed in records:
+        if listed.spans is None or "input_ids" not in listed.tensors or {*listed.samples} <= skipped:
+            continue
+        ids = side.read(listed.name).tensors["input_ids"]
+        for key, start, stop, row, col in listed.spans.segments:
+            if key not in skipped:
+                values = ids[row, col : col + stop - start].tolist()
+                tokens.setdefault(key, {}).update(zip(range(start, stop), values, strict=True))
+    return {
+        key: tuple(found[position] for position in range(len(found)))
+        for key, found in tokens.items()
+        if found.keys() == set(range(len(found)))
+    }
+
+
+def values_of(ours: Side, golden: Sequence[Listed], theirs: Side, actual: Sequence[Listed]) -> Values:
+    """What was computed of a sample, read when it is asked for."""
+
+    def of(which: str, key: SampleKey) -> ValuesOf:
+        side, records = (ours, golden) if which == "golden" else (theirs, actual)
+        return _values(side, records, key)
+
+    return of
+
+
+def _values(side: Side, records: Sequence[Listed], key: SampleKey) -> ValuesOf:
+    found: dict[str, NDArray[np.float64]] = {}
+    for record in records:
+        if record.key.stage == "trajectory":
+            found |= _rollout(side.read(record.name), key)
+    for stage, name in APART:
+        values: dict[int, float] = {}
+        for record in records:
+            if record.key.stage != stage or name not in record.tensors or record.spans is None:
+                continue
+            if key not in record.samples:
+                continue
+            array = side.read(record.name).tensors[name]
+            for other, start, stop, row, col in record.spans.segments:
+                if other == key and array.ndim == 2:
+                    here = array[row, col : col + stop - start].astype(np.float64).tolist()
+                    values |= dict(zip(range(start, stop), here, strict=True))
+        if values:
+            found[name] = np.array([values[position] for position in sorted(values)])
+    return found
+
+
+def _rollout(record: Record, key: SampleKey) -> ValuesOf:
+    for t in from_record(record):
+        if t.key == key:
+            told = {"reward": np.array([t.reward], np.float64)}
+            return told if t.log_probs is None else told | {"sampler": t.log_probs.astype(np.float64)}
+    return {}

@@ -1,0 +1,181 @@
+"""Which samples of two dumps are the same: by id, else by the tokens themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import permutations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regress.layout import SampleKey
+
+Content = tuple[int, ...]
+"""The tokens of a sample, padding left out."""
+
+ValuesOf = Mapping[str, NDArray[np.float64]]
+"""What was computed of a sample, by name."""
+
+Values = Callable[[str, SampleKey], ValuesOf]
+"""The values of a sample on the side ``"golden"`` or ``"actual"``."""
+
+EXHAUSTIVE = 6
+"""So many identical rollouts are paired by trying all permutations; more of them greedily."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A sample of one side.
+
+    Attributes:
+        content: its tokens, or None where nothing tells them.
+        named: whether the key was recorded, and not made up by a reader.
+        copy_of: the sample that it only repeats, as rows do that fill a batch up; None for a sample of its own.
+    """
+
+    key: SampleKey
+    content: Content | None = None
+    named: bool = True
+    copy_of: SampleKey | None = None
+
+
+@dataclass(frozen=True)
+class Matching:
+    """The samples of one step, side by side.
+
+    Attributes:
+        golden_of: actual key -> golden key; several actual copies may have one golden sample.
+        alias: golden key of a copy -> that of the sample it repeats.
+        golden_only, actual_only: samples without a counterpart.
+        ambiguous: identical rollouts that could have been paired otherwise; the closest values were.
+        by_content: how many were found by their tokens and not by their ids.
+    """
+
+    golden_of: Mapping[SampleKey, SampleKey]
+    alias: Mapping[SampleKey, SampleKey] = field(default_factory=dict)
+    golden_only: tuple[SampleKey, ...] = ()
+    actual_only: tuple[SampleKey, ...] = ()
+    ambiguous: tuple[SampleKey, ...] = ()
+    by_content: int = 0
+
+
+def match_samples(
+    golden: Sequence[Sample], actual: Sequence[Sample], values: Values | None = None
+) -> Matching:
+    """Pair the samples of two dumps.
+
+    First by id and tokens together, then identical tokens (a multiset: each sample has one counterpart), then by id
+    alone, where the tokens are what differs. Copies go with the sample that they repeat, whatever their number.
+
+    Args:
+        values: tells identical rollouts apart, which may differ in rewards or log-probs; by default their order does.
+    """
+    own, theirs = _originals(golden), _originals(actual)
+    pairs = {
+        sample.key: sample.key
+        for sample in theirs.values()
+        if (known := own.get(sample.key)) is not None
+        and sample.named
+        and known.named
+        and _alike(known, sample)
+    }
+    left = [s for key, s in own.items() if key not in set(pairs.values())]
+    right = [s for key, s in theirs.items() if key not in pairs]
+    found, ambiguous = _by_content(left, right, values)
+    pairs |= found
+    taken = set(pairs.values())
+    for key, sample in theirs.items():
+        if key not in pairs and key in own and key not in taken and sample.named and own[key].named:
+            pairs[key] = key
+    taken = set(pairs.values())
+    copies = {s.key: pairs[s.copy_of] for s in actual if s.copy_of is not None and s.copy_of in pairs}
+    alias = {s.key: s.copy_of for s in golden if s.copy_of is not None}
+    return Matching(
+        {**pairs, **copies},
+        alias,
+        tuple(key for key in own if key not in taken),
+        tuple(s.key for s in actual if s.key not in pairs and s.key not in copies),
+        tuple(ambiguous),
+        len(found),
+    )
+
+
+def _originals(samples: Iterable[Sample]) -> dict[SampleKey, Sample]:
+    return {sample.key: sample for sample in samples if sample.copy_of is None}
+
+
+def _alike(golden: Sample, actual: Sample) -> bool:
+    """Whether tokens do not speak against an id."""
+    return golden.content is None or actual.content is None or golden.content == actual.content
+
+
+def _by_content(
+    golden: Sequence[Sample], actual: Sequence[Sample], values: Values | None
+) -> tuple[dict[SampleKey, SampleKey], list[SampleKey]]:
+    """Pairs of samples with the same tokens, and the golden keys of those whose pairing was a choice."""
+    groups: dict[Content, tuple[list[SampleKey], list[SampleKey]]] = {}
+    for side, samples in enumerate((golden, actual)):
+        for sample in samples:
+            if sample.content is not None:
+                groups.setdefault(sample.content, ([], []))[side].append(sample.key)
+    pairs: dict[SampleKey, SampleKey] = {}
+    ambiguous: list[SampleKey] = []
+    for own, theirs in groups.values():
+        if len(own) < 2 and len(theirs) < 2:
+            chosen, choice = list(zip(own, theirs, strict=False)), False
+        else:
+            chosen, choice = _closest(own, theirs, values)
+        pairs |= {key: known for known, key in chosen}
+        ambiguous += [known for known, _ in chosen] if choice else []
+    return pairs, ambiguous
+
+
+def _closest(
+    golden: Sequence[SampleKey], actual: Sequence[SampleKey], values: Values | None
+) -> tuple[list[tuple[SampleKey, SampleKey]], bool]:
+    """Pairs among identical rollouts with the least distance in all, and whether values made a difference."""
+    if values is None or not golden or not actual:
+        return list(zip(golden, actual, strict=False)), False
+    ours, theirs = ([values(side, key) for key in keys] for side, keys in _sides(golden, actual))
+    cost = np.array([[_distance(a, b) for b in theirs] for a in ours])
+    if not np.ptp(cost):  # whichever way they are paired comes to the same
+        return list(zip(golden, actual, strict=False)), False
+    chosen = _least(cost)
+    return [(golden[i], actual[j]) for i, j in chosen], True
+
+
+def _sides(
+    golden: Sequence[SampleKey], actual: Sequence[SampleKey]
+) -> tuple[tuple[str, Sequence[SampleKey]], tuple[str, Sequence[SampleKey]]]:
+    return ("golden", golden), ("actual", actual)
+
+
+def _distance(a: ValuesOf, b: ValuesOf) -> float:
+    """Sum of the differences; values that one side lacks, or that are no numbers, do not tell samples apart."""
+    return sum(
+        float(np.abs(np.nan_to_num(a[name]) - np.nan_to_num(b[name])).sum())
+        for name in a.keys() & b.keys()
+        if a[name].shape == b[name].shape
+    )
+
+
+def _least(cost: NDArray[np.float64]) -> list[tuple[int, int]]:
+    """Row and column pairs of least total cost; the first of equal ones, so that the result is the same every time."""
+    rows, columns = cost.shape
+    if rows > columns:
+        return sorted((i, j) for j, i in _least(cost.T))
+    if columns <= EXHAUSTIVE:
+        lowest = min(
+            permutations(range(columns), rows), key=lambda order: sum(cost[i, j] for i, j in enumerate(order))
+        )
+        return list(enumerate(lowest))
+    found: list[tuple[int, int]] = []
+    free_rows, free_columns = set(range(rows)), set(range(columns))
+    for index in np.argsort(cost, axis=None, kind="stable"):
+        i, j = divmod(int(index), columns)
+        if i in free_rows and j in free_columns:
+            found.append((i, j))
+            free_rows.remove(i)
+            free_columns.remove(j)
+    return sorted(found)

@@ -1,0 +1,107 @@
+"""A dump opened for a comparison, whatever system wrote it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property, lru_cache
+from typing import Any, Protocol
+
+from regress.dump.coordinates import Coordinates
+from regress.dump.location import Location, location
+from regress.dump.manifest import MANIFEST
+from regress.dump.reader import DumpReader
+from regress.dump.record import Record
+from regress.errors import DumpError
+from regress.layout import DIMENSIONS, Mesh
+
+Entries = Mapping[str, tuple[str, Coordinates]]
+"""Name of a record -> its type and coordinates."""
+
+
+class Side(Protocol):
+    """One of the two dumps of a comparison.
+
+    Attributes:
+        folder: the directory.
+        system: whose it is, ``regress`` or the name of another system.
+        precision: dtype that the model computed in, or None where nothing tells it.
+        notes: what cannot be known of it, a sentence each.
+    """
+
+    folder: Location
+    system: str
+    precision: str | None
+
+    @property
+    def notes(self) -> Sequence[str]: ...
+
+    @property
+    def entries(self) -> Entries: ...
+
+    def read(self, name: str) -> Record:
+        """One record, its tensors perhaps memory-mapped; raises `DumpError` for a damaged one."""
+
+    def verify(self, name: str) -> None:
+        """Raise `DumpError` if a file is not, byte for byte, what was recorded."""
+
+    def root(self, rank: int) -> int:
+        """The rank whose tokens a rank repeats, which may be itself."""
+
+    def writes(self, stage: str, tensor: str | None = None) -> bool:
+        """Whether this system could have recorded a stage, or a tensor of it."""
+
+
+class OwnDump:
+    """A complete dump directory of our own."""
+
+    system = "regress"
+    notes: Sequence[str] = ()
+
+    def __init__(self, path: Location) -> None:
+        self.folder = path
+        self._reader = DumpReader(path)
+        told = self._reader.manifest.provenance
+        sizes = {name: told.mesh[name] for name in DIMENSIONS if name in told.mesh}
+        self._mesh = Mesh(**sizes)
+        model: Any = told.config.get("model")
+        self.precision: str | None = model.get("dtype") if isinstance(model, Mapping) else None
+
+    @cached_property
+    def entries(self) -> Entries:
+        """All records, in the order of computation."""
+        files = self._reader.manifest.files
+        return {name: (files[name].type, files[name].where) for name in self._reader.names()}
+
+    def read(self, name: str) -> Record:
+        """One record."""
+        return self._reader.read(name)
+
+    def verify(self, name: str) -> None:
+        """Compare a file with the hash in the manifest."""
+        self._reader.read(name)
+
+    def root(self, rank: int) -> int:
+        """The first rank of the same data and context-parallel place: ranks that share a model share its tokens."""
+        return self._mesh.group(rank, "pp", "tp")[0] if rank < self._mesh.world_size else rank
+
+    def writes(self, stage: str, tensor: str | None = None) -> bool:
+        """Everything."""
+        return True
+
+
+@lru_cache(maxsize=8)
+def open_side(path: str) -> Side:
+    """The dump in a folder, or one that a URL names.
+
+    Raises:
+        DumpError: if there is none, or it is incomplete.
+    """
+    folder = location(path)
+    if (folder / MANIFEST).is_file():
+        return OwnDump(folder)
+    if not folder.is_dir():
+        raise DumpError(f"{path} is not a folder, but a dump is one: check the path")
+    raise DumpError(
+        f"{path} is no complete dump: it has no {MANIFEST}; give the dump directory itself, or record again if the "
+        "run was interrupted"
+    )

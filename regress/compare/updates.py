@@ -1,0 +1,275 @@
+"""The units of one optimizer update: which records of the two dumps hold the same tokens or tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from regress.compare.listing import Listed
+from regress.compare.match import Matching
+from regress.compare.options import Options, Planned
+from regress.compare.presence import Stage
+from regress.compare.quantities import MASKS, UPDATE_STAGES, Kind, quantity_named, source_of
+from regress.compare.shares import Group, ShareUnit
+from regress.compare.sides import Side
+from regress.compare.units import Unit
+from regress.compare.verdict import Place
+from regress.dump.stages import STAGES
+from regress.layout import SampleKey, TokenFrame
+
+TOLD = ("forward_data", "is_loss_debug", "batch_inputs")
+"""Records that tell loss tokens or token ids."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """One update of both dumps.
+
+    Attributes:
+        golden, actual: the records, without those of the rollouts.
+        lengths: tokens of each golden sample.
+    """
+
+    paths: tuple[str, str]
+    sides: tuple[Side, Side]
+    place: Place
+    golden: Sequence[Listed]
+    actual: Sequence[Listed]
+    matching: Matching
+    lengths: Mapping[SampleKey, int]
+    options: Options
+
+    @cached_property
+    def frame(self) -> TokenFrame:
+        """The golden samples of the update."""
+        here = dict.fromkeys(key for record in self.golden for key in record.samples)
+        actual = dict.fromkeys(key for record in self.actual for key in record.samples)
+        here |= dict.fromkeys(
+            self.matching.golden_of[key] for key in actual if key in self.matching.golden_of
+        )
+        own = [key for key in here if key not in self.matching.alias]
+        longest = {key: self.lengths.get(key, 0) for key in own}
+        for key in actual:
+            to = self.matching.golden_of.get(key)
+            if to in longest:
+                longest[to] = max(longest[to], self.lengths.get(key, 0))
+        return TokenFrame(tuple(own), tuple(longest[key] for key in own))
+
+    def plan(self, planned: Planned) -> None:
+        """Add the units, and what headers alone tell."""
+        for stage in (stage.name for stage in STAGES if stage.name != "trajectory"):
+            golden, actual = (
+                [record for record in side if record.key.stage == stage]
+                for side in (self.golden, self.actual)
+            )
+            if not golden and not actual:
+                continue
+            planned.verdicts += self._stage(stage, golden, actual, planned.notes).verdicts()
+            if not golden or not actual:
+                continue
+            if stage in UPDATE_STAGES:
+                planned.units += self._whole(stage, golden, actual, planned)
+                continue
+            if stage != "loss":
+                planned.units += self._tokens(stage, golden, actual)
+            planned.units += self._shares(stage, golden, actual)
+
+    def _stage(
+        self, name: str, golden: Sequence[Listed], actual: Sequence[Listed], notes: list[str]
+    ) -> Stage:
+        index = {key: number for number, key in enumerate(self.frame.samples)}
+        ours = {**index, **{key: index[to] for key, to in self.matching.alias.items() if to in index}}
+        theirs = {key: index[to] for key, to in self.matching.golden_of.items() if to in index}
+        seen: set[SampleKey] = set()
+        copies = {*self.matching.alias}
+        for (
+            key,
+            to,
+        ) in self.matching.golden_of.items():  # of actual copies of one golden sample the first counts
+            copies |= {key} if to in seen else set()
+            seen.add(to)
+        return Stage(
+            name,
+            *self.sides,
+            golden,
+            actual,
+            self.frame,
+            ours,
+            theirs,
+            frozenset(copies),
+            self.place,
+            self.options.only,
+            notes,
+        )
+
+    def _whole(
+        self, stage: str, golden: Sequence[Listed], actual: Sequence[Listed], planned: Planned
+    ) -> Iterator[Unit]:
+        told = {record.local for record in (*golden, *actual)}
+        if len(told) > 1:
+            why = next(text for text in sorted(told, reverse=True) if text)
+            planned.problems.append(f"{self.place}: {stage} cannot be compared: {why}")
+            return
+        local = bool(*told)
+        planned.notes += [f"{stage}: {text}" for text in told if text]
+        ranks = {record.key.rank for record in actual}
+        for record in actual:
+            same = sorted(golden, key=lambda g: (g.key.rank != record.key.rank, g.key.rank or 0))
+            if local:
+                same = [g for g in same if g.key.rank == record.key.rank]
+            if same:
+                yield self._unit(stage, record, same)
+        first: dict[str, Listed] = {}
+        for g in sorted(golden, key=lambda g: g.key.rank or 0):
+            held = repr((sorted(g.tensors.items()), g.shards))
+            if held in first and g.key.rank not in ranks and not local:
+                unit = self._unit(stage, actual[0], [g])
+                yield replace(unit, suffix=f" (golden rank {g.key.rank})")
+            first.setdefault(held, g)
+
+    def _tokens(self, stage: str, golden: Sequence[Listed], actual: Sequence[Listed]) -> Iterator[Unit]:
+        holders = self._by_sample(golden)
+        for record in actual:
+            samples = self._golden_samples(record)
+            same = {g.name: g for key in samples for g in holders.get(key, ())}
+            if not same:
+                continue
+            order = sorted(
+                same.values(),
+                key=lambda g: (
+                    g.key.rank != record.key.rank,
+                    g.key.micro != record.key.micro,
+                    g.key.rank or 0,
+                    g.key.micro or 0,
+                ),
+            )
+            yield self._token_unit(stage, record, order)
+
+    def _token_unit(self, stage: str, record: Listed, order: Sequence[Listed]) -> Unit:
+        """Rows of loss tokens are counted through all samples of a record, also those that are not compared."""
+        matching = self.matching
+        rows = any(isinstance(g.meta.get(name), str) for g in (record, *order) for name in g.tensors)
+        known = self._golden_samples(record)
+        if rows:
+            others = (matching.alias.get(key, key) for g in order for key in g.samples)
+            known = list(dict.fromkeys([*known, *others]))
+        names = {key: to for key in record.samples if (to := matching.golden_of.get(key)) is not None}
+        lengths = {key: self._lengths[key] for key in known}
+        for key in record.samples:
+            if key not in names:
+                names[key] = (f"{key[0]} (actual only)", key[1])
+                lengths[names[key]] = self.lengths[key]
+        alias = {key: to for key, to in matching.alias.items() if to in lengths}
+        return replace(
+            self._unit(stage, record, order),
+            frame=TokenFrame(tuple(lengths), tuple(lengths.values())),
+            golden_of=names,
+            alias=alias,
+            telling=self._telling(self.golden, lengths, alias),
+            actual_telling=self._telling(self.actual, lengths, names),
+        )
+
+    @cached_property
+    def _lengths(self) -> dict[SampleKey, int]:
+        return dict(zip(self.frame.samples, self.frame.lengths, strict=True))
+
+    def _unit(self, stage: str, record: Listed, same: Iterable[Listed]) -> Unit:
+        place = replace(self.place, rank=record.key.rank, micro=record.key.micro)
+        names = tuple(g.name for g in same)
+        return Unit(
+            *self.paths,
+            record.name,
+            names,
+            place,
+            stage,
+            bounds=self.options.bounds,
+            only=self.options.only,
+        )
+
+    def _golden_samples(self, record: Listed) -> list[SampleKey]:
+        found = (self.matching.golden_of.get(key) for key in record.samples)
+        return list(dict.fromkeys(key for key in found if key is not None))
+
+    def _by_sample(self, records: Iterable[Listed]) -> dict[SampleKey, list[Listed]]:
+        """Golden sample -> the golden records that have a token of it."""
+        found: dict[SampleKey, list[Listed]] = {}
+        for record in records:
+            for key in dict.fromkeys(self.matching.alias.get(key, key) for key in record.samples):
+                found.setdefault(key, []).append(record)
+        return found
+
+    def _telling(
+        self,
+        records: Iterable[Listed],
+        samples: Mapping[SampleKey, int],
+        names: Mapping[SampleKey, SampleKey],
+    ) -> tuple[str, ...]:
+        """The records of one side that tell loss tokens and ids of some samples, by the name of golden ones."""
+        found = []
+        for stage in TOLD:
+            for record in records:
+                mine = {names.get(key, key) for key in record.samples}
+                useful = MASKS.get(stage) in record.tensors or "input_ids" in record.tensors
+                if record.key.stage == stage and useful and mine & samples.keys():
+                    found.append(record.name)
+        return tuple(found)
+
+    def _shares(self, stage: str, golden: Sequence[Listed], actual: Sequence[Listed]) -> Iterator[ShareUnit]:
+        if not any(_has_share(stage, record) for record in (*golden, *actual)):
+            return
+        own, theirs = _one_each(golden, self.sides[0]), _one_each(actual, self.sides[1])
+        groups = tuple(self._groups(own, theirs))
+        debug = {(r.key.rank, r.key.micro): r.name for r in self.golden if r.key.stage == "is_loss_debug"}
+        weighted = {r.name for r in self.golden if r.key.stage == "is_loss_debug" and "weights" in r.tensors}
+        terms = {
+            r.name: debug[r.key.rank, r.key.micro]
+            for r in own
+            if debug.get((r.key.rank, r.key.micro)) in weighted
+        }
+        means = any(record.meta.get("own_mean") for record in (*golden, *actual))
+        yield ShareUnit(*self.paths, stage, groups, terms, self.options.bounds, self.options.only, means)
+
+    def _groups(self, golden: Sequence[Listed], actual: Sequence[Listed]) -> Iterator[Group]:
+        """The fewest microbatches that hold the same samples on both sides."""
+        sets: list[tuple[set[SampleKey], list[Listed], list[Listed]]] = []
+        named = [(record, self.matching.alias, 0) for record in golden]
+        named += [(record, self.matching.golden_of, 1) for record in actual]
+        for record, names, side in named:
+            mine = {names.get(key, key) for key in record.samples}
+            joined = (mine, [] if side else [record], [record] if side else [])
+            apart = []
+            for group in sets:
+                if group[0] & joined[0]:
+                    joined = (joined[0] | group[0], group[1] + joined[1], group[2] + joined[2])
+                else:
+                    apart.append(group)
+            sets = [*apart, joined]
+        for _, own, theirs in sets:
+            if own and theirs:
+                yield self._group(own, theirs)
+
+    def _group(self, own: Sequence[Listed], theirs: Sequence[Listed]) -> Group:
+        place = self.place
+        if len(theirs) == 1:
+            place = replace(place, rank=theirs[0].key.rank, micro=theirs[0].key.micro)
+        count = len({key for record in theirs for key in record.samples})
+        words = f"{count} samples, {_count(len(own))} of the golden dump and {_count(len(theirs))} of the actual one"
+        return Group(tuple(r.name for r in own), tuple(r.name for r in theirs), place, words)
+
+
+def _one_each(records: Sequence[Listed], side: Side) -> list[Listed]:
+    """The records without those of ranks that repeat another one's tokens."""
+    found: dict[tuple[int, int | None], Listed] = {}
+    for record in sorted(records, key=lambda record: record.key.rank or 0):
+        found.setdefault((side.root(record.key.rank or 0), record.key.micro), record)
+    return list(found.values())
+
+
+def _has_share(stage: str, record: Listed) -> bool:
+    sources = (source_of(stage, name) for name in record.tensors)
+    return any(s is not None and quantity_named(s.quantity).kind is Kind.SHARE for s in sources)
+
+
+def _count(number: int) -> str:
+    return f"{number} microbatch{'es' if number > 1 else ''}"

@@ -1,0 +1,120 @@
+"""Real dumps of one computation under different layouts are equal; one changed log-prob is found where it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from regress.compare.session import Comparison, compare_dumps
+from regress.compare.verdict import Status
+from regress.dump.files import write_atomically
+from regress.dump.formats import FORMATS
+from regress.dump.manifest import Entry, Manifest, write_manifest
+from regress.dump.reader import DumpReader
+from regress.dump.record import Record, replace_tensors
+from regress.golden.store import GoldenStore
+from regress.replay.run import replay
+from regress.replay.session import spelled_out, variant_table
+from regress.replay.variants import Precision
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+LAYOUTS = ("left", "packed", "mbs4", "reversed", "dp2", "cp2-zigzag-packed")
+MORE = ("tp2-sp", "fsdp2", "pp2-mbs4", "dp2-fsdp2", "packed-dynamic")
+
+Dumps = Callable[..., Path]
+Change = Callable[[Record], Record | None]
+
+
+@pytest.fixture(scope="module")
+def dump(tmp_path_factory: pytest.TempPathFactory) -> Dumps:
+    """Record one step of the dense case under a variant, once."""
+    known: dict[tuple[str, Precision], Path] = {}
+    case = GoldenStore(GOLDEN).case("dense")
+    table = variant_table()
+
+    def record(name: str, precision: Precision) -> Path:
+        if (name, precision) not in known:
+            variant = (table | spelled_out(name, table))[name]
+            folder = tmp_path_factory.mktemp(name)
+            known[name, precision] = Path(str(replay(case, variant, precision, folder, steps=1).folder))
+        return known[name, precision]
+
+    return record
+
+
+def rewritten(dump: Path, folder: Path, change: Change) -> Path:
+    """A complete dump that holds the records of another one, some of them changed or left out."""
+    reader = DumpReader(dump)
+    encode, entries = FORMATS[reader.manifest.format].encode, {}
+    for name in reader.names():
+        record = change(reader.read(name))
+        if record is not None:
+            stamp = write_atomically(folder / name, encode(record))
+            entries[name] = Entry(record.type, record.where, stamp)
+    write_manifest(folder, Manifest(reader.manifest.provenance, reader.manifest.format, entries))
+    return folder
+
+
+def one_token_off(by: float) -> tuple[Change, list[str]]:
+    """Move the log-prob of the third loss token of the first microbatch that has so many; and which token that is."""
+    told: list[str] = []
+
+    def change(record: Record) -> Record:
+        if record.type != "forward_data" or told:
+            return record
+        places = np.argwhere(record.tensors["response_mask"])
+        if len(places) < 3:
+            return record
+        row, column = places[2]
+        array = record.tensors["log_probs"].copy()
+        array[row, column] += by
+        for segment, (group, run) in zip(
+            record.meta["layout"]["segments"], record.meta["samples"], strict=True
+        ):
+            _, start, stop, at, col = segment
+            if at == row and col <= column < col + stop - start:
+                told.append(f"sample {group}/{run}, position {start + column - col}")
+        return replace_tensors(record, {"log_probs": array})
+
+    return change, told
+
+
+def compared(golden: Path, actual: Path) -> Comparison:
+    return compare_dumps(str(golden), str(actual))
+
+
+@pytest.mark.parametrize("precision", [Precision.FLOAT64, Precision.FLOAT32], ids=str)
+@pytest.mark.parametrize(
+    "layout", [*LAYOUTS, *(pytest.param(name, marks=pytest.mark.extended) for name in MORE)]
+)
+def test_a_layout_changes_nothing_and_one_token_is_found_in_it(
+    dump: Dumps, tmp_path: Path, layout: str, precision: Precision
+) -> None:
+    base, other = dump("base", precision), dump(layout, precision)
+    for golden, actual in ((base, other), (other, base)):
+        healthy = compared(golden, actual)
+        assert (healthy.failed, healthy.problems) == ([], [])
+        assert healthy.exit_code == 0
+        assert {v.quantity for v in healthy.verdicts} >= {
+            "log_probs",
+            "loss",
+            "gradient",
+            "param",
+            "trajectory",
+        }
+    change, told = one_token_off(1e-4)
+    faulty = compared(base, rewritten(other, tmp_path / "changed", change))
+    assert faulty.exit_code == 1
+    (verdict,) = faulty.failed
+    assert (verdict.status, verdict.quantity, verdict.over) == (Status.DRIFT, "log_probs", 1)
+    assert verdict.worst is not None
+    assert verdict.worst.where.startswith(told[0])
+
+
+@pytest.mark.parametrize("pair", [("cp2-zigzag-packed", "mbs4"), ("dp2", "left"), ("reversed", "packed")])
+def test_no_layout_is_the_one_that_counts(dump: Dumps, pair: tuple[str, str]) -> None:
+    found = compared(*(dump(name, Precision.FLOAT64) for name in pair))
+    assert (found.failed, found.problems, found.exit_code) == ([], [], 0)
