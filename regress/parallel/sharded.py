@@ -37,10 +37,12 @@ def apply(
         ConfigError: if blocks compute in another dtype, and tensor parallelism left nothing of a weight here.
     """
     policy = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=reduce_dtype)
+    empty = _empty(
+        model, param_dtype
+    )  # before blocks are sharded, which may leave nothing of a weight on a rank
     for block in blocks(model):
         fully_shard(block, mesh=mesh, reshard_after_forward=reshard_after_forward, mp_policy=policy)
     # the rest stays whole until its backward, as in torch: it comes next, and chunks of logits need the projection
-    empty = _empty(model, param_dtype)
     fully_shard(model, mesh=mesh, reshard_after_forward=False, mp_policy=policy, ignored_params=empty)
     for module in model.modules():
         if isinstance(module, FSDPModule):

@@ -124,7 +124,7 @@ class Regress:
         """The dump of a golden case under a variant, which is run once a session whoever asks for it.
 
         Args:
-            precision: ``"float64"``, ``"float32"`` or ``"bfloat16"``.
+            precision: ``"float64"``, ``"float32"``, ``"bfloat16"`` or, under FSDP, ``"mixed"``.
 
         Raises:
             RegressError: if there is no such case, variant or precision, or the replay fails.

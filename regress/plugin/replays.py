@@ -86,7 +86,15 @@ def parametrize(metafunc: pytest.Metafunc, suite: Callable[[], Suite]) -> None:
             "them"
         )
     try:
-        parameters = suite().parameters(chosen["cases"], chosen["variants"])
+        parameters = suite().parameters(chosen["cases"], chosen["variants"], _named(metafunc.config))
     except RegressError as error:
         raise pytest.Collector.CollectError(f"{stated}: {error}") from None
     metafunc.parametrize(FIXTURE, parameters, ids=[parameter.id for parameter in parameters], indirect=True)
+
+
+def _named(config: pytest.Config) -> Callable[[str], bool]:
+    """Of the name of a replay: whether the command line, if it has ids of tests only, has any of its tests."""
+    ids = [argument.partition("[")[2] for argument in config.args]
+    if not ids or not all(ids):
+        return lambda _: True
+    return lambda name: any(f"{name}/" in text for text in ids)

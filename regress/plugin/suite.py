@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -136,8 +137,13 @@ class Suite:
         opened.verify_inputs()
         return self.cache.dump(Replay(opened, self.variants[variant], Precision(precision)))
 
-    def parameters(self, cases: str, variants: str) -> list[Item | Broken]:
+    def parameters(
+        self, cases: str, variants: str, named: Callable[[str], bool] = lambda _: True
+    ) -> list[Item | Broken]:
         """The tests of the cases and variants that two lists of patterns name, in the tiers of this session.
+
+        Args:
+            named: of the name of a replay, whether its tests are asked for; planning one that is not takes time.
 
         Raises:
             ConfigError: if a pattern finds nothing, or none of the variants is replayed on any of the cases.
@@ -159,6 +165,8 @@ class Suite:
         found: list[Item | Broken] = []
         wanted = [case for case in self.cases if case.name in chosen]
         for replay in replays(wanted, table, TIERS[self.settings.tier], extent):
+            if not named(replay.name):
+                continue
             try:
                 found += items(replay)
             except RegressError as error:

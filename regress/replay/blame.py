@@ -68,8 +68,9 @@ def blame(states: Sequence[RankState], logs: Sequence[str], what: str, timeout: 
     head = f"rank {culprit.rank} of {len(states)}"
     error = RankError(f"{what}: {head} {clause}" if what else f"{head} {clause}", culprit.rank)
     for state in (culprit, *(other for other in states if other is not culprit)):
-        if isinstance(state.result, Failed) and (state is culprit or not state.result.connection):
-            error.add_note(f"rank {state.rank}: {state.result.trace}")
+        failed = state.result
+        if isinstance(failed, Failed) and failed.trace and (state is culprit or not failed.connection):
+            error.add_note(f"rank {state.rank}: {failed.trace}")
     for state in states:
         printed = logs[state.rank].strip()
         if printed and (state is culprit or (state.runs and culprit.runs)):

@@ -22,6 +22,10 @@ from regress.replay.variants import Precision, Variant
 
 
 def _run_here(replay: Replay, folder: Path) -> DumpReader:
+    if replay.world_size > 1:
+        from regress.replay.pool import shared_pool
+
+        shared_pool().warm()  # it and this process import torch at the same time
     from regress.replay.run import replay as run
 
     return run(replay.case, replay.variant, replay.precision, folder)
@@ -72,7 +76,7 @@ class ReplayCache:
             try:
                 found = self._judge(replay)
             except Exception as error:  # whatever it is, it would come again with each of the replay's tests
-                found = ReplayOutcome(error=stated(error))
+                found = ReplayOutcome(error=stated(error).removeprefix(f"{replay.name}: "))
             write_atomically(path, [found.dumps().encode()])
             self._leave(replay)
         return found

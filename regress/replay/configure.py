@@ -70,7 +70,7 @@ def replay_config(
         case_config(case, steps),
         dump_everything(folder),
         variant.overrides,
-        {"model.dtype": precision.dtype},
+        precision.overrides,
         overrides or {},
     )
     return compose(case.config, {key: value for layer in layers for key, value in layer.items()}, folder)

@@ -103,7 +103,7 @@ def stored_tolerances(
     unmeasured = Tolerance(0.0, reason=f"none was measured: run regress calibrate {case.name}")
 
     def of(quantity: str) -> Tolerance | None:
-        entry = case.tolerance(quantity, str(precision))
+        entry = case.tolerance(quantity, precision.measured_as)
         if entry is None:
             return EXACT if quantity_named(quantity).exact else unmeasured
         if entry.relative is None:
@@ -122,6 +122,8 @@ def expected_dtype(truth: Truth, precision: Precision, quantity: str, name: str)
         return dtype_name(golden.dtype)
     if quantity in WIDE:
         return "float64"
+    if quantity == "activations":
+        return precision.computes_in
     return precision.dtype if quantity in NATIVE or precision is Precision.FLOAT64 else "float32"
 
 

@@ -28,6 +28,7 @@ def layout(
 
 
 TWICE = (*BOTH, Precision.BITWISE)
+SHARDED = (*SEMANTICS, Precision.MIXED)
 
 _ROWS: tuple[Variant, ...] = (
     # data parallelism: denominators over ranks, gradients summed and not averaged
@@ -42,16 +43,18 @@ _ROWS: tuple[Variant, ...] = (
     layout("dp5", "a rank without samples", "dr_grpo"),
     layout("dp8-mbs1", "ranks that run out of microbatches", "cispo"),
     # sharded data parallelism
-    layout("fsdp2", "gradients divided by the number of ranks", "tied"),
+    layout(
+        "fsdp2", "gradients divided by the number of ranks; blocks in bfloat16", "tied", precisions=SHARDED
+    ),
     layout(
         "fsdp4-mbs2", "shards of unequal size, and empty ones", "dense", precisions=TWICE, twin="fsdp4-mbs2"
     ),
     layout("fsdp2-noreshard-packed-budget64", "parameters that stay gathered over the update", "dense"),
     layout("fsdp2-checkpointing-mbs4", "parameters gathered again for the second forward pass", "dense"),
-    layout("fsdp5", "a rank without samples, which all others wait for", "moe"),
+    layout("fsdp5", "a rank without samples, which all others wait for", "moe", precisions=SHARDED),
     layout("fsdp8-dealt", "more ranks than rows of a parameter", "dense"),
     layout("dp2-fsdp2", "sums over shards and over replicas", "dense"),
-    layout("dp2-fsdp2-hsdp-mbs3", "the same by torch's two-dimensional mesh", "dense"),
+    layout("dp2-fsdp2-hsdp-mbs3", "the same by torch's two-dimensional mesh", "dense", precisions=SHARDED),
     # tensor parallelism
     layout("tp2", "matrix products split over ranks; partial gradients of norms", "tied", "moe"),
     layout("tp2-mbs3", "partial gradients summed once, or in every microbatch", "dense"),
@@ -104,7 +107,7 @@ _ROWS: tuple[Variant, ...] = (
     layout("dp2-ep2", "experts replicated over a part of the ranks", "moe"),
     layout("fsdp2-tp2-mbs3", "a parameter sharded twice", "dense", precisions=BOTH),
     layout("fsdp2-tp2-sp", "the same under sequence parallelism", "tied"),
-    layout("fsdp2-pp2-budget72", "sharded stages", "dense"),
+    layout("fsdp2-pp2-budget72", "sharded stages", "dense", precisions=SHARDED),
     layout("fsdp2-cp2-zigzag", "shards and columns", "dense"),
     layout("fsdp2-ep2", "experts sharded twice", "moe"),
     layout("tp2-pp2-mbs4", "a split vocabulary on the last stage", "tied", precisions=BOTH),

@@ -144,5 +144,5 @@ def _judged(replay: Replay, quantity: str) -> bool:
     """Whether a tolerance exists: where the noise of a precision leaves nothing to see there is no test."""
     if replay.precision is Precision.BITWISE:
         return True
-    entry = replay.case.tolerance(quantity, str(replay.precision))
+    entry = replay.case.tolerance(quantity, replay.precision.measured_as)
     return entry is None or entry.relative is not None

@@ -44,7 +44,7 @@ _SHOWN = 10
     type=click.Choice([*TIERS]),
     default="semantics",
     show_default=True,
-    help="The same mathematics (float64), accurate enough (float32, bfloat16), or the same bytes.",
+    help="The same mathematics (float64), accurate enough (float32, bfloat16, mixed), or the same bytes.",
 )
 @click.option(
     "--matrix",

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
-from regress.errors import lost_connection, reason
+from regress.errors import RegressError, lost_connection, reason
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Failed:
 
     Attributes:
         error: type and message on one line.
-        trace: the traceback.
+        trace: the traceback; empty for an error of this package, whose sentence says it all.
         connection: whether the error is one of the communication, which another rank may be the cause of.
         at: when, on the clock of the machine, s.
     """
@@ -95,7 +95,7 @@ class Failed:
         """What an exception says."""
         error = error.with_traceback(_inner(error.__traceback__))
         connection = lost_connection(error)
-        trace = "".join(traceback.format_exception(error)).rstrip()
+        trace = "" if isinstance(error, RegressError) else "".join(traceback.format_exception(error)).rstrip()
         return cls(_SOURCE.sub("", reason(error, limit=400)), trace, connection)
 
 

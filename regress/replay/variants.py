@@ -17,27 +17,50 @@ from regress.errors import ConfigError
 
 
 class Precision(StrEnum):
-    """What a replay computes in; ``BITWISE`` is float32 compared byte for byte with the replay of a twin."""
+    """What a replay computes in.
+
+    ``MIXED`` is FSDP's policy: float32 weights, blocks that compute in bfloat16, gradients summed in float32.
+    ``BITWISE`` is float32 compared byte for byte with the replay of a twin.
+    """
 
     FLOAT64 = "float64"
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
+    MIXED = "mixed"
     BITWISE = "bitwise"
 
     @property
     def dtype(self) -> str:
-        """``model.dtype`` of the replay."""
-        return "float32" if self is Precision.BITWISE else str(self)
+        """``model.dtype`` of the replay: weights, gradients, optimizer state."""
+        return "float32" if self in (Precision.MIXED, Precision.BITWISE) else str(self)
+
+    @property
+    def computes_in(self) -> str:
+        """The dtype of activations."""
+        return "bfloat16" if self is Precision.MIXED else self.dtype
+
+    @property
+    def measured_as(self) -> str:
+        """The precision whose tolerances hold: activations as coarse, and nothing else coarser."""
+        return self.computes_in if self is Precision.MIXED else str(self)
+
+    @property
+    def overrides(self) -> dict[str, Any]:
+        """Dotted configuration key -> value, over those of a variant."""
+        found: dict[str, Any] = {"model.dtype": self.dtype}
+        if self is Precision.MIXED:
+            found |= {"parallel.fsdp_param_dtype": "bfloat16", "parallel.fsdp_reduce_dtype": "float32"}
+        return found
 
     @property
     def suffix(self) -> str:
         """What a test id adds to the variant's name."""
-        return {"float64": "", "float32": "-fp32", "bfloat16": "-bf16", "bitwise": "-bitwise"}[self]
+        return {"float64": "", "float32": "-fp32", "bfloat16": "-bf16"}.get(self, f"-{self}")
 
 
 TIERS: Mapping[str, tuple[Precision, ...]] = {
     "semantics": (Precision.FLOAT64,),
-    "precision": (Precision.FLOAT32, Precision.BFLOAT16),
+    "precision": (Precision.FLOAT32, Precision.BFLOAT16, Precision.MIXED),
     "bitwise": (Precision.BITWISE,),
     "all": tuple(Precision),
 }

@@ -153,11 +153,11 @@ def sessions(stubbed: GoldenProject) -> Iterator[Sessions]:
 
 
 MESSAGES = {
-    "raises": "dr_grpo/raises: rank 1 of 2 raised ValueError: wrong sign, before it recorded anything",
-    "killed": "dr_grpo/killed: rank 1 of 2 was ended by SIGKILL, before it recorded anything (the kernel does so when",
-    "leaves": "dr_grpo/leaves: rank 0 of 2 ended itself with exit code 3, before it recorded anything",
-    "misses": "dr_grpo/misses: rank 1 of 2 hangs before it recorded anything: rank 0 waited for it in vain (",
-    "memory": "dr_grpo/memory: rank 0 of 2 raised RuntimeError: ",
+    "raises": "cannot be replayed: rank 1 of 2 raised ValueError: wrong sign, before it recorded anything",
+    "killed": "cannot be replayed: rank 1 of 2 was ended by SIGKILL, before it recorded anything (the kernel",
+    "leaves": "cannot be replayed: rank 0 of 2 ended itself with exit code 3, before it recorded anything",
+    "misses": "cannot be replayed: rank 1 of 2 hangs before it recorded anything: rank 0 waited for it in vain (",
+    "memory": "cannot be replayed: rank 0 of 2 raised RuntimeError: ",
     "disk": "a limit on file sizes is in force: raise it or dump fewer types, after it recorded loss at step",
     "damaged": "bytes that do not match the size and hash in manifest.json; it was cut off or changed after it was",
 }

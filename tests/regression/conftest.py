@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from numpy.typing import NDArray
@@ -17,8 +17,10 @@ from regress.layout import TokenLayout
 from regress.replay.judge import judge_replay
 from regress.replay.matrix import Replay
 from regress.replay.plan import PlannedUpdate
-from regress.replay.run import Prepare, replay
 from regress.replay.variants import VARIANTS, Precision
+
+if TYPE_CHECKING:
+    from regress.replay.run import Prepare
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 
@@ -71,6 +73,10 @@ def judge(tmp_path: Path) -> Callable[..., Judged]:
     def run(
         case: str, variant: str, *, precision: Precision = Precision.FLOAT64, prepare: Prepare | None = None
     ) -> Judged:
+        from regress.replay.run import (
+            replay,  # loads torch, which golden tests on several ranks need in these only
+        )
+
         chosen = Replay(GoldenStore(GOLDEN).case(case), VARIANTS[variant], precision)
         dump = replay(chosen.case, chosen.variant, precision, tmp_path / chosen.name, prepare=prepare)
         verdicts = judge_replay(chosen.case, dump, chosen.plan, precision)

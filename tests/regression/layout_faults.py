@@ -298,6 +298,11 @@ def divided_twice_by_torch() -> None:
 # the norm of the gradient
 
 
+def precision_policy_ignored() -> None:
+    policy = sharded.MixedPrecisionPolicy
+    sharded.MixedPrecisionPolicy = lambda **_: policy()  # type: ignore[assignment,misc]
+
+
 def norm_of_own_shard() -> None:
     ParallelPolicy._total_norm = LocalPolicy._total_norm
 

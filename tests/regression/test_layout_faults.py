@@ -804,6 +804,13 @@ def test_rolled_labels_are_wrong_at_the_border_alone(broken: Broken) -> None:
     assert first.worst.where.startswith(tuple(wanted))
 
 
+def test_blocks_that_compute_in_the_dtype_of_the_weights_are_not_mixed(broken: Broken) -> None:
+    """As under accelerate on CPUs: the policy is configured, and never reaches FSDP (docs/findings.md)."""
+    _, failed = broken(bugs.precision_policy_ignored, "tied", "fsdp2", Precision.MIXED)
+    assert (failed[0].quantity, failed[0].status) == ("activations", Status.DTYPE)
+    assert failed[0].detail == "golden bfloat16, actual float32"
+
+
 def test_a_wrong_offset_is_refused_by_the_engine_itself(broken: Broken) -> None:
     with pytest.raises(RankError, match="lies in 0 parts of the vocabulary"):
         broken(bugs.offset_checked, "dense", "tp2")

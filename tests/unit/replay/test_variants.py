@@ -52,10 +52,13 @@ def test_rows_of_a_project_are_added_and_replace(tmp_path: Path) -> None:
             {"why": "x", "override": {}},
             "has the key 'override'; choose from why, overrides, precisions, cases, twin",
         ),
-        ({"why": "x", "precisions": ["fp32"]}, "choose from float64, float32, bfloat16, bitwise, each once"),
+        (
+            {"why": "x", "precisions": ["fp32"]},
+            "choose from float64, float32, bfloat16, mixed, bitwise, each once",
+        ),
         (
             {"why": "x", "precisions": [["float32"]]},
-            "choose from float64, float32, bfloat16, bitwise, each once",
+            "choose from float64, float32, bfloat16, mixed, bitwise, each once",
         ),
         ({"why": "x", "precisions": []}, "has the precisions []; choose from"),
         ({"why": "x", "precisions": ["float32", "float32"]}, "each once"),
@@ -85,7 +88,7 @@ def test_a_name_that_would_break_an_id_a_pattern_or_a_path_is_refused(name: str)
         parse_variants({name: {"why": "x"}}, "conftest.py")
 
 
-@pytest.mark.parametrize("name", ["base-fp32", "packed-bf16", "mine-bitwise"])
+@pytest.mark.parametrize("name", ["base-fp32", "packed-bf16", "fsdp2-mixed", "mine-bitwise"])
 def test_a_name_that_reads_as_a_precision_is_refused(name: str) -> None:
     """Two replays of one name would share one outcome."""
     with pytest.raises(ConfigError, match="which test ids add for the precision"):
