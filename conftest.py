@@ -3,6 +3,7 @@ which tests run by default."""
 
 from __future__ import annotations
 
+from collections import Counter
 from importlib.metadata import entry_points
 
 import pytest
@@ -21,8 +22,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave extended tests out, unless the option or ``-m`` asks for them."""
+    _thin(items)
     if config.getoption("--extended") or EXTENDED in config.getoption("-m"):
         return
     left = [item for item in items if item.get_closest_marker(EXTENDED)]
     config.hook.pytest_deselected(items=left)
     items[:] = [item for item in items if not item.get_closest_marker(EXTENDED)]
+
+
+def _thin(items: list[pytest.Item]) -> None:
+    """Of the cases of a test marked ``one_in(n)`` every n-th runs by default; the others are extended tests."""
+    seen: Counter[str] = Counter()
+    for item in items:
+        marker = item.get_closest_marker("one_in")
+        if marker is None:
+            continue
+        test = item.nodeid.partition("[")[0]
+        if seen[test] % marker.args[0]:
+            item.add_marker(EXTENDED)
+        seen[test] += 1

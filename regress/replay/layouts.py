@@ -32,7 +32,7 @@ SHARDED = (*SEMANTICS, Precision.MIXED)
 
 _ROWS: tuple[Variant, ...] = (
     # data parallelism: denominators over ranks, gradients summed and not averaged
-    layout("dp2", "loss weights counted per rank", "dense", "dapo", "gspo"),
+    layout("dp2", "loss weights counted per rank", "dense", "gspo"),
     layout("dp2-ddp", "gradients averaged over replicas", "dense", precisions=TWICE, twin="dp2-ddp"),
     layout("dp2-ddp-mbs2", "gradients synchronized in every microbatch, or in none", "dense"),
     layout("dp2-accelerate-mbs2", "the loss divided by accumulation steps", "dense"),
@@ -81,7 +81,6 @@ _ROWS: tuple[Variant, ...] = (
         "heads exchanged for tokens; positions of the second half",
         "dense",
         "gpt2",
-        "moe",
         precisions=BOTH,
     ),
     layout("cp2-packed", "samples across the border between ranks", "tools"),
@@ -93,7 +92,7 @@ _ROWS: tuple[Variant, ...] = (
     layout("cp2-checkpointing", "collectives in the second forward pass", "dense"),
     layout("cp4", "fewer heads of keys than ranks", "gspo"),
     layout("cp4-ring-zigzag", "a ring over columns out of order", "gpt2"),
-    layout("cp3-gather-packed-budget48", "three parts of a row", "tied"),
+    layout("cp3-gather-packed-budget96", "three parts of a row", "tied"),
     # expert parallelism
     layout("ep2", "rows sent to experts and back", "moe", precisions=BOTH),
     layout("ep4-packed", "one expert on each rank", "moe"),

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -728,15 +727,8 @@ def require_place(fault: Fault, chosen: Replay, failed: list[Verdict]) -> None:
     assert fault.says in first.detail
 
 
-def _some(values: Sequence[Any]) -> list[Any]:
-    """A third of them by default, from every part of the table; the others are extended tests."""
-    return [
-        value if index % 3 == 0 else pytest.param(value, marks=pytest.mark.extended)
-        for index, value in enumerate(values)
-    ]
-
-
-@pytest.mark.parametrize("fault", _some(FAULTS), ids=lambda fault: fault.name)
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_fault_fails_first_where_it_is(
     fault: Fault, broken: Broken, record_property: Callable[[str, object], None]
 ) -> None:
@@ -748,7 +740,8 @@ def test_a_fault_fails_first_where_it_is(
     assert multiple > 100 or fault.status is Status.MISSING
 
 
-@pytest.mark.parametrize("name", _some(IN_FLOAT32))
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("name", IN_FLOAT32)
 def test_it_is_found_in_float32_too(name: str, broken: Broken) -> None:
     """Measured tolerances leave room for rounding, and not for these."""
     (fault,) = (fault for fault in FAULTS if fault.name == name)

@@ -167,13 +167,8 @@ def test_the_run_that_is_compared_with_clips_and_leaves_its_reference(
     assert last["training_step/kl"] > 1e-3
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        name if index % 3 == 0 else pytest.param(name, marks=pytest.mark.extended)
-        for index, name in enumerate(LAYOUTS)
-    ],
-)
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("name", LAYOUTS)
 def test_a_split_run_makes_the_same_model(
     pool: RankPool,
     targets: Any,

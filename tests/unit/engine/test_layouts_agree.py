@@ -300,8 +300,9 @@ def test_a_microbatch_without_loss_tokens_contributes_nothing() -> None:
     assert_equal(both, alone, "with an idle microbatch")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
-    ("family", "backend"), [("qwen3", "aot_eager"), ("gpt2", "aot_eager"), ("qwen3_moe", "eager")]
+    ("family", "backend"), [("gpt2", "aot_eager"), ("qwen3_moe", "eager"), ("qwen3", "aot_eager")]
 )
 def test_compiled_blocks_compute_the_same_in_true_float64(family: str, backend: str) -> None:
     batch = TokenBatch(ragged(LENGTHS, seed=8))

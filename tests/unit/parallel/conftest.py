@@ -74,20 +74,3 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
         yield started
     finally:
         started.close()
-
-
-SAMPLED = ("test_context", "test_expert", "test_pipeline", "test_split_models")
-"""Modules with many combinations, which the replays of golden cases meet too: a third of them by default, and of the
-last, which starts ranks for every mesh, none."""
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the others as extended."""
-    for name in SAMPLED:
-        found = [
-            item for item in items if item.path.parent == Path(__file__).parent and item.path.stem == name
-        ]
-        for index, item in enumerate(found):
-            if index % 3 or name == "test_split_models":
-                item.add_marker(pytest.mark.extended)

@@ -26,6 +26,8 @@ from regress.layout import BatchPlan, plan_microbatches
 from regress.layout.shards import ShardLayout
 from regress.parallel import expert
 
+pytestmark = pytest.mark.one_in(3)  # replays of golden cases meet the same combinations
+
 VOCABULARY = 13
 TOLERANCE = 1e-12
 EXPERTS = 8

@@ -14,6 +14,8 @@ from regress.parallel.sharded import blocks
 
 Done = list[dict[str, Any]]
 
+pytestmark = pytest.mark.extended  # replays of golden cases meet the same combinations
+
 TOLERANCE = 1e-12
 """Relative to the largest element of the whole tensor; correct splits are at 4e-15, mistakes above 1e-2."""
 
