@@ -41,3 +41,9 @@ def _thin(items: list[pytest.Item]) -> None:
         if seen[test] % marker.args[0]:
             item.add_marker(EXTENDED)
         seen[test] += 1
+
+
+@pytest.fixture(autouse=True)
+def _no_summary_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports of tests are none of the run that GitHub shows."""
+    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)

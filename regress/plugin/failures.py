@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from regress.plugin.options import said
+from regress.plugin.settings import SETTINGS
+from regress.report.call import link
 from regress.report.text import explain, headline
 
 if TYPE_CHECKING:
@@ -27,9 +29,15 @@ def explain_replay(item: Item, outcome: Outcome, replay: ReplayOutcome, node: py
             verdict for other in replay.outcomes.values() if other is not outcome for verdict in other.failed
         ],
         environment=environment_differences(item.replay.case, node.config),
-        commands=commands(item, node),
+        commands=commands(item, node) | _report(item, outcome, node),
     )
     return headline(outcome.failed[0], item.replay.name), details
+
+
+def _report(item: Item, outcome: Outcome, node: pytest.Item) -> dict[str, str]:
+    """Where the report of the session shows it."""
+    folder = node.config.stash[SETTINGS].report
+    return {} if folder is None else {"report": link(folder, item.replay.name, outcome.failed[0])}
 
 
 def environment_differences(case: GoldenCase, config: pytest.Config) -> list[str]:

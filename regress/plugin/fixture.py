@@ -11,7 +11,7 @@ import pytest
 
 from regress.errors import CheckError, RegressError
 from regress.plugin.provenance import provenance_of
-from regress.plugin.rows import ASKED, tell_calls, tell_update
+from regress.plugin.rows import ASKED, tell_calls, tell_properties, tell_update
 from regress.plugin.settings import SETTINGS
 
 if TYPE_CHECKING:
@@ -169,11 +169,14 @@ class Regress:
     def _judge(self, verdicts: list[Verdict], name: str, golden: StoredCheck | None) -> None:
         """Raise `AssertionError` if a verdict is bad; tell the report of the session about all of them."""
         __tracebackhide__ = True
-        test = owner(self._node)
-        if self._settings.report is not None:
-            from regress.report.call import Call
+        from regress.report.call import Call
 
-            tell_calls(self._node, [Call(test, "", verdict, test=test) for verdict in verdicts])
+        test = owner(self._node)
+        told = [Call(test, "", verdict, test=test) for verdict in verdicts]
+        for call in told[:1]:  # the gravest
+            tell_properties(self._node, call)
+        if self._settings.report is not None:
+            tell_calls(self._node, told)
         failed = [verdict for verdict in verdicts if not verdict.ok]
         if failed:
             from regress.golden.provenance import differences
@@ -182,6 +185,8 @@ class Regress:
             environment = (
                 [] if golden is None else differences(golden.provenance, provenance_of(self._config))
             )
-            first_line, details = explain_check(failed, test, environment, of_golden=golden is not None)
+            first_line, details = explain_check(
+                failed, test, environment, of_golden=golden is not None, report=self._settings.report
+            )
             self._node.add_report_section("call", f"regress: {name}", details)
             raise AssertionError(first_line)

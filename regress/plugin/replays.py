@@ -16,7 +16,7 @@ import pytest
 
 from regress.errors import RegressError
 from regress.plugin.fixture import owner
-from regress.plugin.rows import tell_calls
+from regress.plugin.rows import tell_calls, tell_properties
 from regress.plugin.suite import Broken, Suite
 
 if TYPE_CHECKING:
@@ -61,8 +61,9 @@ class RecordCheck:
                 "look at its dump with --regress-keep-dumps",
                 pytrace=False,
             )
+        told = outcome.calls(item.replay.name, str(item.replay.precision), owner(self._node))
+        tell_properties(self._node, told[0])
         if self._suite.settings.report is not None:
-            told = outcome.calls(item.replay.name, str(item.replay.precision), owner(self._node))
             tell_calls(self._node, told)
         if outcome.failed:
             from regress.plugin.failures import explain_replay

@@ -19,6 +19,7 @@ UPDATE = "regress_update"
 CALL = "regress_call"
 ASKED = "regress_golden"
 """Property names: a row of the update table, a verdict for the report, the file of a stored check."""
+KEPT = (UPDATE, CALL, ASKED)
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,27 @@ def tell_calls(node: pytest.Item, calls: Iterable[Call]) -> None:
     """Have verdicts counted by the report of the session; worth the space only if one is asked for."""
     for call in calls:
         node.user_properties.append((CALL, _text(call.to_json())))
+
+
+def tell_properties(node: pytest.Item, call: Call) -> None:
+    """Have the test's properties, which JUnit files hold, name its gravest or closest verdict; see docs/report.md."""
+    verdict = call.verdict
+    found: dict[str, object] = {
+        "regress_where": call.where,
+        "regress_precision": call.precision,
+        "regress_place": str(verdict.place),
+        "regress_quantity": verdict.quantity,
+        "regress_tensor": verdict.name,
+        "regress_verdict": str(verdict.status),
+        "regress_multiple": verdict.multiple,
+        "regress_max_error": verdict.max_error,
+        "regress_tolerance": verdict.tolerance,
+        "regress_elements": verdict.count,
+        "regress_beyond": verdict.over,
+        "regress_worst": "" if verdict.worst is None else verdict.worst.where,
+        "regress_reason": verdict.reason,
+    }
+    node.user_properties += [(name, str(value)) for name, value in found.items() if value != ""]
 
 
 def _text(tree: Mapping[str, Any]) -> str:

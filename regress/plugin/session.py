@@ -14,7 +14,7 @@ from regress.errors import ConfigError
 from regress.plugin.replays import FIXTURE, MARKER, SUITE, parametrize
 from regress.plugin.settings import SETTINGS
 from regress.plugin.shared import SharedFolder
-from regress.plugin.suite import Broken, Suite
+from regress.plugin.suite import REPLAYS, Broken, Suite
 from regress.plugin.summary import SUMMARY
 
 if TYPE_CHECKING:
@@ -41,6 +41,11 @@ class ReplaySession:
         if self._own is None:
             self._own = SharedFolder()
         return self._own.path
+
+    @property
+    def replays(self) -> Path | None:
+        """Where the replays of this session are, if it has any."""
+        return None if self._own is None else self._own.path / REPLAYS
 
     def suite(self) -> Suite:
         """The cases and variants, opened when a test first asks for them; raises `ConfigError` for bad variants."""

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from regress.replay.variants import Variant
 
 
+REPLAYS = "replays"
+"""Folder of a session's replays, below what its processes share."""
+
+
 @dataclass(frozen=True)
 class Broken:
     """A case or a replay that cannot be judged, as a test that fails and says why; ``case`` is its name, if known."""
@@ -91,10 +95,11 @@ class Suite:
         from regress.replay.cache import ReplayCache
 
         return ReplayCache(
-            self.shared / "replays",
+            self.shared / REPLAYS,
             self.variants,
             scale=self.settings.tolerance_scale,
             keep=self.settings.keep_dumps,
+            tokens=self.settings.report is not None,
             golden=self._golden,
         )
 

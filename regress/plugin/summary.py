@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from regress.plugin.rows import CALL, UPDATE, UpdateRow, told_call, update_row
+from regress.plugin.rows import CALL, KEPT, UPDATE, UpdateRow, told_call, update_row
 from regress.plugin.settings import SETTINGS
 
 if TYPE_CHECKING:
     from regress.report.call import Call
+    from regress.report.tokens import TokenTable
 
 _NARROWEST = 120  # columns below which folded cells are harder to read than lines that the terminal wraps
 _UNFOLDED = 1000  # a log is searched, so that nothing in it is folded
@@ -54,12 +55,14 @@ class Summary:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep what a test told; each of its reports holds what the one before held."""
-        found = [(key, value) for key, value in report.user_properties if key.startswith("regress_")]
+        found = [(key, value) for key, value in report.user_properties if key in KEPT]
         if found:
             self._told[report.nodeid] = found
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Write the report, and print the table of the update and what else is to be said."""
+        if hasattr(self._config, "workerinput"):  # a worker of pytest-xdist, which knows its own tests only
+            return
         self._write_report(terminalreporter)
         for note in self._notes:
             terminalreporter.line(f"regress: {note}")
@@ -81,18 +84,34 @@ class Summary:
         folder = self._config.stash[SETTINGS].report
         if folder is None:
             return
-        from regress.report.headroom import table
         from regress.report.model import Report
-        from regress.report.write import write_report
+        from regress.report.terminal import HEIGHT, colourful, screen
+        from regress.report.write import in_order, write_report
 
-        report = Report("pytest", self.calls())
-        terminalreporter.section("headroom")
-        if report.calls:
-            terminalreporter.write(table(report.closest, self._width(terminalreporter)))
-        else:
-            terminalreporter.line("nothing was compared")
+        calls = in_order(self.calls())
+        report = Report("pytest", calls, tokens=self._tokens(calls))
+        writer = terminalreporter._tw
+        colour = writer.hasmarkup or (self._config.option.color == "auto" and colourful(terminal=False))
+        terminalreporter.section("regress")
+        height = HEIGHT - 4 if terminalreporter.isatty else _UNFOLDED
+        terminalreporter.write(
+            screen(report, width=self._report_width(terminalreporter), height=height, colour=colour)
+        )
         for path in write_report(folder, report):
             terminalreporter.line(f"written: {path}")
+
+    def _report_width(self, terminalreporter: pytest.TerminalReporter) -> int:
+        """The screen's, or that of a log, in which nothing is cut off."""
+        width: int = terminalreporter._tw.fullwidth
+        return width if terminalreporter.isatty else _UNFOLDED
+
+    def _tokens(self, calls: list[Call]) -> list[TokenTable]:
+        """What the replays of this session computed at their tokens."""
+        from regress.plugin.session import SESSION
+        from regress.replay.token_tables import chosen_tables
+
+        replays = self._config.stash[SESSION].replays
+        return [] if replays is None else chosen_tables(replays, calls)
 
     def _width(self, terminalreporter: pytest.TerminalReporter) -> int:
         width = terminalreporter._tw.fullwidth

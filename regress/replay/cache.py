@@ -39,6 +39,7 @@ class ReplayCache:
         variants: the table in which twins are looked up.
         scale: factor on measured tolerances.
         dumps: where the replays dump, if not below `root`.
+        tokens: whether what was computed at the tokens is kept for a report; see `regress.replay.token_tables`.
         keep: where a copy of each dump stays, below the name of its replay; None: dumps are removed.
         golden: the case whose values a case is judged against; itself, unless it is being updated.
         run: what replays a case under a variant in a precision, into a folder; the engine of this package, on ranks of
@@ -50,6 +51,7 @@ class ReplayCache:
     scale: float = 1.0
     dumps: Location | None = None
     keep: Path | None = None
+    tokens: bool = False
     golden: Callable[[GoldenCase], GoldenCase] = lambda case: case
     run: Callable[[Replay, Path], DumpReader] = _run_here
     _outcomes: dict[str, ReplayOutcome] = field(default_factory=dict)
@@ -93,9 +95,13 @@ class ReplayCache:
             return ReplayOutcome.of(judge_twin(replay.case, dump, twin, replay.plan), tested)
         tolerance = stored_tolerances(replay.case, replay.precision, self.scale)
         golden = self.golden(replay.case)
-        return ReplayOutcome.of(
-            judge_replay(golden, dump, replay.plan, replay.precision, tolerance=tolerance), tested
-        )
+        verdicts = judge_replay(golden, dump, replay.plan, replay.precision, tolerance=tolerance)
+        outcome = ReplayOutcome.of(verdicts, tested)
+        if self.tokens:
+            from regress.replay.token_tables import keep_tables
+
+            keep_tables(self._folder(replay), replay, golden, dump, outcome, tolerance)
+        return outcome
 
     def _twin(self, replay: Replay) -> DumpReader | None:
         if replay.precision is not Precision.BITWISE:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 POOL = "pool"
 EVERYTHING = "*"
 _WIDTH = 140  # columns of a table where there is no terminal
+_RANKS, _MICROS = 8, 8
+"""Of the table that shows a failing quantity by rank and microbatch."""
 _SHOWN = 10
 """Failing replays told one by one; the others are counted."""
 
@@ -56,7 +58,7 @@ _SHOWN = 10
     "--report",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Write index.html and report.json there.",
+    help="Write index.html, report.json and report.txt there.",
 )
 @click.option("--list", "listing", is_flag=True, help="Only tell what would be replayed.")
 @directory_option
@@ -145,7 +147,8 @@ def replay(
         console.print(_listed(chosen))
         return
     place = None if work is None else location(work)
-    machine = Machine(launch, device, place, None if keep_dumps is None else local_path(keep_dumps))
+    keep = None if keep_dumps is None else local_path(keep_dumps)
+    machine = Machine(launch, device, place, keep, tokens=report is not None)
     if launch is not None and not launch.judges:
         for one in chosen:
             machine.attend(one)
@@ -175,6 +178,7 @@ def _launch(
 
 def _run(chosen: list[Replay], table: dict[str, Variant], machine: Machine, console: Console) -> Results:
     from regress.replay.session import Results
+    from regress.replay.token_tables import chosen_tables
 
     results = Results()
     columns = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}")
@@ -187,12 +191,14 @@ def _run(chosen: list[Replay], table: dict[str, Variant], machine: Machine, cons
             bars.update(task, description=one.name)
             results.add(one, cache.outcome(one))
             bars.advance(task)
+        results.tokens = chosen_tables(cache.root, results.all_calls)
     return results
 
 
 def _tell(results: Results, report: Path | None, console: Console) -> None:
     from regress.report.grid import grid, matrix, render
     from regress.report.model import Report
+    from regress.report.ranks import first_failing
     from regress.report.text import headline
     from regress.report.write import write_report
 
@@ -204,12 +210,21 @@ def _tell(results: Results, report: Path | None, console: Console) -> None:
         click.echo(headline(first, name))
     if len(results.failed) > _SHOWN:
         click.echo(f"and {len(results.failed) - _SHOWN} more")
+    broken = first_failing(results.all_calls)
+    if broken is not None:
+        for part in (Text(broken.title, "bold"), broken.render(_RANKS, _MICROS), Text(broken.statistics)):
+            wide.print(part)
     for name, error in results.errors.items():
         click.echo(f"{name} cannot be replayed: {error}")
-    calls = [call for calls in results.calls.values() for call in calls]
+    calls = results.all_calls
     if report is not None:
         whole = Report(
-            "regress replay", calls, errors=results.errors, tensors=results.tensors, matrix=matrix(rows)
+            "regress replay",
+            calls,
+            errors=results.errors,
+            tokens=results.tokens,
+            tensors=results.tensors,
+            matrix=matrix(rows),
         )
         for path in write_report(report, whole):
             click.echo(f"written: {path}")

@@ -26,6 +26,7 @@ from regress.replay.parts import overrides_of
 from regress.replay.table import project_variants
 from regress.replay.variants import EVERY, TIERS, Extent, Variant, select
 from regress.report.call import Call
+from regress.report.tokens import TokenTable
 
 if TYPE_CHECKING:
     from regress.dump.reader import DumpReader
@@ -40,12 +41,14 @@ class Results:
         errors: replay -> why it could not be judged.
         failed: replays with a verdict that is not ok.
         tensors: how many were compared.
+        tokens: what was computed at the tokens of those that failed, or came closest.
     """
 
     calls: dict[str, list[Call]] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
     failed: list[str] = field(default_factory=list)
     tensors: int = 0
+    tokens: list[TokenTable] = field(default_factory=list)
 
     def add(self, replay: Replay, outcome: ReplayOutcome) -> None:
         """Count an outcome in."""
@@ -60,6 +63,11 @@ class Results:
             for found in outcome.outcomes.values()
             for call in found.calls(replay.name, str(replay.precision))
         ]
+
+    @property
+    def all_calls(self) -> list[Call]:
+        """The verdicts of all replays."""
+        return [call for calls in self.calls.values() for call in calls]
 
     @property
     def exit_code(self) -> int:
@@ -134,12 +142,14 @@ class Machine:
         device: in place of what the cases say.
         work: folder or URL that all nodes see, which does not exist yet; None: a temporary folder.
         keep: where a copy of each dump stays.
+        tokens: whether what was computed at the tokens is kept, for a report.
     """
 
     launch: Launch | None = None
     device: str | None = None
     work: Location | None = None
     keep: Path | None = None
+    tokens: bool = False
 
     @contextmanager
     def cache(self, table: dict[str, Variant]) -> Iterator[ReplayCache]:
@@ -148,7 +158,9 @@ class Machine:
 
         with self._work() as (folder, dumps):
             try:
-                yield ReplayCache(folder, table, dumps=dumps, keep=self.keep, run=self._run)
+                yield ReplayCache(
+                    folder, table, dumps=dumps, keep=self.keep, tokens=self.tokens, run=self._run
+                )
             finally:
                 close_shared_pool()
 

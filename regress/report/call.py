@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 from regress.compare.verdict import Verdict
 from regress.report.text import named, placed
+
+PAGE = "index.html"
+"""The file of the page in the folder of a report."""
 
 _NONE: Mapping[str, float] = MappingProxyType({})
 
@@ -60,3 +65,8 @@ class Call(NamedTuple):
 def anchor(where: str, verdict: Verdict) -> str:
     """``dense/packed/step0/rank0/micro1/log_probs``: where a report shows what is said of a quantity at a place."""
     return f"{placed(where, verdict)}/{verdict.quantity}"
+
+
+def link(folder: Path, where: str, verdict: Verdict) -> str:
+    """Where the HTML page of a report shows a verdict."""
+    return f"{(folder.absolute() / PAGE).as_uri()}#{quote(anchor(where, verdict))}"

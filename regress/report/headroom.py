@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -109,27 +108,6 @@ def _closest(quantity: str, precision: str, calls: Sequence[Call]) -> Closest:
     nearest = min(passed, key=lambda call: (-call.verdict.multiple, call.label), default=None)
     elements = sum(call.verdict.count for call in calls)
     return Closest(quantity, precision, nearest, len(passed), len(calls) - len(passed), elements)
-
-
-def table(rows: Sequence[Closest], width: int = 120) -> str:
-    """The rows as text."""
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    found = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    cells = [row.cells() for row in rows]
-    used = [index for index in range(len(COLUMNS)) if any(row[index] for row in cells)]
-    for title in (COLUMNS[index] for index in used):
-        words = title in WORDS
-        found.add_column(title, justify="left" if words else "right", overflow="fold", no_wrap=not words)
-    for row in cells:
-        found.add_row(*(Text(row[index]) for index in used))  # names hold brackets, which are no markup
-    console = Console(width=width, file=io.StringIO(), color_system=None, force_terminal=False)
-    with console.capture() as capture:
-        console.print(found)
-    return "".join(f"{line.rstrip()}\n" for line in capture.get().splitlines())
 
 
 def _finite(value: float) -> float | None:

@@ -75,6 +75,11 @@ class Report:
         return 2 if self.errors or not self.calls else int(bool(self.failed))
 
     @property
+    def sign(self) -> str:
+        """``✓`` all within tolerance, ``✗`` something is not, ``!`` something could not be judged."""
+        return "✗" if self.failed else "!" if self.exit_code else "✓"
+
+    @property
     def summary(self) -> str:
         """One line: how much was compared, and what it came to."""
         if not self.calls:

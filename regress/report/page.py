@@ -2,26 +2,73 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from importlib.resources import files
+from typing import Any
+
 from regress.report.headroom import COLUMNS, WORDS
 from regress.report.model import Report
+from regress.report.numbers import short
+from regress.report.page_data import page_data
 from regress.report.text import headline
+
+SCRIPTS = ("records.js", "table.js", "details.js", "charts.js", "tokens.js", "main.js")
+"""Parts of the page's program, in the order in which they need each other."""
+
+LISTED = 50
+"""Failures that are listed above the table of all records."""
 
 
 def to_html(report: Report) -> str:
-    """The page."""
+    """The page: everything that it shows, and the programs that show it, within one text."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
+    from plotly.offline import get_plotlyjs
 
     environment = Environment(
-        loader=PackageLoader("regress.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+        loader=PackageLoader("regress.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-    lines = [headline(call.verdict, call.where) for call in report.failed]
-    template = environment.get_template("report.html.j2")
-    return template.render(
-        title=report.title,
+    parts = files("regress.report") / "templates"
+    own = "\n".join((parts / "js" / name).read_text("utf-8") for name in SCRIPTS)
+    return environment.get_template("report.html.j2").render(
+        report=report,
+        state={"✓": "ok", "✗": "bad", "!": "unknown"}[report.sign],
+        cards=[*_cards(report)],
+        failures=[(call.anchor, headline(call.verdict, call.where)) for call in report.failed[:LISTED]],
+        findings=[*_findings(report)],
         columns=COLUMNS,
         words=WORDS,
-        rows=[row.cells() for row in report.closest],
-        failures=lines,
-        errors=report.errors,
-        matrix=report.matrix,
+        headroom=[row.cells() for row in report.closest],
+        style=Markup((parts / "report.css").read_text("utf-8")),
+        plotly=Markup(get_plotlyjs()),
+        program=Markup(own),
+        data=Markup(page_data(report)),
     )
+
+
+def _cards(report: Report) -> Iterator[tuple[str, str, str]]:
+    """Figures of the overview: label, value, remark."""
+    yield "checks", f"{len(report.calls):,}", f"{report.tensors:,} tensors" if report.tensors else ""
+    wheres = {call.where for call in report.failed}
+    yield "failed", f"{len(report.failed):,}", f"in {len(wheres)} of {len(_wheres(report))}"
+    yield "not judged", f"{len(report.errors):,}", ""
+    near = min(report.closest, key=lambda row: row.headroom, default=None)
+    if near is not None and near.call is not None:
+        room = near.room if near.multiple else "equal"
+        yield "least headroom", room, f"{near.quantity}, {short(near.multiple)} of its tolerance"
+
+
+def _wheres(report: Report) -> set[str]:
+    return {call.where for call in report.calls}
+
+
+def _findings(report: Report) -> Iterator[dict[str, Any]]:
+    """What is said of each failing replay: where it first broke, and probably why."""
+    for where in dict.fromkeys([*report.divergences, *report.diagnoses]):
+        first = report.divergences.get(where)
+        causes = [str(cause) for cause in report.diagnoses.get(where, ())]
+        yield {"where": where, "first": "" if first is None else str(first), "causes": causes}

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from regress.compare.verdict import Place
+import numpy as np
+from numpy.typing import NDArray
 
-LIMIT = 20_000
+from regress.compare.align import canonical_layout
+from regress.compare.locate import TokenText
+from regress.compare.quantities import QUANTITIES, Kind, Source, primary_source
+from regress.compare.tolerance import Tolerance
+from regress.compare.verdict import Place
+from regress.dump.arrays import Array
+from regress.dump.record import Record
+from regress.errors import CompareError
+from regress.layout import TokenFrame
+
+LIMIT = 2_000
 """Tokens of one table; what is beyond is left out, and said to be."""
 
 
@@ -18,7 +29,7 @@ class TokenValues:
 
     Attributes:
         quantity: such as ``log_probs``.
-        golden, actual: ``[tokens]``; None where there is no value: at other than loss tokens, or not recorded.
+        golden, actual: ``[tokens]``; None at other than loss tokens, NaN where nothing was recorded.
         tolerance: the bound on ``|actual - golden|``.
     """
 
@@ -62,3 +73,111 @@ class TokenTable:
         """Rebuild a table written by `to_json`."""
         values = [TokenValues(**row) for row in data["values"]]
         return cls(**{**data, "place": Place(**data["place"]), "values": values})
+
+
+def token_table(
+    where: str,
+    place: Place,
+    records: Iterable[Record],
+    truth: Mapping[str, Mapping[str, Array]],
+    frame: TokenFrame,
+    tolerances: Callable[[str], Tolerance | None],
+    text: TokenText | None = None,
+) -> TokenTable:
+    """What the records of one update hold at its tokens, as far as their layouts tell; nothing is refused.
+
+    Of several values of a token the one that is furthest off stands for all. If there are more tokens than `LIMIT`, the
+    samples that are furthest off stay.
+
+    Args:
+        truth: canonical golden values of the update, ``quantity -> tensor name -> array``.
+        tolerances: of a quantity; None leaves it out.
+        text: of a token id.
+    """
+    inputs = truth.get("batch_inputs", {})
+    ids = inputs.get("input_ids", np.zeros(frame.size, np.int64))
+    mask = np.asarray(inputs.get("response_mask", np.ones(frame.size)), bool)
+    known = [*records]
+    columns: dict[str, tuple[NDArray[np.float64], NDArray[np.float64], float]] = {}
+    for source in _sources(truth):
+        tolerance = tolerances(source.quantity)
+        if tolerance is None:
+            continue
+        golden = np.where(mask, truth[source.quantity][source.name].astype(np.float64), np.nan)
+        scale = float(np.max(np.abs(golden[mask]), initial=0.0))
+        actual = _actual(known, source, golden, frame)
+        columns[source.quantity] = golden, actual, tolerance.relative * scale + tolerance.absolute
+    samples = _furthest(frame, columns.values())
+    chosen = np.concatenate([_tokens_of(frame, sample) for sample in samples] or [np.zeros(0, np.int64)])
+    return TokenTable(
+        where,
+        place,
+        samples=[f"{frame.samples[s][0]}/{frame.samples[s][1]}" for s in samples],
+        lengths=[frame.lengths[s] for s in samples],
+        ids=[int(token) for token in ids[chosen]],
+        mask=[bool(entry) for entry in mask[chosen]],
+        values=[
+            TokenValues(
+                quantity, _listed(golden[chosen], mask[chosen]), _listed(actual[chosen], mask[chosen]), bound
+            )
+            for quantity, (golden, actual, bound) in columns.items()
+        ],
+        text=[text(int(token)) for token in ids[chosen]] if text is not None else (),
+        left_out=len(frame.samples) - len(samples),
+    )
+
+
+def _sources(truth: Mapping[str, Mapping[str, Array]]) -> Iterator[Source]:
+    """Where the values at tokens are, in the order of computation."""
+    for quantity in QUANTITIES:
+        if quantity.kind is Kind.TOKEN:
+            yield from (primary_source(quantity.name, name) for name in [*truth.get(quantity.name, {})][:1])
+
+
+def _actual(
+    records: Sequence[Record], source: Source, golden: NDArray[np.float64], frame: TokenFrame
+) -> NDArray[np.float64]:
+    """``[frame.size]`` what was recorded, NaN where nothing was."""
+    found, off = np.full(frame.size, np.nan), np.full(frame.size, -1.0)
+    for record in records:
+        if record.type != source.stage or source.tensor not in record.tensors:
+            continue
+        try:
+            layout = canonical_layout(record, frame)
+        except CompareError:  # a verdict says so
+            continue
+        array = record.tensors[source.tensor]
+        if array.shape != layout.shape:
+            continue
+        canonical, local = layout.indices(frame.offsets)
+        values = array.reshape(-1)[local].astype(np.float64)
+        error = np.nan_to_num(np.abs(values - golden[canonical]), nan=np.inf)
+        worse = error > off[canonical]
+        found[canonical[worse]], off[canonical[worse]] = values[worse], error[worse]
+    return found
+
+
+def _furthest(
+    frame: TokenFrame, columns: Iterable[tuple[NDArray[np.float64], NDArray[np.float64], float]]
+) -> list[int]:
+    """Samples that there is room for, in canonical order, those that are furthest off first served."""
+    multiple = np.zeros(frame.size)
+    for golden, actual, bound in columns:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            multiple = np.fmax(multiple, np.abs(actual - golden) / bound)
+    worst = [float(np.max(multiple[_tokens_of(frame, s)], initial=0.0)) for s in range(len(frame.samples))]
+    chosen: list[int] = []
+    room = LIMIT
+    for sample in sorted(range(len(worst)), key=lambda s: (-worst[s], s)):
+        if frame.lengths[sample] <= room:
+            chosen.append(sample)
+            room -= frame.lengths[sample]
+    return sorted(chosen)
+
+
+def _tokens_of(frame: TokenFrame, sample: int) -> NDArray[np.int64]:
+    return np.arange(frame.offsets[sample], frame.offsets[sample + 1])
+
+
+def _listed(values: NDArray[np.float64], mask: NDArray[np.bool_]) -> list[float | None]:
+    return [float(value) if wanted else None for value, wanted in zip(values, mask, strict=True)]

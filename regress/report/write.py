@@ -6,39 +6,50 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from regress.compare.quantities import order_of
 from regress.dump.files import write_atomically
-from regress.report.call import Call
+from regress.report.call import PAGE, Call
+from regress.report.github import append_step_summary
 from regress.report.model import Report
 from regress.report.page import to_html
+from regress.report.terminal import whole
 
-JSON_NAME, HTML_NAME = "report.json", "index.html"
+JSON_NAME, TEXT_NAME = "report.json", "report.txt"
 
 
 def write_report(folder: Path, report: Report) -> list[Path]:
-    """Write ``report.json`` and ``index.html`` into a folder, each whole or not at all.
+    """Write ``index.html``, ``report.json`` and ``report.txt`` into a folder, each whole or not at all.
 
-    The bytes depend on what was judged, and not on the order in which workers told it.
+    The bytes depend on what was judged, and not on the order in which workers told it. Where GitHub Actions names a
+    file for the summary of the step, that is told, too.
 
     Returns:
         The paths of the files.
     """
     told = replace(report, calls=in_order(report.calls))
     texts = {
+        PAGE: to_html(told),
         JSON_NAME: json.dumps(told.to_json(), indent=1, allow_nan=False) + "\n",
-        HTML_NAME: to_html(told),
+        TEXT_NAME: whole(told),
     }
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
         write_atomically(folder / name, [text.encode()])
+    append_step_summary(told)
     return [folder / name for name in texts]
 
 
 def in_order(calls: Sequence[Call]) -> list[Call]:
-    """By place and name; numbers in them by their value."""
-    return sorted(calls, key=lambda call: (call.where, call.precision, _place(call), call.label, call.test))
+    """By replay, then in the order of computation."""
+    return sorted(calls, key=_order)
 
 
-def _place(call: Call) -> tuple[int, ...]:
-    place = call.verdict.place
-    return tuple(-1 if v is None else v for v in (place.step, place.update, place.rank, place.micro))
+def _order(call: Call) -> tuple[Any, ...]:
+    verdict, place = call.verdict, call.verdict.place
+    step, update, rank, micro = (
+        -1 if v is None else v for v in (place.step, place.update, place.rank, place.micro)
+    )
+    of_quantity = order_of(verdict.quantity), verdict.quantity
+    return (call.where, call.precision, step, update, *of_quantity, micro, rank, verdict.name, call.test)

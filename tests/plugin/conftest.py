@@ -14,6 +14,7 @@ import regress.golden.provenance
 import regress.golden.store
 import regress.plugin.checking
 import regress.plugin.failing
+import regress.report.write
 
 if TYPE_CHECKING:
     from regress.golden.manifest import Manifest
@@ -120,7 +121,9 @@ class GoldenProject(Project):
 def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither plugins nor settings of whoever runs these tests."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-    for name in ("CI", "BUILD_NUMBER", "PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT"):
+    logs = ("GITHUB_ACTIONS", "GITLAB_CI", "BUILDKITE", "FORCE_COLOR")
+    workers = ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT")
+    for name in ("CI", "BUILD_NUMBER", "PYTEST_ADDOPTS", *workers, *logs):
         monkeypatch.delenv(name, raising=False)
 
 

@@ -212,4 +212,5 @@ def test_the_report_names_the_closest_call_of_every_check(project: Any) -> None:
     assert sorted(path.name for path in Path(project.folder / "out").iterdir()) == [
         "index.html",
         "report.json",
+        "report.txt",
     ]

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from regress.compare.verdict import Place, Status, Verdict
 from regress.report.call import Call
-from regress.report.headroom import COLUMNS, closest_calls, table
+from regress.report.headroom import COLUMNS, closest_calls
+from regress.report.terminal import headroom_table, printed
 
 
 def call(
@@ -68,7 +69,7 @@ def test_equally_close_calls_are_told_apart_by_name() -> None:
 
 
 def test_the_table() -> None:
-    text = table(closest_calls(CALLS), width=200)
+    text = printed(headroom_table(closest_calls(CALLS), 200), 200, False)
     header, _, *lines = [line for line in text.splitlines() if line.strip()]
     assert all(column in header for column in COLUMNS)
     assert "equal" in lines[0]

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import math
 import random
+from dataclasses import fields
 from pathlib import Path
 
+import jsonschema
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import regress.report
 from regress.compare.verdict import Place, Status, Verdict, Worst
 from regress.dump.jsontext import loads
 from regress.report.call import Call
@@ -94,6 +97,34 @@ def test_the_json_is_strict_and_restores_every_verdict(tmp_path: Path) -> None:
     assert [row["anchor"] for row in tree["calls"]][-1] == "dense/tp2/step0/rank0/micro0/log_probs"
     found = {repr(Call.from_json(row)) for row in loads(text)["calls"]}
     assert found == {repr(one._replace(layers=dict(one.layers))) for one in CALLS}
+
+
+SCHEMA = json.loads((Path(regress.report.__file__).parent / "report.schema.json").read_text())
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        Report("x"),
+        Report("x", CALLS, {"dense/cp2": "no"}, tokens=[TOKENS], environment={"numpy": "2"}, notes=["so"]),
+        Report("x", CALLS, sections={"step": 0, "num_ranks": 8, "sections": [{"section": "trajectories"}]}),
+    ],
+)
+def test_the_json_is_what_the_schema_says(report: Report) -> None:
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    jsonschema.validate(report.to_json(), SCHEMA)
+
+
+def test_the_schema_knows_every_field_and_refuses_others() -> None:
+    described = SCHEMA["$defs"]["verdict"]["properties"]
+    assert {spec.name for spec in fields(Verdict)} <= {*described}
+    assert all("description" in entry or "anyOf" in entry for entry in described.values())
+    tree = Report("x", CALLS).to_json()
+    tree["calls"][0]["verdict"]["multipel"] = 1.0
+    with pytest.raises(jsonschema.ValidationError, match="multipel"):
+        jsonschema.validate(tree, SCHEMA)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(Report("x", CALLS).to_json() | {"exit_code": 3}, SCHEMA)
 
 
 def test_the_files_do_not_depend_on_who_came_first(tmp_path: Path) -> None:

@@ -1,0 +1,82 @@
+"""The report in the summary of a step of GitHub Actions."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from regress.report.headroom import COLUMNS
+from regress.report.model import Report
+from regress.report.text import headline
+
+VARIABLE = "GITHUB_STEP_SUMMARY"
+"""Names the file; what is appended to it appears on the page of the run."""
+LIMIT = 1024 * 1024
+"""Bytes of a step's summary; GitHub shows nothing of a larger one."""
+LISTED = 200
+
+_CUT = "\n\nThere is more, but GitHub shows one MiB; the files of the report hold all of it.\n"
+
+
+def append_step_summary(report: Report) -> Path | None:
+    """Append the report to the file that the environment names, within GitHub's limit; returns it, if there is one."""
+    name = os.environ.get(VARIABLE)
+    if not name:
+        return None
+    path = Path(name)
+    room = LIMIT - (path.stat().st_size if path.exists() else 0)
+    with path.open("ab") as file:
+        file.write(_within(step_summary(report), room))
+    return path
+
+
+def _within(text: str, room: int) -> bytes:
+    data = text.encode()
+    if len(data) <= room:
+        return data
+    cut = _CUT.encode()
+    kept = data[: max(room - len(cut), 0)]
+    whole = kept[: kept.rfind(b"\n") + 1]  # half a row of a table is none, and half a character no text
+    return whole + cut if len(whole) + len(cut) <= room else b""
+
+
+def step_summary(report: Report) -> str:
+    """The report in GitHub's Markdown."""
+    return "\n".join(_lines(report)) + "\n"
+
+
+def _lines(report: Report) -> Iterator[str]:
+    sign = {"✓": "✅", "✗": "❌", "!": "⚠️"}[report.sign]
+    yield f"### {sign} {_plain(report.title)}: {_plain(report.summary)}"
+    if report.errors:
+        yield ""
+        yield from _table(("not judged", "why"), [*report.errors.items()])
+    for where in dict.fromkeys([*report.divergences, *report.diagnoses]):
+        found = [report.divergences[where]] if where in report.divergences else []
+        told = "\n".join(map(str, [*found, *report.diagnoses.get(where, ())]))
+        yield f"\n**{_plain(where)}**\n\n<pre>{_plain(told)}</pre>"
+    if report.failed:
+        rows = [(headline(call.verdict, call.where),) for call in report.failed[:LISTED]]
+        yield ""
+        yield from _table(("failed",), rows)
+        if len(report.failed) > LISTED:
+            yield f"\nand {len(report.failed) - LISTED} more"
+    yield "\n<details><summary>Headroom</summary>\n"
+    yield from _table(COLUMNS, [row.cells() for row in report.closest])
+    yield "\n</details>"
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    yield f"| {' | '.join(columns)} |"
+    yield f"|{' --- |' * len(columns)}"
+    for row in rows:
+        yield f"| {' | '.join(_plain(cell) for cell in row)} |"
+
+
+def _plain(text: str) -> str:
+    """As text: no markup, no cell of a table."""
+    escaped = text.replace("&", "&amp;").replace("<", "&lt;").replace("\\", "\\\\")
+    for sign in "|*_`[]":
+        escaped = escaped.replace(sign, f"\\{sign}")
+    return escaped.replace("\n", "<br>")

@@ -1,0 +1,133 @@
+"""The data of the HTML page: every verdict in columns, small enough for ten thousand of them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from regress.compare.layers import merged_layers
+from regress.compare.quantities import order_of
+from regress.compare.verdict import Place, Verdict
+from regress.dump.jsontext import float_name, plain, tag_floats
+from regress.report.call import Call
+from regress.report.model import Report
+from regress.report.tokens import TokenTable, TokenValues
+
+_FIGURES = tuple(spec.name for spec in fields(Verdict) if str(spec.type).startswith(("float", "int")))
+_TEXTS = ("quantity", "name", "detail", "reason")
+_NESTED = tuple(
+    spec.name for spec in fields(Verdict) if spec.name not in (*_FIGURES, *_TEXTS, "status", "place")
+)
+_PLACE = tuple(spec.name for spec in fields(Place))
+
+
+def page_data(report: Report) -> str:
+    """JSON that may stand in a script element.
+
+    Texts are lists of different values and the index of each row's; figures have six digits, those that are not finite
+    are the texts that JavaScript's ``Number`` reads; a column in which nothing stands is left out.
+    """
+    tree = {
+        "count": len(report.calls),
+        "columns": _columns(report.calls),
+        "quantities": _quantities(report),
+        "layers": _layers(report.calls),
+        "tokens": [_table(table) for table in report.tokens],
+    }
+    return json.dumps(tree, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+
+
+def _columns(calls: Sequence[Call]) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "where": _texts(call.where for call in calls),
+        "precision": _texts(call.precision for call in calls),
+        "test": _texts(call.test for call in calls),
+        "status": _texts(str(call.verdict.status) for call in calls),
+        "anchor": _texts(call.anchor for call in calls),
+        "place": _texts(str(call.verdict.place) for call in calls),
+    }
+    found |= {name: _texts(getattr(call.verdict, name) for call in calls) for name in _TEXTS}
+    found |= {name: _texts(_nested(call, name) for call in calls) for name in _NESTED}
+    found |= {name: [getattr(call.verdict.place, name) for call in calls] for name in _PLACE}
+    found |= {name: [figure(getattr(call.verdict, name)) for call in calls] for name in _FIGURES}
+    return {name: column for name, column in found.items() if _says(column)}
+
+
+def _says(column: Any) -> bool:
+    return any(column["values"]) if isinstance(column, dict) else any(value is not None for value in column)
+
+
+def _texts(values: Iterable[str]) -> dict[str, Any]:
+    known: dict[str, int] = {}
+    codes = [known.setdefault(value, len(known)) for value in values]
+    return {"values": [*known], "codes": codes}
+
+
+def _nested(call: Call, name: str) -> str:
+    if not getattr(call.verdict, name):
+        return ""
+    value = call.verdict.to_json()[name]
+    return json.dumps(tag_floats(plain(value, name)), separators=(",", ":"), allow_nan=False)
+
+
+def figure(value: float | None) -> float | str | None:
+    """A number of six digits, or the text for one that is not finite."""
+    if value is None or isinstance(value, int):
+        return value
+    return float(f"{value:.6g}") if math.isfinite(value) else float_name(value)
+
+
+def _quantities(report: Report) -> list[str]:
+    found = {call.verdict.quantity for call in report.calls}
+    found |= {values.quantity for table in report.tokens for values in table.values}
+    return sorted(found, key=lambda quantity: (order_of(quantity), quantity))
+
+
+def _layers(calls: Iterable[Call]) -> list[dict[str, Any]]:
+    """The largest multiple by layer, of each replay and quantity that has layers."""
+    groups: dict[tuple[str, str], list[Mapping[str, float]]] = {}
+    for call in calls:
+        if call.layers:
+            groups.setdefault((call.where, call.verdict.quantity), []).append(call.layers)
+    return [
+        {"where": where, "quantity": quantity, "layers": _figures(merged_layers(several))}
+        for (where, quantity), several in groups.items()
+    ]
+
+
+def _figures(layers: Mapping[str, float]) -> list[tuple[str, float | str | None]]:
+    return [(layer, figure(multiple)) for layer, multiple in layers.items()]
+
+
+def _table(table: TokenTable) -> dict[str, Any]:
+    return {
+        "where": table.where,
+        "place": str(table.place),
+        "samples": [*table.samples],
+        "lengths": [*table.lengths],
+        "ids": [*table.ids],
+        "text": _texts(table.text),
+        "mask": [int(entry) for entry in table.mask],
+        "values": [_values(values) for values in table.values],
+        "left_out": table.left_out,
+    }
+
+
+def _values(values: TokenValues) -> dict[str, Any]:
+    """Golden values with all digits that tell them from the actual ones, and those as differences."""
+    golden, actual = ([_exact(value) for value in side] for side in (values.golden, values.actual))
+    return {
+        "quantity": values.quantity,
+        "tolerance": figure(values.tolerance),
+        "golden": golden,
+        "actual": None if golden == actual else actual,
+    }
+
+
+def _exact(value: float | None) -> float | str | None:
+    if value is None or math.isfinite(value):
+        return value
+    return float_name(value)

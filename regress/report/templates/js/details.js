@@ -1,0 +1,59 @@
+// One record in full.
+
+const dialog = byId("details");
+const HEADS = ["status", "where", "precision", "place", "quantity", "name", "anchor", "worst", "step", "update", "rank", "micro"];
+
+function openDetails(record) {
+  const close = element("button", "close", { type: "button" }, "close");
+  close.addEventListener("click", () => dialog.close());
+  const ok = isOk(record);
+  const title = `${value("quantity", record)}${value("name", record) === value("quantity", record) ? "" : ` ${value("name", record)}`}`;
+  dialog.replaceChildren(
+    close,
+    element("h2", "", {}, title),
+    element("p", ok ? "good-ink" : "bad-ink", {}, `${ok ? "✓" : "✗"} ${value("status", record)} ${multipleText(multipleOf(record), ok)}${ok || !Number.isFinite(multipleOf(record)) ? "" : " tolerance"}`),
+    pairs(facts(record)),
+  );
+  if (!dialog.open) dialog.showModal();
+  history.replaceState(null, "", `#${encodeURI(value("anchor", record))}`);
+}
+
+/** All that is known of a record, the worst element first. */
+function* facts(record) {
+  yield ["place", [value("where", record), value("place", record)].filter(Boolean).join("/")];
+  if (value("precision", record)) yield ["precision", value("precision", record)];
+  const worst = JSON.parse(value("worst", record) || "null");
+  if (worst) {
+    yield ["worst", worst.where];
+    yield ["golden", String(plainNumber(worst.golden))];
+    yield ["actual", String(plainNumber(worst.actual))];
+    for (const [name, entry] of Object.entries(worst)) {
+      if (!["where", "golden", "actual"].includes(name) && entry !== null) yield [name, told(entry)];
+    }
+  }
+  for (const name of Object.keys(data.columns)) {
+    if (HEADS.includes(name)) continue;
+    const entry = value(name, record);
+    if (entry === null || entry === "") continue;
+    yield [name.replaceAll("_", " "), typeof entry === "number" ? short(entry) : nested(entry)];
+  }
+}
+function plainNumber(entry) {
+  return entry && typeof entry === "object" ? entry.$float : entry;
+}
+function told(entry) {
+  const plain = plainNumber(entry);
+  return typeof plain === "number" ? short(plain) : typeof plain === "string" ? plain : JSON.stringify(plain);
+}
+/** A text, or the mapping that it is the JSON of, a line an entry. */
+function nested(text) {
+  if (!text.startsWith("{")) return text;
+  return Object.entries(JSON.parse(text)).map(([key, entry]) => `${key}: ${told(entry)}`).join("\n");
+}
+function pairs(entries) {
+  const list = element("dl", "pairs");
+  for (const [name, text] of entries) list.append(element("dt", "", {}, name), element("dd", "", {}, text));
+  return list;
+}
+dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); });
+dialog.addEventListener("close", () => { history.replaceState(null, "", location.pathname + location.search); table.focus({ preventScroll: true }); });

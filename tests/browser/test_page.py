@@ -1,0 +1,232 @@
+"""The HTML page as a reader has it: opened from a disk in Chromium, searched, filtered, pointed at."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from regress.compare.verdict import Place, Status, Verdict, Worst
+from regress.report.call import Call
+from regress.report.model import Report
+from regress.report.tokens import TokenTable, TokenValues
+from regress.report.write import write_report
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+QUANTITIES = ("batch_inputs", "activations", "log_probs", "ratio", "gradient")
+RANKS, MICROS, RECORDS = 8, 5, 10_000
+BROKEN_RANK = 3
+ROWS = 60  # more than a table of 27rem can show
+
+
+def call(index: int) -> Call:
+    """One of 10,000 records, which cover steps, ranks, microbatches and quantities; log_probs of rank 3 are wrong."""
+    rest, quantity = divmod(index, len(QUANTITIES))
+    rest, micro = divmod(rest, MICROS)
+    step, rank = divmod(rest, RANKS)
+    name = QUANTITIES[quantity]
+    bad = name == "log_probs" and rank == BROKEN_RANK
+    multiple = 2.0 + step if bad else 1 / (2 + index)
+    where = f"sample g{step}/0, position {micro}, token 5 '</script>'"
+    verdict = Verdict(
+        Status.DRIFT if bad else Status.OK,
+        name,
+        "model.layers.1.mlp" if name == "activations" else name,
+        Place(step, None, rank, None if name == "gradient" else micro),
+        worst=Worst((micro,), where, -1.5, -1.25 if bad else -1.5, 0.25, 3.0),
+        multiple=multiple,
+        max_error=multiple * 1e-6,
+        tolerance=1e-6,
+        count=12,
+        reason="four times the floor",
+    )
+    layers = {"0": multiple / 2, "1": multiple} if name == "activations" else {}
+    return Call("dense/dp8", "float32", verdict, layers, f"test_golden.py::test_golden[{index}]")
+
+
+CALLS = [call(index) for index in range(RECORDS)]
+FAILED = sum(not call.verdict.ok for call in CALLS)
+TOKENS = TokenTable(
+    *("dense/dp8", Place(0), ("g/0", "g/1"), (3, 2), (5, 6, 7, 8, 9), (False, True, True, False, True)),
+    values=[
+        TokenValues("log_probs", (None, -1.0, -2.0, None, -3.0), (None, -1.0, -1.75, None, math.nan), 1e-6),
+        TokenValues("advantages", (None, 1.0, 1.0, None, -1.0), (None, 1.0, 1.0, None, -1.0), 1e-6),
+    ],
+    text=("<b>", " what", " is", "<", " it"),
+)
+
+
+@pytest.fixture(scope="session")
+def url(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("report")
+    report = Report(
+        "</title><script>alert(1)</script>", CALLS, {"dense/tp3": "12 heads & 5 ranks"}, tokens=[TOKENS]
+    )
+    path = next(path for path in write_report(folder, report) if path.name == "index.html")
+    return path.as_uri()
+
+
+@pytest.fixture
+def page(browser: Browser, url: str) -> Iterator[Page]:
+    """The page, which may say nothing on its console, and ask for nothing but itself."""
+    opened = browser.new_page(viewport={"width": 1300, "height": 900}, reduced_motion="reduce")
+    said: list[str] = []
+    opened.on("console", lambda message: said.append(message.text))
+    opened.on("pageerror", lambda error: said.append(str(error)))
+    asked: list[str] = []
+    opened.on("request", lambda request: asked.append(request.url))
+    opened.goto(url)
+    opened.wait_for_selector("#histogram .main-svg")
+    yield opened
+    opened.wait_for_timeout(200)  # charts are drawn a moment after the table
+    opened.close()
+    assert said == []
+    assert {one.partition("#")[0] for one in asked} == {url}
+
+
+def rows(page: Page) -> list[dict[str, Any]]:
+    """The rows in the document: index among all that are shown, and text."""
+    script = "all => all.map(r => ({index: Number(r.getAttribute('aria-rowindex')), text: r.innerText}))"
+    found: list[dict[str, Any]] = page.eval_on_selector_all("#table .body .row", script)
+    assert len(found) <= ROWS
+    return found
+
+
+def shown(page: Page) -> str:
+    return (
+        page.input_value("#shown") if False else str(page.evaluate("document.getElementById('shown').value"))
+    )
+
+
+def test_it_opens_without_a_word_and_without_a_jump(page: Page) -> None:
+    assert page.title().startswith("</title><script>")
+    assert shown(page) == f"10,000 of 10,000, {FAILED} failed"
+    for chart in ("heat", "layers", "histogram", "positions"):
+        assert page.query_selector(f"#{chart} .main-svg") is not None
+    script = """() => new Promise(done => {
+        const total = list => done(list.getEntries().reduce((all, entry) => all + entry.value, 0));
+        new PerformanceObserver(total).observe({type: "layout-shift", buffered: true});
+        setTimeout(() => done(0), 300);
+    })"""
+    assert page.evaluate(script) < 0.05
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_ten_thousand_records_are_a_few_rows_of_the_document(page: Page) -> None:
+    assert "drift" in rows(page)[0]["text"]
+    page.focus("#table")
+    page.keyboard.press("End")
+    page.wait_for_selector(f"#table .chosen[aria-rowindex='{RECORDS + 1}']")
+    assert rows(page)[-1]["index"] == RECORDS + 1
+    page.keyboard.press("Home")
+    page.wait_for_selector("#table .chosen[aria-rowindex='2']")
+    assert page.evaluate("document.querySelectorAll('*').length") < 10_000
+
+
+def test_the_furthest_off_stand_first_and_a_click_turns_the_order(page: Page) -> None:
+    steps = max(call.verdict.place.step or 0 for call in CALLS)
+    assert f"step{steps}/rank{BROKEN_RANK}" in rows(page)[0]["text"]
+    page.click("#table .head >> text=tolerance")
+    assert "✓" in rows(page)[0]["text"]
+    page.click("#table .head >> text=place")
+    assert "step0/rank0" in rows(page)[0]["text"]
+
+
+def test_search_and_filters(page: Page) -> None:
+    page.keyboard.press("/")
+    page.keyboard.type("RANK3/micro2 log")
+    wanted = [c for c in CALLS if "rank3/micro2" in str(c.verdict.place) and "log" in c.verdict.quantity]
+    assert shown(page) == f"{len(wanted)} of 10,000, {len(wanted)} failed"
+    assert all("rank3/micro2" in row["text"] for row in rows(page))
+    page.keyboard.press("Escape")
+    page.select_option("#status", "failed")
+    assert shown(page) == f"{FAILED} of 10,000, {FAILED} failed"
+    page.select_option("#quantity", "ratio")
+    assert shown(page) == "0 of 10,000"
+    assert "No record passes the filters" in page.inner_text("#table")
+    page.wait_for_selector("#heat :text('No record passes')")
+    page.click("#clear")
+    assert shown(page).startswith("10,000 of")
+
+
+def test_a_cell_of_the_heat_map_filters_the_records(page: Page) -> None:
+    page.evaluate("document.getElementById('heat').scrollIntoView()")
+    titles = page.eval_on_selector_all("#heat .annotation-text", "all => all.map(one => one.textContent)")
+    assert titles == [f"{name} ✗" if name == "log_probs" else name for name in QUANTITIES]
+    drag = page.query_selector("#heat .draglayer .xy .nsewdrag")
+    assert drag is not None
+    box = drag.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] * 0.1, box["y"] + box["height"] * 0.05)  # rank 0, microbatch 0
+    page.mouse.click(box["x"] + box["width"] * 0.1, box["y"] + box["height"] * 0.05)
+    page.wait_for_selector("#chips :text('microbatch 0')")
+    wanted = [
+        c
+        for c in CALLS
+        if (c.verdict.quantity, c.verdict.place.rank, c.verdict.place.micro) == ("batch_inputs", 0, 0)
+    ]
+    assert shown(page) == f"{len(wanted)} of 10,000"
+
+
+def test_a_link_opens_its_record(browser: Browser, url: str) -> None:
+    page = browser.new_page()
+    page.goto(f"{url}#dense/dp8/step7/rank3/micro2/log_probs")
+    text = page.inner_text("#details")
+    for words in (
+        "✗ drift",
+        "dense/dp8/step7/rank3/micro2",
+        "sample g7/0, position 2",
+        "</script>",
+        "-1.25",
+        "four times the floor",
+    ):
+        assert words in text
+    page.keyboard.press("Escape")
+    assert not page.is_visible("#details")
+    page.evaluate("location.hash = '#dense/dp8/step7/rank0/gradient'")
+    page.wait_for_selector("#details[open]")
+    assert "✓ ok" in page.inner_text("#details")
+    page.close()
+
+
+def test_a_token_tells_golden_and_actual(page: Page) -> None:
+    tokens = page.query_selector_all("#token-text .token")
+    assert [token.inner_text() for token in tokens] == ["<b>", " what", " is", "<", " it"]
+    assert ["beyond" in (token.get_attribute("class") or "") for token in tokens] == [
+        False,
+        False,
+        True,
+        False,
+        True,
+    ]
+    tokens[2].hover()
+    detail = page.inner_text("#token-detail")
+    for words in ("sample g/0, position 2", "token 7", "-2", "-1.75", "✗ 250000"):
+        assert words in detail
+    tokens[4].hover()
+    assert "NaN" in page.inner_text("#token-detail")
+
+    def colours() -> list[str]:
+        script = "all => all.map(one => one.style.backgroundColor)"
+        found: list[str] = page.eval_on_selector_all("#token-text .token", script)
+        return found
+
+    by_error = colours()
+    assert [bool(colour) for colour in by_error] == [False, False, True, False, True]
+    page.select_option("#token-colour", "loss mask")
+    assert [bool(colour) for colour in colours()] == [False, True, True, False, True]
+    page.select_option("#token-colour", "value: advantages")
+    _, up, same, _, down = colours()
+    assert up == same != down
+    page.select_option("#token-sample", "1")
+    assert page.inner_text("#token-text").split() == ["<", "it"]
+
+
+def test_light_and_dark(page: Page) -> None:
+    before = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    page.click("#theme")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") != before
