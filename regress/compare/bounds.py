@@ -37,6 +37,9 @@ against float64), but one degenerate model; rounded up to a power of two.
 """
 COMMON = 32
 
+COARSE: Mapping[str, int] = {"activations": 8, "entropy": 8, "gradient": 16, "optimizer": 16, "param": 1}
+"""The same for dtypes of less than 24 bits, whose spacing is nearly all of the noise; 4 for all other quantities."""
+
 SEMANTICS = 1e-12
 """Relative bound in float64: correct layouts agree to 1e-13, the smallest real faults are at 1e-6."""
 
@@ -92,7 +95,8 @@ def _by_dtype(quantity: str, dtype: str) -> Tolerance:
     if dtype == "float64":
         reason = f"float64: correct layouts differ by rounding only, the bound is {SEMANTICS:g} of the largest value"
         return Tolerance(SEMANTICS, basis={"dtype": dtype}, reason=reason)
-    multiple = EPS_MULTIPLES.get(quantity, COMMON)
+    coarse = spacing(dtype) > spacing("float32")
+    multiple = COARSE.get(quantity, 4) if coarse else EPS_MULTIPLES.get(quantity, COMMON)
     bound = multiple * spacing(dtype)
     kind = "terms" if quantity_named(quantity).kind is Kind.SHARE else "values"
     reason = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -34,9 +35,24 @@ def samples_of(side: Side, records: Sequence[Listed]) -> list[Sample]:
     for record in unknown:
         copies = {_key(copy): _key(original) for copy, original in record.meta.get("copies", ())}
         for key in record.samples:
-            named = not record.meta.get("made_up")
-            found.setdefault(key, Sample(key, contents.get(key), named, copies.get(key)))
-    return list(found.values())
+            content = None if record.meta.get("open") else contents.get(key)
+            found.setdefault(key, Sample(key, content, copy_of=copies.get(key)))
+    unnamed = {_key(key) for record in records for key in record.meta.get("unnamed", ())}
+    places = _places(records)
+    return [
+        replace(sample, named=sample.key not in unnamed, place=places.get(sample.key))
+        for sample in found.values()
+    ]
+
+
+def _places(records: Iterable[Listed]) -> dict[SampleKey, tuple[int, int, int]]:
+    """Rank, microbatch and row of samples that lie in a row of their own."""
+    found: dict[SampleKey, tuple[int, int, int]] = {}
+    for record in records:
+        if record.key.stage == "forward_data" and record.spans is not None:
+            for key, _, _, row, _ in record.spans.segments:
+                found.setdefault(key, (record.key.rank or 0, record.key.micro or 0, row))
+    return found
 
 
 def _key(value: Any) -> SampleKey:

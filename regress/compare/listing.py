@@ -18,7 +18,7 @@ from regress.layout import SampleKey
 
 PADDING = -1
 
-LIGHT = ("grad_norm", "own_mean", "copies", "made_up")
+LIGHT = ("grad_norm", "own_mean", "copies", "unnamed", "unplaced", "open", "derived")
 """Metadata that a comparison is planned by."""
 
 
@@ -105,7 +105,7 @@ def listed(name: str, record: Record) -> Listed:
     """What a record's header says."""
     key = key_of(record)
     spans, rows, problem = None, None, ""
-    if record.type not in (*UPDATE_STAGES, "trajectory"):
+    if record.type not in (*UPDATE_STAGES, "trajectory") and not record.meta.get("unplaced"):
         try:
             spans = Spans.of(record.meta, str(key))
             told: Any = record.meta.get("rows")

@@ -32,12 +32,14 @@ class Sample:
         content: its tokens, or None where nothing tells them.
         named: whether the key was recorded, and not made up by a reader.
         copy_of: the sample that it only repeats, as rows do that fill a batch up; None for a sample of its own.
+        place: rank, microbatch and row, for those whose tokens nothing tells.
     """
 
     key: SampleKey
     content: Content | None = None
     named: bool = True
     copy_of: SampleKey | None = None
+    place: tuple[int, int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class Matching:
         alias: golden key of a copy -> that of the sample it repeats.
         golden_only, actual_only: samples without a counterpart.
         ambiguous: identical rollouts that could have been paired otherwise; the closest values were.
-        by_content: how many were found by their tokens and not by their ids.
+        by_content: how many were found by their tokens and not by their ids; ``by_place`` by rank, microbatch and row.
     """
 
     golden_of: Mapping[SampleKey, SampleKey]
@@ -58,6 +60,7 @@ class Matching:
     actual_only: tuple[SampleKey, ...] = ()
     ambiguous: tuple[SampleKey, ...] = ()
     by_content: int = 0
+    by_place: int = 0
 
 
 def match_samples(
@@ -66,7 +69,8 @@ def match_samples(
     """Pair the samples of two dumps.
 
     First by id and tokens together, then identical tokens (a multiset: each sample has one counterpart), then by id
-    alone, where the tokens are what differs. Copies go with the sample that they repeat, whatever their number.
+    alone, where the tokens are what differs; where one side tells no tokens, by rank, microbatch and row. Copies go
+    with the sample that they repeat, whatever their number.
 
     Args:
         values: tells identical rollouts apart, which may differ in rewards or log-probs; by default their order does.
@@ -88,6 +92,8 @@ def match_samples(
     for key, sample in theirs.items():
         if key not in pairs and key in own and key not in taken and sample.named and own[key].named:
             pairs[key] = key
+    placed = _by_place(own, theirs, pairs)
+    pairs |= placed
     taken = set(pairs.values())
     copies = {s.key: pairs[s.copy_of] for s in actual if s.copy_of is not None and s.copy_of in pairs}
     alias = {s.key: s.copy_of for s in golden if s.copy_of is not None}
@@ -98,7 +104,24 @@ def match_samples(
         tuple(s.key for s in actual if s.key not in pairs and s.key not in copies),
         tuple(ambiguous),
         len(found),
+        len(placed),
     )
+
+
+def _by_place(
+    golden: Mapping[SampleKey, Sample],
+    actual: Mapping[SampleKey, Sample],
+    pairs: Mapping[SampleKey, SampleKey],
+) -> dict[SampleKey, SampleKey]:
+    """Pairs of what is left where one side does not tell tokens."""
+    taken = set(pairs.values())
+    free = {s.place: s for s in golden.values() if s.key not in taken and s.place is not None}
+    found = {}
+    for sample in actual.values():
+        other = free.get(sample.place) if sample.place is not None and sample.key not in pairs else None
+        if other is not None and None in (other.content, sample.content):
+            found[sample.key] = other.key
+    return found
 
 
 def _originals(samples: Iterable[Sample]) -> dict[SampleKey, Sample]:

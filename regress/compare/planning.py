@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -12,8 +13,9 @@ from regress.compare.options import Options, Planned
 from regress.compare.presence import unmatched
 from regress.compare.rollouts import RolloutUnit
 from regress.compare.sides import Side, open_side
+from regress.compare.trajectories import QUANTITY as TRAJECTORY
 from regress.compare.updates import Update
-from regress.compare.verdict import Place
+from regress.compare.verdict import Place, Status, Verdict
 from regress.errors import CompareError
 from regress.layout import SampleKey
 
@@ -140,6 +142,11 @@ class _Step:
             self.planned.notes.append(
                 f"{where}: {matching.by_content} samples were matched by their tokens, not by id"
             )
+        if matching.by_place:
+            self.planned.notes.append(
+                f"{where}: {matching.by_place} rows were matched by rank, microbatch and row: one side does not tell "
+                "their tokens"
+            )
         if matching.ambiguous:
             names = ", ".join(map(_named, matching.ambiguous[:3]))
             more = " ..." if len(matching.ambiguous) > 3 else ""
@@ -152,11 +159,12 @@ class _Step:
         own, theirs = ([r for r in side if r.key.stage == "trajectory"] for side in (golden, actual))
         if not own and not theirs:
             return
+        step = Place(self.step)
         if own and theirs:
             unit = RolloutUnit(
                 *self.paths,
                 (own[0].name, theirs[0].name),
-                Place(self.step),
+                step,
                 dict(matching.golden_of),
                 self.options.bounds,
                 self.options.only,
@@ -164,6 +172,14 @@ class _Step:
             self.planned.units.append(unit)
             return
         side, has = (self.sides[1], "golden") if own else (self.sides[0], "actual")
+        if side.writes("trajectory"):
+            if self.options.only.has(TRAJECTORY, TRAJECTORY):
+                status = Status.MISSING if own else Status.EXTRA
+                detail = f"rollouts were recorded in the {has} dump only: enable trajectory for both"
+                self.planned.verdicts.append(
+                    Verdict(status, TRAJECTORY, TRAJECTORY, step, detail, multiple=math.inf)
+                )
+            return
         self.planned.notes.append(
             f"step {self.step}: only the {has} dump has rollouts ({side.folder} has none), so they were not compared"
         )

@@ -51,7 +51,6 @@ class ShareUnit:
     Attributes:
         stage: type of the records.
         terms: golden record -> the one that holds weights and terms of its tokens, where there is one.
-        means: the losses are means of their own microbatches, which do not add up.
     """
 
     golden: str
@@ -61,7 +60,6 @@ class ShareUnit:
     terms: Mapping[str, str] = field(default_factory=dict)
     bounds: Bounds = field(default_factory=Bounds)
     only: Selection = field(default_factory=Selection)
-    means: bool = False
 
     @property
     def golden_names(self) -> tuple[str, ...]:
@@ -81,7 +79,11 @@ def compare_shares(unit: ShareUnit) -> list[Finding]:
     found: list[Finding] = []
     for group in unit.groups:
         records = [ours.read(name) for name in group.golden], [theirs.read(name) for name in group.actual]
-        sources = _sources(unit, [*records[0], *records[1]])
+        sources = [
+            source
+            for source in _sources(unit, [*records[0], *records[1]])
+            if ours.writes(unit.stage, source.tensor) and theirs.writes(unit.stage, source.tensor)
+        ]
         found += [_judged(unit, group, source, records, (ours, theirs), scales) for source in sources]
     return found
 
@@ -116,11 +118,6 @@ def _judged(
         lacking = "golden dump" if len(golden) < len(records[0]) else "actual dump"
         status = Status.EXTRA if lacking.startswith("golden") else Status.MISSING
         return plain(status, f"the {lacking} has no {source.label} for {group.words}")
-    if unit.means and len(golden) + len(actual) > 2:
-        detail = (
-            "means of microbatches do not add up, and the microbatches of the two dumps hold other samples"
-        )
-        return plain(Status.COVERAGE, f"{group.words}: {detail}")
     sums = [_sum(side) for side in (golden, actual)]
     case = Case(QUANTITY, source.label, group.place, tolerance, lambda _: group.words, ())
     part, expected = (whole_part(value, ShardLayout.whole(())) for value in (sums[1], sums[0]))

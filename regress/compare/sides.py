@@ -12,6 +12,7 @@ from regress.dump.manifest import MANIFEST
 from regress.dump.reader import DumpReader
 from regress.dump.record import Record
 from regress.errors import DumpError
+from regress.interop.nexrl import NexrlDump, is_nexrl
 from regress.layout import DIMENSIONS, Mesh
 
 Entries = Mapping[str, tuple[str, Coordinates]]
@@ -24,19 +25,22 @@ class Side(Protocol):
     Attributes:
         folder: the directory.
         system: whose it is, ``regress`` or the name of another system.
-        precision: dtype that the model computed in, or None where nothing tells it.
-        notes: what cannot be known of it, a sentence each.
     """
 
     folder: Location
     system: str
-    precision: str | None
 
     @property
-    def notes(self) -> Sequence[str]: ...
+    def precision(self) -> str | None:
+        """Dtype that the model computed in, or None where nothing tells it."""
 
     @property
-    def entries(self) -> Entries: ...
+    def notes(self) -> Sequence[str]:
+        """What cannot be known of what was read so far, a sentence each."""
+
+    @property
+    def entries(self) -> Entries:
+        """Its records."""
 
     def read(self, name: str) -> Record:
         """One record, its tensors perhaps memory-mapped; raises `DumpError` for a damaged one."""
@@ -99,9 +103,11 @@ def open_side(path: str) -> Side:
     folder = location(path)
     if (folder / MANIFEST).is_file():
         return OwnDump(folder)
+    if is_nexrl(folder):
+        return NexrlDump(folder)
     if not folder.is_dir():
         raise DumpError(f"{path} is not a folder, but a dump is one: check the path")
     raise DumpError(
-        f"{path} is no complete dump: it has no {MANIFEST}; give the dump directory itself, or record again if the "
-        "run was interrupted"
+        f"{path} is no complete dump: it has neither the {MANIFEST} that ours end with, nor folders of NexRL with "
+        "step_* files; give the dump directory itself, or record again if the run was interrupted"
     )

@@ -63,7 +63,11 @@ class Update:
                 [record for record in side if record.key.stage == stage]
                 for side in (self.golden, self.actual)
             )
-            if not golden and not actual:
+            if all(record.meta.get("derived") for record in (*golden, *actual)):
+                continue  # neither side recorded any
+            if any(record.meta.get("unplaced") for record in (*golden, *actual)) and stage != "loss":
+                why = "nothing tells whose rows they are"
+                planned.problems.append(f"{self.place}: {stage} cannot be compared: {why}")
                 continue
             planned.verdicts += self._stage(stage, golden, actual, planned.notes).verdicts()
             if not golden or not actual:
@@ -73,7 +77,7 @@ class Update:
                 continue
             if stage != "loss":
                 planned.units += self._tokens(stage, golden, actual)
-            planned.units += self._shares(stage, golden, actual)
+            planned.units += self._shares(stage, golden, actual, planned)
 
     def _stage(
         self, name: str, golden: Sequence[Listed], actual: Sequence[Listed], notes: list[str]
@@ -215,7 +219,9 @@ class Update:
                     found.append(record.name)
         return tuple(found)
 
-    def _shares(self, stage: str, golden: Sequence[Listed], actual: Sequence[Listed]) -> Iterator[ShareUnit]:
+    def _shares(
+        self, stage: str, golden: Sequence[Listed], actual: Sequence[Listed], planned: Planned
+    ) -> Iterator[ShareUnit]:
         if not any(_has_share(stage, record) for record in (*golden, *actual)):
             return
         own, theirs = _one_each(golden, self.sides[0]), _one_each(actual, self.sides[1])
@@ -227,8 +233,16 @@ class Update:
             for r in own
             if debug.get((r.key.rank, r.key.micro)) in weighted
         }
-        means = any(record.meta.get("own_mean") for record in (*golden, *actual))
-        yield ShareUnit(*self.paths, stage, groups, terms, self.options.bounds, self.options.only, means)
+        if any(record.meta.get("own_mean") for record in (*golden, *actual)):
+            whole = [group for group in groups if len(group.golden) == len(group.actual) == 1]
+            if len(whole) < len(groups) and self.options.only.has("loss", "loss"):
+                count = len(groups) - len(whole)
+                planned.problems.append(
+                    f"{self.place}: losses of {count} groups of microbatches cannot be compared: they are "
+                    "means of microbatches that hold other samples in the two dumps, and means do not add up"
+                )
+            groups = tuple(whole)
+        yield ShareUnit(*self.paths, stage, groups, terms, self.options.bounds, self.options.only)
 
     def _groups(self, golden: Sequence[Listed], actual: Sequence[Listed]) -> Iterator[Group]:
         """The fewest microbatches that hold the same samples on both sides."""
@@ -237,6 +251,8 @@ class Update:
         named += [(record, self.matching.golden_of, 1) for record in actual]
         for record, names, side in named:
             mine = {names.get(key, key) for key in record.samples}
+            if not mine:  # nothing tells whose it is
+                mine = {(f"rank {record.key.rank}", record.key.micro or 0)}
             joined = (mine, [] if side else [record], [record] if side else [])
             apart = []
             for group in sets:
@@ -254,7 +270,8 @@ class Update:
         if len(theirs) == 1:
             place = replace(place, rank=theirs[0].key.rank, micro=theirs[0].key.micro)
         count = len({key for record in theirs for key in record.samples})
-        words = f"{count} samples, {_count(len(own))} of the golden dump and {_count(len(theirs))} of the actual one"
+        whose = f"{count} samples, " if count else ""
+        words = f"{whose}{_count(len(own))} of the golden dump and {_count(len(theirs))} of the actual one"
         return Group(tuple(r.name for r in own), tuple(r.name for r in theirs), place, words)
 
 

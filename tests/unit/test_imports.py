@@ -47,6 +47,7 @@ TORCH_FREE = [
     "regress.layout",
     "regress.dump",
     "regress.dump.manifest",
+    "regress.interop.nexrl",
     "regress.golden",
     "regress.golden.store",
     "regress.golden.signal",

@@ -63,16 +63,21 @@ def matches(data: bytes) -> bool:
 
 def decode(data: bytes) -> list[Record]:
     """The record of a file; raises `Damage` saying what is damaged or unsafe. Never executes a pickle."""
-    if data[:1] == b"\x80":
-        raise Damage("it is a bare pickle, which may hold code and was not executed")
     sealed = data[-_SEAL_SIZE:].startswith(_SEAL)
     if sealed and hashlib.sha256(data[:-_SEAL_SIZE]).hexdigest().encode() != data[-64:]:
         raise Damage("its content does not match its checksum")
-    _check_archive(data)
-    payload = _load(data)
+    payload = content(data)
     if sealed and isinstance(payload, dict) and "regress" in payload:
         return [from_payload(payload, _to_numpy)]
     return [read_foreign(payload, _to_numpy)]
+
+
+def content(data: bytes) -> Any:
+    """The plain values and tensors of a file; raises `Damage` saying what is damaged or unsafe."""
+    if data[:1] == b"\x80":
+        raise Damage("it is a bare pickle, which may hold code and was not executed")
+    _check_archive(data)
+    return _load(data)
 
 
 def _check_archive(data: bytes) -> None:

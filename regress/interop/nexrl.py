@@ -1,0 +1,208 @@
+"""Dump directories of NexRL: self-hosted, remote API and weaver, of both generations of their format.
+
+What the files lack is told by their content: whose the rows are, where their tokens begin, which rows only fill a batch
+up. What cannot be known is a note. Source of the tables: NexRL v1.4.0, `nexrl/utils/data_dumper.py`,
+`nexrl/utils/compare_debug_dumps.py`; before commit 5bd3f78 prompts were padded on the left, and the tensors of tokens
+are as wide as the responses; since then all rows are padded on the right, and they are one narrower than the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+from regress.dump.arrays import dtype_name
+from regress.dump.coordinates import Coordinates, parse_stem
+from regress.dump.damage import CUT_OFF, Damage
+from regress.dump.location import Location, children
+from regress.dump.nexrl import foreign_trajectories
+from regress.dump.record import Record
+from regress.errors import DumpError
+from regress.interop.nexrl_batches import Batch, Batches
+from regress.interop.nexrl_tables import DERIVED, FOLDERS, MODES, WRITES, Mode
+from regress.interop.payloads import SUFFIXES, Payload, is_own, read_payload, tensor
+
+Entries = Mapping[str, tuple[str, Coordinates]]
+
+BEFORE = -1
+"""The step of what a worker writes before it knows the step."""
+
+
+class NexrlDump:
+    """A dump directory of NexRL.
+
+    Attributes:
+        folder: the directory.
+        modes: what wrote it, by its sub-folders; several may share one.
+
+    Raises `DumpError` for a folder without records, or with those of two formats.
+    """
+
+    system = "NexRL"
+
+    def __init__(self, folder: Location) -> None:
+        self.folder = folder
+        self._files = dict(_files(folder))
+        if not self._files:
+            raise DumpError(
+                f"{folder} has the folders of a NexRL dump but no step_* file in them; enable dump_options"
+            )
+        kinds = {type for type, _ in self._files.values()}
+        self.modes = tuple(mode for mode, types in MODES.items() if kinds & types) or (Mode.SELF_HOSTED,)
+        self._notes: dict[str, None] = {}
+        self._batches: dict[int, Batches] = {}
+
+    @cached_property
+    def entries(self) -> Entries:
+        """All records, in the order of steps; a file may come to several, one of them derived."""
+        found = {}
+        recorded = {type for type, _ in self._files.values()}
+        for name, (type, where) in self._files.items():
+            stages = DERIVED.get(type, {type: ""})
+            if type == "forward_data" and (recorded & {"is_loss_debug", "datums"} or where.step < 0):
+                stages = {type: ""}
+            for stage, suffix in stages.items():
+                found[name + suffix] = (stage, where)
+        return dict(sorted(found.items(), key=lambda item: (item[1][1].step, item[0])))
+
+    @cached_property
+    def precision(self) -> str | None:
+        """The dtype of a parameter, else that of an entropy, which is computed from the logits as they are."""
+        for type, key in (("param", "param"), ("gradient", "gradient"), ("forward_data", "entropy")):
+            for name, (found, _) in self._files.items():
+                if found == type:
+                    payload = self._payload(name)
+                    return dtype_name(tensor(payload[key], key).dtype) if key in payload else None
+        return None
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What cannot be known of what was read so far."""
+        told = (note for _, batches in sorted(self._batches.items()) for note in batches.notes)
+        return list(dict.fromkeys([*self._notes, *told]))
+
+    def root(self, rank: int) -> int:
+        """Every rank has rows of its own."""
+        return rank
+
+    def verify(self, name: str) -> None:
+        """Read a file again: there is no hash that it could be compared with."""
+        self._payload(name.partition("#")[0])
+
+    def writes(self, stage: str, tensor: str | None = None) -> bool:
+        """Whether what wrote this dump could have recorded a stage, or a tensor of it."""
+        if tensor is None:
+            return any(WRITES[mode].get(stage) for mode in self.modes)
+        return any(tensor in WRITES[mode].get(stage, ()) for mode in self.modes)
+
+    def read(self, name: str) -> Record:
+        """One record.
+
+        Raises:
+            DumpError: if its file is missing, damaged, holds code, or is not what its folder says.
+        """
+        stage, where = self.entries[name]
+        file = name.partition("#")[0]
+        type = self._files[file][0]
+        try:
+            record = self._record(type, stage, where, self._payload(file))
+        except Damage as damage:
+            raise DumpError(
+                f"{self.folder / file} is no record of NexRL: {damage}; {damage.remedy}"
+            ) from None
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            raise DumpError(
+                f"{self.folder / file} is no record of NexRL ({type} with {error}); {CUT_OFF}"
+            ) from None
+        return replace(record, step=where.step, rank=where.rank, micro=where.micro)
+
+    def _record(self, type: str, stage: str, where: Coordinates, payload: Payload) -> Record:
+        if stage == "trajectory":
+            return _trajectories(payload, where.step)
+        if type in ("param", "gradient"):
+            return self._parameter(type, where, payload)
+        return self.batches(where.step).record(type, stage, where, payload)
+
+    def batches(self, step: int) -> Batches:
+        """The batches of a step, placed by their rows."""
+        if step not in self._batches:
+            found = Batches(
+                step,
+                tuple(self._rollouts(step)),
+                {
+                    (where.rank or 0, where.micro or 0): Batch.of(self._payload(name), name)
+                    for name, (type, where) in self._files.items()
+                    if type == "forward_data" and where.step == step
+                },
+                self._first("old_log_probs", step),
+            )
+            self._batches[step] = found
+        return self._batches[step]
+
+    def _rollouts(self, step: int) -> Iterator[Record]:
+        """The rollouts of a step; what is written before the step is known belongs to any."""
+        for name, (type, where) in self._files.items():
+            if type in ("trajectory", "prepared_trajectories") and (step == BEFORE or where.step == step):
+                yield _trajectories(self._payload(name), where.step)
+                if step != BEFORE:
+                    return
+
+    def _first(self, type: str, step: int) -> Payload | None:
+        names = (name for name, (found, where) in self._files.items() if found == type and where.step == step)
+        name = next(names, None)
+        return None if name is None else self._payload(name)
+
+    def _parameter(self, type: str, where: Coordinates, payload: Payload) -> Record:
+        """The one parameter that a file holds."""
+        ranks = {
+            place.rank for found, place in self._files.values() if found == type and place.step == where.step
+        }
+        self._notes[f"{type} holds the first parameter only that matched target_param_pattern"] = None
+        meta: dict[str, Any] = {}
+        if type == "gradient":
+            meta["rank_local"] = (
+                "NexRL records the part of the gradient that lies on a rank, after the first microbatch of a step, so "
+                "it is not the gradient of the step"
+            )
+        elif len(ranks) > 1:
+            meta["rank_local"] = "NexRL does not say which part of a parameter lies on a rank"
+        name = str(payload["param_name"])
+        return Record.of(type, where, {name: tensor(payload[type], name)}, meta)
+
+    def _payload(self, name: str) -> Payload:
+        return read_payload(self.folder / name)
+
+
+def is_nexrl(folder: Location) -> bool:
+    """Whether a folder has sub-folders of NexRL with records that are not our own."""
+    first = next(_files(folder), None)
+    return first is not None and not is_own(folder / first[0])
+
+
+def _files(folder: Location) -> Iterator[tuple[str, tuple[str, Coordinates]]]:
+    """Relative name, type and place of each file."""
+    for below in children(folder):
+        if below.name not in FOLDERS:
+            continue
+        for path in children(below):
+            where = parse_stem(path.stem) if path.suffix in SUFFIXES else None
+            if where is not None:
+                yield f"{below.name}/{path.name}", (below.name, where)
+
+
+def _trajectories(payload: Payload, step: int) -> Record:
+    """The rollouts of a file; a rollout without ids has its number."""
+    items = payload["trajectories"]
+    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+        raise Damage("its trajectories are not a list of dicts")
+    named = []
+    for index, item in enumerate(items):
+        fields = dict(item.get("extra_fields") or {})
+        if fields.get("group_id") is None and fields.get("uid") is None:
+            fields["group_id"] = f"rollout {index}"
+        fields.setdefault("run_id", 0)
+        kept = {key: item[key] for key in ("tokens", "loss_mask", "reward", "is_val") if key in item}
+        named.append({**kept, "extra_fields": fields})
+    return foreign_trajectories({"trajectories": named}, step)

@@ -1,0 +1,138 @@
+"""Which tokens the rows of a padded batch hold, told by their content.
+
+A row without an id is found among the rollouts of its step: its tokens are theirs. Rows that repeat a rollout more
+often than it was sampled are the copies that fill a batch up to a multiple of the ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regress.layout import SampleKey
+
+Ids = NDArray[np.int64]
+HEAD = 4
+"""Tokens by which rollouts are looked up."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a batch: tokens ``start:stop`` of the row are those of a sample, from its first on.
+
+    Attributes:
+        key: of the sample; made up where no rollout tells it.
+        copy_of: the sample that this row only repeats.
+        sure: whether no other rollout of the step has the same tokens.
+        known: whether a rollout tells the key.
+        open: whether nothing tells where the tokens begin and end.
+    """
+
+    key: SampleKey
+    start: int
+    stop: int
+    copy_of: SampleKey | None = None
+    sure: bool = True
+    known: bool = True
+    open: bool = False
+
+
+@dataclass
+class Rollouts:
+    """The rollouts of a step by their tokens.
+
+    Args:
+        tokens: of each sample, in the order in which a batch sorts them.
+    """
+
+    tokens: Mapping[SampleKey, tuple[int, ...]]
+    _by_head: dict[tuple[int, ...], list[tuple[int, ...]]] = field(init=False)
+    _keys: dict[tuple[int, ...], list[SampleKey]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._by_head, self._keys = {}, {}
+        for key, tokens in self.tokens.items():
+            if tokens not in self._keys:
+                self._by_head.setdefault(tokens[:HEAD], []).append(tokens)
+            self._keys.setdefault(tokens, []).append(key)
+
+    def keys(self, tokens: tuple[int, ...]) -> list[SampleKey]:
+        """The samples with these tokens."""
+        return self._keys[tokens]
+
+    def find(self, row: Sequence[int]) -> tuple[int, tuple[int, ...]] | None:
+        """Where a rollout begins in a row, and its tokens: the longest that leaves nothing but padding around it."""
+        edge = 1
+        while edge < len(row) and row[edge] == row[0]:
+            edge += 1
+        for start in dict.fromkeys((0, *range(edge, -1, -1))):
+            found = [tokens for tokens in self._at(row, start) if _padding(row[start + len(tokens) :])]
+            if found:
+                return start, max(found, key=len)
+        return None
+
+    def _at(self, row: Sequence[int], start: int) -> Iterable[tuple[int, ...]]:
+        for size in range(1, HEAD + 1):
+            for tokens in self._by_head.get(tuple(row[start : start + size]), ()):
+                if len(tokens[:HEAD]) == size and tuple(row[start : start + len(tokens)]) == tokens:
+                    yield tokens
+
+
+def _padding(rest: Sequence[int]) -> bool:
+    return len({*rest}) < 2
+
+
+def place_rows(
+    batches: Mapping[str, tuple[Ids, NDArray[np.bool_]]], rollouts: Rollouts | None
+) -> dict[str, list[Row]]:
+    """The rows of all batches of a step.
+
+    Args:
+        batches: name -> token ids ``[b, W]``, and which of them count in the loss; in the order of the batch.
+        rollouts: of the step; None where they were not recorded.
+    """
+    pad = padding_id(batches.values())
+    seen: dict[tuple[int, ...], int] = {}
+    placed: dict[str, list[Row]] = {}
+    for name, (ids, mask) in batches.items():
+        placed[name] = []
+        for index, row in enumerate(ids.tolist()):
+            found = None if rollouts is None else rollouts.find(row)
+            if rollouts is not None and found is not None:
+                start, tokens = found
+                placed[name].append(_known(rollouts.keys(tokens), seen, start, tokens))
+            else:
+                start, stop = _stripped(ids[index], mask[index], pad)
+                placed[name].append(Row((f"{name} row", index), start, stop, known=False))
+    return placed
+
+
+def _known(
+    keys: list[SampleKey], seen: dict[tuple[int, ...], int], start: int, tokens: tuple[int, ...]
+) -> Row:
+    number = seen[tokens] = seen.get(tokens, -1) + 1
+    stop, sure = start + len(tokens), len(keys) == 1
+    if number < len(keys):
+        return Row(keys[number], start, stop, sure=sure)
+    group, run = original = keys[number % len(keys)]
+    return Row((f"{group} (copy {number // len(keys)})", run), start, stop, copy_of=original, sure=sure)
+
+
+def padding_id(batches: Iterable[tuple[Ids, NDArray[np.bool_]]]) -> int | None:
+    """The token id that fills rows up: what most rows end or begin with outside of the loss."""
+    votes: dict[int, int] = {}
+    for ids, mask in batches:
+        for row, counted in zip(ids, mask, strict=True):
+            for edge, next_to in ((-1, -2), (0, 1)):
+                if row.size > 1 and not counted[edge] and row[edge] == row[next_to]:
+                    votes[int(row[edge])] = votes.get(int(row[edge]), 0) + 1
+    return max(votes, key=lambda value: (votes[value], -value), default=None)
+
+
+def _stripped(row: Ids, counted: NDArray[np.bool_], pad: int | None) -> tuple[int, int]:
+    """The tokens of a row without padding; what counts in the loss is none."""
+    kept = np.flatnonzero((row != pad) | counted) if pad is not None else np.arange(row.size)
+    return (int(kept[0]), int(kept[-1]) + 1) if kept.size else (0, row.size)
