@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from regress.compare.ulps import ulps_off
+from regress.compare.ulps import most_ulps
 from regress.dump.arrays import Array, is_float
 
 CHUNK = 1 << 13
@@ -105,15 +105,15 @@ class Measures:
     @property
     def quantiles(self) -> dict[str, float]:
         """Upper bounds of quantiles of the error, a factor of two above them at most."""
-        found, pending = {}, dict(QUANTILES)
-        seen, bound = self.finite - sum(self.octaves.values()), 0.0
-        for exponent in (None, *sorted(self.octaves)):
-            if exponent is not None:
-                seen += self.octaves[exponent]
+        found: dict[str, float] = {}
+        below, bound = self.finite - sum(self.octaves.values()), 0.0
+        octaves = iter(sorted(self.octaves.items()))
+        for name, share in QUANTILES.items():
+            while below < share * self.finite:
+                exponent, count = next(octaves)
+                below += count
                 bound = min(math.ldexp(1.0, exponent) if exponent < 1024 else math.inf, self.max_error)
-            for name in [name for name, share in pending.items() if seen >= share * self.finite]:
-                found[name] = bound
-                del pending[name]
+            found[name] = bound
         return found
 
     def _excess(self) -> float | None:
@@ -187,7 +187,10 @@ def largest(array: Array) -> float:
     with np.errstate(all="ignore"):
         for (part,) in _chunks(None, array):
             wide = np.abs(part.astype(np.float64, copy=False))
-            found = max(found, float(np.max(wide, initial=0.0, where=np.isfinite(wide))))
+            top = float(np.maximum.reduce(wide))
+            if not math.isfinite(top):
+                top = float(np.max(wide, initial=0.0, where=np.isfinite(wide)))
+            found = max(found, top)
     return found
 
 
@@ -217,37 +220,35 @@ def _chunks(row: int | None, *arrays: Array) -> Iterator[tuple[Array, ...]]:
 def _floats(a: Array, g: Array, bound: float, row: int | None) -> Measures:
     x, y = a.astype(np.float64, copy=False), g.astype(np.float64, copy=False)
     signed = x - y
-    error = np.abs(signed)
+    square = float(np.dot(signed, signed))
     counted, mismatched, first = a.size, 0, None
-    if not np.isfinite(error).all():
+    if not math.isfinite(square):  # as soon as one of them is not
         finite = np.isfinite(x) & np.isfinite(y)
         other = ~finite & (x != y) & ~(np.isnan(x) & np.isnan(y))
         counted, mismatched = int(finite.sum()), int(other.sum())
         first = int(other.argmax()) if mismatched else None
-        error, y, signed = (np.where(finite, values, 0.0) for values in (error, y, signed))
+        signed, y = np.where(finite, signed, 0.0), np.where(finite, y, 0.0)
+    error = np.abs(signed)
     worst = int(error.argmax())
     highest = float(error[worst])
-    found = Measures(
+    max_ulp = 0.0 if counted and is_float(a.dtype) else None
+    if not highest:
+        return Measures(a.size, 0, 0.0, None, 0.0, _norm(y), mismatched, first, counted, max_ulp=max_ulp)
+    size = np.abs(y)
+    return Measures(
         count=a.size,
+        over=int(np.count_nonzero(error > bound)) if highest > bound else 0,
+        max_error=highest,
+        worst=worst,
+        error_l2=_norm(error),
         golden_l2=_norm(y),
         mismatched=mismatched,
         first_mismatch=first,
         finite=counted,
-        max_ulp=0.0 if counted and is_float(a.dtype) else None,
-    )
-    if not highest:
-        return found
-    ulps = ulps_off(a, g, error, y)
-    return replace(
-        found,
-        over=int(np.count_nonzero(error > bound)),
-        max_error=highest,
-        worst=worst,
-        error_l2=_norm(error),
-        error_sum=float(signed.sum()),
+        error_sum=float(np.add.reduce(signed)),
         product=float(np.dot(signed, y)),
-        max_relative=float(np.fmax.reduce(error / np.abs(y))),
-        max_ulp=None if ulps is None else float(ulps.max(initial=0, where=error > 0)),
+        max_relative=float(np.fmax.reduce(error / size)),
+        max_ulp=None if max_ulp is None else most_ulps(a, g, error, size),
         octaves=_octaves(error),
         worst_row=_worst_row(error, y, row),
     )
@@ -290,12 +291,13 @@ def _with_bytes(part: Measures, a: Array, g: Array) -> Measures:
 
 def _octaves(error: NDArray[np.float64]) -> dict[int, int]:
     """Numbers of errors that are not 0, by binary exponent; subnormal numbers are of the lowest."""
-    exponents = error[error > 0].view(np.int64) >> 52
-    if not exponents.size:
-        return {}
-    lowest = int(exponents.min())
-    counts = np.bincount(exponents - lowest)
-    return {lowest + int(i) - 1022: int(counts[i]) for i in np.flatnonzero(counts)}
+    exponents = error.view(np.int64) >> 52
+    lowest = int(np.minimum.reduce(exponents))
+    exponents -= lowest
+    counts = np.bincount(exponents).tolist()
+    if not lowest:  # there are zeros, whose exponent is that of subnormal numbers
+        counts[0] -= error.size - int(np.count_nonzero(error))
+    return {lowest - 1022 + i: count for i, count in enumerate(counts) if count}
 
 
 def _worst_row(error: NDArray[np.float64], golden: NDArray[np.float64], row: int | None) -> Row | None:
