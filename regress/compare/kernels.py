@@ -1,0 +1,310 @@
+"""Compiled measures of two arrays of floats: tile by tile, each in a processor's nearest cache, all in float64.
+
+The loops over a tile are written so that the compiler makes vector instructions of them: no branches, no lookups but
+for 8-bit floats, integers where floats would need an order. What is rare (a new largest relative error, errors beyond
+the bound, values that are not finite) is seen from a tile's figures, and looked at in a second loop.
+
+This module loads numba; `regress.compare.metrics` imports it when two arrays are large enough to be worth it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numba.extending import overload
+from numpy.typing import NDArray
+
+TILE = 2048
+"""Elements of a tile; fewer than a 16-bit integer counts."""
+NEAR = 16
+"""Octaves below the largest error of a tile whose errors are counted in vectors."""
+SQUARE, GOLDEN, PRODUCT, SUM, TOP, RELATIVE, ROW_SQUARE, ROW_GOLDEN = range(8)
+"""Places in ``sums``: squared errors, squared golden values, their product, signed errors, the largest error and
+relative error, and the first two of these of the worst row."""
+OVER, WORST, MISMATCHED, FIRST_MISMATCH, FINITE, ULPS, DIFFERENT, ROW = range(8)
+"""Places in ``counts``: as in `regress.compare.metrics.Measures`, and the first element whose bytes differ."""
+SHIFTED, HALF, TABLE = range(3)
+"""How narrow floats become float32: bfloat16 by a shift, float16 by arithmetic, 8-bit floats by a table."""
+
+_INFINITE = np.int64(0x7FF << 52)
+_compiled = njit(nogil=True, cache=True)
+_reordered = njit(nogil=True, cache=True, fastmath={"reassoc", "contract"})  # sums by lanes; NaN stays what it is
+
+
+@_reordered
+def _figures(x, y, exponents, steep):
+    """Sums over a tile, its largest error as bits, and something above 0 if one is over ``steep`` of its golden value."""
+    square = golden = product = total = 0.0
+    top, above = np.int64(0), np.int64(0)
+    for i in range(len(exponents)):
+        a, g = np.float64(x[i]), np.float64(y[i])
+        signed = a - g
+        error = abs(signed)
+        total += signed
+        square += signed * signed
+        product += signed * g
+        golden += g * g
+        bits = np.float64(error).view(np.int64)
+        top = max(top, bits)  # as integers, where a NaN is the largest of all
+        exponents[i] = np.uint16(bits >> 52)
+        above = max(above, np.float64(error - steep * abs(g)).view(np.int64))
+    return square, golden, product, total, top, above
+
+
+@_reordered
+def _golden(y):
+    """Sum of squares of a tile, and its largest value as bits."""
+    golden, top = 0.0, np.int64(0)
+    for i in range(len(y)):
+        g = np.float64(y[i])
+        golden += g * g
+        top = max(top, np.float64(abs(g)).view(np.int64))
+    return golden, top
+
+
+@_compiled
+def _unequal(p, q):
+    different = p[0] ^ q[0]
+    for i in range(len(p)):
+        different |= p[i] ^ q[i]
+    return different != 0
+
+
+@_compiled
+def _differing(p, q):
+    found = np.int64(0)
+    for i in range(len(p)):
+        found += np.int64(p[i] != q[i])
+    return found
+
+
+@_compiled
+def _first_differing(p, q):
+    for i in range(len(p)):
+        if p[i] != q[i]:
+            return i
+    return -1
+
+
+@_compiled
+def _over(x, y, bound):
+    found = np.int64(0)
+    for i in range(len(x)):
+        found += np.int64(abs(np.float64(x[i]) - np.float64(y[i])) > bound)
+    return found
+
+
+@_compiled
+def _first(x, y, error):
+    for i in range(len(x)):
+        if abs(np.float64(x[i]) - np.float64(y[i])) == error:
+            return i
+    return -1
+
+
+@_compiled
+def _steepest(x, y, most):
+    for i in range(len(x)):
+        g = abs(np.float64(y[i]))
+        error = abs(np.float64(x[i]) - np.float64(y[i]))
+        if error > 0.0:
+            most = max(most, error / g if g > 0.0 else np.inf)
+    return most
+
+
+@_compiled
+def _tally(exponents, top, octaves):
+    """Count errors by octave: those near the largest in vectors, an octave at a time, and the few others one by one."""
+    seen, errors = np.uint16(0), _at_least(exponents, np.uint16(1))
+    for exponent in range(top, max(top - NEAR, 0), -1):
+        count = _at_least(exponents, np.uint16(exponent))
+        octaves[exponent] += np.int64(count) - np.int64(seen)
+        seen = count
+        if seen == errors:
+            return
+    for i in range(len(exponents)):
+        if exponents[i] <= top - NEAR:
+            octaves[exponents[i]] += 1
+
+
+@_compiled
+def _at_least(exponents, least):
+    found = np.uint16(0)
+    for i in range(len(exponents)):
+        found = np.uint16(found + np.uint16(exponents[i] >= least))
+    return found
+
+
+def _ulps(p, q):
+    """Largest distance of two tiles of floats, whose bits are given as integers."""
+    raise NotImplementedError  # compiled code only
+
+
+@overload(_ulps)
+def _ulps_of(p, q):
+    def narrow(p, q):
+        most = np.uint32(0)
+        for i in range(len(p)):
+            s, t = np.int32(p[i] >> 31), np.int32(q[i] >> 31)
+            a = np.int32(np.int32(np.int32(p[i] & np.int32(0x7FFFFFFF)) ^ s) - s)
+            b = np.int32(np.int32(np.int32(q[i] & np.int32(0x7FFFFFFF)) ^ t) - t)
+            most = max(most, np.uint32(np.uint32(max(a, b)) - np.uint32(min(a, b))))
+        return np.uint64(most)
+
+    def wide(p, q):
+        most = np.uint64(0)
+        for i in range(len(p)):
+            s, t = p[i] >> 63, q[i] >> 63
+            a = ((p[i] & 0x7FFFFFFFFFFFFFFF) ^ s) - s
+            b = ((q[i] & 0x7FFFFFFFFFFFFFFF) ^ t) - t
+            most = max(most, np.uint64(max(a, b)) - np.uint64(min(a, b)))
+        return most
+
+    return narrow if p.dtype.bitwidth == 32 else wide
+
+
+@_compiled
+def _clean(x, y, p, q, start, counts):
+    """The tile with zeros for pairs that are not finite, which are counted."""
+    x, y, p, q = x.copy(), y.copy(), p.copy(), q.copy()
+    for i in range(len(x)):
+        a, g = x[i], y[i]
+        if np.isfinite(a) and np.isfinite(g):
+            continue
+        counts[FINITE] -= 1
+        if a != g and not (np.isnan(a) and np.isnan(g)):
+            counts[MISMATCHED] += 1
+            if counts[FIRST_MISMATCH] < 0:
+                counts[FIRST_MISMATCH] = start + i
+        x[i] = y[i] = 0
+        p[i] = q[i] = 0
+    return x, y, p, q
+
+
+@_compiled
+def _tile(x, y, p, q, start, bound, bitwise, sums, counts, octaves, exponents):
+    """Add a tile to the figures; return its squared errors and golden values."""
+    counts[FINITE] += len(x)
+    if not _unequal(p[:32], q[:32]) and not _unequal(p, q):
+        golden, top = _golden(y)
+        if top < _INFINITE:
+            sums[GOLDEN] += golden
+            return 0.0, golden
+    elif bitwise:
+        counts[OVER] += _differing(p, q)
+        if counts[DIFFERENT] < 0:
+            counts[DIFFERENT] = start + _first_differing(p, q)
+    steep = sums[RELATIVE] * (1.0 + 1e-15)  # the same quotient again, however rounded, is no news
+    square, golden, product, total, bits, above = _figures(x, y, exponents, steep)
+    if bits >= _INFINITE:
+        x, y, p, q = _clean(x, y, p, q, start, counts)
+        square, golden, product, total, bits, above = _figures(x, y, exponents, steep)
+    sums[SQUARE] += square
+    sums[GOLDEN] += golden
+    sums[PRODUCT] += product
+    sums[SUM] += total
+    if bits == 0:
+        return square, golden
+    top = np.int64(bits).view(np.float64)
+    if top > sums[TOP]:
+        sums[TOP] = top
+        counts[WORST] = start + _first(x, y, top)
+    if top > bound and not bitwise:
+        counts[OVER] += _over(x, y, bound)
+    if above > 0:
+        sums[RELATIVE] = _steepest(x, y, sums[RELATIVE])
+    counts[ULPS] = np.int64(max(np.uint64(counts[ULPS]), _ulps(p, q)))
+    _tally(exponents, bits >> 52, octaves)
+    return square, golden
+
+
+@_compiled
+def scan(x, y, p, q, row, bound, bitwise, sums, counts, octaves):
+    """Measure arrays of float32 or float64 ``x`` and ``y``, whose bits are ``p`` and ``q``."""
+    scratch = np.empty(TILE, np.uint16)
+    width = row if row else len(x)
+    for first in range(0, len(x), width):
+        square = golden = 0.0
+        for start in range(first, first + width, TILE):
+            stop = min(start + TILE, first + width)
+            s, g = _tile(
+                x[start:stop], y[start:stop], p[start:stop], q[start:stop],
+                start, bound, bitwise, sums, counts, octaves, scratch[: stop - start],
+            )  # fmt: skip
+            square += s
+            golden += g
+        if row:
+            _row(first // row, square, golden, sums, counts)
+
+
+@_compiled
+def scan_narrow(p, q, how, table, row, bound, bitwise, sums, counts, octaves):
+    """Measure arrays of floats of 8 or 16 bits, given as unsigned integers; ulps come shifted to 32 bits."""
+    scratch = np.empty(TILE, np.uint16)
+    x, y = np.empty(TILE, np.int32), np.empty(TILE, np.int32)
+    m, n = np.empty(TILE, np.int32), np.empty(TILE, np.int32)
+    width = row if row else len(p)
+    for first in range(0, len(p), width):
+        square = golden = 0.0
+        for start in range(first, first + width, TILE):
+            stop = min(start + TILE, first + width)
+            size = stop - start
+            _shift(p[start:stop], m[:size])
+            _shift(q[start:stop], n[:size])
+            a, b = m[:size], n[:size]
+            if how != SHIFTED:
+                a, b = x[:size], y[:size]
+                _widen(p[start:stop], a, how, table)
+                _widen(q[start:stop], b, how, table)
+            s, g = _tile(
+                a.view(np.float32), b.view(np.float32), m[:size], n[:size],
+                start, bound, bitwise, sums, counts, octaves, scratch[:size],
+            )  # fmt: skip
+            square += s
+            golden += g
+        if row:
+            _row(first // row, square, golden, sums, counts)
+
+
+@_compiled
+def _row(index, square, golden, sums, counts):
+    if square > sums[ROW_SQUARE]:
+        sums[ROW_SQUARE], sums[ROW_GOLDEN], counts[ROW] = square, golden, index
+
+
+@_compiled
+def _shift(bits, out):
+    if bits.itemsize == 2:
+        for i in range(len(out)):
+            out[i] = np.int32(np.int32(bits[i]) << np.int32(16))
+    else:
+        for i in range(len(out)):
+            out[i] = np.int32(np.int32(bits[i]) << np.int32(24))
+
+
+@_compiled
+def _widen(bits, out, how, table):
+    if how == TABLE:
+        for i in range(len(out)):
+            out[i] = table[bits[i]]
+        return
+    for i in range(len(out)):
+        out[i] = np.int32(np.int32(bits[i] & np.uint16(0x7FFF)) << np.int32(13))
+    values = out.view(np.float32)
+    for i in range(len(out)):
+        values[i] *= np.float32(2.0**112)  # the exponent of float16 begins that much higher; subnormals come right too
+    for i in range(len(out)):
+        special = np.int32(0x7F800000) if np.uint16(bits[i] & np.uint16(0x7C00)) == np.uint16(0x7C00) else np.int32(0)
+        sign = np.int32(np.int32(bits[i] & np.uint16(0x8000)) << np.int32(16))
+        out[i] = np.int32(np.int32(out[i] | special) | sign)
+
+
+@_compiled
+def highest(values):
+    """The largest absolute value as bits, larger than those of infinity if one is not finite."""
+    top = np.int64(0)
+    for i in range(len(values)):
+        top = max(top, np.float64(abs(np.float64(values[i]))).view(np.int64))
+    return top
