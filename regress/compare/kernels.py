@@ -9,12 +9,9 @@ This module loads numba; `regress.compare.metrics` imports it when two arrays ar
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numba import njit
 from numba.extending import overload
-from numpy.typing import NDArray
 
 TILE = 2048
 """Elements of a tile; fewer than a 16-bit integer counts."""
@@ -30,12 +27,14 @@ SHIFTED, HALF, TABLE = range(3)
 
 _INFINITE = np.int64(0x7FF << 52)
 _compiled = njit(nogil=True, cache=True)
-_reordered = njit(nogil=True, cache=True, fastmath={"reassoc", "contract"})  # sums by lanes; NaN stays what it is
+_reordered = njit(
+    nogil=True, cache=True, fastmath={"reassoc", "contract"}
+)  # sums by lanes; NaN stays what it is
 
 
 @_reordered
 def _figures(x, y, exponents, steep):
-    """Sums over a tile, its largest error as bits, and something above 0 if one is over ``steep`` of its golden value."""
+    """Sums over a tile, its largest error as bits, and more than 0 if one is over ``steep`` of its golden value."""
     square = golden = product = total = 0.0
     top, above = np.int64(0), np.int64(0)
     for i in range(len(exponents)):
@@ -294,17 +293,14 @@ def _widen(bits, out, how, table):
         out[i] = np.int32(np.int32(bits[i] & np.uint16(0x7FFF)) << np.int32(13))
     values = out.view(np.float32)
     for i in range(len(out)):
-        values[i] *= np.float32(2.0**112)  # the exponent of float16 begins that much higher; subnormals come right too
+        values[i] *= np.float32(
+            2.0**112
+        )  # the exponent of float16 begins that much higher; subnormals come right too
     for i in range(len(out)):
-        special = np.int32(0x7F800000) if np.uint16(bits[i] & np.uint16(0x7C00)) == np.uint16(0x7C00) else np.int32(0)
+        special = (
+            np.int32(0x7F800000)
+            if np.uint16(bits[i] & np.uint16(0x7C00)) == np.uint16(0x7C00)
+            else np.int32(0)
+        )
         sign = np.int32(np.int32(bits[i] & np.uint16(0x8000)) << np.int32(16))
         out[i] = np.int32(np.int32(out[i] | special) | sign)
-
-
-@_compiled
-def highest(values):
-    """The largest absolute value as bits, larger than those of infinity if one is not finite."""
-    top = np.int64(0)
-    for i in range(len(values)):
-        top = max(top, np.float64(abs(np.float64(values[i]))).view(np.int64))
-    return top

@@ -78,6 +78,16 @@ def stamp_of(data: bytes) -> Stamp:
     return Stamp(len(data), hashlib.sha256(data).hexdigest())
 
 
+def file_stamp(path: Path) -> Stamp:
+    """The same of a file, piece by piece; raises `DumpError` if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256")
+            return Stamp(file.tell(), digest.hexdigest())
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
 def sync_folder(path: Location) -> None:
     """Make renames within a folder outlast a power failure, where the file system can; a store has none."""
     if not isinstance(path, Path):

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from regress.dump.coordinates import dataflow_key, parse_stem
 from regress.dump.damage import CUT_OFF, Damage
-from regress.dump.files import stamp_of, unreadable
-from regress.dump.formats import FORMATS, Format, format_named
+from regress.dump.files import Stamp, file_stamp, stamp_of, unreadable
+from regress.dump.formats import FORMATS, Format, format_named, safetensors
 from regress.dump.location import Location, children, location
-from regress.dump.manifest import MANIFEST, read_manifest
+from regress.dump.manifest import MANIFEST, Entry, read_manifest
+from regress.dump.mapped import map_file
 from regress.dump.record import Record
 from regress.dump.stages import FOLDERS
 from regress.errors import DumpError
@@ -72,14 +74,21 @@ def _decode(path: Location, data: bytes, format: str) -> list[Record]:
         raise DumpError(
             f"{path} is a {found.name} file, not {format}: set the format to {found.name} or auto"
         )
-    try:
+    with _damage_named(path, found.name):
         return found.decode(data)
+
+
+@contextmanager
+def _damage_named(path: Location, format: str) -> Iterator[None]:
+    """Whatever a decoder raises becomes an error that names the file."""
+    try:
+        yield
     except Damage as damage:
-        raise DumpError(f"{path} is no intact {found.name} record: {damage}; {damage.remedy}") from None
+        raise DumpError(f"{path} is no intact {format} record: {damage}; {damage.remedy}") from None
     except DumpError as error:
         raise DumpError(f"{path} cannot be used: {error}") from None
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError) as error:
-        raise DumpError(f"{path} is no intact {found.name} record ({error}); {CUT_OFF}") from None
+        raise DumpError(f"{path} is no intact {format} record ({error}); {CUT_OFF}") from None
 
 
 class DumpReader:
@@ -91,10 +100,15 @@ class DumpReader:
 
     Opening compares the record files on disk (all, or those of the sub-folder `only`) with the manifest
     and raises `DumpError` for missing or additional ones; reading a file verifies its hash.
+
+    With `mapped`, the tensors of safetensors files of this machine are read-only parts of the mapped files: nothing of
+    them is read before it is looked at. Size and description are verified then, and the hash by `verify`. Other formats
+    and what lies in a store are read as before.
     """
 
-    def __init__(self, path: str | Location, only: str | None = None) -> None:
+    def __init__(self, path: str | Location, only: str | None = None, *, mapped: bool = False) -> None:
         self.folder = location(path)
+        self._mapped = mapped
         self.manifest = read_manifest(self.folder)
         listed = {
             name for name in self.manifest.files if only is None or Path(name).parent.as_posix() == only
@@ -107,7 +121,8 @@ class DumpReader:
         self._report("lacks", listed - found, "they were deleted or not copied: copy the dump again")
         self._report("has additional", found - listed, "they are not of this run: move them away")
         entries = {name: self.manifest.files[name] for name in listed}
-        self._names = sorted(entries, key=lambda n: (dataflow_key(entries[n].type, entries[n].where), n))
+        names = sorted(entries, key=lambda n: (dataflow_key(entries[n].type, entries[n].where), n))
+        self._entries = {name: entries[name] for name in names}
 
     def _report(self, verb: str, names: set[str], advice: str) -> None:
         if names:
@@ -118,9 +133,8 @@ class DumpReader:
         """Relative file names in the order of computation, of one type and step or of all."""
         return [
             name
-            for name in self._names
-            if type in (None, self.manifest.files[name].type)
-            and step in (None, self.manifest.files[name].where.step)
+            for name, entry in self._entries.items()
+            if type in (None, entry.type) and step in (None, entry.where.step)
         ]
 
     def records(self, type: str | None = None, step: int | None = None) -> Iterator[Record]:
@@ -131,13 +145,37 @@ class DumpReader:
 
     def read(self, name: str) -> Record:
         """Read one file by its relative name; raises `DumpError` if it is not what was recorded."""
-        if name not in self._names:
-            raise DumpError(f"{self.folder} has no file {name!r}: choose one that names() lists")
-        path, entry = self.folder / name, self.manifest.files[name]
+        path, entry = self._file(name)
+        if self._mapped and self.manifest.format == safetensors.NAME and isinstance(path, Path):
+            return _mapped(path, entry)
         data = _load(path)
-        if stamp_of(data) != entry.stamp:
-            raise DumpError(
-                f"{path} has {len(data)} bytes that do not match the size and hash in {MANIFEST}; {CUT_OFF}"
-            )
+        _require(path, entry, stamp_of(data))
         (record,) = _decode(path, data, self.manifest.format)
         return record
+
+    def verify(self, name: str) -> None:
+        """Raise `DumpError` unless a file has the hash in the manifest; reads it piece by piece."""
+        path, entry = self._file(name)
+        _require(path, entry, file_stamp(path) if isinstance(path, Path) else stamp_of(_load(path)))
+
+    def _file(self, name: str) -> tuple[Location, Entry]:
+        if name not in self._entries:
+            raise DumpError(f"{self.folder} has no file {name!r}: choose one that names() lists")
+        return self.folder / name, self._entries[name]
+
+
+def _mapped(path: Path, entry: Entry) -> Record:
+    data = map_file(path)
+    if data.size != entry.stamp.size:
+        raise DumpError(
+            f"{path} has {data.size} bytes, but {MANIFEST} tells of {entry.stamp.size}; {CUT_OFF}"
+        )
+    with _damage_named(path, safetensors.NAME):
+        return safetensors.view(data.data)
+
+
+def _require(path: Location, entry: Entry, found: Stamp) -> None:
+    if found != entry.stamp:
+        raise DumpError(
+            f"{path} has {found.size} bytes that do not match the size and hash in {MANIFEST}; {CUT_OFF}"
+        )

@@ -8,7 +8,8 @@ Source of the format: https://github.com/huggingface/safetensors#format
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -18,6 +19,8 @@ from regress.dump.jsontext import loads
 from regress.dump.record import Record, from_head, tensor_table
 
 NAME = "safetensors"
+
+_Tensor: TypeAlias = Callable[[memoryview, np.dtype[Any], tuple[int, ...]], Array]
 
 _CODES = {
     "bool": "BOOL",
@@ -54,23 +57,47 @@ def matches(data: bytes) -> bool:
 
 def decode(data: bytes) -> list[Record]:
     """The record of a file; raises `Damage` saying what is damaged."""
-    size = int.from_bytes(data[:8], "little")
-    if size > len(data) - 8:
-        raise Damage(f"it announces a header of {size} bytes but ends after {len(data)} bytes")
-    header = loads(data[8 : 8 + size])
-    info = header.pop("__metadata__", None) if isinstance(header, dict) else None
-    if not isinstance(info, dict) or not isinstance(info.get("regress"), str):
-        raise Damage("it holds tensors but no description of a record")
-    head = loads(info["regress"])
-    tensors = _tensors(header, tensor_table(head), memoryview(data)[8 + size :])
-    record = from_head(head, tensors)
-    if record.checksum() != info.get("sha256"):
+    record, checksum = _parse(memoryview(data), _copied)
+    if record.checksum() != checksum:
         raise Damage("its content does not match its checksum")
     return [record]
 
 
+def view(data: memoryview) -> Record:
+    """The record of a file whose tensors are parts of `data`, with all that is checked but the checksum.
+
+    Raises `Damage`, or a parser's own exception, for what does not fit.
+    """
+    return _parse(data, _viewed)[0]
+
+
+def _parse(data: memoryview, tensor: _Tensor) -> tuple[Record, Any]:
+    """The record, and the checksum that its file tells."""
+    size = int.from_bytes(data[:8], "little")
+    if size > len(data) - 8:
+        raise Damage(f"it announces a header of {size} bytes but ends after {len(data)} bytes")
+    header = loads(bytes(data[8 : 8 + size]))
+    info = header.pop("__metadata__", None) if isinstance(header, dict) else None
+    if not isinstance(info, dict) or not isinstance(info.get("regress"), str):
+        raise Damage("it holds tensors but no description of a record")
+    head = loads(info["regress"])
+    tensors = _tensors(header, tensor_table(head), data[8 + size :], tensor)
+    return from_head(head, tensors), info.get("sha256")
+
+
+def _copied(part: memoryview, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+    return np.frombuffer(part, dtype=dtype).reshape(shape).copy()
+
+
+def _viewed(part: memoryview, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+    return np.frombuffer(part, dtype=dtype).reshape(shape)
+
+
 def _tensors(
-    header: dict[str, Any], table: list[tuple[str, str, tuple[int, ...]]], body: memoryview
+    header: dict[str, Any],
+    table: list[tuple[str, str, tuple[int, ...]]],
+    body: memoryview,
+    tensor: _Tensor,
 ) -> dict[str, Array]:
     if header.keys() != {name for name, _, _ in table}:
         raise Damage("its header names other tensors than its description")
@@ -84,18 +111,20 @@ def _tensors(
             "data_offsets": offsets,
         }:
             raise Damage(f"its header and its description differ about the tensor {name!r}")
-        tensors[name] = _array(body, offsets, DTYPES[dtype], shape, name)
+        tensors[name] = tensor(_part(body, offsets, DTYPES[dtype], shape, name), DTYPES[dtype], shape)
     if sum(array.nbytes for array in tensors.values()) != len(body):
         raise Damage("it holds more or fewer bytes than its tensors need")
     return tensors
 
 
-def _array(body: memoryview, offsets: Any, dtype: np.dtype[Any], shape: tuple[int, ...], name: str) -> Array:
+def _part(
+    body: memoryview, offsets: Any, dtype: np.dtype[Any], shape: tuple[int, ...], name: str
+) -> memoryview:
     match offsets:
         case [int(start), int(end)] if 0 <= start <= end <= len(body):
             size = 1
             for extent in shape:
                 size *= extent
             if size * dtype.itemsize == end - start:
-                return np.frombuffer(body[start:end], dtype=dtype).reshape(shape).copy()
+                return body[start:end]
     raise Damage(f"it ends after {len(body)} bytes of tensors, before or within the tensor {name!r}")

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from regress.compare import metrics
+from regress.compare import chunks, metrics
 from regress.compare.metrics import Measures, largest, measure, nonfinite, ratio, scaled_residual
 from regress.compare.ulps import ulp_distance, ulps_apart
 from regress.dump.arrays import DTYPES, is_float
@@ -28,7 +28,7 @@ finite = st.floats(-1e6, 1e6, width=32)
 def test_measures_do_not_depend_on_the_chunks(golden: np.ndarray, chunk: int, data: st.DataObject) -> None:
     actual = golden + data.draw(npst.arrays(np.float64, golden.shape, elements=finite))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(metrics, "CHUNK", chunk)
+        patch.setattr(chunks, "CHUNK", chunk)
         found, top = measure(actual, golden, 10.0), largest(golden)
     error = np.abs(actual - golden)
     assert found.count == error.size
@@ -51,7 +51,7 @@ def test_the_full_set_is_that_of_the_naive_computation(dtype: str, data: st.Data
         for _ in range(2)
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(metrics, "CHUNK", chunk)
+        patch.setattr(chunks, "CHUNK", chunk)
         found = measure(actual, golden, 1.0, row=row)
     T, R = actual.astype(np.float64), golden.astype(np.float64)
     error = np.abs(T - R)
