@@ -61,6 +61,7 @@ class ParallelPolicy(LocalPolicy):
             self._callable = self._replicas.module
         self._pipeline = self._piped()
         self._summed = self._sums()
+        self._shards = {name: self._shard(name, parameter) for name, parameter in self.named_parameters()}
         self._owned = self._owners()
 
     def _split(self) -> None:
@@ -151,10 +152,7 @@ class ParallelPolicy(LocalPolicy):
 
     def shard(self, name: str) -> ShardLayout | None:
         """Which part of the parameter of that name lies here; ``None`` for all of it."""
-        inner = shards.of(dict(self.named_parameters())[name])
-        outer = self._experts.get(name)
-        layout = inner if outer is None else inner.inside(outer)
-        return None if layout.is_whole else layout
+        return self._shards[name]
 
     def part(self, name: str, whole: Tensor) -> Tensor:
         """The part of a tensor like the parameter of that name which lies here, placed like the parameter."""
@@ -223,6 +221,12 @@ class ParallelPolicy(LocalPolicy):
         dist.all_reduce(total)
         return total.sqrt().to(self.log_prob_dtype)
 
+    def _shard(self, name: str, parameter: nn.Parameter) -> ShardLayout | None:
+        inner = shards.of(parameter)
+        outer = self._experts.get(name)
+        layout = inner if outer is None else inner.inside(outer)
+        return None if layout.is_whole else layout
+
     def _sums(self) -> list[tuple[list[str], dist.ProcessGroup]]:
         """Which gradients are summed over which ranks; every rank makes every group, whatever it holds itself."""
         data = ["dp", "cp"]
@@ -244,7 +248,7 @@ class ParallelPolicy(LocalPolicy):
 
     def _owners(self) -> frozenset[str]:
         """The parameters whose part on this rank no lower rank has."""
-        own = {name: self.shard(name) for name, _ in self.named_parameters()}
+        own = self._shards
         earlier = self._world.gather(own)[: self._world.rank]
         return frozenset(
             name
