@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any
 
 from regress.compare.layers import merged_layers
 from regress.compare.quantities import order_of
 from regress.compare.verdict import Place, Verdict
-from regress.dump.jsontext import float_name, plain, tag_floats
+from regress.dump.jsontext import dumps, float_name, plain
 from regress.report.call import Call
 from regress.report.model import Report
 from regress.report.tokens import TokenTable, TokenValues
@@ -67,10 +67,11 @@ def _texts(values: Iterable[str]) -> dict[str, Any]:
 
 
 def _nested(call: Call, name: str) -> str:
-    if not getattr(call.verdict, name):
+    value = getattr(call.verdict, name)
+    if not value:
         return ""
-    value = call.verdict.to_json()[name]
-    return json.dumps(tag_floats(plain(value, name)), separators=(",", ":"), allow_nan=False)
+    tree = value if isinstance(value, Mapping) else asdict(value)
+    return dumps(plain(tree, name))
 
 
 def figure(value: float | None) -> float | str | None:

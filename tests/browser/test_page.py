@@ -185,6 +185,9 @@ def test_a_link_opens_its_record(browser: Browser, url: str) -> None:
         "four times the floor",
     ):
         assert words in text
+    for words in ("undefined", "[object"):
+        assert words not in text
+    assert page.evaluate("scrollY") > 0
     page.keyboard.press("Escape")
     assert not page.is_visible("#details")
     page.evaluate("location.hash = '#dense/dp8/step7/rank0/gradient'")

@@ -2,6 +2,7 @@
 
 const dialog = byId("details");
 const HEADS = ["status", "where", "precision", "place", "quantity", "name", "anchor", "worst", "step", "update", "rank", "micro"];
+const NAMES = { over: "beyond tolerance", count: "elements", multiple: "× tolerance" };
 
 function openDetails(record) {
   const close = element("button", "close", { type: "button" }, "close");
@@ -35,11 +36,11 @@ function* facts(record) {
     if (HEADS.includes(name)) continue;
     const entry = value(name, record);
     if (entry === null || entry === "") continue;
-    yield [name.replaceAll("_", " "), typeof entry === "number" ? short(entry) : nested(entry)];
+    yield [NAMES[name] ?? name.replaceAll("_", " "), typeof entry === "number" ? short(entry) : nested(entry)];
   }
 }
 function plainNumber(entry) {
-  return entry && typeof entry === "object" ? entry.$float : entry;
+  return entry?.$float ?? entry;
 }
 function told(entry) {
   const plain = plainNumber(entry);

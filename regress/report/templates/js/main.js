@@ -51,6 +51,7 @@ function follow() {
   const found = column.codes.flatMap((one, record) => (one === code ? [record] : []));
   const gravest = found.reduce((a, b) => (weight(b) > weight(a) ? b : a));
   clearFilters();
+  byId("records").scrollIntoView({ behavior: "instant" });
   choose(shown.indexOf(gravest));
   openDetails(gravest);
 }
