@@ -6,13 +6,16 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from regress.compare.around import Around
 from regress.compare.locate import Locator, TokenText
 from regress.compare.metrics import largest
 from regress.compare.quantities import MICRO_STAGES, SHARES, Kind, Source, quantity_named, sources_in
+from regress.compare.surroundings import Surroundings
 from regress.compare.tensor import Locate, element
 from regress.dump.arrays import Array
 from regress.errors import CompareError
@@ -32,12 +35,14 @@ class Expected:
         scale: of tolerances: the largest absolute golden value over all microbatches; for a share that of its terms,
             times the sum of their weights; None for the largest of ``values``.
         locate: canonical coordinates of an element, in words.
+        surroundings: what else is known of the elements, for when they fail.
     """
 
     values: Array | None
     mask: NDArray[np.bool_] | None = None
     scale: float | None = None
     locate: Locate | None = None
+    surroundings: Surroundings | None = None
 
     def part(self, shards: ShardLayout, name: str) -> Expected:
         """What should lie in a part of this tensor; the scale stays that of the whole.
@@ -59,7 +64,8 @@ class Expected:
             place = tuple(int(known[i]) for known, i in zip(along, local, strict=True))
             return whole(int(np.ravel_multi_index(place, shards.shape)))
 
-        return Expected(shards.project(self.values), mask, scale, words)
+        around = None if self.surroundings is None else self.surroundings.part(shards)
+        return Expected(shards.project(self.values), mask, scale, words, around)
 
 
 class Projection:
@@ -69,13 +75,21 @@ class Projection:
         truth: canonical values, see `regress.compare.canonical.canonicalize`.
         frame: the samples of the update.
         text: of a token id, for the words of `Expected.locate`.
+        config: of the run, nested: what wrong values might be depends on its sections ``algorithm`` and ``optimizer``.
     """
 
-    def __init__(self, truth: Truth, frame: TokenFrame, text: TokenText | None = None) -> None:
+    def __init__(
+        self,
+        truth: Truth,
+        frame: TokenFrame,
+        text: TokenText | None = None,
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
         self.truth = truth
         self.frame = frame
         self.locator = Locator(frame, truth.get("batch_inputs", {}).get("input_ids"), text)
         self._scales: dict[tuple[str, str], float] = {}
+        self._config = config or {}
 
     @cached_property
     def loss_mask(self) -> NDArray[np.bool_]:
@@ -125,7 +139,8 @@ class Projection:
         self._check_rows(source, values, (self.frame.size,))
         local = layout.scatter(values, self.frame.offsets)
         mask = self._mask(source, kind, layout)
-        return Expected(local, mask, scale, self.locator.grid(layout, layout.shape))
+        around = self._around.tokens(source, layout, layout.shape)
+        return Expected(local, mask, scale, self.locator.grid(layout, layout.shape), around)
 
     def _mask(self, source: Source, kind: Kind, layout: TokenLayout) -> NDArray[np.bool_] | None:
         if kind is Kind.EXACT:
@@ -159,12 +174,24 @@ class Projection:
                     layout.attention_mask,
                 )
             )
-            return Expected(kept, mask, scale, self.locator.grid(layout, kept.shape))
+            around = self._around.tokens(source, layout, (B * T,) if as_rows else (B, T))
+            return Expected(kept, mask, scale, self.locator.grid(layout, kept.shape), around)
         canonical, _ = row_layout.indices(self.frame.offsets)
         tokens = canonical[self.loss_mask[canonical]]
         rows = values[(np.cumsum(self.loss_mask) - 1)[tokens]]
         locate = self.locator.rows(tokens, math.prod(inner))
-        return Expected(rows if shape == rows.shape else rows[None], None, scale, locate)
+        local_rows = rows if shape == rows.shape else rows[None]
+        around = self._around.rows(source, row_layout, tokens, local_rows.shape)
+        return Expected(local_rows, None, scale, locate, around)
+
+    def whole(self, quantity: str, name: str) -> Expected:
+        """What a full tensor of an update should be."""
+        around = self._around.whole(quantity, name)
+        return Expected(self.truth[quantity][name], surroundings=around)
+
+    @cached_property
+    def _around(self) -> Around:
+        return Around(self.truth, self.frame, self.known_loss_mask, self._config)
 
     def _share(self, name: str, layout: TokenLayout) -> Expected:
         """A microbatch's share is the sum over its loss tokens of weight times term."""

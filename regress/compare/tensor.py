@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from regress.compare.affected import Affected, beyond
 from regress.compare.metrics import Measures, Row, largest, measure, nonfinite, ratio, scaled_residual
 from regress.compare.tolerance import Tolerance
 from regress.compare.ulps import ulps_apart
@@ -18,6 +19,11 @@ from regress.dump.arrays import Array, dtype_name, is_float
 
 Locate = Callable[[int], str]
 """Words for a flat (C order) index of a local tensor."""
+
+Affect = Callable[
+    [Array, Array, NDArray[np.bool_], NDArray[np.bool_] | None, float], Affected | None
+]
+"""What of a failing tensor is affected, see `regress.compare.surroundings.Surroundings.affected`."""
 
 
 def judge_tensor(
@@ -32,6 +38,7 @@ def judge_tensor(
     scale: float | None = None,
     dtype: str | None = None,
     locate: Locate | None = None,
+    affect: Affect | None = None,
 ) -> Verdict:
     """Judge a tensor, the graver faults first: missing, extra, dtype, shape, non-finite values, values.
 
@@ -48,6 +55,7 @@ def judge_tensor(
         dtype: name of the dtype that ``actual`` must have; by default any, or that of ``expected`` if bytes are
             compared.
         locate: words for a flat index of ``expected``.
+        affect: finds which of the elements beyond the tolerance have what in common; asked if there are any.
     """
     case = _Case(quantity, name, place, tolerance, locate)
     if actual is None or expected is None:
@@ -62,7 +70,11 @@ def judge_tensor(
         return case.verdict(
             Status.SHAPE, detail=f"golden {list(expected.shape)}, actual {list(actual.shape)}"
         )
-    return _values(case, actual, expected, mask, scale)
+    verdict = _values(case, actual, expected, mask, scale)
+    if verdict.ok or affect is None:
+        return verdict
+    over = beyond(actual, expected, verdict.tolerance, bitwise=tolerance.bitwise)
+    return replace(verdict, affected=affect(actual, expected, over, mask, verdict.tolerance))
 
 
 @dataclass(frozen=True)

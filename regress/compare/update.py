@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -49,6 +50,7 @@ def judge_update(
     planned: Plan | Sequence[tuple[int, int]],
     dtype: Dtype | None = None,
     text: TokenText | None = None,
+    config: Mapping[str, Any] | None = None,
 ) -> list[Verdict]:
     """All verdicts on one optimizer update, in the order of computation.
 
@@ -67,11 +69,12 @@ def judge_update(
         planned: every rank and microbatch that had to be computed, and which of them hold the same.
         dtype: name of the dtype that a tensor must have, by golden quantity and name; None for any.
         text: of a token id.
+        config: of the run, nested, for what is said of a failure and for the invariants of its objective.
 
     Raises:
         CompareError: if the golden values are incomplete, or of other samples than the frame's.
     """
-    golden = Projection(truth, frame, text)
+    golden = Projection(truth, frame, text, config)
     placed = PlacedRecords(records, frame)
     update = _Update(golden, placed, Plan.of(planned), tolerances, Place(*place), dtype or (lambda *_: None))
     return in_order(update.verdicts())
@@ -184,7 +187,7 @@ class _Update:
             return
         expected = None
         if golden is not None and layout is None:
-            expected = Expected(golden)
+            expected = self.golden.whole(source.quantity, source.name)
         elif golden is not None and layout is not None:
             shape = None if part is None else part.shape
             expected = self.golden.local(source, layout, shape, self.placed.rows(key))
@@ -232,6 +235,7 @@ class _Update:
             scale=whole.scale,
             dtype=dtype or self.dtype(source.quantity, source.name),
             locate=whole.locate,
+            affect=None if whole.surroundings is None else whole.surroundings.affected,
         )
 
     def _lost(self, source: Source, place: Place, status: Status, detail: str) -> Iterator[Verdict]:

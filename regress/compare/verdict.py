@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
+from regress.compare.affected import Affected
+
 
 class Status(StrEnum):
     """Kinds of verdict, the graver before the milder where several apply."""
@@ -95,6 +97,7 @@ class Verdict:
         over, count: elements beyond the tolerance, and compared elements.
         tolerance: the bound that was applied, on ``max_error``.
         basis, reason: of the tolerance.
+        affected: which tokens or part of a failing tensor, and what its values look like; None where unknown.
         detail: what a status other than drift has to say: ``golden float32, actual float64``.
     """
 
@@ -122,6 +125,7 @@ class Verdict:
     residual: float | None = None
     quantiles: Mapping[str, float] = field(default_factory=dict)
     worst_row: WorstRow | None = None
+    affected: Affected | None = None
 
     @property
     def ok(self) -> bool:
@@ -139,6 +143,8 @@ class Verdict:
         worst, row = known["worst"], known["worst_row"]
         known["status"] = Status(known["status"])
         known["place"] = Place(**known["place"])
+        affected = known["affected"]
+        known["affected"] = None if affected is None else Affected.from_json(affected)
         known["worst"] = None if worst is None else Worst(**{**worst, "index": tuple(worst["index"])})
         known["worst_row"] = None if row is None else WorstRow(**{**row, "index": tuple(row["index"])})
         return cls(**known)

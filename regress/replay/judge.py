@@ -61,6 +61,7 @@ def judge_replay(
                 planned=update.records,
                 dtype=partial(expected_dtype, values, precision),
                 text=text,
+                config=dump.manifest.provenance.config,
             )
     return verdicts
 

@@ -1,0 +1,82 @@
+"""The run that is judged, as far as it is known: what its numbers mean, and which commands look closer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from regress.errors import ConfigError
+from regress.layout import Mesh
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What rules and patterns know of a run besides its verdicts.
+
+    Attributes:
+        world_size, micros: its ranks, and the most microbatches that a rank has in an update; None if unknown.
+        mesh: extent of each dimension of the mesh of ranks.
+        group_sizes: how many samples groups have, where the samples are known.
+        config: of the run, nested, as far as it is known.
+        commands: how to look closer, by purpose: ``replay``, ``test``, ``dump``, ``compare``; those that are missing
+            do not apply. ``{quantity}`` and ``{variants}`` in them are filled in.
+    """
+
+    world_size: int | None = None
+    micros: int | None = None
+    mesh: Mapping[str, int] = field(default_factory=dict)
+    group_sizes: tuple[int, ...] = ()
+    config: Mapping[str, Any] = field(default_factory=dict)
+    commands: Mapping[str, str] = field(default_factory=dict)
+
+    def setting(self, section: str, key: str) -> Any:
+        """A value of the configuration, None if it is unknown."""
+        return (self.config.get(section) or {}).get(key)
+
+    def coordinate(self, rank: int, dimension: str) -> int:
+        """A coordinate of a rank in the mesh; 0 where the mesh does not have that rank."""
+        try:
+            return Mesh(**dict(self.mesh)).coordinates(rank)[dimension]
+        except (ConfigError, KeyError, TypeError, ValueError, IndexError):
+            return 0
+
+    def named_factor(self, alpha: float) -> tuple[str, list[tuple[str, str]]]:
+        """``(text of an exact factor or "", [(name, words)])``: which numbers of the run a scale factor is."""
+        found: list[tuple[str, str]] = []
+        known = {
+            "world_size": (self.world_size, "the number of ranks"),
+            "micros": (self.micros, "the number of microbatches"),
+            **{f"mesh_{name}": (size, f"the extent of {name}") for name, size in self.mesh.items()},
+        }
+        for name, (size, words) in known.items():
+            if size is not None and size > 1:
+                if _close(alpha, size):
+                    found.append((name, f"{words}, {size}"))
+                elif _close(alpha, 1 / size):
+                    found.append((name, f"1 / {words}, 1/{size}"))
+        for size in self.group_sizes:
+            if size > 1 and (_close(alpha, math.sqrt(size / (size - 1))) or _close(alpha, math.sqrt((size - 1) / size))):
+                found.append(("ddof", f"that between deviations over {size} and over {size - 1} samples"))
+        for name, value in (("log2", math.log(2)), ("log10", math.log(10))):
+            if _close(alpha, value) or _close(alpha, 1 / value):
+                found.append(("logarithm", f"that between natural logarithms and those to the base {name[3:]}"))
+        exponent = round(math.log2(abs(alpha))) if alpha else 0
+        if exponent and _close(alpha, 2.0**exponent):
+            found.append(("power_of_two", f"a power of two, 2^{exponent}"))
+        return _exact(alpha), found
+
+
+def _exact(alpha: float) -> str:
+    """``exactly 2``, ``exactly 1/3``; nothing for other numbers."""
+    for number in range(2, 1025):
+        if _close(alpha, number):
+            return f"exactly {number}"
+        if _close(alpha, 1 / number):
+            return f"exactly 1/{number}"
+    return ""
+
+
+def _close(a: float, b: float) -> bool:
+    return math.isclose(a, b, rel_tol=1e-5)
