@@ -90,7 +90,10 @@ def beyond(actual: Array, golden: Array, bound: float, *, bitwise: bool = False)
     """Where two arrays of one shape differ by more than a bound; a NaN agrees with a NaN, an infinity with itself."""
     if bitwise:
         size = actual.dtype.itemsize
-        parts = (np.ascontiguousarray(array).view(np.uint8).reshape(*array.shape, size) for array in (actual, golden))
+        parts = (
+            np.ascontiguousarray(array).view(np.uint8).reshape(*array.shape, size)
+            for array in (actual, golden)
+        )
         first, second = parts
         return np.asarray((first != second).any(axis=-1))
     if not is_float(golden.dtype):
@@ -188,7 +191,9 @@ def rounded_to(actual: Array, golden: Array, over: NDArray[np.bool_]) -> str | N
 
 
 def _spacing(actual: Array, values: NDArray[np.float64]) -> float:
-    eps = {"float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10}.get(dtype_name(actual.dtype), 2.0**-52)
+    eps = {"float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10}.get(
+        dtype_name(actual.dtype), 2.0**-52
+    )
     return 4 * eps * float(np.abs(values).max())
 
 

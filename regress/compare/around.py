@@ -59,8 +59,17 @@ class Around:
                 return None
             return placed(found[0], math.nan), placed(found[1], 0)
 
+        def pool() -> NDArray[np.float64]:
+            values = self.truth[source.quantity][source.name].astype(np.float64)
+            return values if self.loss_mask is None else values[self.loss_mask]
+
         return Surroundings(
-            lambda: self.traits(layout), leading, guesses, logits, source.quantity == "entropy"
+            lambda: self.traits(layout),
+            leading,
+            guesses,
+            logits,
+            source.quantity == "entropy",
+            pool if self.truth[source.quantity][source.name].ndim == 1 else None,
         )
 
     def rows(

@@ -81,8 +81,27 @@ def proven(guess: Guess, actual: Array, golden: Array, over: NDArray[np.bool_], 
     return hits * math.log(max(chance, 1e-300)) < math.log(_CHANCE)
 
 
+def permuted(actual: Array, golden: Array, pool: Floats, over: NDArray[np.bool_], bound: float) -> bool:
+    """Whether every affected value is a golden one of another token, of at least five different ones."""
+    if not is_float(golden.dtype):
+        return False
+    found = actual[over].astype(np.float64)
+    values = np.unique(pool[np.isfinite(pool)])
+    if not np.isfinite(found).all() or np.unique(found).size < 5 or values.size < 5:
+        return False
+    slack = max(bound, _rounding(actual, values))
+    place = np.clip(np.searchsorted(values, found), 1, values.size - 1)
+    nearest = np.minimum(np.abs(found - values[place]), np.abs(found - values[place - 1]))
+    if not (nearest <= slack).all():
+        return False
+    chance = min(2 * slack * values.size / max(float(np.ptp(values)), 1e-300), 1.0)
+    return np.unique(found).size * math.log(max(chance, 1e-300)) < math.log(_CHANCE)
+
+
 def _rounding(actual: Array, values: Floats) -> float:
-    eps = {"float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10}.get(dtype_name(actual.dtype), 2.0**-52)
+    eps = {"float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10}.get(
+        dtype_name(actual.dtype), 2.0**-52
+    )
     return 16 * eps * float(np.abs(values).max(initial=0.0))
 
 
@@ -180,7 +199,16 @@ def clip_range(objective: Mapping[str, Any]) -> tuple[float, float] | None:
 
 
 _TOKENS = (
-    *("advantages", "log_probs", "entropy", "old_log_probs", "ref_log_probs", "sampler_weights", "kl", "ratio"),
+    *(
+        "advantages",
+        "log_probs",
+        "entropy",
+        "old_log_probs",
+        "ref_log_probs",
+        "sampler_weights",
+        "kl",
+        "ratio",
+    ),
     *("policy_loss", "token_loss", "weights"),
 )
 
@@ -219,17 +247,28 @@ def _policy_loss(of: TokenGuesses) -> Guesses:
     if ratio is None or advantages is None:
         return
     correction = of.token("sampler_weights")
-    for words, factor in (("", 1.0 if correction is None else correction), (" without the sampler's weights", 1.0)):
+    for words, factor in (
+        ("", 1.0 if correction is None else correction),
+        (" without the sampler's weights", 1.0),
+    ):
         if words and correction is None:
             continue
         yield _formula(f"the loss without a clip{words}", -ratio * advantages * factor)
         if of.clip is not None:
             low, high = of.clip
             cut = np.clip(ratio, low, high)
-            yield _formula(f"the clipped loss{words}", -np.minimum(ratio * advantages, cut * advantages) * factor)
+            yield _formula(
+                f"the clipped loss{words}", -np.minimum(ratio * advantages, cut * advantages) * factor
+            )
             yield _formula(f"the clipped term alone{words}", -cut * advantages * factor)
-            yield _formula(f"the minimum taken before the advantage{words}", -np.minimum(ratio, cut) * advantages * factor)
-            yield _formula(f"the maximum in place of the minimum{words}", -np.maximum(ratio * advantages, cut * advantages) * factor)
+            yield _formula(
+                f"the minimum taken before the advantage{words}",
+                -np.minimum(ratio, cut) * advantages * factor,
+            )
+            yield _formula(
+                f"the maximum in place of the minimum{words}",
+                -np.maximum(ratio * advantages, cut * advantages) * factor,
+            )
             other = np.clip(ratio, 2.0 - high, 2.0 - low)
             swapped = -np.minimum(ratio * advantages, other * advantages) * factor
             yield _formula(f"the clip range with its sides swapped{words}", swapped)
@@ -251,7 +290,10 @@ def _token_loss(of: TokenGuesses) -> Guesses:
     if golden is None or policy is None:
         return
     yield _formula("the policy loss alone", policy)
-    terms = {"KL": (of.token("kl"), "kl_coef", 1.0), "entropy": (of.token("entropy_loss"), "entropy_coef", -1.0)}
+    terms = {
+        "KL": (of.token("kl"), "kl_coef", 1.0),
+        "entropy": (of.token("entropy_loss"), "entropy_coef", -1.0),
+    }
     if terms["entropy"][0] is None:
         terms["entropy"] = (of.token("entropy"), "entropy_coef", -1.0)
     for title, (values, key, sign) in terms.items():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import reduce
 from typing import Any
@@ -15,13 +15,15 @@ from typing import Any
 from regress.compare.affected import Affected, Count, by_chance
 from regress.compare.layers import layer_of
 from regress.compare.scene import Scene
-from regress.compare.traits import CLASSES, OF_SAMPLES
+from regress.compare.traits import CLASSES, OF_LAYOUTS, OF_SAMPLES
 from regress.compare.verdict import Status, Verdict
 
 CHANCE = 1e-4
 """So probable at most is what chance could make of a pattern of tokens."""
 CHANCE_OF_SAMPLES = 5e-3
 """The same for patterns of whole samples, of which a golden case has a dozen."""
+CHANCE_OF_LAYOUTS = 0.1
+"""The same where every token of a class of places in a row is affected, and no other: a row has few samples."""
 EXPLAINED = 1e-3
 """A scale factor explains an error if so much of it is left at most."""
 
@@ -67,13 +69,15 @@ def find_patterns(failed: Sequence[Verdict], judged: Sequence[Verdict], scene: S
 
 
 def _places(failed: Sequence[Verdict], judged: Sequence[Verdict], scene: Scene) -> Iterator[Pattern]:
-    for key, word in (("rank", "rank"), ("micro", "microbatch")):
+    for key, word, plural in (("rank", "rank", "s"), ("micro", "microbatch", "es")):
         hit = sorted({value for v in failed if (value := getattr(v.place, key)) is not None})
         there = sorted({value for v in judged if (value := getattr(v.place, key)) is not None})
         if not hit or len(hit) == len(there):
             continue
         listed = ", ".join(map(str, hit))
-        yield Pattern(key, f"only {word}{'s' if len(hit) > 1 else ''} {listed}", {"which": hit, "of": len(there)})
+        yield Pattern(
+            key, f"only {word}{plural if len(hit) > 1 else ''} {listed}", {"which": hit, "of": len(there)}
+        )
         if key == "micro" and hit == there[-1:]:
             yield Pattern("last_micro", "only the last microbatch")
         if key == "micro" and hit == there[:1]:
@@ -110,9 +114,13 @@ NAMES = {
     "second moments": r"/exp_avg_sq$",
     "moments": r"/exp_avg(_sq)?$",
     "step counters": r"/step$",
-    "what is split over experts": r"\.experts?\.",
 }
 """Kinds of modules, parameters and states by their names."""
+
+
+def kinds_of(names: Collection[str]) -> tuple[str, ...]:
+    """The kinds of tensors that have a name among these."""
+    return tuple(kind for kind, known in NAMES.items() if any(re.search(known, name) for name in names))
 
 
 def _names(failed: Sequence[Verdict], judged: Sequence[Verdict]) -> Iterator[Pattern]:
@@ -128,7 +136,12 @@ def _names(failed: Sequence[Verdict], judged: Sequence[Verdict]) -> Iterator[Pat
             found.append((len(expression), Pattern(f"names:{title}", f"only {title}", {"tensors": len(hit)})))
     layers = {layer_of(name) for name in hit}
     number = next(iter(layers))
-    if len(layers) == 1 and number is not None and number.isdigit() and len({layer_of(name) for name in there}) > 2:
+    if (
+        len(layers) == 1
+        and number is not None
+        and number.isdigit()
+        and len({layer_of(name) for name in there}) > 2
+    ):
         found.append((0, Pattern("layer", f"only layer {number}", {"layer": int(number)})))
     experts = {match[1] for name in hit if (match := re.search(r"\.experts\.(\d+)\b", name))}
     if len(experts) == 1 and all(".experts." in name for name in hit):
@@ -168,7 +181,9 @@ def _classes(known: Sequence[Affected], total: Count) -> Iterator[Pattern]:
     least = min(count.size for _, count in only)
     for name, count in only:
         if count.size == least:
-            much = f"all {count.size} of them" if count.hits == count.size else f"{count.hits} of {count.size}"
+            much = (
+                f"all {count.size} of them" if count.hits == count.size else f"{count.hits} of {count.size}"
+            )
             numbers = {"hits": count.hits, "size": count.size}
             yield Pattern(f"class:{name}", f"only {CLASSES[name]} ({much})", numbers)
 
@@ -182,7 +197,9 @@ def _only(name: str, count: Count, total: Count) -> bool:
     if name not in OF_SAMPLES:
         return True
     # tokens of one sample share its class: samples are what is counted
-    return by_chance(count.samples, total.samples, total.hit_samples) <= CHANCE_OF_SAMPLES
+    exact = name in OF_LAYOUTS and count.hits == count.size
+    chance = by_chance(count.samples, total.samples, total.hit_samples)
+    return chance <= (CHANCE_OF_LAYOUTS if exact else CHANCE_OF_SAMPLES)
 
 
 def _positions(known: Sequence[Affected], total: Count) -> Iterator[Pattern]:
@@ -227,7 +244,8 @@ def _parts(failed: Sequence[Verdict]) -> Iterator[Pattern]:
         words = f"only {start}:{stop} of the {size} entries of dimension {dimension}"
         if share is not None:
             words += f" (part {start // width} of {share} equal ones: a head or a shard)"
-        yield Pattern("block" if share is None else "shard", words, numbers)
+        if share is not None or width * 2 <= size:
+            yield Pattern("block" if share is None else "shard", words, numbers)
 
 
 def _values(failed: Sequence[Verdict], scene: Scene) -> Iterator[Pattern]:
@@ -252,6 +270,7 @@ _HELD = {
     "equals": "equal to {what}",
     "formula": "equal to {what}",
     "fitted": "equal to {what} {value:g}",
+    "permuted": "each equal to the value of another token",
     "columns": "equal to the columns of the row",
     "tempered": "those of the recorded logits at temperature {actual:g}, golden {golden:g}",
 }
@@ -266,7 +285,11 @@ def _scaled(failed: Sequence[Verdict], scene: Scene) -> Iterator[Pattern]:
     alpha = alphas[0]
     whole = sum(verdict.count for verdict in failed)
     explained = all(r is not None and r <= EXPLAINED * max(off, 1e-300) for _, r, off in known)
-    if not explained or whole < 2 or not all(math.isclose(a, alpha, rel_tol=1e-4, abs_tol=1e-9) for a in alphas):
+    alike = all(math.isclose(a, alpha, rel_tol=1e-4, abs_tol=1e-9) for a in alphas)
+    if explained and whole > 1 and not alike:
+        listed = ", ".join(f"{a:.4g}" for a in alphas[:4])
+        yield Pattern("factors", f"each scaled by a factor of its own ({listed})", {"alphas": alphas})
+    if not explained or whole < 2 or not alike:
         return
     residual = max((r or 0.0) for _, r, _ in known)
     if abs(alpha) < 1e-12:

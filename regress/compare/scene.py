@@ -20,8 +20,8 @@ class Scene:
         mesh: extent of each dimension of the mesh of ranks.
         group_sizes: how many samples groups have, where the samples are known.
         config: of the run, nested, as far as it is known.
-        commands: how to look closer, by purpose: ``replay``, ``test``, ``dump``, ``compare``; those that are missing
-            do not apply. ``{quantity}`` and ``{variants}`` in them are filled in.
+        commands: how to look closer, by purpose: ``replay`` (under ``{variants}``), ``test`` and ``compare`` (of
+            ``{quantity}`` alone), ``show`` (the records of ``{stage}``); those that are missing do not apply.
     """
 
     world_size: int | None = None
@@ -57,11 +57,15 @@ class Scene:
                 elif _close(alpha, 1 / size):
                     found.append((name, f"1 / {words}, 1/{size}"))
         for size in self.group_sizes:
-            if size > 1 and (_close(alpha, math.sqrt(size / (size - 1))) or _close(alpha, math.sqrt((size - 1) / size))):
+            if size > 1 and (
+                _close(alpha, math.sqrt(size / (size - 1))) or _close(alpha, math.sqrt((size - 1) / size))
+            ):
                 found.append(("ddof", f"that between deviations over {size} and over {size - 1} samples"))
         for name, value in (("log2", math.log(2)), ("log10", math.log(10))):
             if _close(alpha, value) or _close(alpha, 1 / value):
-                found.append(("logarithm", f"that between natural logarithms and those to the base {name[3:]}"))
+                found.append(
+                    ("logarithm", f"that between natural logarithms and those to the base {name[3:]}")
+                )
         exponent = round(math.log2(abs(alpha))) if alpha else 0
         if exponent and _close(alpha, 2.0**exponent):
             found.append(("power_of_two", f"a power of two, 2^{exponent}"))

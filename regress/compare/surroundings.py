@@ -18,7 +18,7 @@ from regress.compare.affected import (
     constant_offset,
     rounded_to,
 )
-from regress.compare.guesses import Guess, fitted, proven, temperature
+from regress.compare.guesses import Guess, fitted, permuted, proven, temperature
 from regress.compare.traits import Traits
 from regress.dump.arrays import Array, is_float
 from regress.layout import ShardLayout
@@ -33,7 +33,8 @@ class Surroundings:
         leading: shape of those dimensions.
         guesses: arrays in the shape of the whole tensor.
         logits: ``(logits, targets)`` of the places, ``[P, V]`` and ``[P]``; for log-probs and entropies. Rows of
-            places without logits are NaN.
+            places without logits are NaN. ``entropy`` tells the latter.
+        pool: all golden values of the quantity in this update.
         shards: the part of the tensor that is at hand; None for all of it.
     """
 
@@ -42,6 +43,7 @@ class Surroundings:
     guesses: Callable[[], Iterable[Guess]] = tuple
     logits: Callable[[], tuple[NDArray[np.float64], NDArray[np.int64]] | None] = lambda: None
     entropy: bool = False
+    pool: Callable[[], NDArray[np.float64]] | None = None
     shards: ShardLayout | None = None
 
     def part(self, shards: ShardLayout) -> Surroundings:
@@ -95,6 +97,10 @@ class Surroundings:
             found = fitted(local, actual, over)
             if proven(found, actual, golden, over, bound):
                 known[found.id] = dict(found.numbers)
+        if "formula" in known:  # which says the same without a number that was fitted
+            known.pop("fitted", None)
+        if self.pool is not None and not known and permuted(actual, golden, self.pool(), over, bound):
+            known["permuted"] = {}
         tempered = self._tempered(actual, golden, over, bound)
         return known | ({"tempered": tempered} if tempered is not None else {})
 

@@ -20,9 +20,7 @@ from regress.dump.arrays import Array, dtype_name, is_float
 Locate = Callable[[int], str]
 """Words for a flat (C order) index of a local tensor."""
 
-Affect = Callable[
-    [Array, Array, NDArray[np.bool_], NDArray[np.bool_] | None, float], Affected | None
-]
+Affect = Callable[[Array, Array, NDArray[np.bool_], NDArray[np.bool_] | None, float], Affected | None]
 """What of a failing tensor is affected, see `regress.compare.surroundings.Surroundings.affected`."""
 
 

@@ -37,10 +37,8 @@ CLASSES = {
 }
 """Classes of tokens that a fault may be confined to, in words that follow "only"."""
 
-OF_SAMPLES = frozenset(
-    ("packed_behind", "packed_first", "behind_padding", "before_padding", "negative", "positive")
-    + ("zero_variance", "varied")
-)
+OF_LAYOUTS = frozenset(("packed_behind", "packed_first", "behind_padding", "before_padding"))
+OF_SAMPLES = OF_LAYOUTS | {"negative", "positive", "zero_variance", "varied"}
 """Classes that a sample belongs to as a whole, so that its tokens are no independent evidence."""
 
 
@@ -155,9 +153,7 @@ def _at(size: int, index: NDArray[np.int64]) -> NDArray[np.bool_]:
     return found
 
 
-def traits_of(
-    layout: TokenLayout, frame: TokenFrame, classes: Mapping[str, NDArray[np.bool_]]
-) -> Traits:
+def traits_of(layout: TokenLayout, frame: TokenFrame, classes: Mapping[str, NDArray[np.bool_]]) -> Traits:
     """The traits of the ``B * T`` places of a layout, in the frame's own sample numbers."""
     B, T = layout.shape
     token = np.full(B * T, -1, np.int64)

@@ -1,7 +1,7 @@
 """What wrong optimizer states and parameters might be: the update of AdamW with one of its settings left out.
 
-    m = b1 m' + (1 - b1) g       v = b2 v' + (1 - b2) g^2       g = clipped gradient
-    p = p' (1 - lr wd) - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
+m = b1 m' + (1 - b1) g       v = b2 v' + (1 - b2) g^2       g = clipped gradient
+p = p' (1 - lr wd) - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
 """
 
 from __future__ import annotations
