@@ -119,6 +119,42 @@ def show(path: str) -> None:
 
 
 @dump.command()
+@click.argument("path")
+@click.pass_context
+def check(ctx: click.Context, path: str) -> None:
+    """Check what must be true of every update, without any golden values.
+
+    \b
+    regress dump check outputs/demo/debug_dump
+
+    Masks and padding are disjoint, tokens and weights add up, advantages of a group sum to 0, ratios are what the
+    log-probs say (exactly 1 on policy), log-probs and entropies lie in their range, losses are the sums of their
+    terms, and ranks that hold the same hold the same bytes.
+
+    Exit codes: 0 all true, 1 something is not, 2 nothing could be checked.
+    """
+    from regress.compare.check import check_invariants
+    from regress.dump.reader import DumpReader
+    from regress.errors import CompareError
+    from regress.report.text import headline
+
+    try:
+        verdicts = check_invariants(DumpReader(path))
+    except (CompareError, DumpError) as error:
+        click.echo(f"error: {error}", err=True)
+        ctx.exit(2)
+    failed = [verdict for verdict in verdicts if not verdict.ok]
+    for verdict in failed:
+        click.echo(headline(verdict, path))
+    names = ", ".join(dict.fromkeys(verdict.name for verdict in verdicts))
+    elements = sum(verdict.count for verdict in verdicts)
+    click.echo(
+        f"{len(verdicts)} invariants over {elements} elements ({names}): {len(failed) or 'none'} broken"
+    )
+    ctx.exit(int(bool(failed)))
+
+
+@dump.command()
 @click.argument("first")
 @click.argument("second")
 @click.pass_context

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -16,17 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regress.compare.align import Key
+from regress.compare.checked import Checked
 from regress.compare.locate import Locator
 from regress.compare.placed import PlacedRecords
 from regress.compare.plan import Plan
 from regress.compare.quantities import SHARES
-from regress.compare.verdict import Place, Status, Verdict, Worst
+from regress.compare.verdict import Place, Verdict
 from regress.dump.arrays import Array, dtype_name
 from regress.dump.record import Record
 from regress.layout import TokenFrame
-
-QUANTITY = "invariants"
-REASON = "it is true of every correct update, whatever was recorded"
 
 _EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 _LOG_PROBS = ("log_probs", "old_log_probs", "ref_log_probs")
@@ -37,63 +35,6 @@ _TERMS = {
     "kl_loss": "kl",
     "entropy_loss": "entropy_loss",
 }
-
-Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Broken:
-    """One place where an invariant does not hold: the words for it, what should be there, and what is."""
-
-    where: str
-    expected: float
-    actual: float
-
-
-@dataclass
-class Checked:
-    """How often an invariant was looked at, and where it is broken."""
-
-    count: int = 0
-    broken: list[Broken] = field(default_factory=list)
-    wrong: int = 0
-
-    def elements(
-        self, expected: Floats, actual: Floats, bound: Floats | float, words: Callable[[int], str]
-    ) -> None:
-        """Count a comparison of arrays in; of the elements that differ the furthest is told."""
-        self.count += int(actual.size)
-        if not actual.size:
-            return
-        with np.errstate(invalid="ignore"):
-            error = np.abs(actual - expected)
-            off = ~(error <= bound) & np.isfinite(actual)
-        if off.any():
-            index = int(np.argmax(np.where(off, error, -1.0)))
-            self.wrong += int(off.sum())
-            self.broken.append(Broken(words(index), float(expected[index]), float(actual[index])))
-
-    def verdict(self, name: str, place: Place, sentence: str) -> Verdict:
-        """One verdict for the update."""
-        if not self.broken:
-            return Verdict(Status.OK, QUANTITY, name, place, count=self.count, reason=REASON)
-        worst = max(self.broken, key=lambda one: abs(one.actual - one.expected))
-        others = f" (and {self.wrong - 1} more)" if self.wrong > 1 else ""
-        detail = f"{sentence}: {worst.where} is {worst.actual:.9g}, not {worst.expected:.9g}{others}"
-        error = abs(worst.actual - worst.expected)
-        return Verdict(
-            Status.DRIFT,
-            QUANTITY,
-            name,
-            place,
-            detail=detail,
-            worst=Worst((), worst.where, worst.expected, worst.actual, error),
-            multiple=math.inf,
-            max_error=error,
-            over=self.wrong,
-            count=self.count,
-            reason=REASON,
-        )
 
 
 def judge_invariants(
@@ -201,11 +142,9 @@ class _Update:
                 mask = record.tensors.get(name)
                 if mask is not None and mask.shape == padding.shape:
                     wrong = mask.astype(bool) & padding
-                    index = np.argwhere(wrong)
-                    words = [f"{name} of {key} at row {r}, column {c}" for r, c in index[:1]]
-                    known.elements(
-                        np.zeros(1), np.array([float(wrong.any())]), 0.0, lambda _, words=words: words[0]
-                    )
+                    first = np.argwhere(wrong)[:1].tolist()
+                    words = f"{name} of {key} at {first} (row, column)"
+                    known.number(0.0, float(wrong.any()), 0.0, words)
 
     def _tokens(self, known: Checked) -> None:
         totals: dict[float, float] = {}
@@ -214,19 +153,15 @@ class _Update:
             if isinstance(own, int | float) and isinstance(whole, int | float):
                 totals[float(whole)] = totals.get(float(whole), 0.0) + float(own)
         for whole, total in totals.items():
-            known.elements(np.array([whole]), np.array([total]), 0.0, lambda _: "their sum")
+            known.number(whole, total, 0.0, "their sum")
 
     def _weights(self, known: Checked) -> None:
         found = [record.meta for _, record in self._records("loss")]
         if not found or any(meta.get("aggregation") not in _MEANS for meta in found):
             return
-        sums = [meta.get("weight_sum") for meta in found]
-        if all(isinstance(s, int | float) for s in sums) and sum(
-            meta.get("num_loss_tokens") or 0 for meta in found
-        ):
-            total = math.fsum(float(s) for s in sums)  # type: ignore[arg-type]  # all are numbers
-            bound = 64 * len(sums) * _EPS["float32"]  # weights may be float32
-            known.elements(np.array([1.0]), np.array([total]), bound, lambda _: "their sum")
+        sums = [float(s) for meta in found if isinstance(s := meta.get("weight_sum"), int | float)]
+        if len(sums) == len(found) and any(meta.get("num_loss_tokens") for meta in found):
+            known.number(1.0, math.fsum(sums), 64 * len(sums) * _EPS["float32"], "their sum")
 
     def _advantages(self, known: Checked) -> None:
         size = (self.config.get("data") or {}).get("group_size")
@@ -246,10 +181,7 @@ class _Update:
             if len(members) == size and all(member in values for member in members):
                 own = [values[member] for member in members]
                 bound = 64 * size * eps * max(1.0, *(abs(value) for value in own))
-                total = np.array([math.fsum(own)])
-                known.elements(
-                    np.zeros(1), total, bound, lambda _, group=group: f"the sum over group {group}"
-                )
+                known.number(0.0, math.fsum(own), bound, f"the sum over group {group}")
 
     # log-probs, entropies, ratios
 
@@ -276,7 +208,7 @@ class _Update:
         sizes = set()
         for _, record in self._records("activations", once=False):
             for name, values in record.tensors.items():
-                if name.endswith("lm_head") and name not in (record.meta.get("shards") or {}):
+                if name.endswith("lm_head") and not record.meta.get("shards"):
                     sizes.add(int(values.shape[-1]))
         return sizes.pop() if len(sizes) == 1 else None
 
@@ -289,22 +221,15 @@ class _Update:
             known.elements(np.ones(wide.shape), wide, 0.0, self._token(canonical, "the ratio"))
 
     def _ratios(self, known: Checked) -> None:
-        o = self._objective
-        bounds = [o.get("log_ratio_min"), o.get("log_ratio_max")]
-        if o.get("importance_level") != "token":
+        objective = self._objective
+        if objective.get("importance_level") != "token":
             return
+        low, high = (objective.get(f"log_ratio_{end}") for end in ("min", "max"))
         names = ["log_probs", "old_log_probs", "prob_ratio"]
         for _, canonical, (new, old, ratio) in self._values("is_loss_debug", names):
             wide = [array.astype(np.float64) for array in (new, old, ratio)]
-            expected = np.exp(
-                np.clip(
-                    wide[0] - wide[1],
-                    *(
-                        -np.inf if b is None and not i else np.inf if b is None else b
-                        for i, b in enumerate(bounds)
-                    ),
-                )
-            )
+            gap = np.maximum(wide[0] - wide[1], -np.inf if low is None else low)
+            expected = np.exp(np.minimum(gap, np.inf if high is None else high))
             bound = 8 * max(map(_eps, (new, old, ratio))) * (1 + np.abs(wide[0]) + np.abs(wide[1])) * expected
             known.elements(expected, wide[2], bound, self._token(canonical, "the ratio"))
 
@@ -323,10 +248,7 @@ class _Update:
                     np.abs(terms).max(initial=0.0)
                 )
                 bound = 4 * (len(products) + 4) * max(map(_eps, (terms, actual))) * scale
-                words = f"{share} of {key} ({SHARES[share]})"
-                known.elements(
-                    np.array([total]), actual.astype(np.float64), bound, lambda _, words=words: words
-                )
+                known.number(total, float(actual[0]), bound, f"{share} of {key} ({SHARES[share]})")
 
 
 def _eps(array: Array) -> float:

@@ -85,6 +85,7 @@ QUANTITIES: tuple[Quantity, ...] = (
     Quantity("optimizer", Kind.WHOLE, "optimizer state after the update", "update"),
     Quantity("param", Kind.WHOLE, "parameters after the update", "update"),
     Quantity("replicas", Kind.STRUCTURE, "what several ranks hold is the same bit for bit", "update"),
+    Quantity("invariants", Kind.STRUCTURE, "what is true of every update, whatever was recorded", "update"),
 )
 """All quantities, in the order of computation: an optimizer makes the new parameters from its new state."""
 

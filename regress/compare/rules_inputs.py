@@ -76,7 +76,8 @@ INPUTS: tuple[Rule, ...] = (
     ),
     Rule(
         "other-rollouts",
-        "these are not the recorded rollouts: another trajectory file, another tokenizer, or rollouts that were sampled "
+        "these are not the recorded rollouts: another trajectory file, another tokenizer, or rollouts that "
+        "were sampled "
         "again (rollout_worker.need_llm_inference, seed)",
         at=("trajectory",),
     ),
@@ -197,7 +198,8 @@ INPUTS: tuple[Rule, ...] = (
     ),
     Rule(
         "advantage-groups",
-        "samples are compared with those of another group: an order that is not the one that groups were counted in, or "
+        "samples are compared with those of another group: an order that is not the one that groups were "
+        "counted in, or "
         "a part of a group on each rank",
         at=("advantages",),
         when=_mixed_groups,
@@ -206,7 +208,8 @@ INPUTS: tuple[Rule, ...] = (
     ),
     Rule(
         "advantage-of-a-rank",
-        "statistics are taken over the samples of one rank: a group whose samples lie on several must be gathered first",
+        "statistics are taken over the samples of one rank: a group whose samples lie on several must be "
+        "gathered first",
         at=("advantages",),
         any_of=("rank", "mesh:*"),
         when=_parallel,

@@ -15,7 +15,8 @@ LOSS: tuple[Rule, ...] = (
     ),
     Rule(
         "sampler-mismatch",
-        "the correction for the sampler is another one: its bounds (algorithm.correction_min, correction_max), truncation "
+        "the correction for the sampler is another one: its bounds (algorithm.correction_min, "
+        "correction_max), truncation "
         "in place of a mask, tokens in place of sequences, or other log-probs of the sampler",
         at=("sampler_weights",),
         look="trajectory",
@@ -60,7 +61,8 @@ LOSS: tuple[Rule, ...] = (
     ),
     Rule(
         "ratio-of-a-part",
-        "the ratio of a sequence is taken over the tokens of one rank or microbatch: its sum must be completed over all "
+        "the ratio of a sequence is taken over the tokens of one rank or microbatch: its sum must be "
+        "completed over all "
         "ranks that hold parts of it",
         at=("ratio",),
         holds=("log_probs", "old_log_probs"),
@@ -119,7 +121,8 @@ LOSS: tuple[Rule, ...] = (
     ),
     Rule(
         "clip-range",
-        "only tokens at the clip are off: another clip range (algorithm.clip_low, clip_high, clip_bounds), or delta and "
+        "only tokens at the clip are off: another clip range (algorithm.clip_low, clip_high, clip_bounds), "
+        "or delta and "
         "dual_clip",
         at=("policy_loss",),
         any_of=("class:clipped", "class:clipped_negative", "class:clipped_positive", "class:stopped"),
@@ -171,7 +174,8 @@ LOSS: tuple[Rule, ...] = (
     ),
     Rule(
         "loss-sum",
-        "terms and weights hold, and their sum does not: another denominator, tokens that are left out of the sum, or a "
+        "terms and weights hold, and their sum does not: another denominator, tokens that are left out of "
+        "the sum, or a "
         "missing reduction over an axis",
         at=("loss",),
         holds=("token_loss", "weights"),
@@ -187,7 +191,8 @@ LOSS: tuple[Rule, ...] = (
     ),
     Rule(
         "invariant-alone",
-        "every golden value holds, and what must always be true does not: the golden values were recorded from the same "
+        "every golden value holds, and what must always be true does not: the golden values were recorded "
+        "from the same "
         "fault",
         at=("invariants",),
         when=lambda divergence, _: not divergence.downstream and not divergence.independent,

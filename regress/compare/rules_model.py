@@ -77,7 +77,8 @@ MODEL: tuple[Rule, ...] = (
     ),
     Rule(
         "rotary",
-        "rotary embeddings: every position but the first is off, so it is their frequencies (theta, scaling, or a table "
+        "rotary embeddings: every position but the first is off, so it is their frequencies (theta, scaling, "
+        "or a table "
         "rounded to half precision)",
         at=("activations",),
         tensor=_LAYER,
@@ -106,7 +107,8 @@ MODEL: tuple[Rule, ...] = (
     ),
     Rule(
         "module-scale",
-        "the output of this module is multiplied by a number: a scale of attention (1/sqrt of the head), of residuals or "
+        "the output of this module is multiplied by a number: a scale of attention (1/sqrt of the head), of "
+        "residuals or "
         "of logits, a dropout that is not off, or a sum that is taken over ranks once too often",
         at=("activations",),
         patterns=("scaled",),
@@ -176,7 +178,8 @@ MODEL: tuple[Rule, ...] = (
     ),
     Rule(
         "expert-exchange",
-        "tokens and experts are counted differently: rows sent to the wrong expert, dropped, or weighted other than the "
+        "tokens and experts are counted differently: rows sent to the wrong expert, dropped, or weighted "
+        "other than the "
         "router says",
         at=("activations",),
         tensor=_LAYER,
@@ -203,7 +206,8 @@ MODEL: tuple[Rule, ...] = (
     ),
     Rule(
         "logits-shifted",
-        "the logits at a token in place of those that predict it (or the reverse): shifted once too often or too little",
+        "the logits at a token in place of those that predict it (or the reverse): shifted once too often or "
+        "too little",
         at=("activations",),
         tensor="lm_head|logits",
         patterns=("shifted",),
@@ -239,7 +243,8 @@ MODEL: tuple[Rule, ...] = (
     ),
     Rule(
         "labels-at-border",
-        "labels are rolled within a row or a rank: the target of the last token before a border comes from the other end",
+        "labels are rolled within a row or a rank: the target of the last token before a border comes from "
+        "the other end",
         at=("log_probs", "entropy"),
         any_of=("class:before_boundary", "class:after_boundary", "class:first_trained"),
         variants="base,packed,cp2",
@@ -325,7 +330,8 @@ MODEL: tuple[Rule, ...] = (
     ),
     Rule(
         "determinism",
-        "a few units in the last place: the same mathematics in another order of arithmetic (threads, processor, kernels, "
+        "a few units in the last place: the same mathematics in another order of arithmetic (threads, "
+        "processor, kernels, "
         "library versions; see OMP_NUM_THREADS, ATEN_CPU_CAPABILITY, CUBLAS_WORKSPACE_CONFIG, NCCL_ALGO)",
         when=_rounding,
         variants="base",

@@ -79,7 +79,8 @@ UPDATE: tuple[Rule, ...] = (
     ),
     Rule(
         "experts-reduced",
-        "gradients of experts are reduced over the wrong group, or multiplied by the number of ranks that share experts",
+        "gradients of experts are reduced over the wrong group, or multiplied by the number of ranks that "
+        "share experts",
         at=("gradient",),
         any_of=("names:experts", "expert"),
         variants="base,ep2",
@@ -104,7 +105,8 @@ UPDATE: tuple[Rule, ...] = (
     ),
     Rule(
         "not-reduced",
-        "some ranks alone have wrong gradients: they were not reduced, a rank stayed away from the sum, or its buffer was "
+        "some ranks alone have wrong gradients: they were not reduced, a rank stayed away from the sum, or "
+        "its buffer was "
         "not empty",
         at=("gradient",),
         any_of=("rank", "mesh:*"),
@@ -130,7 +132,8 @@ UPDATE: tuple[Rule, ...] = (
     ),
     Rule(
         "backward-of-a-module",
-        "the loss holds, and gradients are off from this module on backwards: its backward pass (a kernel, a collective "
+        "the loss holds, and gradients are off from this module on backwards: its backward pass (a kernel, a "
+        "collective "
         "without its gradient, a detach)",
         at=("gradient",),
         holds=("loss",),
@@ -139,7 +142,8 @@ UPDATE: tuple[Rule, ...] = (
     ),
     Rule(
         "accumulation",
-        "the loss of every microbatch holds and all gradients are off: accumulation over microbatches (a buffer that is "
+        "the loss of every microbatch holds and all gradients are off: accumulation over microbatches (a "
+        "buffer that is "
         "overwritten or zeroed, gradients clipped or summed in each microbatch)",
         at=("gradient",),
         holds=("loss",),
@@ -149,7 +153,8 @@ UPDATE: tuple[Rule, ...] = (
     ),
     Rule(
         "reduction",
-        "the loss holds and all gradients are off, with several ranks: a sum over ranks that is left out, taken twice, or "
+        "the loss holds and all gradients are off, with several ranks: a sum over ranks that is left out, "
+        "taken twice, or "
         "taken in every microbatch",
         at=("gradient",),
         holds=("loss",),
@@ -182,7 +187,8 @@ UPDATE: tuple[Rule, ...] = (
     ),
     Rule(
         "clip-of-gradients",
-        "the gradient that entered the update was multiplied by another number: another optimizer.max_grad_norm, a clip "
+        "the gradient that entered the update was multiplied by another number: another "
+        "optimizer.max_grad_norm, a clip "
         "by the norm of a part, or one for each microbatch",
         at=("optimizer",),
         what="the state after the gradient times",
@@ -195,7 +201,8 @@ UPDATE: tuple[Rule, ...] = (
     ),
     Rule(
         "step-counter",
-        "the optimizer counts its updates otherwise: a synthetic first step to allocate its state, or a counter that was "
+        "the optimizer counts its updates otherwise: a synthetic first step to allocate its state, or a "
+        "counter that was "
         "not restored; bias correction depends on it",
         at=("optimizer",),
         tensor="/step$",
@@ -209,7 +216,8 @@ UPDATE: tuple[Rule, ...] = (
     ),
     Rule(
         "state-of-a-rank",
-        "some ranks alone have another optimizer state or parameter: a shard exchanged, not restored, or an update that "
+        "some ranks alone have another optimizer state or parameter: a shard exchanged, not restored, or an "
+        "update that "
         "is lost there",
         at=("optimizer", "param"),
         any_of=("rank", "mesh:*"),
@@ -223,7 +231,8 @@ UPDATE: tuple[Rule, ...] = (
     ),
     Rule(
         "weight-decay",
-        "another weight decay: optimizer.weight_decay, or decay of norms and biases that should have none (or the reverse)",
+        "another weight decay: optimizer.weight_decay, or decay of norms and biases that should have none "
+        "(or the reverse)",
         at=("param",),
         what="weight decay (twice|of)|without weight decay",
     ),
@@ -265,7 +274,8 @@ UPDATE: tuple[Rule, ...] = (
     ),
     Rule(
         "replicas-drift",
-        "ranks that must hold the same drift apart, by less than the tolerance so far: weights that were not broadcast, "
+        "ranks that must hold the same drift apart, by less than the tolerance so far: weights that were not "
+        "broadcast, "
         "or a sum whose order depends on the rank",
         at=("replicas",),
         variants="base,dp2,tp2",

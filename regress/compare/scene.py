@@ -56,11 +56,10 @@ class Scene:
                     found.append((name, f"{words}, {size}"))
                 elif _close(alpha, 1 / size):
                     found.append((name, f"1 / {words}, 1/{size}"))
-        for size in self.group_sizes:
-            if size > 1 and (
-                _close(alpha, math.sqrt(size / (size - 1))) or _close(alpha, math.sqrt((size - 1) / size))
-            ):
-                found.append(("ddof", f"that between deviations over {size} and over {size - 1} samples"))
+        for size in (size for size in self.group_sizes if size > 1):
+            factor = math.sqrt(size / (size - 1))
+            if _close(alpha, factor) or _close(alpha, 1 / factor):
+                found += [("ddof", f"that between deviations over {size} and over {size - 1} samples")]
         for name, value in (("log2", math.log(2)), ("log10", math.log(10))):
             if _close(alpha, value) or _close(alpha, 1 / value):
                 found.append(

@@ -25,9 +25,8 @@ def explain_replay(item: Item, outcome: Outcome, replay: ReplayOutcome, node: py
     details = explain(
         outcome.failed,
         where=item.id,
-        others=[
-            verdict for other in replay.outcomes.values() if other is not outcome for verdict in other.failed
-        ],
+        divergence=replay.divergence,
+        diagnoses=replay.diagnoses,
         environment=environment_differences(item.replay.case, node.config),
         commands=commands(item, node) | _report(item, outcome, node),
     )

@@ -16,6 +16,7 @@ from regress.errors import ReplayError, reason
 from regress.golden.case import GoldenCase
 from regress.replay.matrix import Replay, items
 from regress.replay.outcome import ReplayOutcome
+from regress.replay.scene import scene_of
 from regress.replay.slots import Slots
 from regress.replay.turns import stated, turn
 from regress.replay.variants import Precision, Variant
@@ -91,12 +92,13 @@ class ReplayCache:
         )  # its lock is taken under this one; a twin has none itself, so no circle arises
         dump = self._dump(replay)
         tested = {(str(item.place), item.quantity) for item in items(replay)}
+        scene = scene_of(replay, dump.manifest.provenance.config)
         if twin is not None:
-            return ReplayOutcome.of(judge_twin(replay.case, dump, twin, replay.plan), tested)
+            return ReplayOutcome.of(judge_twin(replay.case, dump, twin, replay.plan), tested, scene)
         tolerance = stored_tolerances(replay.case, replay.precision, self.scale)
         golden = self.golden(replay.case)
         verdicts = judge_replay(golden, dump, replay.plan, replay.precision, tolerance=tolerance)
-        outcome = ReplayOutcome.of(verdicts, tested)
+        outcome = ReplayOutcome.of(verdicts, tested, scene)
         if self.tokens:
             from regress.replay.token_tables import keep_tables
 

@@ -8,8 +8,10 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from regress.compare.invariants import judge_invariants
 from regress.compare.judge import judge_bitwise, judge_trajectories, judge_update
 from regress.compare.quantities import quantity_named
+from regress.compare.selftest import judge_rolled
 from regress.compare.tolerance import EXACT, Tolerance
 from regress.compare.verdict import Verdict
 from regress.dump.arrays import Array, dtype_name
@@ -63,6 +65,8 @@ def judge_replay(
                 text=text,
                 config=dump.manifest.provenance.config,
             )
+            verdicts += invariants_of(dump, update)
+            verdicts.append(judge_rolled(values, bound, (update.step, update.update)))
     return verdicts
 
 
@@ -82,7 +86,19 @@ def judge_twin(
                 planned=update.records,
                 text=token_text(case),
             )
+            verdicts += invariants_of(dump, update)
     return verdicts
+
+
+def invariants_of(dump: DumpReader, update: PlannedUpdate) -> list[Verdict]:
+    """What must be true of an update, whatever its golden values are."""
+    return judge_invariants(
+        records_of(dump, update),
+        update.frame,
+        place=(update.step, update.update),
+        planned=update.records,
+        config=dump.manifest.provenance.config,
+    )
 
 
 def records_of(dump: DumpReader, update: PlannedUpdate) -> list[Record]:

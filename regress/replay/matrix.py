@@ -126,6 +126,7 @@ def _items_of_update(replay: Replay, update: PlannedUpdate) -> Iterator[Item]:
                 yield Item(replay, place, quantity.name)
     if len(update.layouts) > 1:
         yield Item(replay, where, "replicas")
+    yield Item(replay, where, "invariants")
 
 
 def _kinds(update: PlannedUpdate, rank: int, layout: RankLayout) -> set[Kind]:

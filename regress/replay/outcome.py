@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from regress.compare.diagnosis import Diagnosis, diagnose
+from regress.compare.divergence import Divergence, find_divergence
 from regress.compare.layers import merged_layers, multiples_by_layer
+from regress.compare.scene import Scene
 from regress.compare.verdict import Place, Verdict
 from regress.report.call import Call
 
@@ -53,20 +56,31 @@ class Outcome:
 
 @dataclass
 class ReplayOutcome:
-    """All outcomes of a replay by ``(place, quantity)``, or the sentence that says why it could not run."""
+    """All outcomes of a replay by ``(place, quantity)``, or the sentence that says why it could not run.
+
+    Attributes:
+        divergence: where it went wrong first, if it did; ``diagnoses`` are the probable causes.
+    """
 
     outcomes: dict[tuple[str, str], Outcome] = field(default_factory=dict)
     error: str | None = None
+    divergence: Divergence | None = None
+    diagnoses: list[Diagnosis] = field(default_factory=list)
 
     @classmethod
-    def of(cls, verdicts: Iterable[Verdict], tested: Collection[tuple[str, str]]) -> ReplayOutcome:
+    def of(
+        cls, verdicts: Sequence[Verdict], tested: Collection[tuple[str, str]], scene: Scene | None = None
+    ) -> ReplayOutcome:
         """Group verdicts by place and quantity.
 
         Args:
             tested: the places and quantities that have a test. What fails elsewhere, such as a quantity that was not
                 recorded, counts for the coverage of its update, or no test would show it.
+            scene: the run, for the diagnosis.
         """
-        result = cls()
+        divergence = find_divergence(verdicts, scene)
+        diagnoses = [] if divergence is None else diagnose(divergence, scene)
+        result = cls(divergence=divergence, diagnoses=diagnoses)
         for verdict in verdicts:
             key = (str(verdict.place), verdict.quantity)
             if key not in tested and not verdict.ok:
@@ -93,14 +107,21 @@ class ReplayOutcome:
             }
             for (place, quantity), outcome in self.outcomes.items()
         ]
-        return json.dumps({"error": self.error, "outcomes": rows})
+        divergence = None if self.divergence is None else self.divergence.to_json()
+        diagnoses = [diagnosis.to_json() for diagnosis in self.diagnoses]
+        tree = {"error": self.error, "outcomes": rows, "divergence": divergence, "diagnoses": diagnoses}
+        return json.dumps(tree)
 
     @classmethod
     def loads(cls, text: str) -> ReplayOutcome:
         """Rebuild what `dumps` wrote."""
         tree = json.loads(text)
+        divergence = tree["divergence"]
         return cls(
-            {(row["place"], row["quantity"]): _outcome(row) for row in tree["outcomes"]}, tree["error"]
+            {(row["place"], row["quantity"]): _outcome(row) for row in tree["outcomes"]},
+            tree["error"],
+            None if divergence is None else Divergence.from_json(divergence),
+            [Diagnosis.from_json(diagnosis) for diagnosis in tree["diagnoses"]],
         )
 
 

@@ -199,7 +199,7 @@ def _tell(results: Results, report: Path | None, console: Console) -> None:
     from regress.report.grid import grid, matrix, render
     from regress.report.model import Report
     from regress.report.ranks import first_failing
-    from regress.report.text import headline
+    from regress.report.text import headline, told
     from regress.report.write import write_report
 
     rows = grid(results.calls, results.errors)
@@ -208,6 +208,8 @@ def _tell(results: Results, report: Path | None, console: Console) -> None:
     for name in results.failed[:_SHOWN]:
         first = next(call.verdict for call in results.calls[name] if not call.verdict.ok)
         click.echo(headline(first, name))
+        for line in told(results.divergences.get(name), results.diagnoses.get(name, ()), first):
+            click.echo(f"  {line}")
     if len(results.failed) > _SHOWN:
         click.echo(f"and {len(results.failed) - _SHOWN} more")
     broken = first_failing(results.all_calls)
@@ -223,6 +225,8 @@ def _tell(results: Results, report: Path | None, console: Console) -> None:
             calls,
             errors=results.errors,
             tokens=results.tokens,
+            divergences=results.divergences,
+            diagnoses=results.diagnoses,
             tensors=results.tensors,
             matrix=matrix(rows),
         )

@@ -1,4 +1,4 @@
-"""What a replay is to the rules of a diagnosis: its mesh, its samples, its configuration, and commands that work here."""
+"""What a replay is to the rules of a diagnosis: its mesh, samples and configuration, and commands that work here."""
 
 from __future__ import annotations
 

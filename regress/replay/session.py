@@ -10,6 +10,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+from regress.compare.diagnosis import Diagnosis
+from regress.compare.divergence import Divergence
 from regress.dump.files import remove_tree
 from regress.dump.location import Location
 from regress.errors import ConfigError, GoldenError
@@ -42,6 +44,7 @@ class Results:
         failed: replays with a verdict that is not ok.
         tensors: how many were compared.
         tokens: what was computed at the tokens of those that failed, or came closest.
+        divergences, diagnoses: of those that failed.
     """
 
     calls: dict[str, list[Call]] = field(default_factory=dict)
@@ -49,6 +52,8 @@ class Results:
     failed: list[str] = field(default_factory=list)
     tensors: int = 0
     tokens: list[TokenTable] = field(default_factory=list)
+    divergences: dict[str, Divergence] = field(default_factory=dict)
+    diagnoses: dict[str, list[Diagnosis]] = field(default_factory=dict)
 
     def add(self, replay: Replay, outcome: ReplayOutcome) -> None:
         """Count an outcome in."""
@@ -57,6 +62,9 @@ class Results:
             return
         if outcome.failed:
             self.failed.append(replay.name)
+        if outcome.divergence is not None:
+            self.divergences[replay.name] = outcome.divergence
+            self.diagnoses[replay.name] = outcome.diagnoses
         self.tensors += sum(found.tensors for found in outcome.outcomes.values())
         self.calls[replay.name] = [
             call

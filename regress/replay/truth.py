@@ -15,7 +15,7 @@ from regress.errors import ReplayError
 from regress.golden.case import GoldenCase
 from regress.golden.signal import require_signal
 from regress.replay.configure import replay_config
-from regress.replay.judge import records_of
+from regress.replay.judge import invariants_of, records_of
 from regress.replay.matrix import Replay
 from regress.replay.run import replay
 from regress.replay.variants import BASE, Precision
@@ -38,7 +38,21 @@ def compute_truth(case: GoldenCase, workspace: Path) -> Truth:
             f"case {case.name}: two runs of the same computation differ ({first.file}, {first.what}), so neither "
             "can be golden; look for a source of randomness or for threads, and set threads=1"
         )
+    require_invariants(case, dumps[0])
     return canonical(case, dumps[0])
+
+
+def require_invariants(case: GoldenCase, dump: DumpReader) -> None:
+    """Refuse to make golden what cannot be right; raises `ReplayError` with all that is not."""
+    updates = Replay(case, BASE, Precision.FLOAT64).plan
+    wrong = [verdict for update in updates for verdict in invariants_of(dump, update) if not verdict.ok]
+    if wrong:
+        listed = "; ".join(f"{v.name} at {v.place}: {v.detail}" for v in wrong[:3])
+        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        raise ReplayError(
+            f"case {case.name} cannot become golden, because what is true of every correct update is not true of this "
+            f"one ({listed}{more}): correct the engine"
+        )
 
 
 def canonical(case: GoldenCase, dump: DumpReader, plan: Replay | None = None) -> Truth:

@@ -8,8 +8,9 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
+from regress.compare.divergence import name_of
 from regress.compare.verdict import Verdict
-from regress.report.text import named, placed
+from regress.report.text import placed
 
 PAGE = "index.html"
 """The file of the page in the folder of a report."""
@@ -43,7 +44,7 @@ class Call(NamedTuple):
     @property
     def label(self) -> str:
         """``dense/packed/step0/rank0/micro1: log_probs``."""
-        return f"{placed(self.where, self.verdict)}: {named(self.verdict)}"
+        return f"{placed(self.where, self.verdict)}: {name_of(self.verdict)}"
 
     def to_json(self) -> dict[str, Any]:
         """A plain dict, the inverse of `from_json`; floats need not be finite."""

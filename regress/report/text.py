@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
+from regress.compare.checked import QUANTITY as INVARIANTS
+from regress.compare.diagnosis import Diagnosis
+from regress.compare.divergence import Divergence, name_of
 from regress.compare.replicas import QUANTITY as REPLICAS
-from regress.compare.update import in_order
 from regress.compare.verdict import Status, Verdict, Worst
 from regress.report.numbers import multiple, pair, plural, short
 
@@ -28,7 +30,7 @@ def headline(verdict: Verdict, where: str = "") -> str:
         where: of the comparison, such as ``case/variant``; it stands in brackets together with the place within it, if
             there is room. Without it no place is named.
     """
-    line = f"{verdict.status}: {named(verdict)}: {_finding(verdict)}"
+    line = f"{verdict.status}: {name_of(verdict)}: {_finding(verdict)}"
     place = f" ({placed(where, verdict)})" if where else ""
     if len(line) + len(place) <= WIDTH:
         return line + place
@@ -39,7 +41,8 @@ def explain(
     verdicts: Sequence[Verdict],
     *,
     where: str | None = None,
-    others: Sequence[Verdict] = (),
+    divergence: Divergence | None = None,
+    diagnoses: Sequence[Diagnosis] = (),
     environment: Sequence[str] = (),
     commands: Mapping[str, str] | None = None,
 ) -> str:
@@ -48,7 +51,7 @@ def explain(
     Args:
         verdicts: those that failed the test, the most telling first.
         where: the first was found; by default its place.
-        others: what else failed in the same replay.
+        divergence: where the same run went wrong first; ``diagnoses`` are the probable causes.
         environment: how the environment differs from that of the recording, one sentence each.
         commands: what to run next, by purpose: ``{"reproduce": "pytest ..."}``.
 
@@ -57,7 +60,7 @@ def explain(
     """
     if not verdicts:
         raise ValueError("there is no verdict to explain")
-    lines = [*details(verdicts[0], where), *_siblings(verdicts[1:]), *_dataflow(verdicts, others)]
+    lines = [*details(verdicts[0], where), *told(divergence, diagnoses, *verdicts), *_siblings(verdicts[1:])]
     lines += [f"environment: {line}" for line in environment]
     lines += [f"{purpose}: {command}" for purpose, command in (commands or {}).items()]
     return "\n".join(lines)
@@ -68,14 +71,9 @@ def placed(where: str, verdict: Verdict) -> str:
     return "/".join(part for part in (where, str(verdict.place)) if part)
 
 
-def named(verdict: Verdict) -> str:
-    """Quantity and tensor, once if they have the same name."""
-    return verdict.quantity if verdict.name == verdict.quantity else f"{verdict.quantity} {verdict.name}"
-
-
 def details(verdict: Verdict, where: str | None = None) -> Iterator[str]:
     """One verdict, line by line: worst element, error, how many elements, tolerance and its reason."""
-    yield f"{verdict.status}: {named(verdict)} at {where or verdict.place}"
+    yield f"{verdict.status}: {name_of(verdict)} at {where or verdict.place}"
     if verdict.detail and verdict.status is not Status.MASK:  # whose detail is how many elements differ
         yield f"  {verdict.detail}"
     if verdict.worst is not None:
@@ -123,7 +121,7 @@ def _basis(basis: Mapping[str, object]) -> str:
 
 def _finding(verdict: Verdict) -> str:
     worst = verdict.worst
-    if worst is None or verdict.status is Status.COVERAGE or verdict.quantity == REPLICAS:
+    if worst is None or verdict.status is Status.COVERAGE or verdict.quantity in (REPLICAS, INVARIANTS):
         return verdict.detail
     if verdict.status is Status.NONFINITE:
         return (
@@ -151,22 +149,18 @@ def _siblings(verdicts: Sequence[Verdict]) -> Iterator[str]:
         yield f"  and {len(verdicts) - LISTED} more"
 
 
-def _dataflow(verdicts: Sequence[Verdict], others: Sequence[Verdict]) -> Iterator[str]:
-    """Whether something broke earlier in the order of computation, and what broke besides."""
-    if not others:
-        return
-    first = in_order([*verdicts, *others])[0]
-    if first in verdicts:
-        yield "first divergence: this one; what follows in the order of computation may be its consequence"
-    else:
-        yield f"first divergence, at {first.place}: {headline(first)}"
-    broken: dict[str, int] = {}
-    for verdict in in_order(others):
-        broken[verdict.quantity] = broken.get(verdict.quantity, 0) + 1
-    yield f"also broken: {_listed(f'{quantity} ({count})' for quantity, count in broken.items())}"
+def told(divergence: Divergence | None, diagnoses: Sequence[Diagnosis], *verdicts: Verdict) -> Iterator[str]:
+    """Where it began, what is affected, what that usually means, and what to run next, line by line.
 
-
-def _listed(items: Iterable[str]) -> str:
-    known = [*items]
-    more = f" and {len(known) - LISTED} more" if len(known) > LISTED else ""
-    return ", ".join(known[:LISTED]) + more
+    Args:
+        verdicts: those whose reader asks.
+    """
+    if divergence is not None:
+        first, *rest = str(divergence).splitlines()
+        if divergence.first in verdicts:
+            yield f"first divergence: this one{first.partition(str(divergence.first.place))[2]}"
+        else:
+            yield f"first divergence: {first}: {headline(divergence.first)}"
+        yield from rest
+    for diagnosis in diagnoses:
+        yield from str(diagnosis).splitlines()

@@ -40,6 +40,7 @@ def test_full_tensors_have_one_test_a_rank_and_the_update_one(
         **{(rank, quantity): steps for rank in range(ranks) for quantity in WHOLE},
         (None, "trajectory"): steps,
         (None, "coverage"): steps,
+        (None, "invariants"): steps,
         **({(None, "replicas"): steps} if ranks > 1 else {}),
     }
 

@@ -8,6 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from regress.compare.diagnosis import Diagnosis
+from regress.compare.divergence import Divergence
+from regress.compare.patterns import Pattern
 from regress.compare.tensor import judge_tensor
 from regress.compare.tolerance import BITWISE, EXACT, Tolerance
 from regress.compare.verdict import Place, Status, Verdict, Worst
@@ -133,23 +136,27 @@ def test_further_tensors_of_the_test_are_listed() -> None:
     assert "1 more tensor of this test failed:" in explain([DRIFT, others[0]])
 
 
-def test_the_first_divergence_is_named() -> None:
+def test_the_first_divergence_is_named_with_its_cause() -> None:
     earlier = replace(DRIFT, quantity="activations", name="model.layers.1", place=Place(0, None, 0, 2))
-    later = [replace(DRIFT, quantity=q, name=q) for q in ("loss", "gradient", "loss")]
-    lines = explain([DRIFT], others=[*later, earlier]).splitlines()
-    assert lines[-2] == f"first divergence, at step0/rank0/micro2: {headline(earlier)}"
-    assert lines[-1] == "also broken: activations (1), loss (2), gradient (1)"
-    lines = explain([DRIFT], others=later).splitlines()
-    assert lines[-2] == (
-        "first divergence: this one; what follows in the order of computation may be its consequence"
+    cause = Diagnosis("module", "its weights", ("activations model.layers.1 breaks",), "regress replay dense")
+    divergence = Divergence(
+        earlier,
+        held=("batch_inputs", "activations model.layers.0"),
+        downstream={"log_probs": 1, "gradient": 2},
+        patterns=(Pattern("micro", "only microbatch 2"), Pattern("sign", "sign flipped")),
     )
+    lines = explain([DRIFT], divergence=divergence, diagnoses=[cause]).splitlines()
+    start = "first divergence: activations model.layers.1 at step0/rank0/micro2, while batch_inputs, "
+    assert lines[-5:] == [
+        f"{start}activations model.layers.0 hold: {headline(earlier)}",
+        "affected: only microbatch 2; sign flipped",
+        "broken because of it: log_probs (1), gradient (2)",
+        "probably: its weights (rule module; because activations model.layers.1 breaks)",
+        "next: regress replay dense",
+    ]
+    own = explain([earlier], divergence=divergence).splitlines()
+    assert "first divergence: this one, while batch_inputs, activations model.layers.0 hold" in own
     assert "divergence" not in explain([DRIFT])
-
-
-def test_an_earlier_step_comes_first() -> None:
-    before = replace(DRIFT, quantity="optimizer", name="w/step", place=Place(0, None, 0))
-    text = explain([replace(DRIFT, place=Place(1, None, 0, 0))], others=[before])
-    assert "first divergence, at step0/rank0: drift: optimizer w/step" in text
 
 
 def test_nothing_cannot_be_explained() -> None:

@@ -1,0 +1,57 @@
+"""The judge tests itself: golden values that are rolled by one place must leave their tolerance.
+
+A tolerance under which a shuffled tensor passes says nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from regress.compare.checked import QUANTITY
+from regress.compare.metrics import largest
+from regress.compare.quantities import Kind, quantity_named
+from regress.compare.tolerance import Tolerance
+from regress.compare.verdict import Place, Status, Verdict
+from regress.dump.arrays import Array
+
+NAME = "rolled"
+_REASON = "what is rolled by one place must fail, or the comparison could not"
+
+
+def judge_rolled(
+    truth: Mapping[str, Mapping[str, Array]],
+    tolerances: Callable[[str], Tolerance | None],
+    place: tuple[int, int | None],
+) -> Verdict:
+    """One verdict for the golden values of an update: of every quantity at least one tensor must fail when rolled.
+
+    Quantities whose tensors hold one value each, sums and numbers cannot be rolled, and are left out.
+    """
+    where = Place(*place)
+    noticed, blind = 0, []
+    for quantity, tensors in truth.items():
+        tolerance = tolerances(quantity)
+        if tolerance is None or quantity_named(quantity).kind in (Kind.SHARE, Kind.SCALAR):
+            continue
+        moved = {name: _moved(values) for name, values in tensors.items()}
+        shares = {name: share for name, share in moved.items() if share is not None}
+        if shares and not any(share > tolerance.relative for share in shares.values()):
+            name = max(shares, key=lambda name: shares[name])
+            blind.append(f"{quantity} (of {name} rolled by one place {shares[name]:.3g} of the scale is off)")
+        noticed += len(shares)
+    if not blind:
+        return Verdict(Status.OK, QUANTITY, NAME, where, count=noticed, reason=_REASON)
+    detail = f"the tolerance of {', '.join(blind)} is so wide that shuffled values pass: measure it again"
+    return Verdict(
+        Status.DRIFT, QUANTITY, NAME, where, detail, multiple=float("inf"), over=len(blind), count=noticed
+    )
+
+
+def _moved(values: Array) -> float | None:
+    """By how much of its largest value a tensor moves when it is rolled; None for one that cannot move."""
+    wide = values.astype(np.float64).reshape(-1)
+    if wide.size < 2 or not np.isfinite(wide).all() or not np.any(wide != wide[0]):
+        return None
+    return float(np.abs(np.roll(wide, 1) - wide).max()) / largest(values)
