@@ -20,6 +20,8 @@ from regress.compare.scene import Scene
 from regress.compare.verdict import Status
 
 UNKNOWN = "unknown"
+_VALUES = (Status.DRIFT, Status.MASK)
+"""Of these statuses is a divergence that a rule is about which names no other, and no words of the verdict."""
 AT_MOST = 3
 """Causes that are told of one divergence."""
 
@@ -128,6 +130,8 @@ def specificity(rule: Rule) -> int:
 def matched(rule: Rule, divergence: Divergence, scene: Scene) -> list[str] | None:
     """What of a divergence fits a rule, in words; None if something does not."""
     first = divergence.first
+    if first.status not in (rule.status or _VALUES) and not rule.says:
+        return None
     if (rule.at and first.quantity not in rule.at) or (rule.status and first.status not in rule.status):
         return None
     if not re.search(rule.tensor, first.name) or not re.search(rule.says, first.detail):

@@ -73,6 +73,19 @@ INPUTS: tuple[Rule, ...] = (
         "not-planned",
         "the run makes other microbatches, or has other ranks, than its configuration says",
         status=(Status.EXTRA,),
+        says="not part of the plan",
+    ),
+    Rule(
+        "new-tensor",
+        "it is recorded now and was not when the golden values were: accept it with --update-golden, or tap less",
+        status=(Status.EXTRA,),
+        says="no golden of this name",
+    ),
+    Rule(
+        "unknown-tensor",
+        "a tap records a tensor under a name that belongs to no quantity",
+        status=(Status.EXTRA,),
+        says="belongs to no quantity",
     ),
     Rule(
         "other-rollouts",

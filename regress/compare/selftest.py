@@ -5,7 +5,7 @@ A tolerance under which a shuffled tensor passes says nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -21,29 +21,33 @@ _REASON = "what is rolled by one place must fail, or the comparison could not"
 
 
 def judge_rolled(
-    truth: Mapping[str, Mapping[str, Array]],
+    truths: Sequence[Mapping[str, Mapping[str, Array]]],
     tolerances: Callable[[str], Tolerance | None],
     place: tuple[int, int | None],
 ) -> Verdict:
-    """One verdict for the golden values of an update: of every quantity at least one tensor must fail when rolled.
+    """One verdict for the golden values of all updates: of every quantity a tensor must fail when rolled.
 
     Quantities whose tensors hold one value each, sums and numbers cannot be rolled, and are left out.
+
+    Args:
+        place: where the verdict belongs: the first of the updates.
     """
     where = Place(*place)
     noticed, blind = 0, []
-    for quantity, tensors in truth.items():
+    for quantity in dict.fromkeys(quantity for truth in truths for quantity in truth):
         tolerance = tolerances(quantity)
         if tolerance is None or quantity_named(quantity).kind in (Kind.SHARE, Kind.SCALAR):
             continue
-        moved = {name: _moved(values) for name, values in tensors.items()}
-        shares = {name: share for name, share in moved.items() if share is not None}
-        if shares and not any(share > tolerance.relative for share in shares.values()):
-            name = max(shares, key=lambda name: shares[name])
-            blind.append(f"{quantity} (of {name} rolled by one place {shares[name]:.3g} of the scale is off)")
+        moved = [_moved(values) for truth in truths for values in truth.get(quantity, {}).values()]
+        shares = [share for share in moved if share is not None]
+        if shares and max(shares) <= tolerance.relative:
+            blind.append(
+                f"{quantity} ({max(shares):.3g} of the scale, tolerated are {tolerance.relative:.3g})"
+            )
         noticed += len(shares)
     if not blind:
         return Verdict(Status.OK, QUANTITY, NAME, where, count=noticed, reason=_REASON)
-    detail = f"the tolerance of {', '.join(blind)} is so wide that shuffled values pass: measure it again"
+    detail = f"values that are rolled by one place pass: {', '.join(blind)}; measure the tolerance again"
     return Verdict(
         Status.DRIFT, QUANTITY, NAME, where, detail, multiple=float("inf"), over=len(blind), count=noticed
     )

@@ -49,7 +49,7 @@ def test_what_agrees_is_told_with_its_headroom_and_leaves_nothing(
     lines = result.output.splitlines()
     assert lines[0].split()[:3] == ["variant", "tokens", "weights"]
     assert [line.split()[0] for line in lines[2:4]] == ["base", "packed"]
-    assert lines[-1].startswith("2 replays, 108 checks of ")
+    assert lines[-1].startswith("2 replays, 114 checks of ")
     assert lines[-1].endswith(" tensors: all within tolerance")
     tree = json.loads((project / "out" / "report.json").read_text())
     assert [row["variant"] for row in tree["variants"]] == ["base", "packed"]
@@ -81,7 +81,7 @@ def test_a_list_runs_nothing(run: Callable[..., Any]) -> None:
     result = run("--variants", "packed", "--tier", "all", "--list")
     assert result.exit_code == 0
     rows = [line.split()[:3] for line in result.output.splitlines()[2:] if line.startswith("dr_grpo")]
-    assert rows == [["dr_grpo/packed", "1", "54"], ["dr_grpo/packed-fp32", "1", "54"]]
+    assert rows == [["dr_grpo/packed", "1", "57"], ["dr_grpo/packed-fp32", "1", "57"]]
 
 
 @pytest.mark.parametrize(
