@@ -13,6 +13,7 @@ from regress.errors import DumpError, RegressError
 from regress.golden.commands import golden
 from regress.replay.commands import calibrate, record
 from regress.replay.replay_commands import replay, variants
+from regress.report.compare_commands import compare
 
 
 class FriendlyGroup(click.Group):
@@ -187,6 +188,7 @@ main.add_command(golden)
 main.add_command(calibrate)
 main.add_command(replay)
 main.add_command(variants)
+main.add_command(compare)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from regress.layout import SampleKey
 
 PADDING = -1
 
-LIGHT = ("grad_norm", "own_mean", "copies", "unnamed", "unplaced", "open", "derived")
+LIGHT = ("grad_norm", "own_mean", "copies", "unnamed", "unplaced", "open", "derived", "sampler")
 """Metadata that a comparison is planned by."""
 
 
@@ -117,6 +117,20 @@ def listed(name: str, record: Record) -> Listed:
     light = {k: v for k, v in record.meta.items() if k in LIGHT or (k in tensors and isinstance(v, str))}
     local = str(record.meta.get("rank_local") or "")
     return Listed(name, key, record.update or 0, tensors, spans, rows, shards, local, problem, light)
+
+
+def has_rows_of_loss_tokens(record: Listed) -> bool:
+    """Whether a record of tokens has a tensor with a row for each loss token instead of a place for each token."""
+    if record.spans is None:
+        return False
+    B, T = record.spans.shape
+    for name, (_, local) in record.tensors.items():
+        shape = tuple(record.shards[name]["shape"]) if name in record.shards else local
+        if isinstance(record.meta.get(name), str) or (
+            shape and shape[:2] != (B, T) and shape[:1] != (B * T,)
+        ):
+            return True
+    return False
 
 
 def lengths_of(records: Iterable[Listed]) -> dict[SampleKey, int]:

@@ -20,9 +20,12 @@ class Options:
 
     Attributes:
         steps: the first and the last; None for all that both dumps have.
+        ranks, micros: how many ranks of the actual dump are compared, and microbatches of each; None for all.
     """
 
     steps: tuple[int, int] | None = None
+    ranks: int | None = None
+    micros: int | None = None
     bounds: Bounds = field(default_factory=Bounds)
     only: Selection = field(default_factory=Selection)
 

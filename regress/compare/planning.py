@@ -56,6 +56,9 @@ def _steps(ours: Side, theirs: Side, options: Options, planned: Planned) -> list
             f"{ours.folder} and {theirs.folder} have no step in common{asked} (golden: {_spans(steps_of(ours))}; "
             f"actual: {_spans(steps_of(theirs))}), so nothing can be compared; steps count from 0, see --step"
         )
+    if options.steps is not None:
+        for step in sorted({*options.steps} - known - other):
+            planned.problems.append(f"step {step} was asked for, but neither dump has it")
     for step in sorted(known ^ other):
         where = "golden" if step in known else "actual"
         if options.steps is None:

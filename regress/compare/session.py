@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from regress.compare.options import AnyUnit, Options
+from regress.compare.options import AnyUnit, Options, Planned
 from regress.compare.planning import plan_units
 from regress.compare.rollouts import RolloutUnit, compare_rollouts
 from regress.compare.shares import ShareUnit, compare_shares
 from regress.compare.sides import open_side
-from regress.compare.units import Finding, compare_unit, settle
+from regress.compare.units import Finding, Unit, compare_unit, settle
 from regress.compare.update import in_order
 from regress.compare.verdict import Verdict
 from regress.errors import CompareError
@@ -93,7 +93,7 @@ def compare_dumps(
     """
     asked = options or Options()
     open_side.cache_clear()  # what lies there may have changed since
-    planned = plan_units(golden, actual, asked)
+    planned = limited(plan_units(golden, actual, asked), asked)
     advance(-len(planned.units))
     run = engine or serial
     results = list(_done(planned.units, run([(unit, None) for unit in planned.units]), advance))
@@ -118,6 +118,27 @@ def compare_dumps(
         if any(not finding.verdict.ok for finding in findings):
             _verify(unit)
     return comparison
+
+
+def limited(planned: Planned, options: Options) -> Planned:
+    """The work on the ranks and microbatches that were asked for; those that are not there are problems."""
+    places = {unit.place for unit in planned.units if isinstance(unit, Unit)}
+    for name, limit in (("rank", options.ranks), ("micro", options.micros)):
+        if limit is None:
+            continue
+        there = {getattr(place, name) or 0 for place in places}
+        lacking = [str(number) for number in range(limit) if number not in there]
+        if lacking:
+            word = "rank" if name == "rank" else "microbatch"
+            planned.problems.append(
+                f"{word} {', '.join(lacking)} of {limit} asked for is not in the actual dump"
+            )
+        planned.units = [
+            unit
+            for unit in planned.units
+            if not isinstance(unit, Unit) or (getattr(unit.place, name) or 0) < limit
+        ]
+    return planned
 
 
 def _verify(unit: AnyUnit) -> None:

@@ -118,6 +118,12 @@ def _judged(
         lacking = "golden dump" if len(golden) < len(records[0]) else "actual dump"
         status = Status.EXTRA if lacking.startswith("golden") else Status.MISSING
         return plain(status, f"the {lacking} has no {source.label} for {group.words}")
+    for side, arrays in (("golden", golden), ("actual", actual)):
+        if any(array.size != 1 for array in arrays):
+            shapes = ", ".join(str(list(array.shape)) for array in arrays)
+            return plain(
+                Status.SHAPE, f"a loss is one number, but those of the {side} dump have the shapes {shapes}"
+            )
     sums = [_sum(side) for side in (golden, actual)]
     case = Case(QUANTITY, source.label, group.place, tolerance, lambda _: group.words, ())
     part, expected = (whole_part(value, ShardLayout.whole(())) for value in (sums[1], sums[0]))
@@ -130,7 +136,7 @@ def _sum(shares: Sequence[Array]) -> Array:
     """One share as it is, several added up exactly."""
     if len(shares) == 1:
         return shares[0].reshape(())
-    return np.array(math.fsum(float(share) for share in shares))
+    return np.array(math.fsum(share.item() for share in shares))
 
 
 @dataclass(frozen=True)
@@ -150,7 +156,7 @@ class _Scales:
         quantity = SHARES.get(part, "")
         term = _TERMS.get(quantity, quantity)
         if len(known) < len(names) or not known:
-            return max(1.0, math.fsum(abs(float(share)) for share in shares))
+            return max(1.0, math.fsum(abs(share.item()) for share in shares))
         if part not in self._largest:
             records = [self.side.read(name) for name in dict.fromkeys(self.terms.values())]
             arrays = [record.tensors[term] for record in records if term in record.tensors]
@@ -159,7 +165,7 @@ class _Scales:
         total = math.fsum(
             float(np.abs(array, dtype=np.float64).sum()) for array in weights if array is not None
         )
-        return total * self._largest[part] or max(1.0, math.fsum(abs(float(share)) for share in shares))
+        return total * self._largest[part] or max(1.0, math.fsum(abs(share.item()) for share in shares))
 
 
 _TERMS = {"token_loss": "elementwise_loss"}

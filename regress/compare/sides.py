@@ -45,6 +45,9 @@ class Side(Protocol):
     def read(self, name: str) -> Record:
         """One record, its tensors perhaps memory-mapped; raises `DumpError` for a damaged one."""
 
+    def raw(self, type: str, step: int) -> Mapping[str, Any] | None:
+        """The content of the first file of a type that has no records; None if there is none."""
+
     def verify(self, name: str) -> None:
         """Raise `DumpError` if a file is not, byte for byte, what was recorded."""
 
@@ -79,6 +82,10 @@ class OwnDump:
     def read(self, name: str) -> Record:
         """One record."""
         return self._reader.read(name)
+
+    def raw(self, type: str, step: int) -> Mapping[str, Any] | None:
+        """Nothing: all files of our own are records."""
+        return None
 
     def verify(self, name: str) -> None:
         """Compare a file with the hash in the manifest."""

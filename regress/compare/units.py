@@ -98,16 +98,43 @@ def compare_unit(unit: Unit, scales: Mapping[tuple[str, str], float] | None = No
     Raises:
         DumpError: if a file cannot be read.
     """
-    ours, theirs = open_side(unit.golden), open_side(unit.actual)
-    work = _Work(
-        unit,
-        ours,
-        theirs,
-        {name: ours.read(name) for name in unit.records},
-        theirs.read(unit.record),
-        scales or {},
-    )
+    work = _opened(unit, scales)
     return [*(work.whole() if unit.stage in UPDATE_STAGES else work.tokens())]
+
+
+@dataclass(frozen=True, eq=False)
+class Aligned:
+    """A tensor of tokens and what it is compared with.
+
+    Attributes:
+        part: the actual tensor; ``parts`` the golden ones; ``selected`` its rows that count.
+        words: canonical coordinates of an element.
+        padding: whether it has rows that hold no token.
+    """
+
+    part: Part
+    parts: Sequence[Part]
+    selected: Index
+    words: Locate
+    padding: bool
+
+    def values(self) -> tuple[Array, Array]:
+        """The golden and the actual values that count, token beside token."""
+        found = [*blocks(self.part, self.parts, self.selected)]
+        golden = [block.golden for block in found] or [self.parts[0].array.reshape(-1)[:0]]
+        actual = [block.actual for block in found] or [self.part.array.reshape(-1)[:0]]
+        return np.concatenate(golden), np.concatenate(actual)
+
+
+def aligned(unit: Unit) -> dict[str, Aligned | str]:
+    """The tensors of tokens of one record, by name; a sentence for one that cannot be placed."""
+    return {source.tensor: found for source, found in _opened(unit, None).aligned()}
+
+
+def _opened(unit: Unit, scales: Mapping[tuple[str, str], float] | None) -> _Work:
+    ours, theirs = open_side(unit.golden), open_side(unit.actual)
+    golden = {name: ours.read(name) for name in unit.records}
+    return _Work(unit, ours, theirs, golden, theirs.read(unit.record), scales or {})
 
 
 @dataclass(frozen=True)
@@ -143,6 +170,16 @@ class _Work:
 
     def tokens(self) -> Iterator[Finding]:
         """Tensors of tokens."""
+        for source, found in self.aligned():
+            if isinstance(found, str):
+                yield self._plain(Status.SHAPE, source, found)
+            else:
+                yield self._judged(
+                    source, found.part, found.parts, found.selected, found.words, found.padding
+                )
+
+    def aligned(self) -> Iterator[tuple[Source, Aligned | str]]:
+        """Tensors of tokens beside what they are compared with, or why one cannot be placed."""
         frame = self.unit.frame
         index = {key: number for number, key in enumerate(frame.samples)}
         ours = {**index, **{key: index[to] for key, to in self.unit.alias.items() if to in index}}
@@ -154,28 +191,24 @@ class _Work:
             if quantity_named(source.quantity).kind is Kind.SHARE:
                 continue  # shares belong to microbatches, not to tokens
             try:
-                part, canonical, lead = _tokens_of(self.actual, source, theirs, frame, actual_loss)
+                part, lead = _tokens_of(self.actual, source, theirs, frame, actual_loss)
                 parts = [
                     _tokens_of(record, source, ours, frame, loss)[0]
                     for record in self.golden.values()
                     if source.tensor in record.tensors
                 ]
             except CompareError as error:
-                yield self._plain(Status.SHAPE, source, str(error))
+                yield source, str(error)
                 continue
-            if not parts:
-                continue
-            words = _words(locator, canonical, part, self._shape(source), lead)
-            yield self._judged(source, part, parts, _selected(source, part, loss), words, padding=lead > 1)
+            if parts:
+                selected = _selected(source, part, loss)
+                yield source, Aligned(part, parts, selected, _words(locator, part), lead > 1)
 
     def _sources(self) -> Iterator[Source]:
         for name in self.actual.tensors:
             source = source_of(self.unit.stage, name)
             if source is not None and self.unit.only.has(source.quantity, source.label):
                 yield source
-
-    def _shape(self, source: Source) -> tuple[int, ...]:
-        return _shard(self.actual, source.tensor).shape
 
     def _judged(
         self,
@@ -285,8 +318,8 @@ def _tokens_of(
     index: Mapping[SampleKey, int],
     frame: TokenFrame,
     loss: np.ndarray[Any, np.dtype[np.bool_]] | None,
-) -> tuple[Part, Index, int]:
-    """A tensor by its tokens, the canonical token of each place, and how many dimensions are places."""
+) -> tuple[Part, int]:
+    """A tensor by its tokens, and how many of its dimensions are places."""
     header = listed(source.tensor, record)
     if header.spans is None or header.rows is None:
         raise CompareError(header.problem)
@@ -295,15 +328,15 @@ def _tokens_of(
     shape, grid = layout.shape, header.spans.shape
     rows_only = isinstance(record.meta.get(source.tensor), str)  # "rows of the loss tokens, in order"
     if not rows_only and shape[:2] == grid:
-        return token_part(array, layout, canonical, 2), canonical, 2
+        return token_part(array, layout, canonical, 2), 2
     if not rows_only and shape[:1] == canonical.shape:
-        return token_part(array, layout, canonical, 1), canonical, 1
+        return token_part(array, layout, canonical, 1), 1
     tokens = header.rows.canonical(index, frame.offsets)
     if loss is not None and len(shape) > 1:
         order = _in_segments(header.rows, tokens)
         kept = order[loss[order]]
         if shape[:-1] in ((1, kept.size), (kept.size,)):
-            return token_part(array, layout, kept, len(shape) - 1), kept, len(shape) - 1
+            return token_part(array, layout, kept, len(shape) - 1), len(shape) - 1
     raise CompareError(
         f"{source.tensor} has the shape {list(shape)}, which is neither that of its tokens {list(grid)} nor one row "
         "for each loss token"
@@ -329,7 +362,7 @@ def _selected(source: Source, part: Part, loss: np.ndarray[Any, np.dtype[np.bool
     return np.flatnonzero(here)
 
 
-def _words(locator: Locator, canonical: Index, part: Part, shape: tuple[int, ...], lead: int) -> Locate:
+def _words(locator: Locator, part: Part) -> Locate:
     width = max(part.width, 1)
 
     def words(index: int) -> str:

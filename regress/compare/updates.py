@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from regress.compare.listing import Listed
+from regress.compare.listing import Listed, has_rows_of_loss_tokens
 from regress.compare.match import Matching
 from regress.compare.options import Options, Planned
 from regress.compare.presence import Stage
@@ -65,6 +65,11 @@ class Update:
             )
             if all(record.meta.get("derived") for record in (*golden, *actual)):
                 continue  # neither side recorded any
+            if {"derived", "sampler"} <= {key for record in (*golden, *actual) for key in record.meta}:
+                planned.notes.append(
+                    f"{stage}: datums hold the sampler's log-probs, the trainer's own were not compared"
+                )
+                continue
             if any(record.meta.get("unplaced") for record in (*golden, *actual)) and stage != "loss":
                 why = "nothing tells whose rows they are"
                 planned.problems.append(f"{self.place}: {stage} cannot be compared: {why}")
@@ -153,7 +158,7 @@ class Update:
     def _token_unit(self, stage: str, record: Listed, order: Sequence[Listed]) -> Unit:
         """Rows of loss tokens are counted through all samples of a record, also those that are not compared."""
         matching = self.matching
-        rows = any(isinstance(g.meta.get(name), str) for g in (record, *order) for name in g.tensors)
+        rows = any(has_rows_of_loss_tokens(g) for g in (record, *order))
         known = self._golden_samples(record)
         if rows:
             others = (matching.alias.get(key, key) for g in order for key in g.samples)

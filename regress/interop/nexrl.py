@@ -83,6 +83,10 @@ class NexrlDump:
         told = (note for _, batches in sorted(self._batches.items()) for note in batches.notes)
         return list(dict.fromkeys([*self._notes, *told]))
 
+    def raw(self, type: str, step: int) -> Payload | None:
+        """The content of the first file of a type and step as it is; None if there is none."""
+        return self._first(type, step)
+
     def root(self, rank: int) -> int:
         """Every rank has rows of its own."""
         return rank

@@ -212,7 +212,7 @@ class Batches:
                 "advantages are all 0 are dropped"
             )
         tensors |= {name: narrowed(array) for name, array in tensors.items()}
-        return Record.of(stage, where, tensors, {**_meta(rows, width), "own_mean": True})
+        return Record.of(stage, where, tensors, {**_meta(rows, width), "sampler": True})
 
     def _keys_of(self, tokens: Sequence[Sequence[int]]) -> list[Row]:
         """Whose sequences these are."""

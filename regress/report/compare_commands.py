@@ -1,0 +1,249 @@
+"""``regress compare``: two dumps of any layouts and systems, judged and reported."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from regress.errors import ConfigError, RegressError
+from regress.golden.commands import directory_option, open_store
+
+if TYPE_CHECKING:
+    from regress.compare.bounds import Bounds
+    from regress.compare.options import Options
+    from regress.compare.session import Comparison
+    from regress.report.documented import Directories
+
+_WIDTH = 110  # where there is no terminal
+_SHOWN = 8
+"""Notes and samples that the terminal names one by one; the files have all."""
+
+
+@click.command()
+@click.argument("golden", required=False, metavar="[GOLDEN")
+@click.argument("actual", required=False, metavar="ACTUAL]")
+@click.option(
+    "--step", metavar="N|A:B", help="One step, or those from A to B; by default all that both dumps have."
+)
+@click.option(
+    "--only", metavar="PATTERN", default="", help="Quantities or tensors: log_probs, gradient/*q_proj*."
+)
+@click.option(
+    "--rtol", type=click.FloatRange(0), help="Tolerated error, relative to the largest golden value."
+)
+@click.option("--atol", type=click.FloatRange(0), help="Tolerated absolute error, added to that.")
+@click.option("--bitwise", is_flag=True, help="Every byte of what is compared has to be the same.")
+@click.option("--tolerances", metavar="CASE", help="Those that were measured for a golden case.")
+@click.option(
+    "--report",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Write index.html and report.json there.",
+)
+@click.option(
+    "--json",
+    "--output",
+    "json_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write the JSON report.",
+)
+@click.option(
+    "--self-hosted-dir", "--self_hosted_dir", metavar="DIR", help="NexRL: the dump of the trainer itself."
+)
+@click.option(
+    "--remote-api-dir", "--remote_api_dir", metavar="DIR", help="NexRL: that of a client of a remote trainer."
+)
+@click.option("--weaver-dir", "--weaver_dir", metavar="DIR", help="NexRL: that of the remote trainer.")
+@click.option(
+    "--num-ranks", "--num_ranks", type=click.IntRange(1), help="Ranks that are compared; all by default."
+)
+@click.option(
+    "--num-micros", "--num_micros", type=click.IntRange(1), help="Microbatches of a rank; all by default."
+)
+@directory_option
+@click.pass_context
+def compare(
+    ctx: click.Context,
+    golden: str | None,
+    actual: str | None,
+    step: str | None,
+    only: str,
+    rtol: float | None,
+    atol: float | None,
+    bitwise: bool,
+    tolerances: str | None,
+    report: Path | None,
+    json_file: Path | None,
+    self_hosted_dir: str | None,
+    remote_api_dir: str | None,
+    weaver_dir: str | None,
+    num_ranks: int | None,
+    num_micros: int | None,
+    golden_dir: Path | None,
+) -> None:
+    """Compare two dumps, whatever their layouts: the second is judged by the first.
+
+    Padding side, packing, microbatches, row order, data, context, tensor and pipeline parallelism may differ: samples
+    are matched by id, else by their tokens, and parameters element by element. Dumps of NexRL (self-hosted, remote API,
+    weaver; pt and jsonl, of both generations) are read as they are.
+
+    \b
+    regress compare outputs/base/debug_dump outputs/packed/debug_dump
+    regress compare A B --step 3:5 --only 'gradient/*q_proj*'
+    regress compare A B --tolerances dense --report out
+    As NexRL's compare_debug_dumps.py, whose sections the JSON report has:
+      regress compare --self_hosted_dir A --weaver_dir B --step 0 --output report.json
+
+    Exit codes: 0 equal within tolerance, 1 they differ, 2 something could not be compared.
+    """
+    try:
+        pairs, dirs = _pairs(golden, actual, self_hosted_dir, remote_api_dir, weaver_dir)
+        options = _options(
+            step, only, num_ranks, num_micros, _bounds(rtol, atol, bitwise, tolerances, golden_dir)
+        )
+        found = {name: _compared(one, other, options) for name, (one, other) in pairs.items()}
+        told = _sections(dirs, options)
+        code = _tell(found, told, report, json_file)
+    except RegressError as error:
+        sentences = " | ".join([str(error), *getattr(error, "__notes__", ())])
+        click.echo(f"error: {' '.join(sentences.splitlines())}", err=True)
+        ctx.exit(2)
+    ctx.exit(code)
+
+
+def _pairs(
+    golden: str | None,
+    actual: str | None,
+    self_hosted: str | None,
+    remote_api: str | None,
+    weaver: str | None,
+) -> tuple[dict[str, tuple[str, str]], Directories | None]:
+    """What is compared with what, by name."""
+    from regress.report.documented import Directories
+
+    others = {"remote API": remote_api, "weaver": weaver}
+    if self_hosted is None:
+        if golden is None or actual is None or any(others.values()):
+            raise ConfigError(
+                "two dumps are compared: give GOLDEN and ACTUAL, or --self_hosted_dir with --weaver_dir or "
+                "--remote_api_dir"
+            )
+        return {"compare": (golden, actual)}, None
+    if golden is not None or actual is not None:
+        raise ConfigError("give either GOLDEN and ACTUAL, or --self_hosted_dir and the others, not both")
+    pairs = {name: (self_hosted, path) for name, path in others.items() if path is not None}
+    if not pairs:
+        raise ConfigError(
+            f"{self_hosted} alone cannot be compared: give --weaver_dir or --remote_api_dir, or both"
+        )
+    return pairs, Directories(self_hosted, remote_api, weaver)
+
+
+def _options(step: str | None, only: str, ranks: int | None, micros: int | None, bounds: Bounds) -> Options:
+    from regress.compare.options import Options
+    from regress.compare.selection import Selection
+
+    steps = None
+    if step is not None:
+        match = re.fullmatch(r"(-?\d+)(?::(-?\d+))?", step)
+        if match is None:
+            raise ConfigError(f"--step {step!r} is neither a step nor a range of them: write 3, or 3:5")
+        steps = int(match[1]), int(match[2] or match[1])
+        if steps[0] > steps[1]:
+            raise ConfigError(f"--step {step} begins after it ends: write {steps[1]}:{steps[0]}")
+    return Options(steps, ranks, micros, bounds, Selection(only))
+
+
+def _bounds(
+    rtol: float | None, atol: float | None, bitwise: bool, case: str | None, golden_dir: Path | None
+) -> Bounds:
+    from regress.compare.bounds import Bounds
+    from regress.compare.tolerance import BITWISE, Tolerance
+
+    by_number = rtol is not None or atol is not None
+    if sum([by_number, bitwise, case is not None]) > 1:
+        raise ConfigError(
+            "give one of --rtol and --atol, --bitwise, or --tolerances, since each replaces the others"
+        )
+    if bitwise:
+        return Bounds(BITWISE)
+    if by_number:
+        reason = f"asked for: --rtol {rtol or 0.0:g} --atol {atol or 0.0:g}"
+        return Bounds(Tolerance(rtol or 0.0, atol or 0.0, reason=reason))
+    return Bounds() if case is None else Bounds.of_case(open_store(golden_dir).case(case))
+
+
+def _compared(golden: str, actual: str, options: Options) -> Comparison:
+    from regress.compare.session import compare_dumps
+
+    with _progress(f"{golden} and {actual}") as advance:
+        return compare_dumps(golden, actual, options, advance=advance)
+
+
+@contextmanager
+def _progress(what: str) -> Iterator[Any]:
+    console = Console(stderr=True)
+    columns = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}")
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+        task = bars.add_task(what, total=None)
+
+        def advance(number: int) -> None:
+            if number < 0:
+                bars.update(task, total=-number)
+            else:
+                bars.advance(task, number)
+
+        yield advance
+
+
+def _sections(dirs: Directories | None, options: Options) -> dict[str, Any]:
+    if dirs is None:
+        return {}
+    from regress.report.documented import sections
+
+    return sections(dirs, options)
+
+
+def _tell(
+    found: Mapping[str, Comparison], sections: Mapping[str, Any], folder: Path | None, json_file: Path | None
+) -> int:
+    from regress.dump.files import write_atomically
+    from regress.report.comparison import report_of
+    from regress.report.terminal import colourful, screen
+    from regress.report.write import write_report
+
+    report = report_of(found, sections)
+    for name, where in report.environment.items():
+        click.echo(f"{name}: {where}")
+    console = Console()
+    width = console.width if console.is_terminal else _WIDTH
+    click.echo(screen(report, width=width, height=40, colour=colourful(console.is_terminal)), nl=False)
+    for line in [*_listed(report.notes)]:
+        click.echo(f"note: {line}")
+    for name, error in report.errors.items():
+        click.echo(f"not compared: {name}: {error}")
+    if folder is not None:
+        for path in write_report(folder, report):
+            click.echo(f"written: {path}")
+    if json_file is not None:
+        text = json.dumps(report.to_json(), indent=1, allow_nan=False) + "\n"
+        write_atomically(json_file, [text.encode()])
+        click.echo(f"written: {json_file}")
+    codes = [comparison.exit_code for comparison in found.values()]
+    return 1 if 1 in codes else max(codes)
+
+
+def _listed(lines: Any) -> Iterator[str]:
+    known = [*lines]
+    yield from known[:_SHOWN]
+    if len(known) > _SHOWN:
+        yield f"and {len(known) - _SHOWN} more, which the JSON report has"

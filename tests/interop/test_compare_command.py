@@ -1,0 +1,154 @@
+"""`regress compare` from the command line, with the options and the report sections of NexRL's script."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from regress.cli import main
+
+Setup = Callable[..., Any]
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["compare", *map(str, arguments)])
+
+
+def strict(path: Path) -> Any:
+    """JSON without bare NaN."""
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"bare {name}")
+
+    return json.loads(path.read_text(), parse_constant=refuse)
+
+
+def test_equal_dumps(nexrl: Setup, tmp_path: Path) -> None:
+    golden, actual = nexrl("golden").self_hosted(), nexrl("actual", format="jsonl").self_hosted()
+    done = run(golden.folder, actual.folder, "--report", tmp_path / "out", "--json", tmp_path / "a.json")
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert "all within tolerance" in done.output
+    assert (tmp_path / "out" / "index.html").is_file()
+    tree = strict(tmp_path / "a.json")
+    assert (tree["exit_code"], tree["failed"]) == (0, 0)
+
+
+def test_a_difference_is_named(nexrl: Setup, sampled: Setup) -> None:
+    samples = sampled()
+    samples[2].values["log_probs"][samples[2].prompt] -= 1e-4
+    done = run(nexrl("golden").self_hosted().folder, nexrl("actual", samples).self_hosted().folder)
+    assert done.exit_code == 1
+    assert f"sample {samples[2].group}/{samples[2].run}, position {samples[2].prompt}" in done.output
+    assert "✗" in done.output
+
+
+def test_the_options_of_the_script_and_its_sections(nexrl: Setup, sampled: Setup, tmp_path: Path) -> None:
+    samples = sampled()
+    samples[5].values["log_probs"][samples[5].prompt] -= 0.05
+    output = tmp_path / "report.json"
+    done = run(
+        *("--self_hosted_dir", nexrl("sh", format="jsonl").self_hosted().folder),
+        *("--remote_api_dir", nexrl("ra", sampled()[::-1]).remote_api().folder),
+        *("--weaver_dir", nexrl("wv", samples).weaver().folder),
+        *("--step", 0, "--num_ranks", 2, "--num_micros", 1, "--output", output),
+    )
+    assert done.exit_code == 1
+    assert "log_probs" in done.output
+    tree = strict(output)
+    assert (tree["step"], tree["num_ranks"], tree["num_micros"]) == (0, 2, 1)
+    found = {section["section"]: section for section in tree["sections"]}
+    assert [*found] == [
+        *("trajectories", "forward_data_all", "loss_data_all", "is_loss_debug_all", "datums_analysis"),
+    ]
+    trajectories = found["trajectories"]
+    assert (trajectories["status"], len(trajectories["trajectory_comparisons"])) == ("compared", 6)
+    assert all(
+        row["tokens_match"] and row["loss_mask_match"] for row in trajectories["trajectory_comparisons"]
+    )
+    assert all(row["sh_reward"] == row["ra_reward"] for row in trajectories["trajectory_comparisons"])
+    forward = found["forward_data_all"]["comparisons"]
+    assert [(row["rank"], row["micro"], row["status"]) for row in forward] == [
+        (0, 0, "compared"),
+        (1, 0, "compared"),
+    ]
+    log_probs, entropy, mask = forward[1]["comparisons"]
+    assert (log_probs["name"], log_probs["is_close"]) == ("log_probs", False)
+    assert log_probs["max_diff"] == pytest.approx(0.05, rel=1e-4)
+    assert log_probs.keys() >= {"t1_shape", "t2_shape", "mean_diff", "t1_std", "t2_min", "correlation"}
+    assert (entropy["is_close"], mask["is_close"]) == (True, True)
+    losses = found["loss_data_all"]["comparisons"]
+    assert [row["comparisons"][0]["is_close"] for row in losses] == [True, True]
+    debug = found["is_loss_debug_all"]["comparisons"][0]["comparisons"]
+    assert [t["name"] for t in debug] == [
+        *(
+            "log_probs",
+            "old_log_probs",
+            "advantages",
+            "prob_ratio",
+            "elementwise_loss",
+            "effective_valid",
+            "loss",
+        ),
+    ]
+    status = {t["name"]: t["status"] for t in debug}
+    assert {status[name] for name in ("log_probs", "old_log_probs", "prob_ratio", "effective_valid")} == {
+        "compared"
+    }
+    assert status["advantages"] == "first_none"  # nothing in a self-hosted dump tells them
+    datums = found["datums_analysis"]
+    assert (datums["status"], datums["num_datums"]) == ("analyzed", 6)
+    assert datums["loss_fn_inputs_keys"] == ["advantages", "logprobs", "loss_mask", "target_tokens"]
+
+
+def test_a_whole_side_that_is_missing_is_no_success(nexrl: Setup, tmp_path: Path) -> None:
+    golden = nexrl("sh").self_hosted()
+    (tmp_path / "weaver" / "loss").mkdir(parents=True)
+    done = run("--self_hosted_dir", golden.folder, "--weaver_dir", tmp_path / "weaver", "--step", 0)
+    assert done.exit_code == 2
+    assert done.stderr.startswith("error: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--step", "7"], "have no step in common among those asked for"),
+        (["--step", "0:1"], "step 1 was asked for, but neither dump has it"),
+        (["--only", "nothing_like_it"], "nothing matches --only nothing_like_it"),
+        (["--step", "two"], "is neither a step nor a range of them"),
+        (["--step", "3:1"], "begins after it ends"),
+        (["--bitwise", "--rtol", "1"], "since each replaces the others"),
+        (["--tolerances", "nobody"], "nobody"),
+        (["--weaver_dir", "x"], "give GOLDEN and ACTUAL, or --self_hosted_dir"),
+        (["--self_hosted_dir", "x"], "not both"),
+        (["--num_ranks", "8"], "rank 2, 3, 4, 5, 6, 7 of 8 asked for is not in the actual dump"),
+    ],
+)
+def test_what_cannot_be_compared_is_said_in_a_sentence(
+    nexrl: Setup, arguments: list[str], words: str
+) -> None:
+    golden = nexrl("golden").self_hosted()
+    done = run(golden.folder, golden.folder, *arguments)
+    assert done.exit_code == 2
+    assert words in done.output
+    assert "Traceback" not in done.output
+
+
+def test_self_hosted_alone(nexrl: Setup) -> None:
+    done = run("--self_hosted_dir", nexrl("sh").self_hosted().folder)
+    assert (done.exit_code, "alone cannot be compared" in done.stderr) == (2, True)
+
+
+def test_tolerances_that_are_asked_for(nexrl: Setup, sampled: Setup) -> None:
+    samples = sampled()
+    samples[2].values["entropy"][samples[2].prompt] += 1e-3
+    pair = nexrl("golden").self_hosted().folder, nexrl("actual", samples).self_hosted().folder
+    assert run(*pair).exit_code == 1
+    assert run(*pair, "--atol", "1e-2").exit_code == 0
+    assert run(*pair, "--atol", "1e-4").exit_code == 1
+    assert run(*pair, "--only", "log_probs", "--bitwise").exit_code == 0
+    assert run(*pair, "--only", "entropy", "--bitwise").exit_code == 1
