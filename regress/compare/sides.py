@@ -25,10 +25,13 @@ class Side(Protocol):
     Attributes:
         folder: the directory.
         system: whose it is, ``regress`` or the name of another system.
+        mesh: extent of each dimension of its ranks; ``config`` of the run, nested; both empty where nothing tells them.
     """
 
     folder: Location
     system: str
+    mesh: Mapping[str, int]
+    config: Mapping[str, Any]
 
     @property
     def precision(self) -> str | None:
@@ -70,6 +73,8 @@ class OwnDump:
         told = self._reader.manifest.provenance
         sizes = {name: told.mesh[name] for name in DIMENSIONS if name in told.mesh}
         self._mesh = Mesh(**sizes)
+        self.mesh: Mapping[str, int] = sizes
+        self.config: Mapping[str, Any] = told.config
         model: Any = told.config.get("model")
         self.precision: str | None = model.get("dtype") if isinstance(model, Mapping) else None
 

@@ -36,6 +36,7 @@ class NexrlDump:
     Attributes:
         folder: the directory.
         modes: what wrote it, by its sub-folders; several may share one.
+        mesh, config: nothing, since no file tells them.
 
     Raises `DumpError` for a folder without records, or with those of two formats.
     """
@@ -51,6 +52,8 @@ class NexrlDump:
             )
         kinds = {type for type, _ in self._files.values()}
         self.modes = tuple(mode for mode, types in MODES.items() if kinds & types) or (Mode.SELF_HOSTED,)
+        self.mesh: Mapping[str, int] = {}
+        self.config: Mapping[str, Any] = {}
         self._notes: dict[str, None] = {}
         self._batches: dict[int, Batches] = {}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,11 +15,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from regress.errors import ConfigError, RegressError
 from regress.golden.commands import directory_option, open_store
+from regress.report.numbers import plural
 
 if TYPE_CHECKING:
     from regress.compare.bounds import Bounds
     from regress.compare.options import Options
     from regress.compare.session import Comparison
+    from regress.compare.verdict import Verdict
     from regress.report.documented import Directories
 
 _WIDTH = 110  # where there is no terminal
@@ -227,7 +229,12 @@ def _tell(
     console = Console()
     width = console.width if console.is_terminal else _WIDTH
     click.echo(screen(report, width=width, height=40, colour=colourful(console.is_terminal)), nl=False)
-    for line in [*_listed(report.notes)]:
+    for name, comparison in found.items():
+        for line in _failures(comparison.failed, name if len(found) > 1 else ""):
+            click.echo(line)
+        for cause in report.diagnoses.get(name, ()):
+            click.echo(str(cause))
+    for line in _listed(report.notes):
         click.echo(f"note: {line}")
     for name, error in report.errors.items():
         click.echo(f"not compared: {name}: {error}")
@@ -240,6 +247,16 @@ def _tell(
         click.echo(f"written: {json_file}")
     codes = [comparison.exit_code for comparison in found.values()]
     return 1 if 1 in codes else max(codes)
+
+
+def _failures(failed: Sequence[Verdict], name: str) -> Iterator[str]:
+    """Each tensor that differs, where it does most, in the order of computation."""
+    from regress.report.text import headline, placed
+
+    for verdict in failed[:_SHOWN]:
+        yield f"✗ {placed(name, verdict)}: {headline(verdict)}"
+    if len(failed) > _SHOWN:
+        yield f"and {plural(len(failed) - _SHOWN, 'more tensor')}"
 
 
 def _listed(lines: Any) -> Iterator[str]:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from regress.compare.diagnosis import diagnose
+from regress.compare.divergence import find_divergence
+from regress.compare.scene import Scene
 from regress.compare.session import Comparison
+from regress.compare.sides import open_side
 from regress.report.call import Call
 from regress.report.model import Report
 
@@ -33,6 +38,13 @@ def report_of(found: Mapping[str, Comparison], sections: Mapping[str, Any] | Non
         notes += [f"{mark}{note}" for note in comparison.notes]
         for side, samples in (("golden", comparison.golden_only), ("actual", comparison.actual_only)):
             notes += [f"{mark}{sample} is in the {side} dump only" for sample in samples]
+    divergences, diagnoses = {}, {}
+    for name, comparison in found.items():
+        scene = scene_of(comparison)
+        divergence = find_divergence(comparison.verdicts, scene) if comparison.failed else None
+        if divergence is not None:
+            divergences[name] = divergence
+            diagnoses[name] = diagnose(divergence, scene)
     first = next(iter(found.values()))
     environment = {"golden": first.golden} | {
         f"actual ({name})" if several else "actual": comparison.actual for name, comparison in found.items()
@@ -41,8 +53,29 @@ def report_of(found: Mapping[str, Comparison], sections: Mapping[str, Any] | Non
         "regress compare",
         calls,
         errors=errors,
+        divergences=divergences,
+        diagnoses=diagnoses,
         environment=environment,
         notes=notes,
         tensors=sum(v.count > 0 for comparison in found.values() for v in comparison.verdicts),
         sections=sections or {},
+    )
+
+
+def scene_of(comparison: Comparison) -> Scene:
+    """What is known of the run that was judged, and how to look closer."""
+    side = open_side(comparison.actual)
+    places = [where for _, where in side.entries.values()]
+    ranks = {where.rank for where in places if where.rank is not None}
+    micros = {where.micro for where in places if where.micro is not None}
+    pair = f"{shlex.quote(comparison.golden)} {shlex.quote(comparison.actual)}"
+    return Scene(
+        world_size=len(ranks) or None,
+        micros=len(micros) or None,
+        mesh=side.mesh,
+        config=side.config,
+        commands={
+            "compare": f"regress compare {pair} --only {{quantity}}",
+            "show": f"regress dump show {shlex.quote(comparison.actual)}/{{stage}}",
+        },
     )
