@@ -114,10 +114,11 @@ def _octaves(error: NDArray[np.float64]) -> dict[int, int]:
     exponents = error.view(np.int64) >> 52
     lowest = int(np.minimum.reduce(exponents))
     exponents -= lowest
-    counts = np.bincount(exponents).tolist()
+    counts = np.bincount(exponents)
     if not lowest:
         counts[0] = 0
-    return {lowest - 1022 + i: count for i, count in enumerate(counts) if count}
+    held = counts.nonzero()[0]
+    return dict(zip((held + (lowest - 1022)).tolist(), counts[held].tolist(), strict=True))
 
 
 def _worst_row(error: NDArray[np.float64], golden: NDArray[np.float64], row: int | None) -> Row | None:

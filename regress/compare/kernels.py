@@ -13,9 +13,9 @@ import numpy as np
 from numba import njit
 from numba.extending import overload
 
-TILE = 2048
+TILE = 1024
 """Elements of a tile; fewer than a 16-bit integer counts."""
-NEAR = 16
+NEAR = 24
 """Octaves below the largest error of a tile whose errors are counted in vectors."""
 SQUARE, GOLDEN, PRODUCT, SUM, TOP, RELATIVE, ROW_SQUARE, ROW_GOLDEN = range(8)
 """Places in ``sums``: squared errors, squared golden values, their product, signed errors, the largest error and

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,13 +51,11 @@ def measure(
     part = _measure_for(actual, golden)
 
     def work(stripe: tuple[Array, ...]) -> Measures:
-        found = part(stripe[0], stripe[1], float(bound), bitwise, row)
-        for array in stripe:
-            release(array)
-        return found
+        with _flat(stripe) as (a, g):
+            return part(a, g, float(bound), bitwise, row)
 
     found, rows = Measures(), 0
-    for each in _mapped(work, _stripes(row, actual, golden), threads):
+    for each in _spread(work, _stripes(row, actual, golden), threads):
         found = found.then(each, rows)
         rows += each.count // row if row else 0
     return found
@@ -67,13 +66,12 @@ def scaled_residual(actual: Array, golden: Array, alpha: float) -> float:
     error = size = 0.0
     with np.errstate(all="ignore"):
         for stripe in _stripes(None, actual, golden):
-            for a, g in chunks(None, *stripe):
-                x, y = a.astype(np.float64), g.astype(np.float64)
-                finite = np.isfinite(x) & np.isfinite(y)
-                error = math.hypot(error, norm(np.where(finite, x - alpha * y, 0.0)))
-                size = math.hypot(size, norm(np.where(finite, y, 0.0)))
-            for array in stripe:
-                release(array)
+            with _flat(stripe) as flat:
+                for a, g in chunks(None, *flat):
+                    x, y = a.astype(np.float64), g.astype(np.float64)
+                    finite = np.isfinite(x) & np.isfinite(y)
+                    error = math.hypot(error, norm(np.where(finite, x - alpha * y, 0.0)))
+                    size = math.hypot(size, norm(np.where(finite, y, 0.0)))
     return ratio(error, size)
 
 
@@ -81,10 +79,10 @@ def largest(array: Array) -> float:
     """Largest finite absolute value, 0.0 where there is none."""
     found = 0.0
     with np.errstate(all="ignore"):
-        for (stripe,) in _stripes(None, array):
-            for (part,) in chunks(None, stripe):
-                found = max(found, _top(part))
-            release(stripe)
+        for stripe in _stripes(None, array):
+            with _flat(stripe) as (flat,):
+                for (part,) in chunks(None, flat):
+                    found = max(found, _top(part))
     return found
 
 
@@ -105,21 +103,36 @@ def _measure_for(actual: Array, golden: Array) -> Callable[[Array, Array, float,
 
 
 def _stripes(row: int | None, *arrays: Array) -> Iterator[tuple[Array, ...]]:
-    """Parts of arrays of one shape in C order, flat and of whole rows each; only a part is ever copied."""
+    """Parts of arrays of one shape in C order, of whole rows each; none is copied."""
     first = arrays[0]
-    if first.size <= STRIPE or all(array.flags.c_contiguous for array in arrays):
+    if first.size <= STRIPE:
+        if first.size:
+            yield arrays
+    elif all(array.flags.c_contiguous for array in arrays):
         flat = [array.reshape(-1) for array in arrays]
         step = STRIPE if not row else max(STRIPE // row, 1) * row
         for start in range(0, first.size, step):
             yield tuple(array[start : start + step] for array in flat)
+    elif step := STRIPE * len(first) // first.size:
+        for start in range(0, len(first), step):
+            yield tuple(array[start : start + step] for array in arrays)
     else:
         for parts in zip(*arrays, strict=True):
             yield from _stripes(row, *parts)
 
 
-def _mapped(
+@contextmanager
+def _flat(stripe: tuple[Array, ...]) -> Iterator[tuple[Array, ...]]:
+    """The parts as flat arrays, copied if need be; what is mapped is given back then."""
+    yield tuple(part.reshape(-1) for part in stripe)
+    for part in stripe:
+        release(part)
+
+
+def _spread(
     work: Callable[[tuple[Array, ...]], Measures], stripes: Iterator[tuple[Array, ...]], threads: int
 ) -> Iterator[Measures]:
+    """What each stripe gives, in their order."""
     if threads == 1:
         yield from map(work, stripes)
         return

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import mmap
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.lib.array_utils import byte_bounds
 
 from regress.dump.arrays import Array
 from regress.dump.files import unreadable
 from regress.errors import DumpError
+
+_WORTH = 1 << 16  # bytes
 
 
 @dataclass(frozen=True)
@@ -33,7 +38,7 @@ class Region:
         Raises:
             DumpError: if the file cannot be read or is too short.
         """
-        size = int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+        size = math.prod(self.shape) * self.dtype.itemsize
         data = map_file(self.path)
         if self.offset + size > data.size:
             raise DumpError(
@@ -46,26 +51,30 @@ class Region:
 def map_file(path: Path) -> Array:
     """The bytes of a file, read-only; raises `DumpError` if it cannot be read."""
     try:
-        with path.open("rb") as file:
-            if not path.stat().st_size:
+        file = os.open(path, os.O_RDONLY)
+        try:
+            if not os.fstat(file).st_size:
                 return np.empty(0, np.uint8)
-            return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+            return np.frombuffer(mmap.mmap(file, 0, access=mmap.ACCESS_READ), np.uint8)
+        finally:
+            os.close(file)
     except OSError as error:
         raise unreadable(path, error) from error
 
 
 def release(array: Array) -> None:
-    """Take a contiguous part of a mapped file out of this process's memory; looked at again, it is read again.
+    """Take a part of a mapped file out of this process's memory; looked at again, it is read again.
 
-    Whatever else holds an array is left alone.
+    Whatever else holds an array is left alone, and so are parts too small for it to pay.
     """
+    if array.nbytes < _WORTH or array.flags.writeable:
+        return
     base: Any = array
     while isinstance(base, np.ndarray | memoryview):
         base = base.base if isinstance(base, np.ndarray) else base.obj
-    if not isinstance(base, mmap.mmap) or array.flags.writeable:
-        return
-    begin = array.ctypes.data - np.frombuffer(base, np.uint8, 1).ctypes.data
-    first = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE
-    last = (begin + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
-    if first < last:
-        base.madvise(mmap.MADV_DONTNEED, first, last - first)
+    if isinstance(base, mmap.mmap):
+        origin = np.frombuffer(base, np.uint8, 1).ctypes.data
+        low, high = (place - origin for place in byte_bounds(array))
+        first, last = -(-low // mmap.PAGESIZE) * mmap.PAGESIZE, high // mmap.PAGESIZE * mmap.PAGESIZE
+        if first < last:
+            base.madvise(mmap.MADV_DONTNEED, first, last - first)

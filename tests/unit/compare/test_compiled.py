@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
-from dataclasses import fields, replace
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -133,9 +133,20 @@ def test_stripes_and_threads_do_not_show(monkeypatch: pytest.MonkeyPatch, row: i
     one = measure(actual, golden, 0.1, row=row)
     assert measure(actual, golden, 0.1, row=row, threads=2) == one
     require_same(one, whole, actual, golden)
-    turned = measure(actual.reshape(7, -1).T, golden.reshape(7, -1).T, 0.1)
-    require_same(replace(turned, worst=one.worst, worst_row=one.worst_row), one, actual, golden)
-    assert turned.worst == one.worst % 3000 * 7 + one.worst // 3000
+
+
+@pytest.mark.parametrize("order", [(1, 0, 2), (2, 1, 0), (1, 2, 0)])
+@pytest.mark.parametrize("stripe", [10, 50, 700])
+def test_parts_that_do_not_lie_in_one_piece(
+    monkeypatch: pytest.MonkeyPatch, order: tuple[int, ...], stripe: int
+) -> None:
+    rng = np.random.default_rng(0)
+    golden = rng.standard_normal((11, 9, 8)).transpose(order)
+    actual = noisy(rng, golden, "noise")
+    expected = measure(actual.copy(), golden.copy(), 1e-3, row=golden.shape[-1])
+    monkeypatch.setattr(metrics, "STRIPE", stripe)
+    found = measure(actual, golden, 1e-3, row=golden.shape[-1], threads=2)
+    require_same(found, expected, actual, golden)
 
 
 def test_small_comparisons_load_no_compiler() -> None:
