@@ -1,10 +1,10 @@
 """The full set of measures of pairs of files, against ``torch.testing.assert_close``, ``numpy.allclose`` and reading.
 
-Timed: 2 GB of float32 pairs and as many pairs in bfloat16, each in two files that are warm in the page cache, and 20,000
-small files; one thread, and two beside it. All sides but ``readinto`` map the files and get arrays. ``readinto`` reads the
-same bytes into memory that is there already; ``readinto, 256 KB`` reads them into a piece of memory that stays in the
-processor's cache. The pairs differ as rounding makes them differ, within the tolerance of the other sides, so that none
-stops early. Equal pairs, of which we have less to do, are told beside.
+Timed: 2 GB of float32 pairs and as many pairs in bfloat16, each in two files that are warm in the page cache, and
+20,000 small files; one thread, and two beside it. All sides but ``readinto`` map the files and get arrays. ``readinto``
+reads the same bytes into memory that is there already; ``readinto, 256 KB`` reads them into a piece of memory that
+stays in the processor's cache. The pairs differ as rounding makes them differ, within the tolerance of the other sides,
+so that none stops early. Equal pairs, of which we have less to do, are told beside.
 
 Before anything is timed, maximum, count, worst element and a quantile of the first rows are those of the naive
 computation, and the other sides accept them. Start-up is a new process that compares two small arrays.
@@ -36,7 +36,7 @@ GIGABYTES = float(os.environ.get("REGRESS_BENCH_GB", "2"))
 SMALL_FILES = max(int(10_000 * GIGABYTES) // 2 * 2, 2)
 SMALL_SHAPE = (32, 64)
 BLOCK = 1 << 22
-RTOL, ATOL = 0.05, 1e-5
+RTOL, ATOL = 0.1, 1e-5
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 START_UP = {
     "ours": "from regress.compare.metrics import measure; measure(x, y)",

@@ -105,7 +105,7 @@ def _measure_for(actual: Array, golden: Array) -> Callable[[Array, Array, float,
 def _stripes(row: int | None, *arrays: Array) -> Iterator[tuple[Array, ...]]:
     """Parts of arrays of one shape in C order, of whole rows each; none is copied."""
     first = arrays[0]
-    if first.size <= STRIPE:
+    if first.size <= max(STRIPE, row or 0):
         if first.size:
             yield arrays
     elif all(array.flags.c_contiguous for array in arrays):
