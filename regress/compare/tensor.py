@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regress.compare.affected import Affected, beyond
+from regress.compare.distances import QUANTITIES, policy_distances
 from regress.compare.metrics import Measures, Row, largest, measure, nonfinite, ratio, scaled_residual
 from regress.compare.tolerance import Tolerance
 from regress.compare.ulps import ulps_apart
@@ -162,6 +163,7 @@ def _figures(case: _Case, inside: _Inside, found: Measures, scale: float) -> dic
         "residual": residual,
         "quantiles": found.quantiles,
         "worst_row": None if row is None else _worst_row(case, inside, row),
+        "distances": policy_distances(inside.actual, inside.golden) if case.quantity in QUANTITIES else None,
     }
 
 

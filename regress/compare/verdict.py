@@ -94,6 +94,7 @@ class Verdict:
         quantiles: ``p50``, ``p90``, ``p99``, ``p999`` of the error, by octave: true values lie at most a factor of two
             below.
         worst_row: where the last dimension makes rows, and something differs.
+        distances: of log-probs, how far the two policies are apart, see `regress.compare.distances`.
         over, count: elements beyond the tolerance, and compared elements.
         tolerance: the bound that was applied, on ``max_error``.
         basis, reason: of the tolerance.
@@ -125,6 +126,7 @@ class Verdict:
     residual: float | None = None
     quantiles: Mapping[str, float] = field(default_factory=dict)
     worst_row: WorstRow | None = None
+    distances: Mapping[str, float] | None = None
     affected: Affected | None = None
 
     @property
