@@ -10,7 +10,14 @@ from regress.compare.listing import Listed, has_rows_of_loss_tokens
 from regress.compare.match import Matching
 from regress.compare.options import Options, Planned
 from regress.compare.presence import Stage
-from regress.compare.quantities import MASKS, UPDATE_STAGES, Kind, quantity_named, source_of
+from regress.compare.quantities import (
+    MASKS,
+    STEP_STAGES,
+    UPDATE_STAGES,
+    Kind,
+    quantity_named,
+    source_of,
+)
 from regress.compare.shares import Group, ShareUnit
 from regress.compare.sides import Side
 from regress.compare.units import Unit
@@ -70,6 +77,11 @@ class Update:
                     f"{stage}: datums hold the sampler's log-probs, the trainer's own were not compared"
                 )
                 continue
+            if stage in STEP_STAGES and not (golden and actual) and self._repeated(stage):
+                planned.notes.append(
+                    f"{stage} is in one dump only; those of the loss (is_loss_debug) were compared"
+                )
+                continue
             if any(record.meta.get("unplaced") for record in (*golden, *actual)) and stage != "loss":
                 why = "nothing tells whose rows they are"
                 planned.problems.append(f"{self.place}: {stage} cannot be compared: {why}")
@@ -83,6 +95,13 @@ class Update:
             if stage != "loss":
                 planned.units += self._tokens(stage, golden, actual)
             planned.units += self._shares(stage, golden, actual, planned)
+
+    def _repeated(self, stage: str) -> bool:
+        """Whether both sides have the values of a stage beside those of the loss."""
+        return all(
+            any(record.key.stage == "is_loss_debug" and stage in record.tensors for record in side)
+            for side in (self.golden, self.actual)
+        )
 
     def _stage(
         self, name: str, golden: Sequence[Listed], actual: Sequence[Listed], notes: list[str]

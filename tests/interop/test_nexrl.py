@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from regress.compare.options import Options
+from regress.compare.selection import Selection
 from regress.compare.session import Comparison, compare_dumps
 from regress.compare.verdict import Status
+from regress.dump.recorder import Recorder
+from regress.dump.taps import at, recording, tap, tap_trajectories
+from regress.dump.trajectory import Trajectory
+from regress.layout import BatchPlan, offsets_of, plan_microbatches
 
 Setup = Callable[..., Any]
 
@@ -212,3 +219,52 @@ def test_a_missing_rank_file_is_a_failure(nexrl: Setup) -> None:
     found = compared(golden, actual)
     assert found.exit_code == 1
     assert any(v.name == "forward_data" and "produced by no microbatch" in v.detail for v in found.failed)
+
+
+@pytest.mark.parametrize("old", [False, True], ids=["since 5bd3f78", "before"])
+def test_a_dump_of_our_own_against_one_of_nexrl(
+    nexrl: Setup, sampled: Setup, tmp_path: Path, old: bool
+) -> None:
+    samples = sampled()
+    own = own_dump(tmp_path / "own", samples)
+    actual = nexrl("actual", old=old, ranks=4).self_hosted()
+    only = Options(only=Selection("log_probs"))
+    found = compare_dumps(str(own), str(actual.folder), only)
+    assert (found.failed, found.problems, found.exit_code) == ([], [], 0)
+    samples[3].values["log_probs"][samples[3].prompt] += 1e-4
+    changed = nexrl("changed", samples, old=old, ranks=4).self_hosted()
+    wrong = compare_dumps(str(own), str(changed.folder), only)
+    assert wrong.exit_code == 1
+    assert wrong.failed[0].worst is not None
+    assert wrong.failed[0].worst.where.startswith(f"sample {samples[3].group}/{samples[3].run}, position")
+
+
+def own_dump(folder: Path, samples: Any) -> Path:
+    """The same computation as our own recorder writes it: packed, in another order."""
+    order = samples[::-1]
+    lengths = [len(sample.tokens) for sample in order]
+    (layout,) = plan_microbatches(lengths, BatchPlan("packed"))
+    offsets = offsets_of(lengths)
+
+    def flat(values: Any) -> Any:
+        return layout.scatter(np.concatenate([values(sample) for sample in order]), offsets)
+
+    tensors = {
+        "log_probs": flat(lambda s: np.where(s.mask, s.values["log_probs"], 0).astype(np.float32)),
+        "entropy": flat(lambda s: np.where(s.mask, s.values["entropy"], 0).astype(np.float32)),
+        "response_mask": flat(lambda s: s.mask),
+        "input_ids": flat(lambda s: np.array(s.tokens)),
+    }
+    meta = {"samples": [(sample.group, sample.run) for sample in order]}
+    recorder = Recorder(folder, options={"forward_data": True, "trajectory": True})
+    with recording(recorder), at(step=0):
+        tap_trajectories([_trajectory(sample) for sample in samples])
+        with at(rank=0, micro=0):
+            tap("forward_data", tensors, layout=layout, meta=meta)
+    return folder
+
+
+def _trajectory(sample: Any) -> Trajectory:
+    return Trajectory(
+        sample.group, sample.run, sample.tokens, sample.mask.tolist(), sample.reward, sample.prompt
+    )
