@@ -11,7 +11,7 @@ from rich.console import Console
 from regress import __version__
 from regress.errors import DumpError, RegressError
 from regress.golden.commands import golden
-from regress.replay.commands import calibrate, record
+from regress.replay.commands import calibrate, record, study
 from regress.replay.replay_commands import replay, variants
 from regress.report.compare_commands import compare
 
@@ -186,6 +186,7 @@ def diff(ctx: click.Context, first: str, second: str) -> None:
 golden.add_command(record)
 main.add_command(golden)
 main.add_command(calibrate)
+main.add_command(study)
 main.add_command(replay)
 main.add_command(variants)
 main.add_command(compare)

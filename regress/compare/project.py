@@ -210,8 +210,12 @@ class Projection:
     def _share_scale(self, weights: NDArray[np.float64], terms: NDArray[np.float64]) -> float:
         """Sum of the weights, each times the largest term of the update: the terms' own scale, summed.
 
-        Not the sum of the absolute terms at hand: a divergence near 0 is a difference of larger numbers, so few of
-        them have no relative accuracy either.
+        Not the sum of the absolute terms at hand, ``sum |weight * term|``: a divergence near 0 is a difference of
+        larger numbers, so it has no relative accuracy either. Measured on shares of the golden case `dense`, in
+        spacings of float32 (bfloat16) over each of the two scales: healthy variants differ by at most 1.7 (1.2) of this
+        one, and by 88 (88) of the sum of absolute terms; weights moved by one ulp change them by 3.9 (2.9), and by 540
+        (127).
+        Where no term is such a difference, as in ``pg_loss``, the two scales differ by a factor of 2 to 5.
         """
         return math.fsum(np.abs(weights).tolist()) * largest(terms[self.loss_mask])
 

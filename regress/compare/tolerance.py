@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from typing import Any
 
 
@@ -20,6 +21,8 @@ class Tolerance:
         bitwise: equal bytes are asked for; ``relative`` and ``absolute`` are then 0.
         basis: what was measured, plain JSON, such as ``{"perturbation": 2.1e-6, "kappa": 4}``.
         reason: one sentence for the reader of a failure.
+        tensors: of a quantity with many tensors, those that have a tolerance of their own, by patterns of their names;
+            the first that matches counts.
     """
 
     relative: float
@@ -27,11 +30,20 @@ class Tolerance:
     bitwise: bool = False
     basis: Mapping[str, Any] = field(default_factory=dict)
     reason: str = ""
+    tensors: Mapping[str, Tolerance] = field(default_factory=dict)
+
+    def of(self, name: str) -> Tolerance:
+        """The tolerance of one tensor of the quantity."""
+        found = (own for pattern, own in self.tensors.items() if fnmatchcase(name, pattern))
+        return next(found, self)
 
     def scaled(self, factor: float) -> Tolerance:
         """This tolerance times ``factor``; exact ones stay exact."""
-        return Tolerance(
-            self.relative * factor, self.absolute * factor, self.bitwise, self.basis, self.reason
+        return replace(
+            self,
+            relative=self.relative * factor,
+            absolute=self.absolute * factor,
+            tensors={name: own.scaled(factor) for name, own in self.tensors.items()},
         )
 
 

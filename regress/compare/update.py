@@ -227,7 +227,7 @@ class _Update:
         yield judge_tensor(
             actual,
             whole.values,
-            tolerance,
+            tolerance.of(source.name),
             quantity=source.quantity,
             name=source.label,
             place=place,

@@ -30,11 +30,13 @@ class Fault:
 
     Attributes:
         variant: under which it can show.
+        small: whether it is of the size that a tolerance may be too wide for, and shows in every kind of model.
     """
 
     code: Callable[[Patch], None] | None = None
     run: Prepare | None = None
     variant: str = "mbs4"
+    small: bool = False
 
     @property
     def inject(self) -> Callable[[Any], None]:

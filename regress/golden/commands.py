@@ -268,11 +268,13 @@ def review(ctx: click.Context, cases: tuple[str, ...], golden_dir: Path | None, 
 
     Exit codes: 0 nothing is pending, 1 something is.
     """
+    from dataclasses import asdict
+
     from regress.golden.review import reviews
 
     found = reviews(open_store(golden_dir), cases)
     if as_json:
-        _print_json([vars(item) | {"changes": [vars(change) for change in item.changes]} for item in found])
+        _print_json([asdict(item) for item in found])
     else:
         for item in found:
             item.echo()

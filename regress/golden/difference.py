@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from regress.dump.arrays import Array
 from regress.golden import truth as truths
 from regress.golden.manifest import Manifest
 from regress.golden.names import where_order
+from regress.golden.tolerance import ToleranceEntry
 
 
 @dataclass(frozen=True)
@@ -48,11 +49,31 @@ class Change:
 
 
 @dataclass(frozen=True)
+class ToleranceChange:
+    """A tolerance that came, went, or is another.
+
+    Attributes:
+        tensor: pattern of the tensors that it is for; empty for all others of the quantity.
+        old, new: the bounds in words; `none` where there was or will be none.
+        factor: how many times wider the new bound is; None where they are not of one kind.
+        reason: of the new one.
+    """
+
+    quantity: str
+    tensor: str
+    precision: str
+    old: str
+    new: str
+    factor: float | None
+    reason: str
+
+
+@dataclass(frozen=True)
 class Difference:
-    """All that differs: quantities in the order of updates, and a line for each tolerance and input."""
+    """All that differs: quantities in the order of updates, tolerances, and a line for each input."""
 
     changes: list[Change]
-    tolerances: list[str]
+    tolerances: list[ToleranceChange]
     inputs: list[str]
 
     def __bool__(self) -> bool:
@@ -123,18 +144,31 @@ def _kind(array: Array) -> str:
     return f"{array.dtype.name} {'x'.join(map(str, array.shape)) or 'scalar'}"
 
 
-def _tolerances(before: Manifest, after: Manifest) -> Iterator[str]:
+def _tolerances(before: Manifest, after: Manifest) -> Iterator[ToleranceChange]:
     for quantity in sorted({*before.tolerances, *after.tolerances}):
         ours, theirs = before.tolerances.get(quantity, {}), after.tolerances.get(quantity, {})
         for precision in sorted({*ours, *theirs}):
-            a, b = (
-                f"{row[precision].relative} + {row[precision].absolute} ({row[precision].reason})"
-                if precision in row
-                else "none"
-                for row in (ours, theirs)
-            )
-            if ours.get(precision) != theirs.get(precision):
-                yield f"tolerance of {quantity} at {precision}: {b}, was {a}"
+            old, new = _flat(ours.get(precision)), _flat(theirs.get(precision))
+            for tensor in dict.fromkeys([*old, *new]):
+                if old.get(tensor) != new.get(tensor):
+                    yield _tolerance_change(quantity, tensor, precision, old.get(tensor), new.get(tensor))
+
+
+def _flat(entry: ToleranceEntry | None) -> dict[str, ToleranceEntry]:
+    """An entry and those of its tensors, by pattern."""
+    return {} if entry is None else {"": replace(entry, tensors={}), **entry.tensors}
+
+
+def _tolerance_change(
+    quantity: str, tensor: str, precision: str, old: ToleranceEntry | None, new: ToleranceEntry | None
+) -> ToleranceChange:
+    factor = None
+    if old is not None and new is not None:
+        pairs = ((old.relative or 0.0, new.relative or 0.0), (old.absolute, new.absolute))
+        factors = {b / a for a, b in pairs if a and b}
+        factor = factors.pop() if len(factors) == 1 and all(bool(a) == bool(b) for a, b in pairs) else None
+    words = ("none" if entry is None else entry.bound for entry in (old, new))
+    return ToleranceChange(quantity, tensor, precision, *words, factor, "" if new is None else new.reason)
 
 
 def _inputs(before: Manifest, after: Manifest) -> Iterator[str]:

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 import click
 
 from regress.errors import GoldenError
-from regress.golden.difference import Change
+from regress.golden.difference import Change, ToleranceChange
 from regress.golden.names import CHECKS, PENDING
 from regress.golden.pending import pending_names, pending_of
 from regress.golden.pending_checks import check_change, label_of, pending_checks
 from regress.golden.store import GoldenStore
-from regress.golden.tables import Row, change_row, echo_table
+from regress.golden.tables import Row, change_row, echo_table, tolerance_change_row
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,8 @@ class Review:
     Attributes:
         case: its name, or `checks`.
         notes: what the proposer said.
-        changes, others: quantities that would change; a line for each tolerance and input.
+        changes, tolerances: what would change.
+        others: a line for each input that would.
         problem: why it cannot be accepted, or None.
         labels: test and name of each stored check, by its file.
     """
@@ -31,7 +32,8 @@ class Review:
     case: str
     notes: Sequence[str] = ()
     changes: Sequence[Change] = ()
-    others: Sequence[str] = field(default_factory=tuple)
+    tolerances: Sequence[ToleranceChange] = ()
+    others: Sequence[str] = ()
     problem: str | None = None
     labels: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
@@ -41,6 +43,7 @@ class Review:
         for note in self.notes:
             click.echo(f"  {note}")
         echo_table([self._row(change) for change in self.changes])
+        echo_table([tolerance_change_row(change) for change in self.tolerances])
         for line in self.others:
             click.echo(line)
         if self.problem is not None:
@@ -82,7 +85,7 @@ def _case(store: GoldenStore, name: str) -> Review:
         difference = pending.difference()
     except GoldenError as error:
         return Review(name, pending.notes, problem=str(error))
-    return Review(name, pending.notes, difference.changes, (*difference.tolerances, *difference.inputs))
+    return Review(name, pending.notes, difference.changes, difference.tolerances, difference.inputs)
 
 
 def _checks(store: GoldenStore) -> Iterator[Review]:

@@ -14,7 +14,7 @@ from rich.text import Text
 from regress.errors import GoldenError
 from regress.golden.case import GoldenCase
 from regress.golden.checks import read_check, stored_checks
-from regress.golden.difference import Change, Difference
+from regress.golden.difference import Change, Difference, ToleranceChange
 from regress.golden.entries import TensorEntry
 from regress.golden.pending import pending_names
 from regress.golden.pending_checks import matches
@@ -129,18 +129,20 @@ def tensor_rows(case: GoldenCase, quantity: str) -> list[Row]:
 
 
 def tolerance_rows(case: GoldenCase) -> list[Row]:
-    """One row for each tolerance."""
+    """One row for each tolerance, those of single tensors behind that of their quantity."""
     tolerances = {} if case.manifest is None else case.manifest.tolerances
     return [
         {
             "quantity": quantity,
+            "tensor": pattern,
             "precision": precision,
-            "relative": entry.relative,
-            "absolute": entry.absolute,
-            "reason": entry.reason,
+            "relative": own.relative,
+            "absolute": own.absolute,
+            "reason": own.reason,
         }
         for quantity, row in sorted(tolerances.items())
         for precision, entry in sorted(row.items())
+        for pattern, own in ((None, entry), *entry.tensors.items())
     ]
 
 
@@ -186,8 +188,22 @@ def change_row(change: Change) -> Row:
     }
 
 
+def tolerance_change_row(change: ToleranceChange) -> Row:
+    """A changed tolerance in one line."""
+    return {
+        "tolerance": change.quantity,
+        "tensor": change.tensor or None,
+        "precision": change.precision,
+        "old": change.old,
+        "new": change.new,
+        "times": change.factor,
+        "reason": change.reason or None,
+    }
+
+
 def echo_difference(found: Difference) -> None:
-    """Print what differs: a table of the quantities, a line for everything else."""
+    """Print what differs: a table of the quantities, one of the tolerances, a line for each input."""
     echo_table([change_row(change) for change in found.changes])
-    for line in (*found.tolerances, *found.inputs):
+    echo_table([tolerance_change_row(change) for change in found.tolerances])
+    for line in found.inputs:
         click.echo(line)

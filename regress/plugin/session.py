@@ -48,8 +48,9 @@ class ReplaySession:
         return None if self._own is None else self._own.path / REPLAYS
 
     def suite(self) -> Suite:
-        """The cases and variants, opened when a test first asks for them; raises `ConfigError` for bad variants."""
+        """The cases and variants, opened when a test first asks for them; raises `ConfigError` for bad ones."""
         if SUITE not in self._config.stash:
+            from regress.compare.overrides import read_overrides
             from regress.replay.table import project_variants
 
             added = self._config.hook.pytest_regress_variants(config=self._config)
@@ -58,7 +59,8 @@ class ReplaySession:
                     f"pytest_regress_variants gave {added!r}; give a list of regress.replay.variants.Variant"
                 )
             variants = project_variants(self._config.rootpath, [row for rows in added for row in rows])
-            self._config.stash[SUITE] = Suite(self._config.stash[SETTINGS], self.shared, variants)
+            overrides = read_overrides(self._config.rootpath)
+            self._config.stash[SUITE] = Suite(self._config.stash[SETTINGS], self.shared, variants, overrides)
         return self._config.stash[SUITE]
 
     @pytest.hookimpl(optionalhook=True)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from regress.errors import ConfigError, RegressError
 
 if TYPE_CHECKING:
+    from regress.compare.overrides import Overrides
     from regress.dump.reader import DumpReader
     from regress.golden.case import GoldenCase
     from regress.plugin.settings import Settings
@@ -41,12 +42,14 @@ class Suite:
         settings: the options of this session.
         shared: directory that all processes of the session see.
         variants: the table, with the project's rows.
+        overrides: tolerances that the project sets by hand.
         selection: of a case, the updates and quantities that the tests of this session are about; see `Staging`.
     """
 
     settings: Settings
     shared: Path
     variants: dict[str, Variant]
+    overrides: Overrides
     selection: dict[str, Selection] = field(default_factory=dict)
 
     @cached_property
@@ -98,6 +101,7 @@ class Suite:
             self.shared / REPLAYS,
             self.variants,
             scale=self.settings.tolerance_scale,
+            overrides=self.overrides,
             keep=self.settings.keep_dumps,
             tokens=self.settings.report is not None,
             golden=self._golden,
@@ -116,6 +120,7 @@ class Suite:
             everything=update.all,
             selection=self.selection.__getitem__,
             scale=self.settings.tolerance_scale,
+            overrides=self.overrides,
         )
 
     def _golden(self, case: GoldenCase) -> GoldenCase:
@@ -151,11 +156,13 @@ class Suite:
             named: of the name of a replay, whether its tests are asked for; planning one that is not takes time.
 
         Raises:
-            ConfigError: if a pattern finds nothing, or none of the variants is replayed on any of the cases.
+            ConfigError: if a pattern finds nothing, or none of the variants is replayed on any of the cases, or a
+                tolerance is set for what nobody recorded.
         """
         from regress.replay.matrix import items, replays
         from regress.replay.variants import TIERS, Extent, select
 
+        self.overrides.check(self.cases)
         extent = Extent(self.settings.matrix)
         known = sorted({broken.case for broken in self.broken if broken.case} | {c.name for c in self.cases})
         chosen = select(known, cases) if known else []

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from regress.compare.overrides import Overrides
 from regress.dump.files import remove_tree, write_atomically
 from regress.dump.location import Location
 from regress.dump.manifest import MANIFEST
@@ -38,7 +39,8 @@ class ReplayCache:
 
     Attributes:
         variants: the table in which twins are looked up.
-        scale: factor on measured tolerances.
+        scale: factor on tolerances.
+        overrides: tolerances that the project sets by hand.
         dumps: where the replays dump, if not below `root`.
         tokens: whether what was computed at the tokens is kept for a report; see `regress.replay.token_tables`.
         keep: where a copy of each dump stays, below the name of its replay; None: dumps are removed.
@@ -50,6 +52,7 @@ class ReplayCache:
     root: Path
     variants: Mapping[str, Variant]
     scale: float = 1.0
+    overrides: Overrides = field(default_factory=Overrides)
     dumps: Location | None = None
     keep: Path | None = None
     tokens: bool = False
@@ -95,7 +98,7 @@ class ReplayCache:
         scene = scene_of(replay, dump.manifest.provenance.config)
         if twin is not None:
             return ReplayOutcome.of(judge_twin(replay.case, dump, twin, replay.plan), tested, scene)
-        tolerance = stored_tolerances(replay.case, replay.precision, self.scale)
+        tolerance = stored_tolerances(replay.case, replay.precision, self.scale, self.overrides)
         golden = self.golden(replay.case)
         verdicts = judge_replay(golden, dump, replay.plan, replay.precision, tolerance=tolerance)
         outcome = ReplayOutcome.of(verdicts, tested, scene)

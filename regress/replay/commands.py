@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
+from regress.dump.files import write_atomically
 from regress.golden.commands import directory_option, open_store
 from regress.golden.names import MANIFEST
 from regress.report.numbers import plural
 
 if TYPE_CHECKING:
-    from regress.replay.calibrate import Floor
+    from regress.golden.store import GoldenStore
+    from regress.replay.record import Calibration
+    from regress.replay.study import Study
+
+
+_WIDTH = 160  # columns of a table where there is no terminal
 
 
 @click.command()
@@ -24,46 +30,134 @@ if TYPE_CHECKING:
 @click.option(
     "--seeds", type=click.IntRange(3), default=5, show_default=True, help="Perturbations of the weights."
 )
-def calibrate(case: str, golden_dir: Path | None, seeds: int) -> None:
+@click.option(
+    "--proof/--no-proof",
+    default=True,
+    show_default=True,
+    help="Replay held-out variants, which must pass, and known faults, which must not.",
+)
+@click.option(
+    "--report",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Write calibration.html (a plot) and calibration.json there.",
+)
+@click.option("--accept", is_flag=True, help="Put the tolerances in force at once, without a review.")
+def calibrate(
+    case: str, golden_dir: Path | None, seeds: int, proof: bool, report: Path | None, accept: bool
+) -> None:
     """Measure the tolerances of a golden case.
 
     \b
     regress calibrate dense
+    regress golden review dense                what would change, old and new
+    regress golden accept dense
 
-    They are written into the manifest of the case, each with what was measured and its reason.
+    They lie beside the case for review, each with what was measured and its reason.
 
     \b
     For each quantity and precision the noise floor is the largest of
       the response to weights that are moved by one unit in the last place,
       the error of the precision against float64,
       an eighth of the spacing of the dtype;
-    the tolerance is a small multiple of it.
+    the tolerance is a small multiple of it. Tensors that rounding moves by about
+    their own size are ill-conditioned; their bounds are absolute.
+
+    \b
+    The table shows beside each tolerance what it is worth on this case:
+      the widest healthy variant that it was not measured with,
+      the smallest known fault that begins in the quantity.
     """
     from regress.replay.calibrate import replays_of
+    from regress.replay.proof import rows_of, trials
     from regress.replay.record import measure
+    from regress.report.calibration import notes, table, write
 
-    console = Console()
+    store, console = open_store(golden_dir), Console()
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
-        task = bars.add_task(f"calibrating {case}", total=replays_of(seeds))
-        floors = measure(open_store(golden_dir), case, seeds=seeds, advance=lambda: bars.advance(task))
-    console.print(_table(case, floors))
+        task = bars.add_task(f"calibrating {case}", total=replays_of(seeds) + (trials() if proof else 0))
+        found = measure(store, case, seeds=seeds, proof=proof, advance=lambda: bars.advance(task))
+    rows = rows_of(found.floors, found.proof)
+    wide = console if console.is_terminal else Console(width=max(console.width, _WIDTH))
+    wide.print(table(case, rows))
+    for line in [*notes(rows), *([] if found.proof is None else found.proof.alarms)]:
+        click.echo(line)
+    for path in write(report, case, rows) if report is not None else ():
+        click.echo(f"written: {path}")
+    _keep(store, found, accept)
 
 
-def _table(case: str, floors: list[Floor]) -> Table:
-    table = Table(title=f"{case}: noise floors and tolerances, relative to the largest golden value")
-    for column in ("quantity", "precision", "one ulp in the weights", "error against float64", "tolerance"):
-        table.add_column(column)
-    for floor in floors:
-        bound = "not judged" if floor.tolerance is None else f"{floor.tolerance:.1e}"
-        table.add_row(
-            floor.quantity,
-            str(floor.precision),
-            f"{floor.perturbation:.1e}",
-            f"{floor.dtype_error:.1e}",
-            bound,
-        )
-    return table
+def _keep(store: GoldenStore, found: Calibration, accept: bool) -> None:
+    """Write what was measured, and say where it is."""
+    from regress.replay.record import keep
+
+    name = found.case.name
+    if not keep(store, found, accept=accept):
+        click.echo(f"{name}: the tolerances are those that are recorded")
+    elif accept:
+        click.echo(f"written: {found.case.folder / MANIFEST}")
+    else:
+        click.echo(f"{name}: the tolerances are pending")
+        click.echo(f"look: regress golden review {name}")
+        click.echo(f"accept: regress golden accept {name} 'tolerances/*'")
+
+
+@click.command()
+@click.argument("case")
+@directory_option
+@click.option(
+    "--draws", type=click.IntRange(1), default=10, show_default=True, help="Other seeds of the case."
+)
+@click.option("--faults/--no-faults", default=True, show_default=True, help="Try faults, too.")
+@click.option("--report", type=click.Path(path_type=Path), metavar="DIR", help="Write study-CASE.json there.")
+@click.pass_context
+def study(
+    ctx: click.Context, case: str, golden_dir: Path | None, draws: int, faults: bool, report: Path | None
+) -> None:
+    """Try the tolerances of a case where they were not measured.
+
+    \b
+    regress study dense                        ten draws: some hundred replays each
+    regress study dense --draws 2 --no-faults
+
+    A draw is the case with another seed, made by its recipe, recorded and calibrated in a temporary folder. In it every
+    healthy variant that was held out must pass in every precision, and every fault that changes anything beyond
+    rounding must fail in float32. Nothing is written into the golden directory.
+
+    Exit codes: 0 no false alarm and nothing missed, 1 a false alarm or a fault that passed.
+    """
+    from regress.replay.study import replays_of_draw
+    from regress.replay.study import study as run
+    from regress.report.study import faults_table, headroom_table
+
+    console = Console()
+    opened = open_store(golden_dir).case(case)
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+        task = bars.add_task(f"drawing {case}", total=draws * replays_of_draw(faults))
+        found = run(opened, draws, faults=faults, advance=lambda: bars.advance(task))
+    wide = console if console.is_terminal else Console(width=max(console.width, _WIDTH))
+    click.echo("largest multiple of the tolerance in healthy replays:")
+    wide.print(headroom_table(found.healthy))
+    if faults:
+        click.echo("faults, in multiples of the tolerance in float32:")
+        wide.print(faults_table(found.faulty))
+    for line in (*found.alarms, *found.misses):
+        click.echo(line)
+    if report is not None:
+        click.echo(f"written: {_written(report, found)}")
+    click.echo(found.summary)
+    ctx.exit(int(bool(found.alarms or found.misses)))
+
+
+def _written(folder: Path, found: Study) -> Path:
+    from regress.replay.study import to_json
+
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"study-{found.case}.json"
+    write_atomically(path, [(json.dumps(to_json(found), indent=1, allow_nan=False) + "\n").encode()])
+    return path
 
 
 @click.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -14,10 +15,14 @@ from regress.errors import GoldenError, RegressError
 from regress.golden.case import GoldenCase
 from regress.golden.commit import commit
 from regress.golden.names import input_files
+from regress.golden.pending import propose
+from regress.golden.proposal import Pending
 from regress.golden.provenance import collect
 from regress.golden.store import GoldenStore
 from regress.golden.tolerance import ToleranceEntry
-from regress.replay.calibrate import Floor, calibrate
+from regress.replay.calibrate import calibrate
+from regress.replay.floors import Floor
+from regress.replay.proof import Proof, prove
 from regress.replay.recipe import has_inputs, make_inputs, remove_inputs
 from regress.replay.truth import compute_truth, require_case_signal
 
@@ -56,18 +61,54 @@ def record(store: GoldenStore, name: str, *, inputs: bool = False) -> list[Path]
     return commit(case.folder, truth=truth, inputs=changed, provenance=provenance_of(case), replace=True)
 
 
+@dataclass(frozen=True)
+class Calibration:
+    """What was measured of a case; ``proof`` is None where it was not asked for."""
+
+    case: GoldenCase
+    floors: list[Floor]
+    proof: Proof | None = None
+
+    @property
+    def entries(self) -> dict[str, dict[str, ToleranceEntry]]:
+        """The tolerances as the manifest keeps them."""
+        found: dict[str, dict[str, ToleranceEntry]] = {}
+        for floor in self.floors:
+            found.setdefault(floor.quantity, {})[str(floor.precision)] = floor.entry
+        return found
+
+
 def measure(
-    store: GoldenStore, name: str, *, seeds: int, advance: Callable[[], None] = lambda: None
-) -> list[Floor]:
-    """Measure the tolerances of a recorded case and write them into its manifest."""
+    store: GoldenStore,
+    name: str,
+    *,
+    seeds: int,
+    proof: bool = False,
+    advance: Callable[[], None] = lambda: None,
+) -> Calibration:
+    """Measure the tolerances of a recorded case; nothing is written.
+
+    Args:
+        proof: replay held-out variants and the corpus of faults, too.
+        advance: called after each replay.
+    """
     case = store.case(name)
-    with TemporaryDirectory(prefix="regress-calibrate-") as workspace:
-        floors = calibrate(case, Path(workspace), seeds=seeds, advance=advance)
-    entries: dict[str, dict[str, ToleranceEntry]] = {}
-    for floor in floors:
-        entries.setdefault(floor.quantity, {})[str(floor.precision)] = floor.entry
-    commit(case.folder, tolerances=entries, provenance=provenance_of(case))
-    return floors
+    with TemporaryDirectory(prefix="regress-calibrate-") as folder:
+        workspace = Path(folder)
+        floors = calibrate(case, workspace, seeds=seeds, advance=advance)
+        return Calibration(case, floors, prove(case, floors, workspace, advance) if proof else None)
+
+
+def keep(store: GoldenStore, found: Calibration, *, accept: bool) -> list[Path] | Pending | None:
+    """Write the tolerances into the manifest (the files written), or leave them for review (the pending update).
+
+    Returns:
+        Nothing, an empty list or None, where they are those that are recorded.
+    """
+    case, provenance = found.case, provenance_of(found.case)
+    if accept:
+        return commit(case.folder, tolerances=found.entries, provenance=provenance)
+    return propose(store, case.name, tolerances=found.entries, provenance=provenance)
 
 
 def provenance_of(case: GoldenCase) -> dict[str, Json]:

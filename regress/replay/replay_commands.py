@@ -19,6 +19,7 @@ from regress.replay.variants import TIERS, Extent, Precision, Variant
 from regress.report.numbers import plural
 
 if TYPE_CHECKING:
+    from regress.compare.overrides import Overrides
     from regress.replay.matrix import Replay
     from regress.replay.session import Machine, Results
 
@@ -136,12 +137,14 @@ def replay(
     Exit codes: 0 all within tolerance, 1 something is not, 2 something could not be run.
     """
     from regress.dump.location import local_path, location
-    from regress.replay.session import Machine, chosen_replays, variant_table
+    from regress.replay.session import Machine, chosen_replays, project_overrides, variant_table
 
     launch = _launch(launcher, nnodes, node_rank, rdzv_endpoint, work, timeout)
     table = variant_table()
     extent = matrix or (Extent.FULL if cases and variants != EVERYTHING else Extent.DEFAULT)
-    chosen = chosen_replays(open_store(golden_dir), cases, variants, tier, table, extent)
+    store = open_store(golden_dir)
+    chosen = chosen_replays(store, cases, variants, tier, table, extent)
+    overrides = project_overrides(store)
     console = Console()
     if listing:
         console.print(_listed(chosen))
@@ -153,7 +156,7 @@ def replay(
         for one in chosen:
             machine.attend(one)
         return
-    results = _run(chosen, table, machine, console)
+    results = _run(chosen, table, overrides, machine, console)
     _tell(results, report, console)
     ctx.exit(results.exit_code)
 
@@ -176,7 +179,13 @@ def _launch(
     return launch
 
 
-def _run(chosen: list[Replay], table: dict[str, Variant], machine: Machine, console: Console) -> Results:
+def _run(
+    chosen: list[Replay],
+    table: dict[str, Variant],
+    overrides: Overrides,
+    machine: Machine,
+    console: Console,
+) -> Results:
     from regress.replay.session import Results
     from regress.replay.token_tables import chosen_tables
 
@@ -184,7 +193,7 @@ def _run(chosen: list[Replay], table: dict[str, Variant], machine: Machine, cons
     columns = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}")
     with (
         Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars,
-        machine.cache(table) as cache,
+        machine.cache(table, overrides) as cache,
     ):
         task = bars.add_task("", total=len(chosen))
         for one in chosen:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from regress.compare.diagnosis import Diagnosis
 from regress.compare.divergence import Divergence
+from regress.compare.overrides import Overrides, read_overrides
 from regress.dump.files import remove_tree
 from regress.dump.location import Location
 from regress.errors import ConfigError, GoldenError
@@ -89,6 +90,18 @@ def variant_table() -> dict[str, Variant]:
     return project_variants(Path() if root is None else root)
 
 
+def project_overrides(store: GoldenStore) -> Overrides:
+    """The tolerances that the project around the current directory sets by hand.
+
+    Raises:
+        ConfigError: for a row that is about nothing in the golden directory.
+    """
+    found = read_overrides(project_root())
+    if found.rows:
+        found.check([store.case(name) for name in store.names()])
+    return found
+
+
 def chosen_replays(
     store: GoldenStore,
     cases: Sequence[str],
@@ -160,14 +173,20 @@ class Machine:
     tokens: bool = False
 
     @contextmanager
-    def cache(self, table: dict[str, Variant]) -> Iterator[ReplayCache]:
+    def cache(self, table: dict[str, Variant], overrides: Overrides) -> Iterator[ReplayCache]:
         """What runs and judges replays; its folder and its ranks are gone afterwards."""
         from regress.replay.pool import close_shared_pool
 
         with self._work() as (folder, dumps):
             try:
                 yield ReplayCache(
-                    folder, table, dumps=dumps, keep=self.keep, tokens=self.tokens, run=self._run
+                    folder,
+                    table,
+                    overrides=overrides,
+                    dumps=dumps,
+                    keep=self.keep,
+                    tokens=self.tokens,
+                    run=self._run,
                 )
             finally:
                 close_shared_pool()

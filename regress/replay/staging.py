@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from regress.compare.overrides import Overrides
 from regress.compare.verdict import Status
 from regress.dump.files import write_atomically
 from regress.golden.case import GoldenCase
@@ -46,13 +47,21 @@ class Staging:
         everything: replace whatever differs in a bit, not only what drifted.
         selection: of a case's name, what the session's tests ask for.
         scale: factor on the tolerances.
+        overrides: tolerances that the project sets by hand.
     """
 
     def __init__(
-        self, root: Path, *, everything: bool, selection: Callable[[str], Selection], scale: float
+        self,
+        root: Path,
+        *,
+        everything: bool,
+        selection: Callable[[str], Selection],
+        scale: float,
+        overrides: Overrides | None = None,
     ) -> None:
         self.root = root
         self._scale = scale
+        self._overrides = overrides
         self._everything = everything
         self._selection = selection
         self._known: dict[str, Staged] = {}
@@ -78,6 +87,7 @@ class Staging:
                 self.root / f".{case.name}",
                 everything=self._everything,
                 scale=self._scale,
+                overrides=self._overrides,
                 selected=lambda where, quantity: _selected(case, wanted, where, quantity),
             )
             _copy(case.folder, self.root / case.name)

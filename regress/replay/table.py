@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from regress.errors import ConfigError
+from regress.golden.project import project_section
 from regress.replay.layouts import LAYOUTS
 from regress.replay.variants import VARIANTS, Variant, parse_variants
 
@@ -22,9 +22,7 @@ def project_variants(root: Path, added: Iterable[Variant] = ()) -> dict[str, Var
         ConfigError: naming the row and what is wrong with it.
     """
     table = {**VARIANTS, **LAYOUTS}
-    path = root / "pyproject.toml"
-    if path.is_file():
-        table |= parse_variants(_rows(path), f"{path}: [tool.regress.variants]")
+    table |= parse_variants(_rows(root), f"{root / 'pyproject.toml'}: [tool.regress.variants]")
     table |= _added(added)
     for variant in table.values():
         _check_twin(variant, table)
@@ -47,22 +45,13 @@ def _added(variants: Iterable[Variant]) -> dict[str, Variant]:
     return table
 
 
-def _rows(path: Path) -> Mapping[str, Any]:
-    try:
-        tree = tomllib.loads(path.read_text())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is no valid TOML ({error}); correct it") from None
-    section = tree.get("tool", {}).get("regress", {})
-    if not isinstance(section, Mapping) or (unknown := section.keys() - {"variants"}):
-        named = ", ".join(sorted(unknown)) if isinstance(section, Mapping) else repr(section)
+def _rows(root: Path) -> Mapping[str, Any]:
+    rows = project_section(root, "variants")
+    if rows is not None and not isinstance(rows, Mapping):
         raise ConfigError(
-            f"{path}: [tool.regress] holds {named}, which nothing reads; its only key is variants, options of pytest "
-            "stand in [tool.pytest.ini_options]"
+            f"{root / 'pyproject.toml'}: tool.regress.variants must be tables, one a variant; correct {rows!r}"
         )
-    rows = section.get("variants", {})
-    if not isinstance(rows, Mapping):
-        raise ConfigError(f"{path}: tool.regress.variants must be tables, one a variant; correct {rows!r}")
-    return rows
+    return rows or {}
 
 
 def _check_twin(variant: Variant, table: Mapping[str, Variant]) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from regress.compare.overrides import Overrides
 from regress.compare.project import Projection
 from regress.compare.quantities import Kind, quantity_named
 from regress.compare.tensor import judge_tensor
@@ -66,6 +67,7 @@ def propose(
     everything: bool = False,
     selected: Selected = lambda *_: True,
     scale: float = 1.0,
+    overrides: Overrides | None = None,
 ) -> Proposal:
     """Recompute the golden values of a case.
 
@@ -73,6 +75,7 @@ def propose(
         everything: replace whatever differs in a bit, not only what drifted beyond its tolerance.
         selected: which quantities may change; the others keep their old values.
         scale: factor on the tolerances.
+        overrides: tolerances that the project sets by hand.
 
     Raises:
         RegressError: if the values are not finite, differ between two runs, or carry too little signal.
@@ -83,7 +86,7 @@ def propose(
     old: Truth = {where: dict(case.truth(where)) for where in case.wheres()}
     frames = {update.where: update.frame for update in Replay(case, BASE, Precision.FLOAT64).plan}
     proposal = Proposal(truth={})
-    bound = stored_tolerances(case, Precision.FLOAT64, scale)
+    bound = stored_tolerances(case, Precision.FLOAT64, scale, overrides)
     for where in dict.fromkeys([*new, *old]):
         for quantity in dict.fromkeys([*new.get(where, {}), *old.get(where, {})]):
             before, after = old.get(where, {}).get(quantity, {}), new.get(where, {}).get(quantity, {})
@@ -113,7 +116,7 @@ def _merge(
     for name in dict.fromkeys([*before, *after]):
         old, new = before.get(name), after.get(name)
         proposal.compared[quantity] = proposal.compared.get(quantity, 0) + 1
-        verdict = _judge(tolerance or EXACT, where, quantity, name, old, new, golden)
+        verdict = _judge((tolerance or EXACT).of(name), where, quantity, name, old, new, golden)
         replaced = not verdict.ok or (everything and not _same(old, new))
         if replaced:
             proposal.changes.append(_change(where, verdict))

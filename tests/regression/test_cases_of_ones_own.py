@@ -92,6 +92,35 @@ def test_a_quantity_without_a_tolerance_names_the_remedy(project: Path) -> None:
     assert "1 failed" in said
 
 
+HAND = """
+[[tool.regress.tolerances]]
+quantity = "entropy"
+precision = "float32"
+{bound}
+reason = "a kernel of our own"
+"""
+
+
+def test_a_tolerance_set_by_hand_is_used_and_told(project: Path) -> None:
+    shutil.copytree(GOLDEN / "dense", project / "golden" / "dense")
+    (project / "pyproject.toml").write_text(HAND.format(bound="absolute = 1e-30"))
+    said = run("-k", "dense/base-fp32 and step0 and micro0 and entropy and not entropy_loss")
+    assert "1 failed" in said
+    assert "tolerance  set by hand: a kernel of our own (override " in said
+    assert "[[tool.regress.tolerances]] row 1" in said
+    options = ["--tier", "precision", "--variants", "base"]
+    assert "all within tolerance" not in typed(1, "replay", "dense", *options)[-1]
+    (project / "pyproject.toml").write_text(HAND.format(bound="relative = 1e-3"))
+    assert "all within tolerance" in typed(0, "replay", "dense", *options)[-1]
+    (project / "pyproject.toml").write_text(HAND.format(bound='relative = 1\ntensor = "entropie"'))
+    (refusal,) = typed(2, "replay", "dense", *options)
+    assert (
+        "row 1: no tensor of entropy matches 'entropie' in dense; regress golden show CASE QUANTITY"
+        in refusal
+    )
+    assert "no tensor of entropy matches 'entropie'" in run()
+
+
 def test_mistakes_of_the_project_have_no_traceback(project: Path) -> None:
     (project / "golden").mkdir()
     (project / "pyproject.toml").write_text('[tool.regress.variants.wide]\nbecause = "x"\n')

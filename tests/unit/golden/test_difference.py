@@ -11,7 +11,7 @@ import pytest
 from regress.errors import GoldenError
 from regress.golden import GoldenCase, ToleranceEntry
 from regress.golden.commit import commit
-from regress.golden.difference import Side, change_of, compare
+from regress.golden.difference import Side, ToleranceChange, change_of, compare
 
 
 def change(old: Any, new: Any) -> Any:
@@ -72,7 +72,9 @@ def test_whole_cases(
         ("step_000001", "loss", "new"),
         ("step_000001", "optimizer", "removed"),
     ]
-    assert found.tolerances == ["tolerance of loss at float32: 1e-06 + 0.0 (measured), was none"]
+    assert found.tolerances == [
+        ToleranceChange("loss", "", "float32", "none", "1e-06 of the scale", None, "measured")
+    ]
     assert found.inputs == ["input model/config.json changed", "input reference/config.json was removed"]
     assert not compare(new, new)
     assert not compare(Side(None, []), Side(None, []))

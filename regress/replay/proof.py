@@ -1,0 +1,114 @@
+"""What tolerances are worth on their own case: healthy variants that must pass, and faults that must not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from regress.compare.overrides import Bounds
+from regress.compare.tolerance import EXACT, Tolerance
+from regress.faults.corpus import CORPUS
+from regress.golden.case import GoldenCase
+from regress.replay.floors import KAPPA, Floor
+from regress.replay.trial import HELD_OUT, Trial, run_trial
+from regress.replay.variants import Precision
+from regress.report.calibration import Row
+from regress.report.numbers import multiple
+
+
+@dataclass(frozen=True)
+class Proof:
+    """Trials in every precision.
+
+    Attributes:
+        healthy: of the variants that were held out.
+        faulty: of the corpus of faults.
+    """
+
+    healthy: Sequence[Trial]
+    faulty: Sequence[Trial]
+
+    def begins(self, fault: str) -> str | None:
+        """The quantity that a fault breaks first, in exact arithmetic; None where it changes nothing here."""
+        found = (t.first for t in self.faulty if (t.name, t.precision) == (fault, Precision.FLOAT64))
+        return next(found, None)
+
+    def smallest(self, quantity: str, precision: Precision) -> Trial | None:
+        """The fault that begins in a quantity and is the smallest there."""
+        found = [
+            trial
+            for trial in self.faulty
+            if trial.precision is precision and trial.problem is None and self.begins(trial.name) == quantity
+        ]
+        return min(found, key=lambda trial: trial.multiples.get(quantity, 0.0), default=None)
+
+    def widest(self, quantity: str, precision: Precision) -> Trial | None:
+        """The healthy variant that comes closest to failing in a quantity."""
+        found = [t for t in self.healthy if t.precision is precision and quantity in t.multiples]
+        return max(found, key=lambda trial: trial.multiples[quantity], default=None)
+
+    @property
+    def alarms(self) -> list[str]:
+        """A sentence for each healthy variant that fails, which calls for a look at the engine, or more seeds."""
+        failing = [trial for trial in self.healthy if trial.first is not None]
+        return [
+            f"{trial.name} in {trial.precision} is healthy, but fails: {trial.worst}, {multiple(trial.multiple)}"
+            for trial in failing
+        ]
+
+
+def trials() -> int:
+    """How many replays a proof takes."""
+    return len(KAPPA) * (len(HELD_OUT) + len(CORPUS))
+
+
+def prove(
+    case: GoldenCase, floors: Sequence[Floor], workspace: Path, advance: Callable[[], None] = lambda: None
+) -> Proof:
+    """Replay the held-out variants and the corpus of faults, judged by what was measured."""
+    healthy, faulty = [], []
+    for precision in KAPPA:
+        bounds = bounds_of(floors, precision)
+        for variant in HELD_OUT:
+            healthy.append(run_trial(case, variant, precision, workspace / "healthy", bounds))
+            advance()
+        for fault in CORPUS:
+            faulty.append(run_trial(case, fault.variant, precision, workspace / "faulty", bounds, fault))
+            advance()
+    return Proof(healthy, faulty)
+
+
+def bounds_of(floors: Iterable[Floor], precision: Precision, factor: float = 1.0) -> Bounds:
+    """The tolerance of each quantity as measured, times a factor."""
+    known = {f.quantity: f.tolerance.scaled(factor) for f in floors if f.precision is precision}
+
+    def of(quantity: str) -> Tolerance | None:
+        return known.get(quantity, EXACT)
+
+    return of
+
+
+def rows_of(floors: Iterable[Floor], proof: Proof | None) -> list[Row]:
+    """What a calibration shows: a row for each quantity and precision."""
+    return [_row(floor, proof) for floor in floors]
+
+
+def _row(floor: Floor, proof: Proof | None) -> Row:
+    widest = proof and proof.widest(floor.quantity, floor.precision)
+    smallest = proof and proof.smallest(floor.quantity, floor.precision)
+    entry = floor.entry
+    return Row(
+        quantity=floor.quantity,
+        precision=str(floor.precision),
+        floor=None if floor.shared is None else floor.floor,
+        source=floor.source,
+        tolerance=entry.relative or None,
+        ill={pattern: own.absolute for pattern, own in entry.tensors.items()}
+        or ({} if entry.relative else {"*": entry.absolute}),
+        spread=widest.relative[floor.quantity] if widest else None,
+        closest=widest.multiples[floor.quantity] if widest else None,
+        variant=widest.name if widest else None,
+        fault=smallest.name if smallest else None,
+        multiple=smallest.multiples.get(floor.quantity, 0.0) if smallest else None,
+    )

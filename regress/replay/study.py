@@ -1,0 +1,223 @@
+"""Do the tolerances of a case hold where nobody measured them? Other draws of it, held-out variants, and faults.
+
+A draw is the case with another seed: other weights, another warm optimizer state, other rollouts, made by its recipe.
+It is recorded and calibrated as the case itself would be; then every healthy variant must pass, and every fault that
+changes anything beyond rounding must fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import yaml
+
+from regress.errors import GoldenError, ReplayError
+from regress.faults.corpus import CORPUS
+from regress.golden.case import GoldenCase
+from regress.golden.names import CASE_FILE
+from regress.golden.store import GoldenStore
+from regress.replay.calibrate import calibrate, replays_of
+from regress.replay.floors import KAPPA
+from regress.replay.proof import bounds_of
+from regress.replay.record import record
+from regress.replay.trial import HELD_OUT, Trial, run_trial
+from regress.replay.variants import Precision
+from regress.report.numbers import plural
+from regress.report.study import Faulty, Healthy
+
+SEEDS = 3
+FAULTS = tuple(fault for fault in CORPUS if fault.small)
+REFUSED = 10
+"""Draws that may be refused for want of signal, before the study gives up."""
+
+
+@dataclass(frozen=True)
+class Exposure:
+    """A fault in one draw, in float32.
+
+    Attributes:
+        exercised: whether it changes any tensor by more than its noise floor, in exact arithmetic.
+    """
+
+    trial: Trial
+    exercised: bool
+
+    @property
+    def missed(self) -> bool:
+        """Whether it changes something and yet nothing fails."""
+        return self.exercised and self.trial.first is None and self.trial.problem is None
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One seed: the trials of healthy variants in all precisions, and of faults."""
+
+    seed: int
+    healthy: Sequence[Trial]
+    faults: Sequence[Exposure]
+
+
+@dataclass(frozen=True)
+class Study:
+    """All draws of a case; ``refused`` seeds have too little signal to be a case."""
+
+    case: str
+    draws: Sequence[Draw]
+    refused: Sequence[int] = ()
+
+    @property
+    def alarms(self) -> list[str]:
+        """A sentence for each healthy replay that fails or cannot be run."""
+        return [
+            f"seed {draw.seed}, {trial.name} in {trial.precision}: "
+            + (trial.problem or f"{trial.worst}, {trial.multiple:.3g} x tolerance")
+            for draw in self.draws
+            for trial in draw.healthy
+            if trial.problem is not None or trial.first is not None
+        ]
+
+    @property
+    def misses(self) -> list[str]:
+        """A sentence for each fault that changes something and passes."""
+        return [
+            f"seed {draw.seed}, {found.trial.name}: {found.trial.multiple:.3g} x tolerance, {found.trial.worst}"
+            for draw in self.draws
+            for found in draw.faults
+            if found.missed
+        ]
+
+    @property
+    def summary(self) -> str:
+        """One line: `dense, 10 draws: 100 healthy replays in each precision, 0 false alarms; ...`."""
+        runs = len(self.draws) * len(HELD_OUT)
+        hit = [row for row in self.faulty if row.exercised]
+        line = f"{self.case}, {plural(len(self.draws), 'draw')}: {plural(runs, 'healthy replay')} in each precision, "
+        line += plural(len(self.alarms), "false alarm")
+        if any(draw.faults for draw in self.draws):
+            line += f"; {plural(len(hit), 'fault')} that change anything, {len(self.misses)} missed"
+        seeds = ", ".join(map(str, self.refused))
+        return line + (f"; seeds with too little signal: {seeds}" if seeds else "")
+
+    @property
+    def healthy(self) -> list[Healthy]:
+        """Every quantity of every healthy replay."""
+        return [
+            Healthy(draw.seed, trial.name, str(trial.precision), quantity, multiple)
+            for draw in self.draws
+            for trial in draw.healthy
+            for quantity, multiple in trial.multiples.items()
+        ]
+
+    @property
+    def faulty(self) -> list[Faulty]:
+        """Every fault of every draw in which it could be run."""
+        return [
+            Faulty(
+                draw.seed,
+                row.trial.name,
+                row.exercised,
+                row.trial.first is not None,
+                row.trial.multiple,
+                row.trial.worst,
+            )
+            for draw in self.draws
+            for row in draw.faults
+            if row.trial.problem is None
+        ]
+
+
+def replays_of_draw(faults: bool) -> int:
+    """How many replays a draw takes, beside those that make its inputs."""
+    return replays_of(SEEDS) + len(KAPPA) * len(HELD_OUT) + (2 * len(FAULTS) if faults else 0)
+
+
+def study(
+    case: GoldenCase, draws: int, *, faults: bool = True, advance: Callable[[], None] = lambda: None
+) -> Study:
+    """Make, calibrate and try so many draws of a case.
+
+    Raises:
+        ReplayError: if it has no recipe to make other draws with, or they have too little signal.
+    """
+    if not case.recipe:
+        raise ReplayError(
+            f"{case.folder} has no recipe in case.yaml, so there are no other draws of it; say how its inputs are made"
+        )
+    found: list[Draw] = []
+    refused: list[int] = []
+    seed = int(str(case.config.get("seed", 0)))
+    while len(found) < draws:
+        seed += 1
+        with TemporaryDirectory(prefix="regress-study-") as folder:
+            try:
+                drawn = _drawn(case, seed, Path(folder) / "golden")
+            except GoldenError:
+                refused.append(seed)
+                if len(refused) > REFUSED:
+                    raise
+                continue
+            found.append(_tried(drawn, seed, Path(folder), faults, advance))
+    return Study(case.name, found, refused)
+
+
+def _drawn(case: GoldenCase, seed: int, root: Path) -> GoldenCase:
+    """The case with another seed, recorded."""
+    tree: dict[str, Any] = yaml.safe_load((case.folder / CASE_FILE).read_text())
+    tree["config"]["seed"] = seed
+    folder = root / case.name
+    folder.mkdir(parents=True)
+    (folder / CASE_FILE).write_text(yaml.safe_dump(tree))
+    store = GoldenStore(root)
+    record(store, case.name)
+    return store.case(case.name)
+
+
+def _tried(case: GoldenCase, seed: int, workspace: Path, faults: bool, advance: Callable[[], None]) -> Draw:
+    floors = calibrate(case, workspace / "calibrate", seeds=SEEDS, advance=advance)
+    healthy = []
+    for precision in KAPPA:
+        bounds = bounds_of(floors, precision)
+        for variant in HELD_OUT:
+            healthy.append(run_trial(case, variant, precision, workspace / "trial", bounds))
+            advance()
+    exposures = []
+    float32 = bounds_of(floors, Precision.FLOAT32)
+    rounding = bounds_of(floors, Precision.FLOAT32, 1 / KAPPA[Precision.FLOAT32])
+    for fault in FAULTS if faults else ():
+        exact = run_trial(case, fault.variant, Precision.FLOAT64, workspace / "trial", rounding, fault)
+        advance()
+        trial = run_trial(case, fault.variant, Precision.FLOAT32, workspace / "trial", float32, fault)
+        advance()
+        exposures.append(Exposure(replace(trial, name=fault.name), exact.first is not None))
+    return Draw(seed, healthy, exposures)
+
+
+def to_json(found: Study) -> Mapping[str, Any]:
+    """A plain tree; trials keep their largest multiple of each quantity."""
+    return {
+        "schema_version": 1,
+        "case": found.case,
+        "refused": list(found.refused),
+        "false_alarms": found.alarms,
+        "missed": found.misses,
+        "draws": [
+            {
+                "seed": draw.seed,
+                "healthy": [_trial(trial) for trial in draw.healthy],
+                "faults": [_trial(row.trial) | {"exercised": row.exercised} for row in draw.faults],
+            }
+            for draw in found.draws
+        ],
+    }
+
+
+def _trial(trial: Trial) -> dict[str, Any]:
+    multiples = {
+        quantity: value if value < float("inf") else None for quantity, value in trial.multiples.items()
+    }
+    told = {"name": trial.name, "precision": str(trial.precision), "first": trial.first, "worst": trial.worst}
+    return {**told, "problem": trial.problem, "multiples": multiples}

@@ -1,0 +1,94 @@
+"""A replay that is to show what tolerances are worth: healthy, or with a fault in the engine."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from regress.compare.overrides import Bounds
+from regress.compare.verdict import Status, Verdict
+from regress.faults.patch import Fault
+from regress.golden.case import GoldenCase
+from regress.replay.judge import judge_replay
+from regress.replay.matrix import Replay
+from regress.replay.run import replay
+from regress.replay.turns import stated
+from regress.replay.variants import VARIANTS, Precision
+
+HELD_OUT = (
+    *("left", "mbs3", "packed", "packed-dynamic", "varlen", "eager", "reversed", "chunked", "threads2"),
+    "adamw-fused",
+)
+"""Healthy variants that no tolerance is measured with: padding, microbatches, packing, kernels, order, threads."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What came of it.
+
+    Attributes:
+        name: of the variant, or of the fault.
+        relative: largest error of each quantity, over the scale of its tensor.
+        multiples: the same in multiples of its tolerance; infinite for what no tolerance allows.
+        first: quantity that is the first to fail, None if nothing does.
+        worst: the tensor with the largest multiple, in words.
+        problem: why it could not be run.
+    """
+
+    name: str
+    precision: Precision
+    relative: Mapping[str, float] = field(default_factory=dict)
+    multiples: Mapping[str, float] = field(default_factory=dict)
+    first: str | None = None
+    worst: str = ""
+    problem: str | None = None
+
+    @property
+    def multiple(self) -> float:
+        """The largest of all quantities."""
+        return max(self.multiples.values(), default=0.0)
+
+
+def run_trial(
+    case: GoldenCase,
+    variant: str,
+    precision: Precision,
+    folder: Path,
+    bounds: Bounds,
+    fault: Fault | None = None,
+    also: Callable[[list[Verdict]], None] = lambda _: None,
+) -> Trial:
+    """Replay and judge; what the engine refuses, healthy or broken, is a problem, not an exception."""
+    name = variant if fault is None else fault.name
+    layout = Replay(case, VARIANTS[variant], precision)
+    try:
+        if fault is None:
+            dump = replay(case, layout.variant, precision, folder)
+        else:
+            with fault.injected() as prepare:
+                dump = replay(case, layout.variant, precision, folder, prepare=prepare)
+        verdicts = judge_replay(case, dump, layout.plan, precision, tolerance=bounds)
+    except Exception as error:  # a broken engine may raise anything
+        return Trial(name, precision, problem=stated(error))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    also(verdicts)
+    return _trial(name, precision, verdicts)
+
+
+def _trial(name: str, precision: Precision, verdicts: Iterable[Verdict]) -> Trial:
+    relative: dict[str, float] = {}
+    multiples: dict[str, float] = {}
+    first, worst, most = None, "", 0.0
+    for verdict in verdicts:
+        found = verdict.multiple if verdict.status in (Status.OK, Status.DRIFT) else math.inf
+        multiples[verdict.quantity] = max(multiples.get(verdict.quantity, 0.0), found)
+        relative[verdict.quantity] = max(relative.get(verdict.quantity, 0.0), verdict.relative)
+        if first is None and not verdict.ok:
+            first = verdict.quantity
+        if found > most:
+            most, worst = found, f"{verdict.quantity} {verdict.name} at {verdict.place}"
+    return Trial(name, precision, relative, multiples, first, worst)
