@@ -167,8 +167,10 @@ def _tolerance_change(
         pairs = ((old.relative or 0.0, new.relative or 0.0), (old.absolute, new.absolute))
         factors = {b / a for a, b in pairs if a and b}
         factor = factors.pop() if len(factors) == 1 and all(bool(a) == bool(b) for a, b in pairs) else None
-    words = ("none" if entry is None else entry.bound for entry in (old, new))
-    return ToleranceChange(quantity, tensor, precision, *words, factor, "" if new is None else new.reason)
+    before, after = ("none" if entry is None else entry.bound for entry in (old, new))
+    return ToleranceChange(
+        quantity, tensor, precision, before, after, factor, "" if new is None else new.reason
+    )
 
 
 def _inputs(before: Manifest, after: Manifest) -> Iterator[str]:
