@@ -1,0 +1,98 @@
+"""What a calibration shows: a table, a plot that needs no network, and strict JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from regress.report.calibration import Row, figure, notes, table, write
+
+ROW = Row(
+    *("gradient", "float32", 2e-6, "weights moved by one ulp", 8e-6),
+    ill={"model.layers.*.k_proj.bias": 4e-9},
+    spread=1.5e-6,
+    closest=0.1875,
+    variant="eager",
+    fault="one gradient halved",
+    multiple=5e4,
+)
+BARE = Row("kl", "bfloat16", None, "an eighth of the dtype's spacing", None, ill={"*": 0.25})
+SIZES = st.none() | st.floats(0, math.inf, allow_nan=False)
+ROWS = st.lists(
+    st.builds(
+        Row,
+        st.sampled_from(["gradient", "kl"]),
+        st.sampled_from(["float32", "bfloat16"]),
+        *(SIZES, st.just("weights moved by one ulp"), SIZES),
+        ill=st.dictionaries(st.sampled_from("ab*"), st.floats(0, 1)),
+        spread=SIZES,
+        closest=SIZES,
+        variant=st.none() | st.just("eager"),
+        fault=st.none() | st.just("x"),
+        multiple=SIZES,
+    ),
+    min_size=1,
+)
+
+
+def shown(*rows: Row) -> list[str]:
+    console = Console(width=200, color_system=None)
+    with console.capture() as capture:
+        console.print(table("dense", rows))
+    return capture.get().splitlines()
+
+
+def test_the_table_tells_what_a_tolerance_is_made_of_and_worth() -> None:
+    *_, line = shown(ROW)
+    assert re.split(r"\s{2,}", line.strip()) == [
+        *("gradient", "float32", "2.0e-06", "weights moved by one ulp", "8.0e-06, 1 apart"),
+        *("1.5e-06", "19%", "one gradient halved", "5e+04"),
+    ]
+    *_, line = shown(BARE)
+    assert line.split() == ["kl", "bfloat16", "-", "-", "absolute"], "nothing was proved"
+
+
+def test_ill_conditioned_tensors_are_named() -> None:
+    assert notes([ROW, BARE, replace(ROW, ill={})]) == [
+        "ill-conditioned, so bounded absolutely: gradient in float32: model.layers.*.k_proj.bias 4e-09",
+        "ill-conditioned, so bounded absolutely: kl in bfloat16: 0.25",
+    ]
+    many = replace(ROW, ill=dict.fromkeys("abcde", 1.0))
+    assert notes([many])[0].endswith("a 1, b 1, c 1 and 2 more")
+
+
+@settings(max_examples=25, deadline=None)
+@given(ROWS)
+def test_whatever_was_measured_can_be_shown(rows: list[Row]) -> None:
+    assert len(shown(*rows)) >= len(rows)
+    points = [x for trace in figure("dense", rows).data for x in trace.x]
+    assert all(0 < x < math.inf for x in points), "a logarithm of nothing"
+
+
+def test_the_plot_has_each_size_where_it_is() -> None:
+    found: dict[str, Any] = {trace.name: trace for trace in figure("dense", [ROW]).data}
+    assert {name: tuple(trace.x) for name, trace in found.items()} == {
+        "healthy spread": (1.5e-6,),
+        "noise floor": (2e-6,),
+        "tolerance": (8e-6,),
+        "smallest known fault": (pytest.approx(0.4),),
+    }
+    assert found["smallest known fault"].text[0] == "one gradient halved, 5e+04 x tolerance"
+
+
+def test_files_need_nothing_else(tmp_path: Path) -> None:
+    paths = write(tmp_path / "new", "dense", [ROW, replace(BARE, multiple=math.inf)])
+    tree = json.loads(paths[0].read_text(), parse_constant=lambda text: pytest.fail(text))
+    assert [row["multiple"] for row in tree["rows"]] == [5e4, None]
+    page = paths[1].read_text()
+    assert not re.search(r"<(script|link)[^>]*(src|href)=", page), "from the network"
+    assert "one gradient halved" in page
