@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from regress.errors import GoldenError, ReplayError
+from regress.errors import ConfigError, GoldenError
 from regress.faults.corpus import CORPUS
 from regress.golden.case import GoldenCase
 from regress.golden.names import CASE_FILE
@@ -141,10 +141,10 @@ def study(
     """Make, calibrate and try so many draws of a case.
 
     Raises:
-        ReplayError: if it has no recipe to make other draws with, or they have too little signal.
+        ConfigError: if it has no recipe to make other draws with, or they have too little signal.
     """
     if not case.recipe:
-        raise ReplayError(
+        raise ConfigError(
             f"{case.folder} has no recipe in case.yaml, so there are no other draws of it; say how its inputs are made"
         )
     found: list[Draw] = []
