@@ -114,9 +114,7 @@ def compare_dumps(
         why = f" ({planned.problems[0]})" if planned.problems else ""
         only = f": nothing matches --only {asked.only.pattern}" if asked.only.pattern else ""
         raise CompareError(f"not one element of {golden} and {actual} was compared{only}{why}")
-    for unit, findings in results:
-        if any(not finding.verdict.ok for finding in findings):
-            _verify(unit)
+    _verify(unit for unit, findings in results if any(not finding.verdict.ok for finding in findings))
     return comparison
 
 
@@ -141,12 +139,14 @@ def limited(planned: Planned, options: Options) -> Planned:
     return planned
 
 
-def _verify(unit: AnyUnit) -> None:
-    """Make sure that what differs is no damage: only then are whole files hashed."""
-    for path, names in ((unit.golden, unit.golden_names), (unit.actual, unit.actual_names)):
-        side = open_side(path)
-        for name in names:
-            side.verify(name)
+def _verify(differing: Iterable[AnyUnit]) -> None:
+    """Make sure that what differs is no damage: only then are whole files hashed, each of them once."""
+    files: dict[tuple[str, str], None] = {}
+    for unit in differing:
+        files |= dict.fromkeys((unit.golden, name) for name in unit.golden_names)
+        files |= dict.fromkeys((unit.actual, name) for name in unit.actual_names)
+    for path, name in files:
+        open_side(path).verify(name)
 
 
 def serial(jobs: Sequence[Job]) -> Iterator[list[Finding]]:

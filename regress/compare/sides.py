@@ -69,7 +69,7 @@ class OwnDump:
 
     def __init__(self, path: Location) -> None:
         self.folder = path
-        self._reader = DumpReader(path)
+        self._reader = DumpReader(path, mapped=True)
         told = self._reader.manifest.provenance
         sizes = {name: told.mesh[name] for name in DIMENSIONS if name in told.mesh}
         self._mesh = Mesh(**sizes)
@@ -94,7 +94,7 @@ class OwnDump:
 
     def verify(self, name: str) -> None:
         """Compare a file with the hash in the manifest."""
-        self._reader.read(name)
+        self._reader.verify(name)
 
     def root(self, rank: int) -> int:
         """The first rank of the same data and context-parallel place: ranks that share a model share its tokens."""

@@ -13,6 +13,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from regress.compare.engines import ENGINES, engine_named
 from regress.errors import ConfigError, RegressError
 from regress.golden.commands import directory_option, open_store
 from regress.report.numbers import plural
@@ -20,7 +21,7 @@ from regress.report.numbers import plural
 if TYPE_CHECKING:
     from regress.compare.bounds import Bounds
     from regress.compare.options import Options
-    from regress.compare.session import Comparison
+    from regress.compare.session import Comparison, Engine
     from regress.compare.verdict import Verdict
     from regress.report.documented import Directories
 
@@ -71,6 +72,24 @@ _SHOWN = 8
 @click.option(
     "--num-micros", "--num_micros", type=click.IntRange(1), help="Microbatches of a rank; all by default."
 )
+@click.option(
+    "--engine",
+    type=click.Choice(ENGINES),
+    default="processes",
+    help="Who does the work: this process, processes of this machine when there is much of it (the default), or a Ray "
+    "cluster.",
+)
+@click.option(
+    "--workers",
+    type=int,
+    metavar="N",
+    help="Processes or tasks at a time; by default one for each processor.",
+)
+@click.option(
+    "--ray-address",
+    metavar="HOST:PORT",
+    help="An existing Ray cluster; by default that of RAY_ADDRESS, else one is started.",
+)
 @directory_option
 @click.pass_context
 def compare(
@@ -90,6 +109,9 @@ def compare(
     weaver_dir: str | None,
     num_ranks: int | None,
     num_micros: int | None,
+    engine: str,
+    workers: int | None,
+    ray_address: str | None,
     golden_dir: Path | None,
 ) -> None:
     """Compare two dumps, whatever their layouts: the second is judged by the first.
@@ -102,6 +124,7 @@ def compare(
     regress compare outputs/base/debug_dump outputs/packed/debug_dump
     regress compare A B --step 3:5 --only 'gradient/*q_proj*'
     regress compare A B --tolerances dense --report out
+    regress compare A B --engine ray --ray-address head:6379
     As NexRL's compare_debug_dumps.py, whose sections the JSON report has:
       regress compare --self_hosted_dir A --weaver_dir B --step 0 --output report.json
 
@@ -112,7 +135,8 @@ def compare(
         options = _options(
             step, only, num_ranks, num_micros, _bounds(rtol, atol, bitwise, tolerances, golden_dir)
         )
-        found = {name: _compared(one, other, options) for name, (one, other) in pairs.items()}
+        work = engine_named(engine, workers=workers, address=ray_address, tell=_warn)
+        found = {name: _compared(one, other, options, work) for name, (one, other) in pairs.items()}
         told = _sections(dirs, options)
         code = _tell(found, told, report, json_file)
     except RegressError as error:
@@ -184,11 +208,15 @@ def _bounds(
     return Bounds() if case is None else Bounds.of_case(open_store(golden_dir).case(case))
 
 
-def _compared(golden: str, actual: str, options: Options) -> Comparison:
+def _warn(text: str) -> None:
+    click.echo(f"warning: {text}", err=True)
+
+
+def _compared(golden: str, actual: str, options: Options, engine: Engine) -> Comparison:
     from regress.compare.session import compare_dumps
 
     with _progress(f"{golden} and {actual}") as advance:
-        return compare_dumps(golden, actual, options, advance=advance)
+        return compare_dumps(golden, actual, options, engine=engine, advance=advance)
 
 
 @contextmanager

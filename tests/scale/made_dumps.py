@@ -1,0 +1,152 @@
+"""Dumps of any number of ranks, small and full of values, or of any size and with holes for values."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from regress.dump.arrays import DTYPES
+from regress.dump.coordinates import Coordinates
+from regress.dump.files import Stamp, file_stamp, write_atomically
+from regress.dump.formats import FORMATS, safetensors
+from regress.dump.jsontext import dumps
+from regress.dump.manifest import Entry, Manifest, Provenance, write_manifest
+from regress.dump.record import Record
+from regress.layout import Segment, ShardLayout, TokenLayout
+
+SMALL = {"embed.weight": (130, 8), "mlp.weight": (67, 6), "norm.weight": (257,)}
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a dump holds. Values do not depend on how it is divided.
+
+    Attributes:
+        samples: over all ranks; every rank has its share of them, in microbatches of ``rows``.
+        params: name -> shape of the whole tensor, divided along its first dimension.
+        noise: added to all log-probs, gradients and parameters.
+    """
+
+    ranks: int = 1
+    samples: int = 64
+    rows: int = 1
+    tokens: int = 12
+    params: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: SMALL)
+    noise: float = 0.0
+    stages: tuple[str, ...] = ("batch_inputs", "forward_data", "loss", "gradient", "param")
+
+    def write(self, folder: Path) -> Path:
+        """The complete dump."""
+        encode, entries = FORMATS["safetensors"].encode, {}
+        for record in self.records():
+            if record.type in self.stages:
+                name = f"{record.type}/{record.where.stem}.safetensors"
+                stamp = write_atomically(folder / name, encode(record))
+                entries[name] = Entry(record.type, record.where, stamp)
+        finish(folder, entries, self.ranks)
+        return folder
+
+    def records(self) -> Iterator[Record]:
+        """All records, in any order."""
+        for rank in range(self.ranks):
+            mine = range(rank * self.samples // self.ranks, (rank + 1) * self.samples // self.ranks)
+            for micro, first in enumerate(range(mine.start, mine.stop, self.rows)):
+                yield from self._microbatch(rank, micro, range(first, min(first + self.rows, mine.stop)))
+            for stage in ("gradient", "param"):
+                yield self._shards(stage, rank)
+
+    def _microbatch(self, rank: int, micro: int, samples: range) -> Iterator[Record]:
+        where = Coordinates(0, update=0, rank=rank, micro=micro)
+        values = [np.random.default_rng(sample) for sample in samples]
+        ids = np.stack([one.integers(5, 90, self.tokens) for one in values])
+        log_probs = np.stack([-one.random(self.tokens, np.float32) - 0.1 for one in values])
+        mask = np.ones_like(ids, bool)
+        mask[:, : self.tokens // 3] = False
+        layout = TokenLayout(ids.shape, tuple(Segment(i, 0, self.tokens, i, 0) for i in range(len(samples))))
+        meta: Any = {"layout": layout.to_json(), "samples": [[f"g{s // 4}", s % 4] for s in samples]}
+        yield Record.of("batch_inputs", where, {"input_ids": ids, "response_mask": mask}, meta)
+        log_probs = (log_probs + np.float32(self.noise)).astype(np.float32)
+        yield Record.of("forward_data", where, {"log_probs": log_probs, "response_mask": mask}, meta)
+        loss = np.float32(np.where(mask, log_probs, 0).sum(dtype=np.float64))
+        yield Record.of("loss", where, {"loss": loss}, meta)
+
+    def _shards(self, stage: str, rank: int) -> Record:
+        tensors, shards = {}, {}
+        for number, (name, shape) in enumerate(self.params.items()):
+            full = np.random.default_rng([number, stage == "param"]).standard_normal(shape, np.float32)
+            layout = shard(shape, rank, self.ranks)
+            tensors[name] = layout.project(full) + np.float32(self.noise)
+            shards[name] = layout.to_json()
+        meta = {} if self.ranks == 1 else {"shards": shards}
+        return Record.of(stage, Coordinates(0, update=0, rank=rank), tensors, meta)
+
+
+def shard(shape: tuple[int, ...], rank: int, ranks: int) -> ShardLayout:
+    """The rank's rows of a tensor; as even as can be."""
+    start, stop = (shape[0] * edge // ranks for edge in (rank, rank + 1))
+    rest = tuple(((0, size),) for size in shape[1:])
+    return ShardLayout(shape, (((start, stop),) if start < stop else (), *rest))
+
+
+def finish(folder: Path, entries: Mapping[str, Entry], ranks: int) -> None:
+    """The manifest of ranks that hold different samples and shards."""
+    provenance = Provenance(mesh={"world_size": ranks, "fsdp": ranks})
+    write_manifest(folder, Manifest(provenance, "safetensors", dict(entries)))
+
+
+@dataclass(frozen=True)
+class Sparse:
+    """A dump of parameters that takes hardly any space on the disk: what is no value of ``values`` is 0.
+
+    Attributes:
+        params: name -> dtype and shape of the whole tensor, divided along its first dimension.
+        values: name -> flat index in a rank's part -> value.
+    """
+
+    ranks: int
+    params: Mapping[str, tuple[str, tuple[int, ...]]]
+    values: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+
+    def write(self, folder: Path) -> Path:
+        """The complete dump; only files that hold values have a true hash."""
+        entries = {}
+        for rank in range(self.ranks):
+            where = Coordinates(0, update=0, rank=rank)
+            name = f"param/{where.stem}.safetensors"
+            entries[name] = Entry("param", where, self._file(folder / name, where, rank))
+        finish(folder, entries, self.ranks)
+        return folder
+
+    def _file(self, path: Path, where: Coordinates, rank: int) -> Stamp:
+        layouts = {name: shard(shape, rank, self.ranks) for name, (_, shape) in self.params.items()}
+        arrays = {
+            name: np.broadcast_to(np.zeros((), DTYPES[dtype]), layouts[name].local_shape)
+            for name, (dtype, _) in self.params.items()
+        }
+        meta: Any = (
+            {} if self.ranks == 1 else {"shards": {name: at.to_json() for name, at in layouts.items()}}
+        )
+        head = dumps(Record("param", 0, arrays, meta, update=0, rank=where.rank).head())
+        header: dict[str, Any] = {"__metadata__": {"regress": head, "sha256": "0" * 64}}
+        end = 0
+        for name, array in arrays.items():
+            start, end = end, end + array.nbytes
+            code = safetensors._CODES[self.params[name][0]]
+            header[name] = {"dtype": code, "shape": list(array.shape), "data_offsets": [start, end]}
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("wb") as file:
+            file.write(len(text).to_bytes(8, "little") + text)
+            file.truncate(8 + len(text) + end)
+            for name, values in self.values.items():
+                for index, value in values.items():
+                    array = arrays[name]
+                    file.seek(8 + len(text) + header[name]["data_offsets"][0] + index * array.itemsize)
+                    file.write(np.array(value, array.dtype).tobytes())
+        return file_stamp(path) if self.values else Stamp(path.stat().st_size, "0" * 64)
