@@ -102,6 +102,7 @@ def _coordinates(hit: Sequence[int], there: Sequence[int], scene: Scene) -> Iter
 NAMES = {
     "norms of heads": r"\.(q|k)_norm\b",
     "norms": r"norm|\bln_",
+    "norms of hidden states": r"(?<!\b[qk]_)norm\b|layernorm|\bln_",
     "biases": r"\.bias\b",
     "embeddings": r"embed|\bwte\b|\bwpe\b",
     "the output projection": r"lm_head",

@@ -73,7 +73,7 @@ UPDATE: tuple[Rule, ...] = (
         "norms-not-summed",
         "gradients of norms are not summed over the ranks that see a part of the tokens each (sequence parallelism)",
         at=("gradient",),
-        any_of=("names:norms", "names:norms of heads"),
+        any_of=("names:norms", "names:norms of heads", "names:norms of hidden states"),
         when=_several_ranks,
         variants="base,tp2,tp2-sp",
     ),
