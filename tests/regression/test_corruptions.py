@@ -261,8 +261,9 @@ def test_a_key_too_many(padded: tuple[Replay, DumpReader], tmp_path: Path) -> No
 
 def test_a_loss_halved(padded: tuple[Replay, DumpReader], tmp_path: Path) -> None:
     mutate = changed(at("loss", 1, 0), "loss", lambda x, _: x / 2)
-    (found,) = judged(padded, tmp_path / "dump", mutate)
+    found, invariant = judged(padded, tmp_path / "dump", mutate)
     assert (found.status, found.quantity, found.place) == (Status.DRIFT, "loss", Place(1, None, 0, 0))
+    assert (invariant.quantity, invariant.name, invariant.place) == ("invariants", "loss", Place(1))
 
 
 def test_the_last_microbatch_written_in_place_of_another(
