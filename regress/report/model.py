@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from regress.compare.verdicts import Verdicts
 from regress.dump.jsontext import plain, tag_floats
@@ -13,6 +13,9 @@ from regress.report.call import Call
 from regress.report.headroom import Closest, Matrix, closest_calls
 from regress.report.numbers import plural
 from regress.report.tokens import TokenTable
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 SCHEMA_VERSION = 2
 
@@ -58,6 +61,15 @@ class Report:
     def verdicts(self) -> Verdicts:
         """All verdicts, for `to_frame`."""
         return Verdicts(call.verdict for call in self.calls)
+
+    def to_frame(self) -> pd.DataFrame:
+        """The columns of `Verdicts.to_frame`, after the texts ``where``, ``precision`` and ``test``."""
+        frame = self.verdicts.to_frame()
+        for position, name in enumerate(("where", "precision", "test")):
+            values = [getattr(call, name) for call in self.calls]
+            frame.insert(position, name, values)
+            frame[name] = frame[name].astype("string")
+        return frame
 
     @cached_property
     def failed(self) -> list[Call]:

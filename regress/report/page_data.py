@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
-from regress.compare.layers import merged_layers
+from regress.compare.layers import merged_layers, multiples_by_layer
 from regress.compare.quantities import order_of
 from regress.compare.verdict import Place, Verdict
 from regress.dump.jsontext import dumps, float_name, plain
@@ -91,8 +91,9 @@ def _layers(calls: Iterable[Call]) -> list[dict[str, Any]]:
     """The largest multiple by layer, of each replay and quantity that has layers."""
     groups: dict[tuple[str, str], list[Mapping[str, float]]] = {}
     for call in calls:
-        if call.layers:
-            groups.setdefault((call.where, call.verdict.quantity), []).append(call.layers)
+        layers = call.layers or multiples_by_layer([call.verdict])
+        if layers:
+            groups.setdefault((call.where, call.verdict.quantity), []).append(layers)
     return [
         {"where": where, "quantity": quantity, "layers": _figures(merged_layers(several))}
         for (where, quantity), several in groups.items()

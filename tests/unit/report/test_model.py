@@ -99,6 +99,14 @@ def test_the_json_is_strict_and_restores_every_verdict(tmp_path: Path) -> None:
     assert found == {repr(one._replace(layers=dict(one.layers))) for one in CALLS}
 
 
+def test_the_frame_of_a_report_says_where() -> None:
+    frame = Report("x", CALLS).to_frame()
+    assert [*frame.columns[:5]] == ["where", "precision", "test", "status", "quantity"]
+    assert frame["where"].tolist() == [call.where for call in CALLS]
+    assert frame[frame.status != "ok"]["where"].tolist() == ["dense/tp2"]
+    assert [*Report("x").to_frame().columns] == [*frame.columns]
+
+
 SCHEMA = json.loads((Path(regress.report.__file__).parent / "report.schema.json").read_text())
 
 

@@ -80,6 +80,23 @@ def test_the_data_restores_every_record_and_cannot_leave_its_script(calls: list[
         assert figure(columns.get("rank"), row) == call.verdict.place.rank
 
 
+def test_layers_are_those_that_were_told_or_that_the_name_tells() -> None:
+    def call(name: str, multiple: float, layers: dict[str, float]) -> Call:
+        return Call("w", "", Verdict(Status.OK, "param", name, Place(0), multiple=multiple), layers)
+
+    several = [
+        call("h.0.x", 0.25, {}),
+        call("h.1.x", 0.5, {"1": 0.5, "head": math.inf}),
+        call("h.0.y", 0.125, {}),
+    ]
+    (row,) = json.loads(page_data(Report("x", several)))["layers"]
+    assert row == {
+        "where": "w",
+        "quantity": "param",
+        "layers": [["0", 0.25], ["1", 0.5], ["head", "Infinity"]],
+    }
+
+
 def test_tokens_keep_every_digit() -> None:
     golden = [None, -1.2345678901234567, math.nan]
     values = [
