@@ -22,6 +22,9 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 PACKAGE = "@sparticuz/chromium@153.0.0"
 """A Chromium in a package of npm; where it needs libraries that a machine lacks, it brings them."""
 
+PATIENCE = 240
+"""Seconds that npm has; it waits long for a registry that does not answer."""
+
 _UNPACK = "import('@sparticuz/chromium').then(async m => console.log(await m.default.executablePath()))"
 
 
@@ -38,10 +41,10 @@ def executable(playwright: Any, folder: Path) -> tuple[str, dict[str, str]] | No
 
 
 def from_npm(modules: Path, folder: Path) -> tuple[str, dict[str, str]]:
-    """The package's Chromium, unpacked into a folder; raises `CalledProcessError` if npm cannot have it."""
+    """The package's Chromium, unpacked into a folder; raises `SubprocessError` if npm cannot have it."""
     if not (modules / "node_modules" / "@sparticuz" / "chromium").is_dir():
         flags = ("--no-audit", "--no-fund", "--ignore-scripts", "--prefix", str(modules))
-        subprocess.run(["npm", "install", *flags, PACKAGE], check=True, capture_output=True)
+        subprocess.run(["npm", "install", *flags, PACKAGE], check=True, capture_output=True, timeout=PATIENCE)
     environment = os.environ | {"TMPDIR": str(folder), "AWS_LAMBDA_JS_RUNTIME": "nodejs20.x"}
     done = subprocess.run(
         ["node", "-e", _UNPACK], cwd=modules, env=environment, check=True, capture_output=True, text=True
