@@ -13,7 +13,7 @@ from regress.plugin.settings import SETTINGS
 
 if TYPE_CHECKING:
     from regress.report.call import Call
-    from regress.report.tokens import TokenTable
+    from regress.report.model import Report
 
 _NARROWEST = 120  # columns below which folded cells are harder to read than lines that the terminal wraps
 _UNFOLDED = 1000  # a log is searched, so that nothing in it is folded
@@ -84,12 +84,10 @@ class Summary:
         folder = self._config.stash[SETTINGS].report
         if folder is None:
             return
-        from regress.report.model import Report
         from regress.report.terminal import HEIGHT, colourful, screen
         from regress.report.write import in_order, write_report
 
-        calls = in_order(self.calls())
-        report = Report("pytest", calls, tokens=self._tokens(calls))
+        report = self._report(in_order(self.calls()))
         writer = terminalreporter._tw
         colour = writer.hasmarkup or (self._config.option.color == "auto" and colourful(terminal=False))
         terminalreporter.section("regress")
@@ -105,13 +103,27 @@ class Summary:
         width: int = terminalreporter._tw.fullwidth
         return width if terminalreporter.isatty else _UNFOLDED
 
-    def _tokens(self, calls: list[Call]) -> list[TokenTable]:
-        """What the replays of this session computed at their tokens."""
+    def _report(self, calls: list[Call]) -> Report:
+        """What the tests told, and what is known of the replays that they shared."""
         from regress.plugin.session import SESSION
+        from regress.replay.outcome import read_outcomes
         from regress.replay.token_tables import chosen_tables
+        from regress.report.model import Report
 
         replays = self._config.stash[SESSION].replays
-        return [] if replays is None else chosen_tables(replays, calls)
+        if replays is None:
+            return Report("pytest", calls)
+        failed = dict.fromkeys(call.where for call in calls if not call.verdict.ok)
+        outcomes = read_outcomes(replays, failed)
+        return Report(
+            "pytest",
+            calls,
+            divergences={
+                where: found.divergence for where, found in outcomes.items() if found.divergence is not None
+            },
+            diagnoses={where: found.diagnoses for where, found in outcomes.items() if found.diagnoses},
+            tokens=chosen_tables(replays, calls),
+        )
 
     def _width(self, terminalreporter: pytest.TerminalReporter) -> int:
         width = terminalreporter._tw.fullwidth

@@ -16,7 +16,7 @@ from regress.dump.reader import DumpReader, files_within
 from regress.errors import ReplayError, reason
 from regress.golden.case import GoldenCase
 from regress.replay.matrix import Replay, items
-from regress.replay.outcome import ReplayOutcome
+from regress.replay.outcome import FILE, ReplayOutcome
 from regress.replay.scene import scene_of
 from regress.replay.slots import Slots
 from regress.replay.turns import stated, turn
@@ -75,7 +75,7 @@ class ReplayCache:
 
     def _shared_outcome(self, replay: Replay) -> ReplayOutcome:
         folder = self._folder(replay)
-        path = folder / "outcome.json"
+        path = folder / FILE
         with turn(folder, replay.name):
             if path.is_file():
                 return ReplayOutcome.loads(path.read_text())

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from regress.compare.diagnosis import Diagnosis, diagnose
@@ -13,6 +14,9 @@ from regress.compare.layers import merged_layers, multiples_by_layer
 from regress.compare.scene import Scene
 from regress.compare.verdict import Place, Verdict
 from regress.report.call import Call
+
+FILE = "outcome.json"
+"""Holds the outcome of a replay in its folder."""
 
 
 @dataclass
@@ -123,6 +127,12 @@ class ReplayOutcome:
             None if divergence is None else Divergence.from_json(divergence),
             [Diagnosis.from_json(diagnosis) for diagnosis in tree["diagnoses"]],
         )
+
+
+def read_outcomes(root: Path, wheres: Iterable[str]) -> dict[str, ReplayOutcome]:
+    """Those of some replays that were judged below a folder; of others nothing is known."""
+    paths = {where: root / where / FILE for where in wheres}
+    return {where: ReplayOutcome.loads(path.read_text()) for where, path in paths.items() if path.is_file()}
 
 
 def _outcome(row: Mapping[str, Any]) -> Outcome:

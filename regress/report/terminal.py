@@ -91,7 +91,7 @@ def _failures(report: Report, width: int) -> Iterator[RenderableType]:
     for where in wheres[:3]:
         first = next(call.verdict for call in report.failed if call.where == where)
         found = report.divergences.get(where)
-        line = headline(first, where) if found is None else str(found).splitlines()[0]
+        line = headline(first, where) if found is None else f"{where}: first {str(found).splitlines()[0]}"
         yield _cut(Text(f"✗ {line}", "red"), width)
         for cause in report.diagnoses.get(where, ())[:1]:
             yield _cut(Text(f"  {str(cause).splitlines()[0]}"), width)

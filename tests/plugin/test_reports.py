@@ -95,6 +95,9 @@ def test_a_failing_replay_names_its_place_and_shows_its_tokens(stubbed: Any) -> 
     assert line.endswith("/out/index.html#dr_grpo/base/step0/rank0/micro0/advantages")
     tree = json.loads((stubbed.folder / "out" / "report.json").read_text())
     assert {call["anchor"] for call in tree["calls"]} >= {"dr_grpo/base/step0/rank0/micro0/advantages"}
+    assert tree["divergences"]["dr_grpo/base"]["text"].startswith("advantages at step0/rank0/micro0")
+    assert tree["diagnoses"]["dr_grpo/base"]
+    result.stdout.fnmatch_lines(["✗ dr_grpo/base: first advantages at step0/rank0/micro0*"])
     table = next(table for table in tree["tokens"] if table["place"]["step"] == 0)
     assert (table["where"], table["left_out"]) == ("dr_grpo/base", 0)
     values = {row["quantity"]: row for row in table["values"]}
