@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import ml_dtypes
 
+from regress.compare.overrides import Overrides
 from regress.compare.quantities import Kind, quantity_named
-from regress.compare.tolerance import BITWISE, EXACT, Tolerance
+from regress.compare.tolerance import BITWISE, EXACT, Tolerance, tolerance_of
 from regress.dump.arrays import DTYPES, is_float
 from regress.golden.case import GoldenCase
 from regress.golden.tolerance import ToleranceEntry
@@ -51,16 +52,19 @@ class Bounds:
     Attributes:
         given: the same for all quantities that are no integers or masks; None for those of the table.
         measured: quantity -> precision -> entry of a golden case, before the table; ``case`` is its name.
+        overrides: tolerances that the project sets by hand, before both.
     """
 
     given: Tolerance | None = None
     measured: Mapping[str, Mapping[str, ToleranceEntry]] | None = None
     case: str = ""
+    overrides: Overrides = field(default_factory=Overrides)
 
     @classmethod
-    def of_case(cls, case: GoldenCase) -> Bounds:
+    def of_case(cls, case: GoldenCase, overrides: Overrides | None = None) -> Bounds:
         """The tolerances that were measured for a golden case."""
-        return cls(measured={} if case.manifest is None else case.manifest.tolerances, case=case.name)
+        measured = {} if case.manifest is None else case.manifest.tolerances
+        return cls(measured=measured, case=case.name, overrides=overrides or Overrides())
 
     def of(self, quantity: str, dtypes: Sequence[str]) -> Tolerance:
         """The tolerance of a quantity.
@@ -73,11 +77,19 @@ class Bounds:
         if self.given is not None:
             return self.given
         dtype = coarsest(dtypes)
+        by_hand = self.overrides.over(lambda name: self._known(name, dtype), case=self.case, precision=dtype)(
+            quantity
+        )
+        assert by_hand is not None
+        return by_hand
+
+    def _known(self, quantity: str, dtype: str) -> Tolerance:
+        """As measured for the case, else by the table."""
         entry = (self.measured or {}).get(quantity, {}).get(dtype)
-        if entry is not None and entry.relative is not None:
-            reason = f"{entry.reason} (golden case {self.case})"
-            return Tolerance(entry.relative, entry.absolute, basis=entry.basis, reason=reason)
-        return _by_dtype(quantity, dtype)
+        found = None if entry is None else tolerance_of(entry)
+        if found is None:
+            return _by_dtype(quantity, dtype)
+        return replace(found, reason=f"{found.reason} (golden case {self.case})")
 
 
 def coarsest(dtypes: Sequence[str]) -> str:

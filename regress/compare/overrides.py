@@ -13,14 +13,14 @@ reason = "our attention kernel sums keys in half precision; see issue 812"
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from regress.compare.quantities import QUANTITIES, quantity_named
-from regress.compare.tolerance import Tolerance
+from regress.compare.tolerance import Tolerance, Tolerances
 from regress.errors import ConfigError
 from regress.golden.case import GoldenCase
 from regress.golden.project import project_section
@@ -29,9 +29,6 @@ EVERY = "*"
 PRECISIONS = ("float64", "float32", "bfloat16", "mixed")
 _PATTERNS = ("quantity", "tensor", "case", "precision")
 _BOUNDS = ("relative", "absolute")
-
-Bounds = Callable[[str], Tolerance | None]
-"""The tolerance of each quantity; None where it is not judged."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +75,7 @@ class Overrides:
 
     rows: Sequence[Override] = ()
 
-    def over(self, bounds: Bounds, *, case: str = "", precision: str = "") -> Bounds:
+    def over(self, bounds: Tolerances, *, case: str = "", precision: str = "") -> Tolerances:
         """The tolerances of a case at a precision, with the rows over them; without a case, those of no case.
 
         Two dumps that are compared belong to no case, so rows that name cases leave them alone.

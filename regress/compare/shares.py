@@ -109,7 +109,7 @@ def _judged(
     )
     models = [side.precision for side in sides if side.precision is not None]
     dtypes = [dtype_name(array.dtype) for array in (*golden, *actual)]
-    tolerance = unit.bounds.of(QUANTITY, [*dtypes, *models])
+    tolerance = unit.bounds.of(QUANTITY, [*dtypes, *models]).of(source.name)
 
     def plain(status: Status, detail: str) -> Finding:
         return Finding(Verdict(status, QUANTITY, source.label, group.place, detail), tolerance)

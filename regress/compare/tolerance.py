@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
+
+from regress.golden.tolerance import ToleranceEntry
 
 
 @dataclass(frozen=True)
@@ -47,5 +49,18 @@ class Tolerance:
         )
 
 
+def tolerance_of(entry: ToleranceEntry) -> Tolerance | None:
+    """What was measured, as the judge applies it; None for an entry that says that nothing can be judged."""
+    if entry.relative is None:
+        return None
+    tensors = {
+        pattern: own for pattern, row in entry.tensors.items() if (own := tolerance_of(row)) is not None
+    }
+    return Tolerance(entry.relative, entry.absolute, basis=entry.basis, reason=entry.reason, tensors=tensors)
+
+
 EXACT = Tolerance(0.0, reason="integers and masks are compared exactly")
 BITWISE = Tolerance(0.0, bitwise=True, reason="the order of arithmetic is the same, so every byte is")
+
+Tolerances = Callable[[str], Tolerance | None]
+"""The tolerance of each quantity; None where it is not judged."""

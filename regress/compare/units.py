@@ -219,7 +219,7 @@ class _Work:
         words: Locate,
         padding: bool = False,
     ) -> Finding:
-        tolerance = self._tolerance(source.quantity, part.array, parts[0].array)
+        tolerance = self._tolerance(source.quantity, part.array, parts[0].array).of(source.name)
         label = source.label + self.unit.suffix
         case = Case(source.quantity, label, self.unit.place, tolerance, words, part.shape)
         scale = self.scales.get((source.quantity, label))

@@ -29,14 +29,13 @@ from regress.compare.quantities import (
 )
 from regress.compare.replicas import Replicas
 from regress.compare.tensor import judge_tensor
-from regress.compare.tolerance import Tolerance
+from regress.compare.tolerance import Tolerances
 from regress.compare.verdict import Place, Status, Verdict
 from regress.dump.arrays import Array
 from regress.dump.record import Record
 from regress.errors import CompareError
 from regress.layout import TokenFrame, TokenLayout
 
-Tolerances = Callable[[str], Tolerance | None]
 Dtype = Callable[[str, str], str | None]
 
 

@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 
-from regress.compare.tolerance import Tolerance
+from regress.compare.tolerance import Tolerance, tolerance_of
 from regress.engine.precision import DTYPES
 from regress.golden.tolerance import ToleranceEntry
-from regress.replay.judge import NATIVE, tolerance_of
+from regress.replay.judge import NATIVE
 from regress.replay.variants import Precision
 
 KAPPA: Mapping[Precision, float] = {Precision.FLOAT64: 4.0, Precision.FLOAT32: 4.0, Precision.BFLOAT16: 3.0}

@@ -10,17 +10,16 @@ from tokenizers import Tokenizer
 
 from regress.compare.invariants import judge_invariants
 from regress.compare.judge import judge_bitwise, judge_trajectories, judge_update
-from regress.compare.overrides import Bounds, Overrides
+from regress.compare.overrides import Overrides
 from regress.compare.quantities import quantity_named
 from regress.compare.selftest import judge_rolled
-from regress.compare.tolerance import EXACT, Tolerance
+from regress.compare.tolerance import EXACT, Tolerance, Tolerances, tolerance_of
 from regress.compare.verdict import Verdict
 from regress.dump.arrays import Array, dtype_name
 from regress.dump.reader import DumpReader
 from regress.dump.record import Record
 from regress.dump.trajectory import to_record
 from regress.golden.case import GoldenCase
-from regress.golden.tolerance import ToleranceEntry
 from regress.replay.plan import PlannedUpdate
 from regress.replay.variants import Precision
 
@@ -119,7 +118,7 @@ def _one(dump: DumpReader, step: int) -> Record | None:
 
 def stored_tolerances(
     case: GoldenCase, precision: Precision, scale: float = 1.0, overrides: Overrides | None = None
-) -> Bounds:
+) -> Tolerances:
     """The tolerance of each quantity, times ``scale``; None where the manifest says that it cannot be judged.
 
     Args:
@@ -143,16 +142,6 @@ def _measured(case: GoldenCase, precision: Precision, quantity: str) -> Toleranc
         unmeasured = Tolerance(0.0, reason=f"none was measured: run regress calibrate {case.name}")
         return EXACT if quantity_named(quantity).exact else unmeasured
     return tolerance_of(entry)
-
-
-def tolerance_of(entry: ToleranceEntry) -> Tolerance | None:
-    """What the judge applies; None for an entry that says that nothing can be judged."""
-    if entry.relative is None:
-        return None
-    tensors = {
-        pattern: own for pattern, row in entry.tensors.items() if (own := tolerance_of(row)) is not None
-    }
-    return Tolerance(entry.relative, entry.absolute, basis=entry.basis, reason=entry.reason, tensors=tensors)
 
 
 def expected_dtype(truth: Truth, precision: Precision, quantity: str, name: str) -> str | None:

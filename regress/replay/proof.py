@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from regress.compare.overrides import Bounds
-from regress.compare.tolerance import EXACT, Tolerance
+from regress.compare.tolerance import EXACT, Tolerance, Tolerances
 from regress.faults.corpus import CORPUS
 from regress.golden.case import GoldenCase
 from regress.replay.floors import KAPPA, Floor
@@ -79,7 +78,7 @@ def prove(
     return Proof(healthy, faulty)
 
 
-def bounds_of(floors: Iterable[Floor], precision: Precision, factor: float = 1.0) -> Bounds:
+def bounds_of(floors: Iterable[Floor], precision: Precision, factor: float = 1.0) -> Tolerances:
     """The tolerance of each quantity as measured, times a factor."""
     known = {f.quantity: f.tolerance.scaled(factor) for f in floors if f.precision is precision}
 

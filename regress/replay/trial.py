@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from regress.compare.overrides import Bounds
+from regress.compare.tolerance import Tolerances
 from regress.compare.verdict import Status, Verdict
 from regress.faults.patch import Fault
 from regress.golden.case import GoldenCase
@@ -57,7 +57,7 @@ def run_trial(
     variant: str,
     precision: Precision,
     folder: Path,
-    bounds: Bounds,
+    bounds: Tolerances,
     fault: Fault | None = None,
     also: Callable[[list[Verdict]], None] = lambda _: None,
 ) -> Trial:

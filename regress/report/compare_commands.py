@@ -193,7 +193,9 @@ def _bounds(
     rtol: float | None, atol: float | None, bitwise: bool, case: str | None, golden_dir: Path | None
 ) -> Bounds:
     from regress.compare.bounds import Bounds
+    from regress.compare.overrides import read_overrides
     from regress.compare.tolerance import BITWISE, Tolerance
+    from regress.golden.location import project_root
 
     by_number = rtol is not None or atol is not None
     if sum([by_number, bitwise, case is not None]) > 1:
@@ -205,7 +207,10 @@ def _bounds(
     if by_number:
         reason = f"asked for: --rtol {rtol or 0.0:g} --atol {atol or 0.0:g}"
         return Bounds(Tolerance(rtol or 0.0, atol or 0.0, reason=reason))
-    return Bounds() if case is None else Bounds.of_case(open_store(golden_dir).case(case))
+    overrides = read_overrides(project_root())
+    if case is None:
+        return Bounds(overrides=overrides)
+    return Bounds.of_case(open_store(golden_dir).case(case), overrides)
 
 
 def _warn(text: str) -> None:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from regress.compare.bounds import Bounds
 from regress.compare.overrides import Override, Overrides, read_overrides
 from regress.compare.tolerance import EXACT, Tolerance
 from regress.errors import ConfigError
@@ -161,3 +162,15 @@ def test_rows_about_something_are_not_refused() -> None:
     rows = Overrides([Override("x", "y", quantity="grad*", tensor="lm_head.*", case="d*", precision="*16")])
     rows.check([GoldenStore(GOLDEN).case("dense")])
     Overrides().check([])
+
+
+def test_dumps_are_compared_by_what_is_set_by_hand_before_what_was_measured() -> None:
+    case = GoldenStore(GOLDEN).case("gpt2")
+    measured = Bounds.of_case(case).of("param", ["float32"])
+    own = measured.of("transformer.h.0.attn.c_attn.bias")
+    assert own.absolute > measured.relative * 0.1, "ill-conditioned, so apart, as in a replay"
+    assert own.relative == 0
+    rows = Overrides([Override("x", "because", 0.5, quantity="param", precision="float32", case="gpt2")])
+    assert Bounds.of_case(case, rows).of("param", ["float32"]).relative == 0.5
+    assert Bounds.of_case(case, rows).of("param", ["bfloat16"]).relative != 0.5
+    assert Bounds(overrides=rows).of("param", ["float32"]) == Bounds().of("param", ["float32"])
