@@ -38,8 +38,15 @@ against float64), but one degenerate model; rounded up to a power of two.
 """
 COMMON = 32
 
-COARSE: Mapping[str, int] = {"activations": 8, "entropy": 8, "gradient": 16, "optimizer": 16, "param": 1}
-"""The same for dtypes of less than 24 bits, whose spacing is nearly all of the noise; 4 for all other quantities."""
+COARSE: Mapping[str, int] = {
+    **{"activations": 32, "entropy": 8, "gradient": 32, "optimizer": 32, "param": 8},
+    **{"ratio": 16, "kl": 8, "policy_loss": 8, "token_loss": 8, "entropy_loss": 8},
+}
+"""The same for dtypes of less than 24 bits, whose spacing is nearly all of the noise; 4 for all other quantities.
+
+Twice the largest difference between layouts of the golden cases in bfloat16 (padding side, packing, microbatches of one
+and of three, reversed rows), rounded up to a power of two.
+"""
 
 SEMANTICS = 1e-12
 """Relative bound in float64: correct layouts agree to 1e-13, the smallest real faults are at 1e-6."""

@@ -382,7 +382,7 @@ def _words(locator: Locator, part: Part) -> Locate:
 
 def _junk(verdict: Verdict, case: Case, part: Part, parts: Sequence[Part], selected: Index) -> Verdict:
     """Values that are not finite where no loss token lies, and where the golden side has none."""
-    if not is_float(part.array.dtype):
+    if not is_float(part.array.dtype) or not part.array.size:
         return verdict
     outside = np.ones(part.rows.size, bool)
     outside[selected] = False

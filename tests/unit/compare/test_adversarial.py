@@ -455,3 +455,8 @@ def test_a_golden_without_signal_is_refused_w13(make_world: Any) -> None:
 def test_negative_divergence(pair: Any) -> None:
     found = pair().compared(on("is_loss_debug", "kl", lambda array: -np.abs(array) - 1e-6))
     assert "kl" in quantities(found)
+
+
+def test_microbatches_without_a_loss_token_w5(pair: Any) -> None:
+    found = pair((1, 1, 5, 4), other=BatchPlan(micro_batch_size=2)).compared()
+    assert (found.failed, found.problems, found.exit_code) == ([], [], 0)
