@@ -39,8 +39,16 @@ against float64), but one degenerate model; rounded up to a power of two.
 COMMON = 32
 
 COARSE: Mapping[str, int] = {
-    **{"activations": 32, "entropy": 8, "gradient": 32, "optimizer": 32, "param": 8},
-    **{"ratio": 16, "kl": 8, "policy_loss": 8, "token_loss": 8, "entropy_loss": 8},
+    "activations": 32,
+    "entropy": 8,
+    "gradient": 32,
+    "optimizer": 32,
+    "param": 8,
+    "ratio": 16,
+    "kl": 8,
+    "policy_loss": 8,
+    "token_loss": 8,
+    "entropy_loss": 8,
 }
 """The same for dtypes of less than 24 bits, whose spacing is nearly all of the noise; 4 for all other quantities.
 
