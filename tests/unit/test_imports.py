@@ -56,6 +56,8 @@ TORCH_FREE = [
     "regress.golden.verify",
     "regress.compare",
     "regress.compare.canonical",
+    "regress.compare.check",
+    "regress.compare.diagnosis_rules",
     "regress.compare.engines",
     "regress.compare.engines.cluster",
     "regress.compare.engines.processes",
