@@ -20,6 +20,6 @@ def test_golden_values_of_a_wrong_ratio_are_refused(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(losses, "importance_ratio", lambda *args: torch.sqrt(right(*args)))
     case = GoldenStore(GOLDEN).case("dense")
     with pytest.raises(
-        ReplayError, match="case dense cannot become golden, .* ratio at step0: the ratio is exp"
+        ReplayError, match=r"case dense cannot become golden, .*\(ratio at step0: the ratio is exp"
     ):
         compute_truth(case, tmp_path)
