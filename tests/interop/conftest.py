@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +72,6 @@ class Nexrl:
     step: int = 0
     junk: float = -17.25
     ids: bool = True
-    first: list[Sample] = field(default_factory=list)
 
     @property
     def rows(self) -> list[Sample]:
