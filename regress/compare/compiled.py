@@ -28,7 +28,6 @@ def measure_compiled(a: Array, g: Array, bound: float, bitwise: bool, row: int |
     else:
         how, table = _widening(a.dtype)
         kernels.scan_narrow(p, q, how, table, row or 0, bound, bitwise, sums, counts, octaves)
-        counts[kernels.ULPS] >>= 32 - 8 * width
     if width == 8 and not _in_range(sums):
         return measure_chunks(a, g, bound, bitwise, row)
     return _measures(a.size, sums, counts, octaves, row)
@@ -48,8 +47,7 @@ def _plain(array: Array) -> Array:
 
 
 def _bits(array: Array) -> Array:
-    width = array.dtype.itemsize
-    return _plain(array).view(f"i{width}" if width >= 4 else f"u{width}")
+    return _plain(array).view(f"i{array.dtype.itemsize}")
 
 
 @cache

@@ -143,25 +143,20 @@ def _ulps(p, q):
 
 @overload(_ulps)
 def _ulps_of(p, q):
-    def narrow(p, q):
-        most = np.uint32(0)
-        for i in range(len(p)):
-            s, t = np.int32(p[i] >> 31), np.int32(q[i] >> 31)
-            a = np.int32(np.int32(np.int32(p[i] & np.int32(0x7FFFFFFF)) ^ s) - s)
-            b = np.int32(np.int32(np.int32(q[i] & np.int32(0x7FFFFFFF)) ^ t) - t)
-            most = max(most, np.uint32(np.uint32(max(a, b)) - np.uint32(min(a, b))))
-        return np.uint64(most)
+    width = p.dtype.bitwidth
+    signed, unsigned = getattr(np, f"int{width}"), getattr(np, f"uint{width}")
+    sign, low = width - 1, 2 ** (width - 1) - 1
 
-    def wide(p, q):
-        most = np.uint64(0)
+    def most(p, q):
+        found = unsigned(0)
         for i in range(len(p)):
-            s, t = p[i] >> 63, q[i] >> 63
-            a = ((p[i] & 0x7FFFFFFFFFFFFFFF) ^ s) - s
-            b = ((q[i] & 0x7FFFFFFFFFFFFFFF) ^ t) - t
-            most = max(most, np.uint64(max(a, b)) - np.uint64(min(a, b)))
-        return most
+            s, t = signed(p[i] >> sign), signed(q[i] >> sign)
+            a = signed(signed(signed(p[i] & signed(low)) ^ s) - s)
+            b = signed(signed(signed(q[i] & signed(low)) ^ t) - t)
+            found = max(found, unsigned(unsigned(max(a, b)) - unsigned(min(a, b))))
+        return np.uint64(found)
 
-    return narrow if p.dtype.bitwidth == 32 else wide
+    return most
 
 
 @_compiled
@@ -240,26 +235,20 @@ def scan(x, y, p, q, row, bound, bitwise, sums, counts, octaves):
 
 @_compiled
 def scan_narrow(p, q, how, table, row, bound, bitwise, sums, counts, octaves):
-    """Measure arrays of floats of 8 or 16 bits, given as unsigned integers; ulps come shifted to 32 bits."""
+    """Measure arrays of floats of 8 or 16 bits, given as integers."""
     scratch = np.empty(TILE, np.uint16)
     x, y = np.empty(TILE, np.int32), np.empty(TILE, np.int32)
-    m, n = np.empty(TILE, np.int32), np.empty(TILE, np.int32)
     width = row if row else len(p)
     for first in range(0, len(p), width):
         square = golden = 0.0
         for start in range(first, first + width, TILE):
             stop = min(start + TILE, first + width)
-            size = stop - start
-            _shift(p[start:stop], m[:size])
-            _shift(q[start:stop], n[:size])
-            a, b = m[:size], n[:size]
-            if how != SHIFTED:
-                a, b = x[:size], y[:size]
-                _widen(p[start:stop], a, how, table)
-                _widen(q[start:stop], b, how, table)
+            a, b = x[: stop - start], y[: stop - start]
+            _widen(p[start:stop], a, how, table)
+            _widen(q[start:stop], b, how, table)
             s, g = _tile(
-                a.view(np.float32), b.view(np.float32), m[:size], n[:size],
-                start, bound, bitwise, sums, counts, octaves, scratch[:size],
+                a.view(np.float32), b.view(np.float32), p[start:stop], q[start:stop],
+                start, bound, bitwise, sums, counts, octaves, scratch[: stop - start],
             )  # fmt: skip
             square += s
             golden += g
@@ -274,33 +263,29 @@ def _row(index, square, golden, sums, counts):
 
 
 @_compiled
-def _shift(bits, out):
-    if bits.itemsize == 2:
+def _widen(bits, out, how, table):
+    """Bits of the same values in float32."""
+    if how == SHIFTED:
         for i in range(len(out)):
             out[i] = np.int32(np.int32(bits[i]) << np.int32(16))
-    else:
+    elif how == TABLE:
         for i in range(len(out)):
-            out[i] = np.int32(np.int32(bits[i]) << np.int32(24))
+            out[i] = table[np.uint8(bits[i])]
+    else:
+        _halves(bits, out, out.view(np.float32))
 
 
 @_compiled
-def _widen(bits, out, how, table):
-    if how == TABLE:
-        for i in range(len(out)):
-            out[i] = table[bits[i]]
-        return
+def _halves(bits, out, values):
     for i in range(len(out)):
-        out[i] = np.int32(np.int32(bits[i] & np.uint16(0x7FFF)) << np.int32(13))
-    values = out.view(np.float32)
+        out[i] = np.int32(np.int32(bits[i] & np.int16(0x7FFF)) << np.int32(13))
     for i in range(len(out)):
         values[i] *= np.float32(
             2.0**112
         )  # the exponent of float16 begins that much higher; subnormals come right too
     for i in range(len(out)):
+        sign = np.int32(np.int32(bits[i]) & np.int32(-(2**31)))
         special = (
-            np.int32(0x7F800000)
-            if np.uint16(bits[i] & np.uint16(0x7C00)) == np.uint16(0x7C00)
-            else np.int32(0)
+            np.int32(0x7F800000) if np.int16(bits[i] & np.int16(0x7C00)) == np.int16(0x7C00) else np.int32(0)
         )
-        sign = np.int32(np.int32(bits[i] & np.uint16(0x8000)) << np.int32(16))
         out[i] = np.int32(np.int32(out[i] | special) | sign)
