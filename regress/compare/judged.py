@@ -91,60 +91,59 @@ def judge_blocks(
     if scale is None:
         scale = max((largest(block.golden) for block in blocks()), default=0.0)
     bound = math.inf if math.isinf(tolerance.relative) else tolerance.relative * scale + tolerance.absolute
-    return _verdict(case, _Found().over(blocks(), bound, tolerance.bitwise), scale, bound)
+    return _verdict(_Found(case).over(blocks(), bound), scale, bound)
 
 
 @dataclass
 class _Found:
-    """Measures of all blocks, and the blocks of what is named.
+    """Measures of all blocks, and what is named; of the blocks themselves none is kept."""
 
-    Attributes:
-        worst, mismatch: block and element; ``row`` block and row.
-    """
-
+    case: Case
     measures: Measures = field(default_factory=Measures)
-    worst: tuple[Block, int] | None = None
-    mismatch: tuple[Block, int] | None = None
-    row: tuple[Block, Row] | None = None
+    worst: Worst | None = None
+    mismatch: Worst | None = None
+    row: WorstRow | None = None
+    exact: bool = False
 
-    def over(self, blocks: Iterable[Block], bound: float, bitwise: bool) -> _Found:
+    def over(self, blocks: Iterable[Block], bound: float) -> _Found:
         """These and the measures of some blocks."""
+        bitwise, highest = self.case.tolerance.bitwise, 0.0
         for block in blocks:
             part = measure(block.actual, block.golden, bound, bitwise=bitwise, row=block.row)
             if part.worst is not None and (self.worst is None or part.max_error > self.measures.max_error):
-                self.worst = (block, part.worst)
+                self.worst = self.case.worst(block, part.worst)
             if part.first_mismatch is not None and self.mismatch is None:
-                self.mismatch = (block, part.first_mismatch)
+                self.mismatch = self.case.worst(block, part.first_mismatch)
             row = part.worst_row
-            if row is not None and (self.row is None or row.error_l2 > self.row[1].error_l2):
-                self.row = (block, row)
+            if row is not None and (self.row is None or row.error_l2 > highest):
+                self.row, highest = self.case.worst_row(block, row), row.error_l2
             self.measures = self.measures.then(part)
+            self.exact = not is_float(block.golden.dtype)
         return self
 
 
-def _verdict(case: Case, found: _Found, scale: float, bound: float) -> Verdict:
-    bitwise, measures = case.tolerance.bitwise, found.measures
+def _verdict(found: _Found, scale: float, bound: float) -> Verdict:
+    case, measures = found.case, found.measures
+    bitwise = case.tolerance.bitwise
     multiple = math.inf if bitwise and measures.over else ratio(measures.max_error, bound)
-    figures = {"multiple": multiple, "tolerance": bound, **_figures(case, found, scale)}
+    figures = {"multiple": multiple, "tolerance": bound, **_figures(found, scale)}
     if found.mismatch is not None:
-        at = case.worst(*found.mismatch)
+        at = found.mismatch
         detail = (
             f"golden {_kind(at.golden)}, actual {_kind(at.actual)} "
             f"({measures.mismatched} of {measures.count} elements do not match)"
         )
         wrong = {**figures, "multiple": math.inf, "over": measures.mismatched}
         return case.verdict(Status.NONFINITE, detail=detail, worst=at, **wrong)
-    at_worst = None if found.worst is None else case.worst(*found.worst)
     if not measures.over:
-        return case.verdict(Status.OK, worst=at_worst, **figures)
-    assert found.worst is not None
-    exact = not is_float(found.worst[0].golden.dtype)
+        return case.verdict(Status.OK, worst=found.worst, **figures)
     detail = f"{measures.over} of {measures.count} elements differ{' in their bytes' if bitwise else ''}"
-    status = Status.MASK if exact else Status.DRIFT
-    return case.verdict(status, detail=detail if exact or bitwise else "", worst=at_worst, **figures)
+    status = Status.MASK if found.exact else Status.DRIFT
+    told = detail if found.exact or bitwise else ""
+    return case.verdict(status, detail=told, worst=found.worst, **figures)
 
 
-def _figures(case: Case, found: _Found, scale: float) -> dict[str, Any]:
+def _figures(found: _Found, scale: float) -> dict[str, Any]:
     """What a verdict says of the errors, whatever was tolerated."""
     measures = found.measures
     return {
@@ -161,7 +160,7 @@ def _figures(case: Case, found: _Found, scale: float) -> dict[str, Any]:
         "alpha": measures.alpha,
         "residual": measures.residual,
         "quantiles": measures.quantiles,
-        "worst_row": None if found.row is None else case.worst_row(*found.row),
+        "worst_row": found.row,
     }
 
 

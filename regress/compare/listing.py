@@ -14,7 +14,7 @@ from regress.compare.quantities import UPDATE_STAGES
 from regress.dump.arrays import dtype_name
 from regress.dump.record import Record
 from regress.errors import CompareError
-from regress.layout import SampleKey
+from regress.layout import SampleKey, ShardLayout
 
 PADDING = -1
 
@@ -99,6 +99,15 @@ class Listed:
     def samples(self) -> tuple[SampleKey, ...]:
         """The samples that have a token here."""
         return () if self.spans is None else self.spans.samples
+
+    def layout(self, name: str) -> ShardLayout | None:
+        """Which part of a full tensor lies here, None where what is said of it cannot be used."""
+        if name not in self.shards:
+            return ShardLayout.whole(self.tensors[name][1])
+        try:
+            return ShardLayout.from_json(self.shards[name])
+        except (KeyError, TypeError, ValueError):
+            return None
 
 
 def listed(name: str, record: Record) -> Listed:

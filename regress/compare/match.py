@@ -84,7 +84,8 @@ def match_samples(
         and known.named
         and _alike(known, sample)
     }
-    left = [s for key, s in own.items() if key not in set(pairs.values())]
+    taken = set(pairs.values())
+    left = [s for key, s in own.items() if key not in taken]
     right = [s for key, s in theirs.items() if key not in pairs]
     found, ambiguous = _by_content(left, right, values)
     pairs |= found

@@ -1,7 +1,7 @@
 """The intersection of two layouts: which elements of two local tensors are the same logical ones.
 
-A local tensor is seen as rows of inner elements. A row is a canonical token, or an index of the first dimension of a
-whole tensor; the inner dimensions may be a shard. What one side should hold is put together from the other side's
+A local tensor of tokens is seen as rows of inner elements, one for each canonical token; the inner dimensions may be a
+shard. What one side should hold is put together from the other side's
 rows, block by block, so that no tensor is ever copied as a whole.
 """
 
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from regress.compare.listing import PADDING
 from regress.dump.arrays import Array
+from regress.dump.mapped import release
 from regress.errors import CompareError
 from regress.layout import ShardLayout
 
@@ -64,14 +65,6 @@ class Part:
             return np.full(rows.shape, -1, np.int64)
         at = np.minimum(np.searchsorted(known, rows), known.size - 1)
         return np.where((known[at] == rows) & (rows != PADDING), order[at], -1)
-
-
-def whole_part(array: Array, layout: ShardLayout) -> Part:
-    """A full tensor, or a shard of one."""
-    if not array.ndim:
-        return Part(array.reshape(1), np.zeros(1, np.int64), ShardLayout.whole(()), ())
-    inner = ShardLayout(layout.shape[1:], layout.ranges[1:])
-    return Part(array, layout.along()[0], inner, array.shape)
 
 
 def token_part(array: Array, layout: ShardLayout, canonical: Index, lead: int) -> Part:
@@ -173,6 +166,7 @@ def _assembled(actual: Part, golden: Sequence[Part], ours: Index) -> Iterator[Bl
             expected = np.zeros(known.shape, part.array.dtype)
         into = np.ix_(here, *(mine for mine, _ in common))
         values = part.array[np.ix_(found[here], *(other for _, other in common))]
+        release(part.array[int(found[here].min()) : int(found[here].max()) + 1])
         expected[into] = np.where(known[into], expected[into], values.astype(expected.dtype, copy=False))
         known[into] = True
     if expected is None:
@@ -189,7 +183,11 @@ def _assembled(actual: Part, golden: Sequence[Part], ours: Index) -> Iterator[Bl
 def _taken(array: Array, rows: Index) -> Array:
     """Some rows: a view where they follow one another."""
     start = _run(rows)
-    return array[rows] if start is None else array[start : start + rows.size]
+    if start is not None:
+        return array[start : start + rows.size]
+    copy = array[rows]
+    release(array[int(rows.min()) : int(rows.max()) + 1])
+    return copy
 
 
 def _run(rows: Index) -> int | None:

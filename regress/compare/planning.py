@@ -30,8 +30,10 @@ def plan_units(golden: str, actual: str, options: Options | None = None) -> Plan
     asked = options or Options()
     ours, theirs = open_side(golden), open_side(actual)
     planned = Planned()
+    names = _by_step(ours), _by_step(theirs)
     for step in _steps(ours, theirs, asked, planned):
-        _Step((golden, actual), (ours, theirs), step, asked, planned).plan()
+        records = _headers(ours, names[0][step]), _headers(theirs, names[1][step])
+        _Step((golden, actual), (ours, theirs), step, records, asked, planned).plan()
     told = [
         *(f"golden dump: {note}" for note in ours.notes),
         *(f"actual dump: {note}" for note in theirs.notes),
@@ -82,11 +84,12 @@ class _Step:
     paths: tuple[str, str]
     sides: tuple[Side, Side]
     step: int
+    records: tuple[list[Listed], list[Listed]]
     options: Options
     planned: Planned
 
     def plan(self) -> None:
-        golden, actual = (_headers(side, self.step) for side in self.sides)
+        golden, actual = self.records
         known, other = samples_of(self.sides[0], golden), samples_of(self.sides[1], actual)
         values = values_of(self.sides[0], golden, self.sides[1], actual)
         matching = match_samples(known, other, values)
@@ -188,8 +191,15 @@ class _Step:
         )
 
 
-def _headers(side: Side, step: int) -> list[Listed]:
-    return [listed(name, side.read(name)) for name, (_, where) in side.entries.items() if where.step == step]
+def _by_step(side: Side) -> dict[int, list[str]]:
+    found: dict[int, list[str]] = {}
+    for name, (_, where) in side.entries.items():
+        found.setdefault(where.step, []).append(name)
+    return found
+
+
+def _headers(side: Side, names: Iterable[str]) -> list[Listed]:
+    return [listed(name, side.read(name)) for name in names]
 
 
 def _named(key: SampleKey) -> str:

@@ -20,7 +20,7 @@ from regress.compare.selection import Selection
 from regress.compare.sides import Side
 from regress.compare.tensor import element
 from regress.compare.verdict import Place, Status, Verdict
-from regress.layout import SampleKey, Segment, ShardLayout, TokenFrame, TokenLayout
+from regress.layout import SampleKey, Segment, TokenFrame, TokenLayout
 
 
 def unmatched(matching: Matching, place: Place) -> Iterator[Verdict]:
@@ -227,7 +227,7 @@ class Stage:
         found = []
         for name in (name for name in names if name in known):
             holders = [record for record in self.actual if name in record.tensors]
-            shapes = [_layout(record, name) for record in holders]
+            shapes = [record.layout(name) for record in holders]
             if any(shape is None for shape in shapes):
                 continue  # a verdict where it is compared
             layouts = [shape for shape in shapes if shape is not None]
@@ -247,15 +247,6 @@ class Stage:
                     )
                 )
         yield from found
-
-
-def _layout(record: Listed, name: str) -> ShardLayout | None:
-    if name not in record.shards:
-        return ShardLayout.whole(record.tensors[name][1])
-    try:
-        return ShardLayout.from_json(record.shards[name])
-    except (KeyError, TypeError, ValueError):
-        return None
 
 
 def _named(verdict: Verdict, detail: str) -> Verdict:

@@ -14,9 +14,9 @@ from functools import partial
 import numpy as np
 
 from regress.compare.bounds import Bounds
+from regress.compare.boxes import Shard, shard_blocks
 from regress.compare.judged import Case, judge_blocks
 from regress.compare.metrics import largest
-from regress.compare.pieces import blocks, whole_part
 from regress.compare.quantities import SHARES, Source, source_of
 from regress.compare.selection import Selection
 from regress.compare.sides import Side, open_side
@@ -126,10 +126,10 @@ def _judged(
             )
     sums = [_sum(side) for side in (golden, actual)]
     case = Case(QUANTITY, source.label, group.place, tolerance, lambda _: group.words, ())
-    part, expected = (whole_part(value, ShardLayout.whole(())) for value in (sums[1], sums[0]))
+    share, expected = (Shard(value, ShardLayout.whole(())) for value in (sums[1], sums[0]))
     scale = scales.of(group.golden, source.name, golden)
-    found = partial(blocks, part, [expected], np.arange(1))
-    return Finding(judge_blocks(case, found, part.array, expected.array, scale), tolerance)
+    found = partial(shard_blocks, share, [expected])
+    return Finding(judge_blocks(case, found, share.array, expected.array, scale), tolerance)
 
 
 def _sum(shares: Sequence[Array]) -> Array:

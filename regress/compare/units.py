@@ -6,18 +6,20 @@ so they may be spread over processes and machines in any way.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import numpy as np
 
 from regress.compare.bounds import Bounds
+from regress.compare.boxes import Shard, shard_blocks
 from regress.compare.judged import Case, judge_blocks
 from regress.compare.listing import Spans, listed
 from regress.compare.locate import Locator
-from regress.compare.pieces import Index, Part, blocks, token_part, whole_part
+from regress.compare.metrics import nonfinite
+from regress.compare.pieces import BLOCK, Block, Index, Part, blocks, token_part
 from regress.compare.quantities import (
     MASKS,
     UPDATE_STAGES,
@@ -32,9 +34,10 @@ from regress.compare.tensor import Locate, element
 from regress.compare.tolerance import Tolerance
 from regress.compare.verdict import Place, Status, Verdict
 from regress.dump.arrays import Array, dtype_name, is_float
+from regress.dump.mapped import release
 from regress.dump.record import Record
 from regress.errors import CompareError
-from regress.layout import SampleKey, ShardLayout, TokenFrame
+from regress.layout import Range, SampleKey, ShardLayout, TokenFrame
 
 U = TypeVar("U")
 
@@ -151,7 +154,7 @@ class _Work:
         for source in self._sources():
             array = self.actual.tensors[source.tensor]
             layout = _shard(self.actual, source.tensor)
-            parts = []
+            shards = []
             for record in self.golden.values():
                 if source.tensor in record.tensors:
                     known = _shard(record, source.tensor)
@@ -159,13 +162,13 @@ class _Work:
                         detail = f"golden {list(known.shape)}, actual {list(layout.shape)}"
                         yield self._plain(Status.SHAPE, source, detail)
                         break
-                    parts.append(whole_part(record.tensors[source.tensor], known))
+                    shards.append(Shard(record.tensors[source.tensor], known))
             else:
-                if parts:
-                    part = whole_part(array, layout)
-                    yield self._judged(
-                        source, part, parts, np.arange(part.rows.size), _elements(layout, source.label)
-                    )
+                if shards:
+                    actual, golden = Shard(array, layout), shards[0].array
+                    words = _elements(layout, source.label)
+                    case = self._case(source, words, array.shape, array, golden)
+                    yield self._judged(case, partial(shard_blocks, actual, shards), array, golden)
         yield from self._grad_norm()
 
     def tokens(self) -> Iterator[Finding]:
@@ -174,9 +177,13 @@ class _Work:
             if isinstance(found, str):
                 yield self._plain(Status.SHAPE, source, found)
             else:
-                yield self._judged(
-                    source, found.part, found.parts, found.selected, found.words, found.padding
-                )
+                part, golden = found.part, found.parts[0].array
+                case = self._case(source, found.words, part.shape, part.array, golden)
+                pairs = partial(blocks, part, found.parts, found.selected)
+                finding = self._judged(case, pairs, part.array, golden)
+                if finding.verdict.ok and found.padding:
+                    finding = replace(finding, verdict=_junk(finding.verdict, case, found))
+                yield finding
 
     def aligned(self) -> Iterator[tuple[Source, Aligned | str]]:
         """Tensors of tokens beside what they are compared with, or why one cannot be placed."""
@@ -210,24 +217,16 @@ class _Work:
             if source is not None and self.unit.only.has(source.quantity, source.label):
                 yield source
 
-    def _judged(
-        self,
-        source: Source,
-        part: Part,
-        parts: Sequence[Part],
-        selected: Index,
-        words: Locate,
-        padding: bool = False,
-    ) -> Finding:
-        tolerance = self._tolerance(source.quantity, part.array, parts[0].array).of(source.name)
+    def _case(self, source: Source, words: Locate, shape: tuple[int, ...], *arrays: Array) -> Case:
+        tolerance = self._tolerance(source.quantity, *arrays).of(source.name)
         label = source.label + self.unit.suffix
-        case = Case(source.quantity, label, self.unit.place, tolerance, words, part.shape)
-        scale = self.scales.get((source.quantity, label))
-        found = partial(blocks, part, parts, selected)
-        verdict = judge_blocks(case, found, part.array, parts[0].array, scale)
-        if verdict.ok and padding:
-            verdict = _junk(verdict, case, part, parts, selected)
-        return Finding(verdict, tolerance)
+        return Case(source.quantity, label, self.unit.place, tolerance, words, shape)
+
+    def _judged(
+        self, case: Case, pairs: Callable[[], Iterable[Block]], actual: Array, golden: Array
+    ) -> Finding:
+        scale = self.scales.get((case.quantity, case.name))
+        return Finding(judge_blocks(case, pairs, actual, golden, scale), case.tolerance)
 
     def _tolerance(self, quantity: str, *arrays: Array) -> Tolerance:
         models = [side.precision for side in (self.ours, self.theirs) if side.precision is not None]
@@ -243,9 +242,9 @@ class _Work:
         case = Case(
             "grad_norm", f"grad_norm{self.unit.suffix}", self.unit.place, tolerance, lambda _: "grad_norm", ()
         )
-        part, golden = (whole_part(np.array(value), ShardLayout.whole(())) for value in told[:2])
-        found = partial(blocks, part, [golden], np.arange(1))
-        yield Finding(judge_blocks(case, found, part.array, golden.array, None), tolerance)
+        actual, golden = (Shard(np.array(value), ShardLayout.whole(())) for value in told[:2])
+        found = partial(shard_blocks, actual, [golden])
+        yield Finding(judge_blocks(case, found, actual.array, golden.array, None), tolerance)
 
     def _plain(self, status: Status, source: Source, detail: str) -> Finding:
         tolerance = self._tolerance(source.quantity)
@@ -275,14 +274,21 @@ def _shard(record: Record, name: str) -> ShardLayout:
 
 
 def _elements(layout: ShardLayout, name: str) -> Locate:
-    along = layout.along()
-
     def words(index: int) -> str:
         local = np.unravel_index(index, layout.local_shape)
-        place = [int(known[i]) for known, i in zip(along, local, strict=True)]
+        place = [_index(ranges, int(i)) for ranges, i in zip(layout.ranges, local, strict=True)]
         return element(int(np.ravel_multi_index(place, layout.shape)) if place else 0, layout.shape, name)
 
     return words
+
+
+def _index(ranges: Iterable[Range], local: int) -> int:
+    """Where a local index lies in the whole dimension."""
+    for start, stop in ranges:
+        if local < stop - start:
+            return start + local
+        local -= stop - start
+    raise IndexError(f"{local} lies beyond what is held of the dimension")
 
 
 def _told(
@@ -380,33 +386,55 @@ def _words(locator: Locator, part: Part) -> Locate:
     return words
 
 
-def _junk(verdict: Verdict, case: Case, part: Part, parts: Sequence[Part], selected: Index) -> Verdict:
+def _junk(verdict: Verdict, case: Case, found: Aligned) -> Verdict:
     """Values that are not finite where no loss token lies, and where the golden side has none."""
+    part = found.part
     if not is_float(part.array.dtype) or not part.array.size:
         return verdict
     outside = np.ones(part.rows.size, bool)
-    outside[selected] = False
-    rows = np.flatnonzero(outside)
-    flat = part.array.reshape(part.rows.size, -1)[rows]
-    with np.errstate(all="ignore"):
-        bad = rows[~np.isfinite(flat.astype(np.float64)).all(axis=1)]
-    for row in bad.tolist():
-        values = _golden_values(parts, int(part.rows[row]))
-        with np.errstate(all="ignore"):
-            wild = [bool((~np.isfinite(value.astype(np.float64))).any()) for value in values]
-        if not any(wild):
-            inner = part.array.reshape(part.rows.size, -1)[row].astype(np.float64)
-            column = int(np.flatnonzero(~np.isfinite(inner))[0])
-            return case.padding(verdict, row * max(part.width, 1) + column, float(inner[column]))
+    outside[found.selected] = False
+    width, tolerated = max(part.width, 1), _Tolerated(found.parts)
+    for row, inner in _nonfinite_rows(part.array.reshape(part.rows.size, width), np.flatnonzero(outside)):
+        if not tolerated.at(int(part.rows[row])):
+            column = int(np.flatnonzero(nonfinite(inner))[0])
+            return case.padding(verdict, row * width + column, float(inner[column]))
     return verdict
 
 
-def _golden_values(parts: Sequence[Part], token: int) -> list[Array]:
-    """What golden records hold at a token, or, for padding, in theirs."""
-    if token < 0:
-        return [part.array[part.rows < 0] for part in parts]
-    found = ((part, int(part.find(np.array([token]))[0])) for part in parts)
-    return [part.array[at] for part, at in found if at >= 0]
+@dataclass(frozen=True)
+class _Tolerated:
+    """Where golden records hold values that are not finite, too."""
+
+    parts: Sequence[Part]
+
+    def at(self, token: int) -> bool:
+        """Whether they do at a token, or, for padding, in theirs."""
+        if token < 0:
+            return self._padding
+        found = ((part, int(part.find(np.array([token]))[0])) for part in self.parts)
+        return any(bool(nonfinite(part.array[at]).any()) for part, at in found if at >= 0)
+
+    @cached_property
+    def _padding(self) -> bool:
+        return any(
+            True
+            for part in self.parts
+            if part.array.size
+            for _ in _nonfinite_rows(
+                part.array.reshape(part.rows.size, max(part.width, 1)), np.flatnonzero(part.rows < 0)
+            )
+        )
+
+
+def _nonfinite_rows(array: Array, rows: Index) -> Iterator[tuple[int, Array]]:
+    """Those of some rows that hold a value that is not finite."""
+    step = max(BLOCK // array.shape[1], 1)
+    for start in range(0, rows.size, step):
+        here = rows[start : start + step]
+        values = array[here]
+        for at in np.flatnonzero(nonfinite(values).any(axis=1)).tolist():
+            yield int(here[at]), values[at]
+        release(array[here[0] : here[-1] + 1])
 
 
 def settle(

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TypeAlias
 
+from regress.compare.holders import Holders
 from regress.compare.listing import Listed, has_rows_of_loss_tokens
 from regress.compare.match import Matching
 from regress.compare.options import Options, Planned
@@ -27,6 +29,9 @@ from regress.layout import SampleKey, TokenFrame
 
 TOLD = ("forward_data", "is_loss_debug", "batch_inputs")
 """Records that tell loss tokens or token ids."""
+
+Telling: TypeAlias = dict[SampleKey, list[tuple[int, int, str]]]
+"""Sample -> the records that tell of it: stage, number and name."""
 
 
 @dataclass(frozen=True)
@@ -142,10 +147,10 @@ class Update:
         local = bool(*told)
         planned.notes += [f"{stage}: {text}" for text in told if text]
         ranks = {record.key.rank for record in actual}
+        own = {record.key.rank: [record] for record in golden}
+        holders = Holders(golden)
         for record in actual:
-            same = sorted(golden, key=lambda g: (g.key.rank != record.key.rank, g.key.rank or 0))
-            if local:
-                same = [g for g in same if g.key.rank == record.key.rank]
+            same = own.get(record.key.rank, []) if local else holders.of(record)
             if same:
                 yield self._unit(stage, record, same)
         first: dict[str, Listed] = {}
@@ -188,15 +193,33 @@ class Update:
             if key not in names:
                 names[key] = (f"{key[0]} (actual only)", key[1])
                 lengths[names[key]] = self.lengths[key]
-        alias = {key: to for key, to in matching.alias.items() if to in lengths}
+        alias = {key: to for to in lengths for key in self._repeats.get(to, ())}
+        told = (self._telling_golden.get(key, ()) for key in lengths)
+        actual_told = (self._telling_actual.get(key, ()) for key in names)
         return replace(
             self._unit(stage, record, order),
             frame=TokenFrame(tuple(lengths), tuple(lengths.values())),
             golden_of=names,
             alias=alias,
-            telling=self._telling(self.golden, lengths, alias),
-            actual_telling=self._telling(self.actual, lengths, names),
+            telling=_in_order(told),
+            actual_telling=_in_order(actual_told),
         )
+
+    @cached_property
+    def _repeats(self) -> dict[SampleKey, list[SampleKey]]:
+        """Golden sample -> its copies."""
+        found: dict[SampleKey, list[SampleKey]] = {}
+        for key, to in self.matching.alias.items():
+            found.setdefault(to, []).append(key)
+        return found
+
+    @cached_property
+    def _telling_golden(self) -> Telling:
+        return _telling(self.golden, self.matching.alias)
+
+    @cached_property
+    def _telling_actual(self) -> Telling:
+        return _telling(self.actual, {})
 
     @cached_property
     def _lengths(self) -> dict[SampleKey, int]:
@@ -227,22 +250,6 @@ class Update:
                 found.setdefault(key, []).append(record)
         return found
 
-    def _telling(
-        self,
-        records: Iterable[Listed],
-        samples: Mapping[SampleKey, int],
-        names: Mapping[SampleKey, SampleKey],
-    ) -> tuple[str, ...]:
-        """The records of one side that tell loss tokens and ids of some samples, by the name of golden ones."""
-        found = []
-        for stage in TOLD:
-            for record in records:
-                mine = {names.get(key, key) for key in record.samples}
-                useful = MASKS.get(stage) in record.tensors or "input_ids" in record.tensors
-                if record.key.stage == stage and useful and mine & samples.keys():
-                    found.append(record.name)
-        return tuple(found)
-
     def _shares(
         self, stage: str, golden: Sequence[Listed], actual: Sequence[Listed], planned: Planned
     ) -> Iterator[ShareUnit]:
@@ -270,22 +277,28 @@ class Update:
 
     def _groups(self, golden: Sequence[Listed], actual: Sequence[Listed]) -> Iterator[Group]:
         """The fewest microbatches that hold the same samples on both sides."""
-        sets: list[tuple[set[SampleKey], list[Listed], list[Listed]]] = []
+        groups: dict[int, tuple[list[Listed], list[Listed]]] = {}
+        of: dict[SampleKey, int] = {}
+        joined: dict[int, int] = {}
+
+        def group_of(number: int) -> int:
+            while number in joined:
+                number = joined[number]
+            return number
+
         named = [(record, self.matching.alias, 0) for record in golden]
         named += [(record, self.matching.golden_of, 1) for record in actual]
-        for record, names, side in named:
-            mine = {names.get(key, key) for key in record.samples}
-            if not mine:  # nothing tells whose it is
-                mine = {(f"rank {record.key.rank}", record.key.micro or 0)}
-            joined = (mine, [] if side else [record], [record] if side else [])
-            apart = []
-            for group in sets:
-                if group[0] & joined[0]:
-                    joined = (joined[0] | group[0], group[1] + joined[1], group[2] + joined[2])
-                else:
-                    apart.append(group)
-            sets = [*apart, joined]
-        for _, own, theirs in sets:
+        for number, (record, names, side) in enumerate(named):
+            # nothing may tell whose it is
+            mine = {names.get(key, key) for key in record.samples} or {
+                (f"rank {record.key.rank}", record.key.micro or 0)
+            }
+            groups[number] = ([], [record]) if side else ([record], [])
+            for other in sorted({group_of(of[key]) for key in mine if key in of}):
+                joined[other] = number
+                groups[number] = _together(groups.pop(other), groups[number])
+            of |= dict.fromkeys(mine, number)
+        for own, theirs in groups.values():
             if own and theirs:
                 yield self._group(own, theirs)
 
@@ -297,6 +310,27 @@ class Update:
         whose = f"{count} samples, " if count else ""
         words = f"{whose}{_count(len(own))} of the golden dump and {_count(len(theirs))} of the actual one"
         return Group(tuple(r.name for r in own), tuple(r.name for r in theirs), place, words)
+
+
+def _together(
+    one: tuple[list[Listed], list[Listed]], other: tuple[list[Listed], list[Listed]]
+) -> tuple[list[Listed], list[Listed]]:
+    return one[0] + other[0], one[1] + other[1]
+
+
+def _telling(records: Iterable[Listed], names: Mapping[SampleKey, SampleKey]) -> Telling:
+    """The records that tell loss tokens or ids, by the samples that they tell of."""
+    found: Telling = {}
+    for number, record in enumerate(records):
+        useful = MASKS.get(record.key.stage) in record.tensors or "input_ids" in record.tensors
+        if record.key.stage in TOLD and useful:
+            for key in dict.fromkeys(names.get(key, key) for key in record.samples):
+                found.setdefault(key, []).append((TOLD.index(record.key.stage), number, record.name))
+    return found
+
+
+def _in_order(told: Iterable[Iterable[tuple[int, int, str]]]) -> tuple[str, ...]:
+    return tuple(name for _, _, name in sorted({found for several in told for found in several}))
 
 
 def _one_each(records: Sequence[Listed], side: Side) -> list[Listed]:

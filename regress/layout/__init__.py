@@ -10,7 +10,7 @@ from regress.layout.ranks import (
     RankPlan,
     plan_ranks,
 )
-from regress.layout.shards import ShardLayout
+from regress.layout.shards import Range, ShardLayout
 from regress.layout.tokens import Segment, TokenLayout, offsets_of
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "SEQUENCE_SPLITS",
     "BatchPlan",
     "Mesh",
+    "Range",
     "RankLayout",
     "RankPlan",
     "SampleKey",

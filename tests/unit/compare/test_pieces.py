@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regress.compare import pieces
-from regress.compare.pieces import Part, blocks, token_part, whole_part
+from regress.compare.boxes import Shard, shard_blocks
+from regress.compare.pieces import Part, blocks, token_part
 from regress.layout import ShardLayout
 
 shapes = st.lists(st.integers(1, 5), min_size=1, max_size=3).map(tuple)
@@ -33,20 +33,15 @@ def cuts(draw: st.DrawFn, shape: tuple[int, ...], parts: int = 3) -> list[ShardL
 def test_any_two_cuts_of_a_tensor(data: st.DataObject, shape: tuple[int, ...], block: int) -> None:
     whole = np.arange(float(np.prod(shape))).reshape(shape)
     ours, theirs = data.draw(cuts(shape)), data.draw(cuts(shape))
-    golden = [whole_part(np.ascontiguousarray(layout.project(whole)), layout) for layout in ours]
+    golden = [Shard(np.ascontiguousarray(layout.project(whole)), layout) for layout in ours]
     seen: list[float] = []
-    before, pieces.BLOCK = pieces.BLOCK, block
-    try:
-        for layout in theirs:
-            local = np.ascontiguousarray(layout.project(whole))
-            part = whole_part(local, layout)
-            for found in blocks(part, golden, np.arange(part.rows.size)):
-                np.testing.assert_array_equal(found.actual, found.golden)
-                flat = [local.reshape(-1)[found.index(i)] for i in range(found.actual.size)]
-                np.testing.assert_array_equal(flat, found.actual)
-                seen += found.actual.tolist()
-    finally:
-        pieces.BLOCK = before
+    for layout in theirs:
+        local = np.ascontiguousarray(layout.project(whole))
+        for found in shard_blocks(Shard(local, layout), golden, block):
+            np.testing.assert_array_equal(found.actual, found.golden)
+            flat = [local.reshape(-1)[found.index(i)] for i in range(found.actual.size)]
+            np.testing.assert_array_equal(flat, found.actual)
+            seen += found.actual.tolist()
     assert sorted(seen) == whole.reshape(-1).tolist()
 
 
