@@ -87,21 +87,21 @@ def test_an_update_changes_what_the_selected_tests_are_about(
 def test_the_update_that_a_failure_advises_is_the_one_that_mends_it(stubbed: Any) -> None:
     import shlex
 
-    stubbed.fault(base={"type": "is_loss_debug", "tensor": "entropy_loss", "factor": 1.001})
-    result = stubbed.run(SEMANTICS, "--golden-dir=golden", "-k", "step0 and entropy_loss")
+    stubbed.fault(base={"type": "forward_data", "tensor": "entropy", "factor": 0.999})
+    result = stubbed.run(SEMANTICS, "--golden-dir=golden", "-k", "step0 and /entropy]")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
         [f"reproduce: pytest --golden-dir=golden {SEMANTICS} 'test_suite.py::test_golden?{CASE}/base/step0/*"]
     )
     (line,) = (line for line in result.outlines if line.startswith("update: "))
     assert line == (
-        f"update: pytest --golden-dir=golden {SEMANTICS} --update-golden -k '[{CASE}/base/ and /entropy_loss]'"
+        f"update: pytest --golden-dir=golden {SEMANTICS} --update-golden -k '[{CASE}/base/ and /entropy]'"
     )
     before = stubbed.manifest()
     assert stubbed.run(*shlex.split(line)[2:]).parseoutcomes()["passed"] == 3
-    assert changed_truth(before, stubbed.manifest()) == {(f"step_00000{n}", "entropy_loss") for n in range(3)}
-    result = stubbed.run("--collect-only", "-q", "-k", f"[{CASE}/base/ and /entropy]")
-    assert [line.rpartition("/")[2] for line in result.outlines if "::" in line] == ["entropy]"] * 3
+    assert changed_truth(before, stubbed.manifest()) == {(f"step_00000{n}", "entropy") for n in range(3)}
+    result = stubbed.run("--collect-only", "-q", "-k", f"[{CASE}/base/ and /entropy_loss]")
+    assert [line.rpartition("/")[2] for line in result.outlines if "::" in line] == ["entropy_loss]"] * 3
 
 
 def test_no_update_is_advised_where_none_would_help(stubbed: Any) -> None:
@@ -189,8 +189,8 @@ def test_what_holds_again_is_no_longer_pending(stubbed: Any, modes: str) -> None
 def test_a_second_proposal_replaces_the_first(stubbed: Any) -> None:
     stubbed.fault(base=DRIFT)
     stubbed.run(SEMANTICS, "--update-golden=review")
-    stubbed.fault(base={"type": "is_loss_debug", "tensor": "entropy_loss", "factor": 2})
+    stubbed.fault(base={"type": "forward_data", "tensor": "entropy", "factor": 0.5})
     result = stubbed.run(SEMANTICS, "--update-golden=review")
-    result.stdout.fnmatch_lines(["*entropy_loss*drift*3 of 3*", "0 written, 1 pending"])
+    result.stdout.fnmatch_lines(["*entropy*drift*3 of 3*", "0 written, 1 pending"])
     changed = changed_truth(stubbed.manifest(), pending_of(stubbed.store(), CASE).manifest)
-    assert {quantity for _, quantity in changed} == {"entropy_loss"}
+    assert {quantity for _, quantity in changed} == {"entropy"}
