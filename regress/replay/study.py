@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from regress.errors import ConfigError, GoldenError
+from regress.errors import ConfigError
 from regress.faults.corpus import CORPUS
 from regress.golden.case import GoldenCase
 from regress.golden.names import CASE_FILE
@@ -31,8 +31,6 @@ from regress.report.study import Faulty, Healthy
 
 SEEDS = 3
 FAULTS = tuple(fault for fault in CORPUS if fault.small)
-REFUSED = 10
-"""Draws that may be refused for want of signal, before the study gives up."""
 
 
 @dataclass(frozen=True)
@@ -63,11 +61,10 @@ class Draw:
 
 @dataclass(frozen=True)
 class Study:
-    """All draws of a case; ``refused`` seeds have too little signal to be a case."""
+    """All draws of a case."""
 
     case: str
     draws: Sequence[Draw]
-    refused: Sequence[int] = ()
 
     @property
     def alarms(self) -> list[str]:
@@ -99,8 +96,7 @@ class Study:
         line += plural(len(self.alarms), "false alarm")
         if any(draw.faults for draw in self.draws):
             line += f"; {plural(len(hit), 'fault')} that change anything, {len(self.misses)} missed"
-        seeds = ", ".join(map(str, self.refused))
-        return line + (f"; seeds with too little signal: {seeds}" if seeds else "")
+        return line
 
     @property
     def healthy(self) -> list[Healthy]:
@@ -141,38 +137,30 @@ def study(
     """Make, calibrate and try so many draws of a case.
 
     Raises:
-        ConfigError: if it has no recipe to make other draws with, or they have too little signal.
+        ConfigError: if it has no recipe to make other draws with.
     """
     if not case.recipe:
         raise ConfigError(
             f"{case.folder} has no recipe in case.yaml, so there are no other draws of it; say how its inputs are made"
         )
-    found: list[Draw] = []
-    refused: list[int] = []
-    seed = int(str(case.config.get("seed", 0)))
-    while len(found) < draws:
-        seed += 1
+    first = int(str(case.config.get("seed", 0))) + 1
+    found = []
+    for seed in range(first, first + draws):
         with TemporaryDirectory(prefix="regress-study-") as folder:
-            try:
-                drawn = _drawn(case, seed, Path(folder) / "golden")
-            except GoldenError:
-                refused.append(seed)
-                if len(refused) > REFUSED:
-                    raise
-                continue
+            drawn = _drawn(case, seed, Path(folder) / "golden")
             found.append(_tried(drawn, seed, Path(folder), faults, advance))
-    return Study(case.name, found, refused)
+    return Study(case.name, found)
 
 
 def _drawn(case: GoldenCase, seed: int, root: Path) -> GoldenCase:
-    """The case with another seed, recorded."""
+    """The case with another seed, recorded, whether or not each fault could show in it: that is found out."""
     tree: dict[str, Any] = yaml.safe_load((case.folder / CASE_FILE).read_text())
     tree["config"]["seed"] = seed
     folder = root / case.name
     folder.mkdir(parents=True)
     (folder / CASE_FILE).write_text(yaml.safe_dump(tree))
     store = GoldenStore(root)
-    record(store, case.name)
+    record(store, case.name, signal=False)
     return store.case(case.name)
 
 
@@ -201,7 +189,6 @@ def to_json(found: Study) -> Mapping[str, Any]:
     return {
         "schema_version": 1,
         "case": found.case,
-        "refused": list(found.refused),
         "false_alarms": found.alarms,
         "missed": found.misses,
         "draws": [

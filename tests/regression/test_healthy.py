@@ -97,9 +97,9 @@ def test_false_alarms_and_misses_are_counted(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    found = Study("dense", [Draw(7, healthy, exposures)], [6])
+    found = Study("dense", [Draw(7, healthy, exposures)])
     assert (len(found.alarms), len(found.misses)) == (alarms, misses)
-    assert f"{misses} missed; seeds with too little signal: 6" in found.summary
+    assert found.summary.endswith(f"{misses} missed")
     monkeypatch.setattr(module, "study", lambda *_, **__: found)
     command = ["study", "dense", "--golden-dir", str(GOLDEN), "--report", str(tmp_path)]
     result = CliRunner().invoke(main, command)
