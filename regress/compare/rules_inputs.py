@@ -12,9 +12,22 @@ def _parallel(divergence: Divergence, scene: Scene) -> bool:
     return (scene.world_size or 1) > 1
 
 
+def _no_factor(divergence: Divergence) -> bool:
+    return not any(p.id.startswith(("scaled", "zero", "sign", "rounded")) for p in divergence.patterns)
+
+
 def _mixed_groups(divergence: Divergence, scene: Scene) -> bool:
     """Whole tokens are wrong, by no common factor: other samples were compared with each other."""
-    return not any(p.id.startswith(("scaled", "zero", "sign", "rounded")) for p in divergence.patterns)
+    return _no_factor(divergence) and divergence.first.relative > MUCH
+
+
+def _nearly_right(divergence: Divergence, scene: Scene) -> bool:
+    """They are off by little, by no common factor."""
+    return _no_factor(divergence) and divergence.first.relative < LITTLE
+
+
+MUCH, LITTLE = 0.05, 0.01
+"""Shares of the largest value: other rewards change advantages by far more, an epsilon by far less."""
 
 
 INPUTS: tuple[Rule, ...] = (
@@ -208,6 +221,14 @@ INPUTS: tuple[Rule, ...] = (
         "the mean of the group is not, or of other samples, taken off: a baseline that leaves samples out",
         at=("advantages",),
         any_of=("offset",),
+    ),
+    Rule(
+        "advantage-epsilon",
+        "each group is off by a little, and by another factor: what is added to its deviation (algorithm.eps), or "
+        "statistics in a lower precision",
+        at=("advantages",),
+        when=_nearly_right,
+        look="trajectory",
     ),
     Rule(
         "advantage-groups",

@@ -102,6 +102,7 @@ def examples(rule: Rule) -> Iterator[Divergence]:
         base = Divergence(first, held, (), (3, 3), patterns=told, kinds=("experts",))
         yield base
         yield replace(base, unjudged=("activations", "token_loss"), broken=(1, 3))
+        yield replace(base, first=replace(first, relative=0.5))
 
 
 def example(rule: Rule) -> Divergence:
