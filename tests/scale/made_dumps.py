@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -105,7 +106,7 @@ class Sparse:
 
     Attributes:
         params: name -> dtype and shape of the whole tensor, divided along its first dimension.
-        values: name -> flat index in a rank's part -> value.
+        values: name -> flat index in the whole tensor -> value.
     """
 
     ranks: int
@@ -124,29 +125,48 @@ class Sparse:
 
     def _file(self, path: Path, where: Coordinates, rank: int) -> Stamp:
         layouts = {name: shard(shape, rank, self.ranks) for name, (_, shape) in self.params.items()}
-        arrays = {
-            name: np.broadcast_to(np.zeros((), DTYPES[dtype]), layouts[name].local_shape)
-            for name, (dtype, _) in self.params.items()
-        }
-        meta: Any = (
-            {} if self.ranks == 1 else {"shards": {name: at.to_json() for name, at in layouts.items()}}
-        )
-        head = dumps(Record("param", 0, arrays, meta, update=0, rank=where.rank).head())
-        header: dict[str, Any] = {"__metadata__": {"regress": head, "sha256": "0" * 64}}
-        end = 0
-        for name, array in arrays.items():
-            start, end = end, end + array.nbytes
-            code = safetensors._CODES[self.params[name][0]]
-            header[name] = {"dtype": code, "shape": list(array.shape), "data_offsets": [start, end]}
-        text = json.dumps(header).encode()
-        text += b" " * (-len(text) % 8)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("wb") as file:
-            file.write(len(text).to_bytes(8, "little") + text)
-            file.truncate(8 + len(text) + end)
-            for name, values in self.values.items():
-                for index, value in values.items():
-                    array = arrays[name]
-                    file.seek(8 + len(text) + header[name]["data_offsets"][0] + index * array.itemsize)
-                    file.write(np.array(value, array.dtype).tobytes())
-        return file_stamp(path) if self.values else Stamp(path.stat().st_size, "0" * 64)
+        tensors = {name: (dtype, layouts[name].local_shape) for name, (dtype, _) in self.params.items()}
+        shards = {name: layout.to_json() for name, layout in layouts.items()}
+        values = {name: _within(layouts[name], known) for name, known in self.values.items()}
+        return sparse_file(path, "param", where, tensors, {"shards": shards}, values)
+
+
+def _within(layout: ShardLayout, values: Mapping[int, float]) -> dict[int, float]:
+    """Values by their index in a rank's rows, of those that lie there."""
+    width = math.prod(layout.shape[1:])
+    start, stop = (edge * width for edge in (layout.ranges[0] or ((0, 0),))[0])
+    return {index - start: value for index, value in values.items() if start <= index < stop}
+
+
+def sparse_file(
+    path: Path,
+    type: str,
+    where: Coordinates,
+    tensors: Mapping[str, tuple[str, tuple[int, ...]]],
+    meta: Mapping[str, Any],
+    values: Mapping[str, Mapping[int, float]],
+) -> Stamp:
+    """Write a record of zeros, but for some values, as a file with holes."""
+    arrays = {
+        name: np.broadcast_to(np.zeros((), DTYPES[dtype]), shape) for name, (dtype, shape) in tensors.items()
+    }
+    place = {name: value for name, value in vars(where).items() if name != "step"}
+    head = dumps(Record(type, where.step, arrays, dict(meta), **place).head())
+    header: dict[str, Any] = {"__metadata__": {"regress": head, "sha256": "0" * 64}}
+    end = 0
+    for name, array in arrays.items():
+        start, end = end, end + array.nbytes
+        code = safetensors._CODES[tensors[name][0]]
+        header[name] = {"dtype": code, "shape": list(array.shape), "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + end)
+        for name, known in values.items():
+            for index, value in known.items():
+                array = arrays[name]
+                file.seek(8 + len(text) + header[name]["data_offsets"][0] + index * array.itemsize)
+                file.write(np.array(value, array.dtype).tobytes())
+    return file_stamp(path) if values else Stamp(path.stat().st_size, "0" * 64)

@@ -41,6 +41,7 @@ def test_any_two_cuts_of_a_tensor(data: st.DataObject, shape: tuple[int, ...], b
             np.testing.assert_array_equal(found.actual, found.golden)
             flat = [local.reshape(-1)[found.index(i)] for i in range(found.actual.size)]
             np.testing.assert_array_equal(flat, found.actual)
+            assert found.row is None or (found.actual.size % found.row, found.index(0) % found.row) == (0, 0)
             seen += found.actual.tolist()
     assert sorted(seen) == whole.reshape(-1).tolist()
 
