@@ -15,7 +15,8 @@ from itertools import product
 
 import numpy as np
 
-from regress.compare.pieces import BLOCK, Block
+from regress.compare.block import Block
+from regress.compare.pieces import BLOCK
 from regress.dump.arrays import Array
 from regress.dump.mapped import release
 from regress.layout import Range, ShardLayout

@@ -48,6 +48,7 @@ def _floats(a: Array, g: Array, bound: float, row: int | None) -> Measures:
         counted, mismatched = int(finite.sum()), int(other.sum())
         first = int(other.argmax()) if mismatched else None
         signed, y = np.where(finite, signed, 0.0), np.where(finite, y, 0.0)
+        square = float(np.dot(signed, signed))
     error = np.abs(signed)
     worst = int(error.argmax())
     highest = float(error[worst])
@@ -60,7 +61,7 @@ def _floats(a: Array, g: Array, bound: float, row: int | None) -> Measures:
         over=int(np.count_nonzero(error > bound)) if highest > bound else 0,
         max_error=highest,
         worst=worst,
-        error_l2=norm(error),
+        error_l2=norm(error, square),
         golden_l2=norm(y),
         mismatched=mismatched,
         first_mismatch=first,
@@ -68,7 +69,7 @@ def _floats(a: Array, g: Array, bound: float, row: int | None) -> Measures:
         error_sum=float(np.add.reduce(signed)),
         product=float(np.dot(signed, y)),
         max_relative=float(np.fmax.reduce(error / size)),
-        max_ulp=None if max_ulp is None else most_ulps(a, g, error, size),
+        max_ulp=None if max_ulp is None else most_ulps(a, g, error, size, whole=counted == a.size),
         octaves=_octaves(error),
         worst_row=_worst_row(error, y, row),
     )
@@ -129,9 +130,9 @@ def _worst_row(error: NDArray[np.float64], golden: NDArray[np.float64], row: int
     return Row(index, norm(rows[index]), norm(golden.reshape(-1, row)[index]))
 
 
-def norm(values: NDArray[np.float64]) -> float:
-    """Euclidean norm, scaled only where squares would leave the range of float64."""
-    norm = math.sqrt(float(np.dot(values, values)))
+def norm(values: NDArray[np.float64], square: float | None = None) -> float:
+    """Euclidean norm, scaled only where squares would leave the range of float64; ``square`` is their sum, if known."""
+    norm = math.sqrt(float(np.dot(values, values)) if square is None else square)
     if 1e-140 < norm < math.inf:
         return norm
     top = float(np.max(np.abs(values), initial=0.0))

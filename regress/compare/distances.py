@@ -10,9 +10,14 @@ Source: J. Schulman, Approximating KL divergence, http://joschu.net/blog/kl-appr
 
 from __future__ import annotations
 
-import numpy as np
+import math
+from dataclasses import dataclass
 
-from regress.dump.arrays import Array, is_float
+import numpy as np
+from numpy.typing import NDArray
+
+from regress.compare.chunks import chunks
+from regress.dump.arrays import Array
 
 CLIP = 0.2
 """A ratio further from 1 is one that the usual objective clips."""
@@ -20,27 +25,78 @@ QUANTITIES = frozenset({"log_probs", "old_log_probs", "ref_log_probs"})
 """Quantities that are log-probs of tokens."""
 
 
-def policy_distances(actual: Array, golden: Array, clip: float = CLIP) -> dict[str, float] | None:
-    """``k1``, ``k2``, ``k3``, ``max_ratio``, ``mean_ratio`` and ``clipped``, the share of ratios beyond ``1 +- clip``.
+@dataclass(frozen=True)
+class LogRatios:
+    """Sums over tokens whose log-probs are finite on both sides; without any, those of so many equal log-probs.
 
-    Of pairs that are finite on both sides; None where there is none.
-
-    Args:
-        actual, golden: log-probs of one shape, at loss tokens only.
+    Attributes:
+        total, square: of ``log r`` and of its square; ``above`` of ``r - 1``, and ``excess`` of ``r - 1 - log r``.
+        highest: the largest ``r - 1``.
+        beyond: ratios further from 1 than `CLIP`.
     """
-    if not is_float(actual.dtype) or not is_float(golden.dtype):
-        return None
-    with np.errstate(all="ignore"):  # a ratio may overflow, and infinities of both sides are taken out
-        log_ratio = actual.astype(np.float64).reshape(-1) - golden.astype(np.float64).reshape(-1)
-        log_ratio = log_ratio[np.isfinite(log_ratio)]
-        if not log_ratio.size:
+
+    count: int = 0
+    total: float = 0.0
+    square: float = 0.0
+    above: float = 0.0
+    excess: float = 0.0
+    highest: float = 0.0
+    beyond: int = 0
+
+    def then(self, other: LogRatios) -> LogRatios:
+        """These and those of other tokens."""
+        if not self.count or not other.count:
+            return self if self.count else other
+        return LogRatios(
+            self.count + other.count,
+            self.total + other.total,
+            self.square + other.square,
+            self.above + other.above,
+            self.excess + other.excess,
+            max(self.highest, other.highest),
+            self.beyond + other.beyond,
+        )
+
+    def distances(self) -> dict[str, float] | None:
+        """``k1``, ``k2``, ``k3``, ``max_ratio``, ``mean_ratio`` and ``clipped``, the share of ratios beyond `CLIP`.
+
+        None where there is no token.
+        """
+        if not self.count:
             return None
-        above = np.expm1(log_ratio)  # r - 1, exact where r is nearly 1
         return {
-            "k1": float(-log_ratio.mean()),
-            "k2": float((log_ratio * log_ratio).mean() / 2),
-            "k3": float((above - log_ratio).mean()),
-            "max_ratio": float(above.max() + 1),
-            "mean_ratio": float(above.mean() + 1),
-            "clipped": float((np.abs(above) > clip).mean()),
+            "k1": 0.0 - self.total / self.count,
+            "k2": self.square / self.count / 2,
+            "k3": self.excess / self.count,
+            "max_ratio": self.highest + 1,
+            "mean_ratio": self.above / self.count + 1,
+            "clipped": self.beyond / self.count,
         }
+
+
+def log_ratios(actual: Array, golden: Array) -> LogRatios:
+    """The sums over log-probs of one shape, at loss tokens only."""
+    found = LogRatios()
+    with np.errstate(all="ignore"):  # a ratio may overflow, and infinities of both sides are taken out
+        for a, g in chunks(None, actual.reshape(-1), golden.reshape(-1)):
+            found = found.then(_sums(a.astype(np.float64) - g.astype(np.float64)))
+    return found
+
+
+def _sums(log_ratio: NDArray[np.float64]) -> LogRatios:
+    total = float(np.add.reduce(log_ratio))
+    if not math.isfinite(total):
+        log_ratio = log_ratio[np.isfinite(log_ratio)]
+        total = float(np.add.reduce(log_ratio))
+    if not log_ratio.size:
+        return LogRatios()
+    above = np.expm1(log_ratio)  # r - 1, exact where r is nearly 1
+    return LogRatios(
+        log_ratio.size,
+        total,
+        float(np.dot(log_ratio, log_ratio)),
+        float(np.add.reduce(above)),
+        float(np.add.reduce(above - log_ratio)),
+        float(np.maximum.reduce(above)),
+        int(np.count_nonzero(np.abs(above) > CLIP)),
+    )

@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterator, Mapping
 
 from regress.compare.align import Key
+from regress.compare.case import element
 from regress.compare.coverage import QUANTITY
 from regress.compare.groups import Groups
 from regress.compare.held import others, uncovered
 from regress.compare.locate import Locator
 from regress.compare.quantities import MICRO_STAGES, OPEN_STAGES, UPDATE_STAGES
-from regress.compare.tensor import element
 from regress.compare.verdict import Place, Status, Verdict
 from regress.dump.arrays import Array
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regress.compare.align import Key
-from regress.compare.tensor import element
+from regress.compare.case import element
 from regress.dump.arrays import Array, raw
 from regress.dump.record import Record
 from regress.errors import CompareError

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from regress.compare.tensor import Locate
+from regress.compare.case import Locate
 from regress.dump.arrays import Array
 from regress.layout import TokenFrame, TokenLayout
 

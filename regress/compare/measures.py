@@ -97,6 +97,8 @@ class Measures:
     @property
     def quantiles(self) -> dict[str, float]:
         """Upper bounds of quantiles of the error, a factor of two above them at most."""
+        if not self.octaves:
+            return dict.fromkeys(QUANTILES, 0.0)
         found: dict[str, float] = {}
         below, bound = self.finite - sum(self.octaves.values()), 0.0
         octaves = iter(sorted(self.octaves.items()))

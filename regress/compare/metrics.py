@@ -11,14 +11,14 @@ sizes. On one kind of processor measures are always the same, however many threa
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
 
-from regress.compare.chunks import chunks, measure_chunks, norm
+from regress.compare.chunks import CHUNK, chunks, measure_chunks, norm
 from regress.compare.measures import QUANTILES, Measures, Row, ratio
 from regress.dump.arrays import Array, is_float
 from regress.dump.mapped import release
@@ -49,6 +49,8 @@ def measure(
         threads: that measure stripes at a time.
     """
     part = _measure_for(actual, golden)
+    if actual.size <= CHUNK:  # what is small is not worth the stripes
+        return part(actual.reshape(-1), golden.reshape(-1), float(bound), bitwise, row)
 
     def work(stripe: tuple[Array, ...]) -> Measures:
         with _flat(stripe) as (a, g):
@@ -61,11 +63,15 @@ def measure(
     return found
 
 
-def scaled_residual(actual: Array, golden: Array, alpha: float) -> float:
-    """``||actual - alpha golden|| / ||golden||`` over pairs that are finite, to the last digits of float64."""
+def scaled_residual(pairs: Iterable[tuple[Array, Array]], alpha: float) -> float:
+    """``||actual - alpha golden|| / ||golden||`` over what is finite on both sides, to the last digits of float64.
+
+    Args:
+        pairs: actual and golden arrays of one shape.
+    """
     error = size = 0.0
     with np.errstate(all="ignore"):
-        for stripe in _stripes(None, actual, golden):
+        for stripe in (stripe for pair in pairs for stripe in _stripes(None, *pair)):
             with _flat(stripe) as flat:
                 for a, g in chunks(None, *flat):
                     x, y = a.astype(np.float64), g.astype(np.float64)
@@ -79,6 +85,8 @@ def largest(array: Array) -> float:
     """Largest finite absolute value, 0.0 where there is none."""
     found = 0.0
     with np.errstate(all="ignore"):
+        if array.size <= CHUNK:
+            return _top(array.reshape(-1)) if array.size else 0.0
         for stripe in _stripes(None, array):
             with _flat(stripe) as (flat,):
                 for (part,) in chunks(None, flat):

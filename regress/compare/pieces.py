@@ -15,6 +15,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from regress.compare.block import Block
 from regress.compare.listing import PADDING
 from regress.dump.arrays import Array
 from regress.dump.mapped import release
@@ -85,24 +86,6 @@ def token_part(array: Array, layout: ShardLayout, canonical: Index, lead: int) -
     return Part(array.reshape(here.size, *inner.local_shape), here, inner, array.shape)
 
 
-@dataclass(frozen=True, eq=False)
-class Block:
-    """Corresponding elements of both sides, as flat arrays.
-
-    Attributes:
-        row: elements of a row, where the block consists of whole rows of the last dimension.
-    """
-
-    actual: Array
-    golden: Array
-    flat: Index | int
-    row: int | None = None
-
-    def index(self, element: int) -> int:
-        """Flat index in the actual tensor."""
-        return self.flat + element if isinstance(self.flat, int) else int(self.flat[element])
-
-
 def blocks(actual: Part, golden: Sequence[Part], selected: Index) -> Iterator[Block]:
     """The elements of some local rows beside their golden values, in local order.
 
@@ -143,8 +126,8 @@ def _same_rows(actual: Part, golden: Part, ours: Index, theirs: Index) -> Iterat
     width = actual.width
     a, g = _taken(actual.array, ours), _taken(golden.array, theirs)
     run = _run(ours)
-    flat = run * width if run is not None else (ours[:, None] * width + np.arange(width)).reshape(-1)
-    yield Block(a.reshape(-1), g.reshape(-1), flat, actual.row)
+    start = ours if run is None else run * width
+    yield Block(a.reshape(-1), g.reshape(-1), start, actual.row, width)
 
 
 def _assembled(actual: Part, golden: Sequence[Part], ours: Index) -> Iterator[Block]:
@@ -172,11 +155,11 @@ def _assembled(actual: Part, golden: Sequence[Part], ours: Index) -> Iterator[Bl
     if expected is None:
         return
     width = actual.width
-    flat = (ours[:, None] * width + np.arange(width)).reshape(-1)
     a, use = _taken(actual.array, ours).reshape(-1), known.reshape(-1)
     if use.all():
-        yield Block(a, expected.reshape(-1), flat, actual.row)
+        yield Block(a, expected.reshape(-1), ours, actual.row, width)
     elif use.any():
+        flat = (ours[:, None] * width + np.arange(width)).reshape(-1)
         yield Block(a[use], expected.reshape(-1)[use], flat[use])
 
 

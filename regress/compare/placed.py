@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regress.compare.align import Key, by_place, canonical_layout, rows_layout, told_loss_tokens
+from regress.compare.case import Locate
 from regress.compare.coverage import QUANTITY, judge_coverage
 from regress.compare.locate import Locator
 from regress.compare.quantities import LOSS_STAGES, UPDATE_STAGES, Kind, quantity_named, source_of
-from regress.compare.tensor import Locate
 from regress.compare.verdict import Place, Status, Verdict
 from regress.dump.record import Record
 from regress.errors import CompareError

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regress.compare.align import Key
+from regress.compare.case import element
 from regress.compare.coverage import QUANTITY, judge_coverage
 from regress.compare.held import others, uncovered
 from regress.compare.listing import Listed
@@ -18,7 +19,6 @@ from regress.compare.match import Matching
 from regress.compare.quantities import LOSS_STAGES, UPDATE_STAGES, source_of
 from regress.compare.selection import Selection
 from regress.compare.sides import Side
-from regress.compare.tensor import element
 from regress.compare.verdict import Place, Status, Verdict
 from regress.layout import SampleKey, Segment, TokenFrame, TokenLayout
 

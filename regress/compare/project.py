@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regress.compare.around import Around
+from regress.compare.case import Locate, element
 from regress.compare.locate import Locator, TokenText
 from regress.compare.metrics import largest
 from regress.compare.quantities import MICRO_STAGES, SHARES, Kind, Source, quantity_named, sources_in
 from regress.compare.surroundings import Surroundings
-from regress.compare.tensor import Locate, element
 from regress.dump.arrays import Array
 from regress.errors import CompareError
 from regress.layout import ShardLayout, TokenFrame, TokenLayout

@@ -10,11 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regress.compare.align import Key
+from regress.compare.case import element
 from regress.compare.groups import Groups
 from regress.compare.held import Held, Overlap, held, overlaps
 from regress.compare.locate import Locator
 from regress.compare.quantities import MICRO_STAGES, UPDATE_STAGES, source_of
-from regress.compare.tensor import element, judge_tensor
+from regress.compare.tensor import judge_tensor
 from regress.compare.tolerance import Tolerance
 from regress.compare.verdict import Place, Status, Verdict
 from regress.dump.arrays import dtype_name

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from regress.compare.bounds import Bounds
+from regress.compare.case import Locate
 from regress.compare.locate import Locator
 from regress.compare.selection import Selection
 from regress.compare.sides import Side, open_side
-from regress.compare.tensor import Locate, judge_tensor
+from regress.compare.tensor import judge_tensor
 from regress.compare.tolerance import Tolerance
 from regress.compare.trajectories import QUANTITY
 from regress.compare.units import Finding

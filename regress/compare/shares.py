@@ -15,12 +15,13 @@ import numpy as np
 
 from regress.compare.bounds import Bounds
 from regress.compare.boxes import Shard, shard_blocks
-from regress.compare.judged import Case, judge_blocks
+from regress.compare.case import Case
 from regress.compare.metrics import largest
 from regress.compare.quantities import SHARES, Source, source_of
 from regress.compare.selection import Selection
 from regress.compare.sides import Side, open_side
 from regress.compare.units import Finding
+from regress.compare.values import judge_blocks
 from regress.compare.verdict import Place, Status, Verdict
 from regress.dump.arrays import Array, dtype_name
 from regress.dump.record import Record

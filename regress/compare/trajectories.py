@@ -6,8 +6,9 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from regress.compare.case import Locate
 from regress.compare.locate import Locator
-from regress.compare.tensor import Locate, judge_tensor
+from regress.compare.tensor import judge_tensor
 from regress.compare.tolerance import Tolerance
 from regress.compare.verdict import Place, Status, Verdict
 from regress.dump.arrays import Array

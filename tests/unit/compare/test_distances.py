@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regress.compare.distances import policy_distances
+from regress.compare.distances import log_ratios
 from regress.compare.tensor import judge_tensor
-from regress.compare.tolerance import Tolerance
+from regress.compare.tolerance import EXACT, Tolerance
 from regress.compare.verdict import Place, Verdict
 from regress.dump.arrays import DTYPES
 
@@ -28,7 +28,7 @@ def test_they_estimate_the_divergence(seed: int) -> None:
     golden, actual = policies(seed, 50)
     exact = float((np.exp(golden) * (golden - actual)).sum())
     drawn = np.random.default_rng(seed).choice(50, 200_000, p=np.exp(golden))
-    found = policy_distances(actual[drawn], golden[drawn])
+    found = log_ratios(actual[drawn], golden[drawn]).distances()
     assert found is not None
     assert found["k1"] == pytest.approx(exact, rel=0.1)
     assert found["k2"] == pytest.approx(exact, rel=0.1)
@@ -40,7 +40,7 @@ def test_they_estimate_the_divergence(seed: int) -> None:
 @given(st.lists(st.tuples(st.floats(-8, 0), st.floats(-8, 0)), min_size=1, max_size=20))
 def test_the_definitions(pairs: list[tuple[float, float]]) -> None:
     actual, golden = (np.array(side) for side in zip(*pairs, strict=True))
-    found = policy_distances(actual, golden)
+    found = log_ratios(actual, golden).distances()
     ratios = [math.exp(a - g) for a, g in pairs]
     assert found == pytest.approx(
         {
@@ -57,7 +57,7 @@ def test_the_definitions(pairs: list[tuple[float, float]]) -> None:
 
 
 def test_nearly_equal_policies_are_told_apart() -> None:
-    found = policy_distances(np.full(4, -1.0 + 1e-9), np.full(4, -1.0))
+    found = log_ratios(np.full(4, -1.0 + 1e-9), np.full(4, -1.0)).distances()
     assert found is not None
     assert found["k3"] == pytest.approx(5e-19, rel=1e-3)
 
@@ -68,11 +68,16 @@ def test_what_is_not_finite_is_left_out(dtype: str) -> None:
         np.array(side).astype(DTYPES[dtype])
         for side in ([-1.0, np.nan, -np.inf, -2.0], [-1.0, -1.0, -1.0, np.nan])
     )
-    assert policy_distances(actual, golden) == {
+    assert log_ratios(actual, golden).distances() == {
         "k1": 0.0, "k2": 0.0, "k3": 0.0, "max_ratio": 1.0, "mean_ratio": 1.0, "clipped": 0.0
     }  # fmt: skip
-    assert policy_distances(actual[1:], golden[1:]) is None
-    assert policy_distances(np.ones(2, np.int64), np.ones(2, np.int64)) is None
+    assert log_ratios(actual[1:], golden[1:]).distances() is None
+
+
+def test_numbers_that_are_no_log_probs_have_none() -> None:
+    ones = np.ones(2, np.int64)
+    verdict = judge_tensor(ones, ones, EXACT, quantity="log_probs", name="log_probs", place=Place(0))
+    assert verdict.distances is None
 
 
 def test_verdicts_on_log_probs_tell_them() -> None:

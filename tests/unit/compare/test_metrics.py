@@ -67,7 +67,7 @@ def test_the_full_set_is_that_of_the_naive_computation(dtype: str, data: st.Data
     if alpha is not None:
         left = float(np.linalg.norm(T - alpha * R) / np.linalg.norm(R))
         assert found.residual == pytest.approx(left, abs=1e-6 * found.relative_l2)
-        assert scaled_residual(actual, golden, alpha) == pytest.approx(left, abs=1e-15)
+        assert scaled_residual([(actual, golden)], alpha) == pytest.approx(left, abs=1e-15)
     for name, bound in found.quantiles.items():
         exact = float(np.quantile(error, metrics.QUANTILES[name], method="inverted_cdf"))
         assert (exact <= bound <= 2 * exact) if exact else bound == 0.0
@@ -101,7 +101,7 @@ def test_a_scaled_tensor_is_known_as_one() -> None:
     golden = np.random.default_rng(0).standard_normal(1000)
     found = measure(golden * 3, golden)
     assert found.alpha == pytest.approx(3.0, rel=1e-14)
-    assert scaled_residual(golden * 3, golden, 3.0) < 1e-15
+    assert scaled_residual([(golden * 3, golden)], 3.0) < 1e-15
     assert measure(golden, np.zeros(1000)).alpha is None
 
 

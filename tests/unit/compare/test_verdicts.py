@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pandas as pd
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regress.compare.layers import layer_of, layer_order, multiples_by_layer
@@ -30,6 +30,7 @@ VERDICTS = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(VERDICTS, max_size=5))
 def test_a_frame_tells_status_place_and_figures(verdicts: list[Verdict]) -> None:
     frame = Verdicts(verdicts).to_frame()
@@ -46,6 +47,7 @@ def test_a_frame_tells_status_place_and_figures(verdicts: list[Verdict]) -> None
     assert [pd.isna(where) for where in frame.worst_where] == [verdict.worst is None for verdict in verdicts]
 
 
+@settings(deadline=None)
 @given(st.lists(VERDICTS, max_size=3))
 def test_the_types_of_columns_do_not_depend_on_the_values(verdicts: list[Verdict]) -> None:
     empty, frame = Verdicts().to_frame(), Verdicts(verdicts).to_frame()

@@ -1,0 +1,34 @@
+"""Corresponding elements of two tensors, as many of them as are looked at together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regress.dump.arrays import Array
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Elements of both sides, in arrays of one shape.
+
+    Attributes:
+        start: flat index in the actual tensor of the first element, if they follow one another there; otherwise, of
+            each run of ``width`` elements, which multiple of ``width`` it starts at.
+        row: elements of a row, where the block consists of whole rows of the last dimension.
+    """
+
+    actual: Array
+    golden: Array
+    start: NDArray[np.int64] | int = 0
+    row: int | None = None
+    width: int = 1
+
+    def index(self, element: int) -> int:
+        """Flat index in the actual tensor."""
+        if isinstance(self.start, int):
+            return self.start + element
+        run, rest = divmod(element, self.width)
+        return int(self.start[run]) * self.width + rest
