@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from regress.compare.listing import Listed
-from regress.compare.match import Sample, Values, ValuesOf
+from regress.compare.listing import Listed, lengths_of
+from regress.compare.match import Sample, Tokens, Values, ValuesOf
 from regress.compare.sides import Side
+from regress.dump.mapped import release
 from regress.dump.record import Record
-from regress.dump.trajectory import from_record
+from regress.dump.trajectory import rollouts_in
 from regress.layout import SampleKey
 
 TELLING = ("batch_inputs", "forward_data")
@@ -28,8 +29,9 @@ def samples_of(side: Side, records: Sequence[Listed]) -> list[Sample]:
     found: dict[SampleKey, Sample] = {}
     for record in records:
         if record.key.stage == "trajectory":
-            for t in from_record(side.read(record.name)):
-                found[t.key] = Sample(t.key, tuple(t.tokens))
+            for t in rollouts_in(side.read(record.name)):
+                found[t.key] = Sample(t.key, Tokens.of(t.tokens))
+                release(t.tokens)
     unknown = [r for r in records if not {*r.samples} <= found.keys()]
     contents = _contents(side, [r for r in records if r.key.stage in TELLING], found) if unknown else {}
     for record in unknown:
@@ -59,25 +61,26 @@ def _key(value: Any) -> SampleKey:
     return str(value[0]), int(value[1])
 
 
-def _contents(
-    side: Side, records: Iterable[Listed], known: Iterable[SampleKey]
-) -> dict[SampleKey, tuple[int, ...]]:
+def _contents(side: Side, records: Sequence[Listed], known: Iterable[SampleKey]) -> dict[SampleKey, Tokens]:
     """The tokens of samples whose every position some record holds."""
     skipped = set(known)
-    tokens: dict[SampleKey, dict[int, int]] = {}
-    for listed in records:
-        if listed.spans is None or "input_ids" not in listed.tensors or {*listed.samples} <= skipped:
-            continue
-        ids = side.read(listed.name).tensors["input_ids"]
-        for key, start, stop, row, col in listed.spans.segments:
+    telling = [
+        record
+        for record in records
+        if record.spans is not None and "input_ids" in record.tensors and not {*record.samples} <= skipped
+    ]
+    sizes = lengths_of(telling)
+    tokens: dict[SampleKey, NDArray[np.int64]] = {}
+    told: dict[SampleKey, NDArray[np.bool_]] = {}
+    for record in telling:
+        ids = side.read(record.name).tensors["input_ids"]
+        for key, start, stop, row, col in () if record.spans is None else record.spans.segments:
             if key not in skipped:
-                values = ids[row, col : col + stop - start].tolist()
-                tokens.setdefault(key, {}).update(zip(range(start, stop), values, strict=True))
-    return {
-        key: tuple(found[position] for position in range(len(found)))
-        for key, found in tokens.items()
-        if found.keys() == set(range(len(found)))
-    }
+                tokens.setdefault(key, np.zeros(sizes[key], np.int64))[start:stop] = ids[
+                    row, col : col + stop - start
+                ]
+                told.setdefault(key, np.zeros(sizes[key], bool))[start:stop] = True
+    return {key: Tokens.of(found) for key, found in tokens.items() if told[key].all()}
 
 
 def values_of(ours: Side, golden: Sequence[Listed], theirs: Side, actual: Sequence[Listed]) -> Values:
@@ -113,7 +116,7 @@ def _values(side: Side, records: Sequence[Listed], key: SampleKey) -> ValuesOf:
 
 
 def _rollout(record: Record, key: SampleKey) -> ValuesOf:
-    for t in from_record(record):
+    for t in rollouts_in(record):
         if t.key == key:
             told = {"reward": np.array([t.reward], np.float64)}
             return told if t.log_probs is None else told | {"sampler": t.log_probs.astype(np.float64)}

@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import permutations
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from regress.layout import SampleKey
 
-Content = tuple[int, ...]
-"""The tokens of a sample, padding left out."""
+
+@dataclass(frozen=True)
+class Tokens:
+    """The tokens of a sample, padding left out: how many, and a hash in place of them."""
+
+    count: int
+    digest: bytes
+
+    @classmethod
+    def of(cls, values: NDArray[Any]) -> Tokens:
+        """Of token ids of any integer type."""
+        ids = np.ascontiguousarray(values, np.int64)
+        return cls(ids.size, hashlib.sha256(ids.data).digest())
+
+    def __len__(self) -> int:
+        return self.count
+
+
+Content: TypeAlias = Tokens | tuple[int, ...]
+"""What the samples are matched by: equal for equal tokens."""
 
 ValuesOf = Mapping[str, NDArray[np.float64]]
 """What was computed of a sample, by name."""

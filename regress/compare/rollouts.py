@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,7 +18,8 @@ from regress.compare.trajectories import QUANTITY
 from regress.compare.units import Finding
 from regress.compare.verdict import Place, Status, Verdict
 from regress.dump.arrays import Array, dtype_name
-from regress.dump.trajectory import Trajectory, from_record
+from regress.dump.mapped import release
+from regress.dump.trajectory import Rollout, rollouts_in
 from regress.layout import SampleKey, TokenFrame
 
 
@@ -48,8 +49,8 @@ class RolloutUnit:
 def compare_rollouts(unit: RolloutUnit) -> list[Finding]:
     """Compare tokens, masks, rewards and sampler log-probs of the samples that both sides have."""
     ours, theirs = open_side(unit.golden), open_side(unit.actual)
-    golden = {t.key: t for t in from_record(ours.read(unit.records[0]))}
-    actual = {t.key: t for t in from_record(theirs.read(unit.records[1]))}
+    golden = {t.key: t for t in rollouts_in(ours.read(unit.records[0]))}
+    actual = {t.key: t for t in rollouts_in(theirs.read(unit.records[1]))}
     pairs = [
         (golden[to], actual[key]) for key, to in unit.golden_of.items() if to in golden and key in actual
     ]
@@ -63,24 +64,24 @@ def compare_rollouts(unit: RolloutUnit) -> list[Finding]:
 
 
 def _findings(
-    unit: RolloutUnit, pairs: list[tuple[Trajectory, Trajectory]], ours: Side, theirs: Side
+    unit: RolloutUnit, pairs: list[tuple[Rollout, Rollout]], ours: Side, theirs: Side
 ) -> Iterator[Finding]:
     exact = unit.bounds.of(QUANTITY, [])
     same = [pair for pair in pairs if len(pair[0].tokens) == len(pair[1].tokens)]
     for golden, actual in (pair for pair in pairs if len(pair[0].tokens) != len(pair[1].tokens)):
-        words = f"sample {golden.group_id}/{golden.run_id}"
+        words = f"sample {golden.key[0]}/{golden.key[1]}"
         detail = f"{words} has {len(golden.tokens)} golden tokens and {len(actual.tokens)} actual ones"
         yield Finding(Verdict(Status.SHAPE, QUANTITY, "tokens", unit.place, detail), exact)
     if not same:
         return
     frame = TokenFrame(tuple(g.key for g, _ in same), tuple(len(g.tokens) for g, _ in same))
-    locator = Locator(frame, np.concatenate([np.asarray(g.tokens, np.int64) for g, _ in same]))
-    for name, kind in (("tokens", np.int64), ("loss_mask", np.int64)):
-        values = [
-            np.concatenate([np.asarray(getattr(t, name), kind) for t in side])
-            for side in zip(*same, strict=True)
-        ]
-        yield Finding(_judge(unit, name, values[0], values[1], exact, locator.token), exact)
+    golden_ids, ids = (_joined(t.tokens for t in side) for side in zip(*same, strict=True))
+    locator = Locator(frame, golden_ids)
+    yield Finding(_judge(unit, "tokens", golden_ids, ids, exact, locator.token), exact)
+    del ids
+    masks = [_joined(t.loss_mask for t in side) for side in zip(*same, strict=True)]
+    yield Finding(_judge(unit, "loss_mask", masks[0], masks[1], exact, locator.token), exact)
+    del masks
 
     def by_sample(index: int) -> str:
         return "sample {}/{}".format(*frame.samples[index])
@@ -90,20 +91,23 @@ def _findings(
     yield Finding(_judge(unit, "reward", rewards[0], rewards[1], tolerance, by_sample), tolerance)
     flags = [np.array([t.is_val for t in side]) for side in zip(*same, strict=True)]
     yield Finding(_judge(unit, "is_val", flags[0], flags[1], exact, by_sample), exact)
-    yield from _log_probs(unit, same, ours, theirs)
+    yield from _log_probs(unit, same, ours, theirs, locator)
 
 
 def _log_probs(
-    unit: RolloutUnit, same: list[tuple[Trajectory, Trajectory]], ours: Side, theirs: Side
+    unit: RolloutUnit, same: list[tuple[Rollout, Rollout]], ours: Side, theirs: Side, locator: Locator
 ) -> Iterator[Finding]:
     """Sampler log-probs of the sampled tokens, where both sides have them."""
     both = [(g, a) for g, a in same if g.log_probs is not None and a.log_probs is not None]
     if not both:
         return
     frame = TokenFrame(tuple(g.key for g, _ in both), tuple(len(g.tokens) for g, _ in both))
-    locator = Locator(frame, np.concatenate([np.asarray(g.tokens, np.int64) for g, _ in both]))
-    values = [np.concatenate([np.asarray(t.log_probs) for t in side]) for side in zip(*both, strict=True)]
-    mask = np.concatenate([np.asarray(g.loss_mask, bool) for g, _ in both])
+    if len(both) < len(same):
+        locator = Locator(frame, _joined(g.tokens for g, _ in both))
+    values = [
+        _joined(t.log_probs for t in side if t.log_probs is not None) for side in zip(*both, strict=True)
+    ]
+    mask = _joined(g.loss_mask for g, _ in both).astype(bool)
     tolerance = unit.bounds.of("log_probs", [dtype_name(array.dtype) for array in values])
     verdict = judge_tensor(
         values[1],
@@ -116,6 +120,15 @@ def _log_probs(
         locate=locator.token,
     )
     yield Finding(verdict, tolerance)
+
+
+def _joined(parts: Iterable[Array]) -> Array:
+    """Values of all samples; where they lie in a mapped file, that is given back."""
+    known = [*parts]
+    found = np.concatenate(known)
+    for part in known:
+        release(part)
+    return found
 
 
 def _judge(

@@ -123,10 +123,7 @@ def _check_batch(trajectories: Sequence[Trajectory], step: int) -> None:
     for trajectory in trajectories:
         trajectory.validate()
         if trajectory.key in seen:
-            raise DumpError(
-                f"step {step} has two trajectories with group_id {trajectory.group_id!r} and run_id "
-                f"{trajectory.run_id}, but these identify a sample: number the runs of a group"
-            )
+            raise _two_of_one(step, trajectory.group_id, trajectory.run_id)
         seen.add(trajectory.key)
         if trajectory.log_probs is not None:
             dtypes.add(trajectory.log_probs.dtype.name)
@@ -174,3 +171,62 @@ def _unpack(record: Record) -> list[Trajectory]:
         )
         trajectories.append(trajectory)
     return trajectories
+
+
+@dataclass(frozen=True, eq=False)
+class Rollout:
+    """What a record holds of one sample, as parts of its arrays: nothing is copied, and no token becomes an object."""
+
+    key: tuple[str, int]
+    tokens: Array
+    loss_mask: Array
+    reward: float
+    is_val: bool
+    log_probs: Array | None
+
+
+def rollouts_in(record: Record) -> list[Rollout]:
+    """The samples of one step, in recorded order, for those that need their numbers only.
+
+    Raises `DumpError` when the record holds none, or two of one key.
+    """
+    try:
+        found = [*_parts(record)]
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise DumpError(
+            f"the {record.type} record of step {record.step} holds no trajectories: {error}"
+        ) from None
+    keys = [rollout.key for rollout in found]
+    if len({*keys}) < len(keys):
+        group, run = next(key for key in keys if keys.count(key) > 1)
+        raise _two_of_one(record.step, group, run)
+    return found
+
+
+def _parts(record: Record) -> Iterable[Rollout]:
+    t = record.tensors
+    samples: Any = record.meta["samples"]
+    told = np.where(t["has_log_probs"], t["lengths"], 0)
+    for name, lengths in (("tokens", t["lengths"]), ("loss_mask", t["lengths"]), ("log_probs", told)):
+        size = t[name].size if name in t else 0
+        if size != int(lengths.sum()):
+            raise ValueError(f"{name} has {size} values for {int(lengths.sum())} tokens")
+    ends, told_ends = np.cumsum(t["lengths"]).tolist(), np.cumsum(told).tolist()
+    for i, (sample, end, length) in enumerate(zip(samples, ends, t["lengths"].tolist(), strict=True)):
+        own = slice(end - length, end)
+        log_probs = t["log_probs"][told_ends[i] - length : told_ends[i]] if t["has_log_probs"][i] else None
+        yield Rollout(
+            (str(sample["group_id"]), int(t["run_id"][i])),
+            t["tokens"][own],
+            t["loss_mask"][own],
+            float(t["reward"][i]),
+            bool(t["is_val"][i]),
+            log_probs,
+        )
+
+
+def _two_of_one(step: int, group_id: str, run_id: int) -> DumpError:
+    return DumpError(
+        f"step {step} has two trajectories with group_id {group_id!r} and run_id {run_id}, but these identify a "
+        "sample: number the runs of a group"
+    )
