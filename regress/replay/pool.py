@@ -318,7 +318,9 @@ class _Job:
         if self.lost:
             return False
         ready = wait([self._server.messages, *self._reports], max(0.0, end - time.monotonic()))
-        for source in ready:
+        for source in sorted(
+            ready, key=lambda source: source is self._server.messages
+        ):  # what ends ranks comes last
             if isinstance(source, Connection):
                 self._hear(source)
         return bool(ready)
@@ -333,12 +335,19 @@ class _Job:
                 del self._reports[source]
             return
         if isinstance(message, Ended):
+            self._hear_out(message.rank)
             self.states[message.rank].status = message.status
             self.states[message.rank].ended = time.monotonic()
         elif isinstance(message, Tapped):
             self._reports[source].last = message
         elif isinstance(message, Done | Failed):
             self._reports[source].result = message
+
+    def _hear_out(self, rank: int) -> None:
+        """Take all that a rank has said before it ended, or its end would be taken for one without a word."""
+        for report in [report for report, state in self._reports.items() if state.rank == rank]:
+            while report in self._reports and report.poll():
+                self._hear(report)
 
     def _signal(self, number: int, states: Sequence[RankState]) -> None:
         for state in states:

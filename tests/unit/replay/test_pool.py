@@ -8,12 +8,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from regress.errors import RankError, ReplayError
+from regress.replay import pool as module
 from regress.replay.pool import RankPool
 
 HERE = Path(__file__).parent
@@ -117,6 +119,22 @@ def test_it_is_told_what_the_rank_had_recorded(pool: RankPool, targets: Any, tmp
     assert str(caught.value) == (
         "rank 0 of 1 raised ValueError: wrong sign, after it recorded loss at step3/rank0/micro1"
     )
+
+
+def test_the_words_of_a_rank_are_heard_although_its_end_is_heard_first(
+    pool: RankPool, targets: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last words may lie in the pipe behind others when the forkserver tells that it has ended."""
+
+    def late(sources: list[Any], timeout: float) -> list[Any]:
+        found = wait(sources, timeout)
+        if found and found != [sources[0]]:
+            time.sleep(0.5)  # until all is said, and the rank has ended
+        return wait(sources, 0)
+
+    monkeypatch.setattr(module, "wait", late)
+    with pytest.raises(RankError, match="rank 0 of 1 raised ValueError: wrong sign, after it recorded loss"):
+        pool.run(targets.raises, {"culprit": 0, "folder": str(tmp_path / "dump")}, 1)
 
 
 def test_what_ranks_print_is_kept_where_it_is_asked_for(pool: RankPool, targets: Any, tmp_path: Path) -> None:
