@@ -27,7 +27,7 @@ import torch
 
 from benchmarks.report import Report
 from benchmarks.timing import Measured, alternate, timed
-from regress.compare.metrics import measure
+from regress.compare.metrics.stripes import measure
 from regress.dump.arrays import Array, to_torch
 from regress.dump.mapped import Region
 
@@ -39,7 +39,7 @@ BLOCK = 1 << 22
 RTOL, ATOL = 0.1, 1e-5
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 START_UP = {
-    "ours": "from regress.compare.metrics import measure; measure(x, y)",
+    "ours": "from regress.compare.metrics.stripes import measure; measure(x, y)",
     "allclose": "np.allclose(x, y)",
     "assert_close": "import torch; torch.testing.assert_close(torch.from_numpy(x), torch.from_numpy(y))",
 }

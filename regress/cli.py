@@ -134,7 +134,7 @@ def check(ctx: click.Context, path: str) -> None:
 
     Exit codes: 0 all true, 1 something is not, 2 nothing could be checked.
     """
-    from regress.compare.check import check_invariants
+    from regress.compare.updates.alone import check_invariants
     from regress.dump.reader import DumpReader
     from regress.errors import CompareError
     from regress.report.text import headline

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from regress.compare.tolerance import Tolerance
-from regress.compare.verdict import Verdict
+from regress.compare.verdicts.tolerance import Tolerance
+from regress.compare.verdicts.verdict import Verdict
 from regress.errors import GoldenError
 from regress.golden.checks import StoredCheck, read_check
 from regress.golden.tree import Tree

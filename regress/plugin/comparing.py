@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from regress.compare.tensor import judge_tensor
-from regress.compare.tolerance import Tolerance
-from regress.compare.verdict import Place, Status, Verdict
+from regress.compare.verdicts.tensor import judge_tensor
+from regress.compare.verdicts.tolerance import Tolerance
+from regress.compare.verdicts.verdict import Place, Status, Verdict
 from regress.dump.arrays import Array, dtype_name, is_float
 from regress.errors import CheckError
 from regress.golden.tree import CONTAINERS, TENSOR, Node, Tree, describe

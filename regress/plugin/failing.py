@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from regress.compare.verdict import Verdict
+from regress.compare.verdicts.verdict import Verdict
 from regress.report.call import link
 from regress.report.text import explain, headline
 

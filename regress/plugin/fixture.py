@@ -15,7 +15,7 @@ from regress.plugin.rows import ASKED, tell_calls, tell_properties, tell_update
 from regress.plugin.settings import SETTINGS
 
 if TYPE_CHECKING:
-    from regress.compare.verdict import Verdict
+    from regress.compare.verdicts.verdict import Verdict
     from regress.dump.reader import DumpReader
     from regress.golden.checks import StoredCheck
     from regress.plugin.checking import Call

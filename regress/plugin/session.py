@@ -50,7 +50,7 @@ class ReplaySession:
     def suite(self) -> Suite:
         """The cases and variants, opened when a test first asks for them; raises `ConfigError` for bad ones."""
         if SUITE not in self._config.stash:
-            from regress.compare.overrides import read_overrides
+            from regress.compare.verdicts.overrides import read_overrides
             from regress.replay.table import project_variants
 
             added = self._config.hook.pytest_regress_variants(config=self._config)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from regress.errors import ConfigError, RegressError
 
 if TYPE_CHECKING:
-    from regress.compare.overrides import Overrides
+    from regress.compare.verdicts.overrides import Overrides
     from regress.dump.reader import DumpReader
     from regress.golden.case import GoldenCase
     from regress.plugin.settings import Settings

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from regress.compare.verdict import Verdict
+from regress.compare.verdicts.verdict import Verdict
 from regress.dump.arrays import is_float
 from regress.errors import GoldenError
 from regress.golden.checks import StoredCheck

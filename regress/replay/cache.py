@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from regress.compare.overrides import Overrides
+from regress.compare.verdicts.overrides import Overrides
 from regress.dump.files import remove_tree, write_atomically
 from regress.dump.location import Location
 from regress.dump.manifest import MANIFEST

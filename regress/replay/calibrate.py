@@ -22,8 +22,8 @@ import torch
 from torch import nn
 
 from regress.compare.quantities import quantity_named, source_of
-from regress.compare.tolerance import EXACT, Tolerance
-from regress.compare.verdict import Status, Verdict
+from regress.compare.verdicts.tolerance import EXACT, Tolerance
+from regress.compare.verdicts.verdict import Status, Verdict
 from regress.engine.build import Run
 from regress.engine.precision import DTYPES
 from regress.errors import ReplayError

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from regress.compare.tolerance import Tolerance, tolerance_of
+from regress.compare.verdicts.tolerance import Tolerance, tolerance_of
 from regress.engine.precision import DTYPES
 from regress.golden.tolerance import ToleranceEntry
 from regress.replay.judge import NATIVE

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from regress.compare.invariants import judge_invariants
 from regress.compare.judge import judge_bitwise, judge_trajectories, judge_update
-from regress.compare.overrides import Overrides
 from regress.compare.quantities import quantity_named
-from regress.compare.selftest import judge_rolled
-from regress.compare.tolerance import EXACT, Tolerance, Tolerances, tolerance_of
-from regress.compare.verdict import Verdict
+from regress.compare.updates.invariants import judge_invariants
+from regress.compare.updates.selftest import judge_rolled
+from regress.compare.verdicts.overrides import Overrides
+from regress.compare.verdicts.tolerance import EXACT, Tolerance, Tolerances, tolerance_of
+from regress.compare.verdicts.verdict import Verdict
 from regress.dump.arrays import Array, dtype_name
 from regress.dump.reader import DumpReader
 from regress.dump.record import Record

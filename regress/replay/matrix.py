@@ -11,7 +11,7 @@ from functools import cached_property
 from weakref import WeakKeyDictionary
 
 from regress.compare.quantities import QUANTITIES, Kind
-from regress.compare.verdict import Place
+from regress.compare.verdicts.verdict import Place
 from regress.dump.trajectory import Trajectory
 from regress.errors import ConfigError
 from regress.golden.case import GoldenCase

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from regress.compare.diagnosis import Diagnosis, diagnose
-from regress.compare.divergence import Divergence, find_divergence
-from regress.compare.layers import merged_layers, multiples_by_layer
-from regress.compare.scene import Scene
-from regress.compare.verdict import Place, Verdict
+from regress.compare.diagnosis.causes import Diagnosis, diagnose
+from regress.compare.diagnosis.divergence import Divergence, find_divergence
+from regress.compare.diagnosis.layers import merged_layers, multiples_by_layer
+from regress.compare.diagnosis.scene import Scene
+from regress.compare.verdicts.verdict import Place, Verdict
 from regress.report.call import Call
 
 FILE = "outcome.json"

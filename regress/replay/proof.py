@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from regress.compare.tolerance import EXACT, Tolerance, Tolerances
+from regress.compare.verdicts.tolerance import EXACT, Tolerance, Tolerances
 from regress.faults.corpus import CORPUS
 from regress.golden.case import GoldenCase
 from regress.replay.floors import KAPPA, Floor

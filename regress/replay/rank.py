@@ -12,7 +12,7 @@ from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import NoReturn
 
-from regress.compare.verdict import Place
+from regress.compare.verdicts.verdict import Place
 from regress.dump.coordinates import Coordinates
 from regress.dump.taps import watching
 from regress.replay.reports import Done, Failed, Start, Tapped

@@ -19,7 +19,7 @@ from regress.replay.variants import TIERS, Extent, Precision, Variant
 from regress.report.numbers import plural
 
 if TYPE_CHECKING:
-    from regress.compare.overrides import Overrides
+    from regress.compare.verdicts.overrides import Overrides
     from regress.replay.matrix import Replay
     from regress.replay.session import Machine, Results
 

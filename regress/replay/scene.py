@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from regress.compare.scene import Scene
+from regress.compare.diagnosis.scene import Scene
 from regress.replay.matrix import Replay
 from regress.replay.variants import Precision
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from regress.compare.diagnosis import Diagnosis
-from regress.compare.divergence import Divergence
-from regress.compare.overrides import Overrides, read_overrides
+from regress.compare.diagnosis.causes import Diagnosis
+from regress.compare.diagnosis.divergence import Divergence
+from regress.compare.verdicts.overrides import Overrides, read_overrides
 from regress.dump.files import remove_tree
 from regress.dump.location import Location
 from regress.errors import ConfigError, GoldenError

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from regress.compare.overrides import Overrides
-from regress.compare.verdict import Status
+from regress.compare.verdicts.overrides import Overrides
+from regress.compare.verdicts.verdict import Status
 from regress.dump.files import write_atomically
 from regress.golden.case import GoldenCase
 from regress.golden.commit import commit

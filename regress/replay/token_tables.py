@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from regress.compare.quantities import QUANTITIES, Kind
-from regress.compare.tolerance import Tolerance
-from regress.compare.verdict import Place
+from regress.compare.verdicts.tolerance import Tolerance
+from regress.compare.verdicts.verdict import Place
 from regress.dump.files import write_atomically
 from regress.dump.jsontext import dumps, loads, plain
 from regress.dump.reader import DumpReader

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from regress.compare.tolerance import Tolerances
-from regress.compare.verdict import Status, Verdict
+from regress.compare.verdicts.tolerance import Tolerances
+from regress.compare.verdicts.verdict import Status, Verdict
 from regress.faults.patch import Fault
 from regress.golden.case import GoldenCase
 from regress.replay.judge import judge_replay

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from regress.compare.canonical import canonicalize
+from regress.compare.alignment.canonical import canonicalize
 from regress.dump.arrays import Array
 from regress.dump.difference import compare_bitwise
 from regress.dump.reader import DumpReader

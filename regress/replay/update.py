@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from regress.compare.overrides import Overrides
-from regress.compare.project import Projection
+from regress.compare.alignment.project import Projection
 from regress.compare.quantities import Kind, quantity_named
-from regress.compare.tensor import judge_tensor
-from regress.compare.tolerance import EXACT, Tolerance
-from regress.compare.verdict import Place, Status, Verdict
+from regress.compare.verdicts.overrides import Overrides
+from regress.compare.verdicts.tensor import judge_tensor
+from regress.compare.verdicts.tolerance import EXACT, Tolerance
+from regress.compare.verdicts.verdict import Place, Status, Verdict
 from regress.dump.arrays import Array, dtype_name, raw
 from regress.dump.coordinates import parse_stem
 from regress.errors import RegressError

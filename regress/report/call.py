@@ -8,8 +8,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from regress.compare.divergence import name_of
-from regress.compare.verdict import Verdict
+from regress.compare.diagnosis.divergence import name_of
+from regress.compare.verdicts.verdict import Verdict
 from regress.report.text import placed
 
 PAGE = "index.html"

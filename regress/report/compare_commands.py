@@ -13,16 +13,16 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from regress.compare.engines import ENGINES, engine_named
+from regress.compare.dumps.engines import ENGINES, engine_named
 from regress.errors import ConfigError, RegressError
 from regress.golden.commands import directory_option, open_store
 from regress.report.numbers import plural
 
 if TYPE_CHECKING:
-    from regress.compare.bounds import Bounds
-    from regress.compare.options import Options
-    from regress.compare.session import Comparison, Engine
-    from regress.compare.verdict import Verdict
+    from regress.compare.dumps.bounds import Bounds
+    from regress.compare.dumps.options import Options
+    from regress.compare.dumps.session import Comparison, Engine
+    from regress.compare.verdicts.verdict import Verdict
     from regress.report.documented import Directories
 
 _WIDTH = 110  # where there is no terminal
@@ -175,8 +175,8 @@ def _pairs(
 
 
 def _options(step: str | None, only: str, ranks: int | None, micros: int | None, bounds: Bounds) -> Options:
-    from regress.compare.options import Options
-    from regress.compare.selection import Selection
+    from regress.compare.dumps.options import Options
+    from regress.compare.dumps.selection import Selection
 
     steps = None
     if step is not None:
@@ -192,9 +192,9 @@ def _options(step: str | None, only: str, ranks: int | None, micros: int | None,
 def _bounds(
     rtol: float | None, atol: float | None, bitwise: bool, case: str | None, golden_dir: Path | None
 ) -> Bounds:
-    from regress.compare.bounds import Bounds
-    from regress.compare.overrides import read_overrides
-    from regress.compare.tolerance import BITWISE, Tolerance
+    from regress.compare.dumps.bounds import Bounds
+    from regress.compare.verdicts.overrides import read_overrides
+    from regress.compare.verdicts.tolerance import BITWISE, Tolerance
     from regress.golden.location import project_root
 
     by_number = rtol is not None or atol is not None
@@ -218,7 +218,7 @@ def _warn(text: str) -> None:
 
 
 def _compared(golden: str, actual: str, options: Options, engine: Engine) -> Comparison:
-    from regress.compare.session import compare_dumps
+    from regress.compare.dumps.session import compare_dumps
 
     with _progress(f"{golden} and {actual}") as advance:
         return compare_dumps(golden, actual, options, engine=engine, advance=advance)

@@ -6,11 +6,11 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from regress.compare.diagnosis import diagnose
-from regress.compare.divergence import find_divergence
-from regress.compare.scene import Scene
-from regress.compare.session import Comparison
-from regress.compare.sides import open_side
+from regress.compare.diagnosis.causes import diagnose
+from regress.compare.diagnosis.divergence import find_divergence
+from regress.compare.diagnosis.scene import Scene
+from regress.compare.dumps.session import Comparison
+from regress.compare.dumps.sides import open_side
 from regress.report.call import Call
 from regress.report.model import Report
 

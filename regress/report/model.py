@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
-from regress.compare.verdicts import Verdicts
+from regress.compare.verdicts.sequence import Verdicts
 from regress.dump.jsontext import plain, tag_floats
 from regress.report.call import Call
 from regress.report.headroom import Closest, Matrix, closest_calls

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
-from regress.compare.layers import merged_layers, multiples_by_layer
+from regress.compare.diagnosis.layers import merged_layers, multiples_by_layer
 from regress.compare.quantities import order_of
-from regress.compare.verdict import Place, Verdict
+from regress.compare.verdicts.verdict import Place, Verdict
 from regress.dump.jsontext import dumps, float_name, plain
 from regress.report.call import Call
 from regress.report.model import Report

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from regress.compare.quantities import order_of
-from regress.compare.verdict import Verdict
+from regress.compare.verdicts.verdict import Verdict
 from regress.report.call import Call
 from regress.report.numbers import plural, short
 

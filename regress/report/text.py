@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from regress.compare.checked import QUANTITY as INVARIANTS
-from regress.compare.diagnosis import Diagnosis
-from regress.compare.divergence import Divergence, name_of
-from regress.compare.replicas import QUANTITY as REPLICAS
-from regress.compare.verdict import Status, Verdict, Worst
+from regress.compare.diagnosis.causes import Diagnosis
+from regress.compare.diagnosis.divergence import Divergence, name_of
+from regress.compare.updates.checked import QUANTITY as INVARIANTS
+from regress.compare.updates.replicas import QUANTITY as REPLICAS
+from regress.compare.verdicts.verdict import Status, Verdict, Worst
 from regress.report.numbers import multiple, pair, plural, short
 
 WIDTH = 159

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from regress.compare.align import canonical_layout
-from regress.compare.locate import TokenText
+from regress.compare.alignment.keys import canonical_layout
+from regress.compare.alignment.locate import TokenText
 from regress.compare.quantities import QUANTITIES, Kind, Source, primary_source
-from regress.compare.tolerance import Tolerance
-from regress.compare.verdict import Place
+from regress.compare.verdicts.tolerance import Tolerance
+from regress.compare.verdicts.verdict import Place
 from regress.dump.arrays import Array
 from regress.dump.record import Record
 from regress.errors import CompareError

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from regress.compare.verdict import Place, Status, Verdict, Worst
+from regress.compare.verdicts.verdict import Place, Status, Verdict, Worst
 from regress.report.call import Call
 from regress.report.model import Report
 from regress.report.tokens import TokenTable, TokenValues

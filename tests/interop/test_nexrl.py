@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from regress.compare.options import Options
-from regress.compare.selection import Selection
-from regress.compare.session import Comparison, compare_dumps
-from regress.compare.verdict import Status
+from regress.compare.dumps.options import Options
+from regress.compare.dumps.selection import Selection
+from regress.compare.dumps.session import Comparison, compare_dumps
+from regress.compare.verdicts.verdict import Status
 from regress.dump.recorder import Recorder
 from regress.dump.taps import at, recording, tap, tap_trajectories
 from regress.dump.trajectory import Trajectory

@@ -11,7 +11,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from regress.compare.verdict import Status, Verdict
+from regress.compare.verdicts.verdict import Status, Verdict
 from regress.golden.tree import Tree
 from regress.plugin.comparing import compare, tolerance_of
 from regress.report.text import headline

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from numpy.typing import NDArray
 
-from regress.compare.verdict import Verdict
+from regress.compare.verdicts.verdict import Verdict
 from regress.golden.store import GoldenStore
 from regress.layout import TokenLayout
 from regress.replay.judge import judge_replay

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from regress.compare.session import Comparison, compare_dumps
-from regress.compare.verdict import Status
+from regress.compare.dumps.session import Comparison, compare_dumps
+from regress.compare.verdicts.verdict import Status
 from regress.dump.files import write_atomically
 from regress.dump.formats import FORMATS
 from regress.dump.manifest import Entry, Manifest, write_manifest

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from regress.compare.verdict import Place, Status, Verdict
+from regress.compare.verdicts.verdict import Place, Status, Verdict
 from regress.dump.arrays import Array
 from regress.dump.reader import DumpReader
 from regress.dump.record import Record, replace_tensors

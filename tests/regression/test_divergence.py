@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from regress.compare.diagnosis import Diagnosis, diagnose
-from regress.compare.divergence import Divergence, find_divergence
+from regress.compare.diagnosis.causes import Diagnosis, diagnose
+from regress.compare.diagnosis.divergence import Divergence, find_divergence
 from regress.engine.build import Run
 from regress.faults import inputs, loss, model, update
 from regress.faults.patch import Fault as Injected

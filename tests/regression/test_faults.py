@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from regress.compare.verdict import Status
+from regress.compare.verdicts.verdict import Status
 from regress.faults.corpus import CORPUS
 from regress.faults.inputs import (
     causal_only,

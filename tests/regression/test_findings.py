@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from regress.compare.verdict import Verdict
+from regress.compare.verdicts.verdict import Verdict
 from regress.engine.build import Run
 from regress.golden.store import GoldenStore
 from regress.replay.judge import judge_replay

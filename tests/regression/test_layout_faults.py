@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from regress.compare.verdict import Place, Status, Verdict
+from regress.compare.verdicts.verdict import Place, Status, Verdict
 from regress.errors import RankError
 from regress.golden.store import GoldenStore
 from regress.replay.judge import judge_replay

@@ -20,12 +20,12 @@ from deadly import Deadly
 from made_dumps import Made
 
 from regress.cli import main
-from regress.compare.engines import ENGINES, cluster, engine_named, processes
-from regress.compare.engines.cluster import Cluster, work_there
-from regress.compare.engines.processes import AHEAD, Processes
-from regress.compare.planning import plan_units
-from regress.compare.session import Job, compare_dumps
-from regress.compare.units import Finding
+from regress.compare.dumps.engines import ENGINES, cluster, engine_named, processes
+from regress.compare.dumps.engines.cluster import Cluster, work_there
+from regress.compare.dumps.engines.processes import AHEAD, Processes
+from regress.compare.dumps.planning import plan_units
+from regress.compare.dumps.session import Job, compare_dumps
+from regress.compare.dumps.units import Finding
 from regress.errors import CompareError, DumpError
 
 Pair = tuple[str, str]
@@ -159,8 +159,8 @@ def test_what_a_job_raises_is_raised_here(pair: Pair, told: list[str], tmp_path:
 def test_workers_end_with_the_process_that_wanted_them(pair: Pair, tmp_path: Path) -> None:
     code = f"""
 import multiprocessing, os, signal, sys
-from regress.compare.engines.processes import Processes
-from regress.compare.session import compare_dumps
+from regress.compare.dumps.engines.processes import Processes
+from regress.compare.dumps.session import compare_dumps
 
 def die(count):
     if count > 0:

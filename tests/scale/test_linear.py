@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_dumps import Made, shard
 
-from regress.compare.boxes import Nearby
-from regress.compare.planning import plan_units
-from regress.compare.session import compare_dumps
-from regress.compare.units import Unit
+from regress.compare.dumps.boxes import Nearby
+from regress.compare.dumps.planning import plan_units
+from regress.compare.dumps.session import compare_dumps
+from regress.compare.dumps.units import Unit
 from regress.dump import reader
 from regress.layout import ShardLayout
 
@@ -131,7 +131,7 @@ def test_nobody_near_is_overlooked_and_nobody_else_found(found: list[ShardLayout
 
 def test_few_of_many_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     looked = 0
-    from regress.compare import boxes
+    from regress.compare.dumps import boxes
 
     real = boxes._meet
 

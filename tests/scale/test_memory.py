@@ -23,7 +23,7 @@ LIMIT = 500 << 20
 CODE = """
 import json, re, sys
 from pathlib import Path
-from regress.compare.session import compare_dumps
+from regress.compare.dumps.session import compare_dumps
 
 found = compare_dumps(*sys.argv[1:])
 kilobytes = int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from made_dumps import Entry, finish
 
-from regress.compare.session import Comparison, compare_dumps
-from regress.compare.verdict import Status
+from regress.compare.dumps.session import Comparison, compare_dumps
+from regress.compare.verdicts.verdict import Status
 from regress.dump.coordinates import Coordinates
 from regress.dump.files import write_atomically
 from regress.dump.formats import FORMATS

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from regress.compare.quantities import quantity_named
-from regress.compare.tolerance import EXACT, Tolerance
+from regress.compare.verdicts.tolerance import EXACT, Tolerance
 from regress.dump.arrays import Array
 from regress.dump.coordinates import Coordinates
 from regress.dump.record import Record

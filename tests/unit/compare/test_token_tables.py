@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regress.compare.tolerance import Tolerance
-from regress.compare.verdict import Place
+from regress.compare.verdicts.tolerance import Tolerance
+from regress.compare.verdicts.verdict import Place
 from regress.dump.record import Record, replace_tensors
 from regress.layout import BatchPlan
 from regress.report import tokens

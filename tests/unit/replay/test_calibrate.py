@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from regress.compare.quantities import QUANTITIES
-from regress.compare.verdict import Place, Status, Verdict
+from regress.compare.verdicts.verdict import Place, Status, Verdict
 from regress.engine.build import Run
 from regress.errors import ReplayError
 from regress.golden.case import GoldenCase

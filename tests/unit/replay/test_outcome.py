@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regress.compare.verdict import Place, Status, Verdict, Worst
+from regress.compare.verdicts.verdict import Place, Status, Verdict, Worst
 from regress.replay.outcome import Outcome, ReplayOutcome
 
 PLACE = Place(1, None, 0, 2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from regress.compare.verdict import Place, Status, Verdict
+from regress.compare.verdicts.verdict import Place, Status, Verdict
 from regress.report.call import Call
 from regress.report.grid import COLUMNS, Row, by_stage, grid, matrix, render
 from regress.report.headroom import Matrix

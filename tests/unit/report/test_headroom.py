@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regress.compare.verdict import Place, Status, Verdict
+from regress.compare.verdicts.verdict import Place, Status, Verdict
 from regress.report.call import Call
 from regress.report.headroom import COLUMNS, closest_calls
 from regress.report.terminal import headroom_table, printed

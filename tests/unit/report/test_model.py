@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import regress.report
-from regress.compare.verdict import Place, Status, Verdict, Worst
+from regress.compare.verdicts.verdict import Place, Status, Verdict, Worst
 from regress.dump.jsontext import loads
 from regress.report.call import Call
 from regress.report.model import Report

@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regress.compare.verdict import Place, Status, Verdict, Worst
+from regress.compare.verdicts.verdict import Place, Status, Verdict, Worst
 from regress.report.call import Call
 from regress.report.model import Report
 from regress.report.page import LISTED, to_html

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regress.compare.verdict import Place, Status, Verdict, Worst
+from regress.compare.verdicts.verdict import Place, Status, Verdict, Worst
 from regress.report import github
 from regress.report.call import Call
 from regress.report.github import LIMIT, append_step_summary, step_summary

@@ -8,12 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from regress.compare.diagnosis import Diagnosis
-from regress.compare.divergence import Divergence
-from regress.compare.patterns import Pattern
-from regress.compare.tensor import judge_tensor
-from regress.compare.tolerance import BITWISE, EXACT, Tolerance
-from regress.compare.verdict import Place, Status, Verdict, Worst
+from regress.compare.diagnosis.causes import Diagnosis
+from regress.compare.diagnosis.divergence import Divergence
+from regress.compare.diagnosis.patterns import Pattern
+from regress.compare.verdicts.tensor import judge_tensor
+from regress.compare.verdicts.tolerance import BITWISE, EXACT, Tolerance
+from regress.compare.verdicts.verdict import Place, Status, Verdict, Worst
 from regress.report.numbers import multiple, pair, plural
 from regress.report.text import explain, headline
 

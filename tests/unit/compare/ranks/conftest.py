@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from regress.compare.judge import judge_update
-from regress.compare.plan import Plan
-from regress.compare.tolerance import Tolerance
-from regress.compare.verdict import Verdict
+from regress.compare.updates.plan import Plan
+from regress.compare.verdicts.tolerance import Tolerance
+from regress.compare.verdicts.verdict import Verdict
 from regress.dump.arrays import Array
 from regress.dump.coordinates import Coordinates
 from regress.dump.record import Record

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from regress.compare.align import Key
-from regress.compare.held import Held, assembled, overlaps, uncovered
+from regress.compare.alignment.held import Held, assembled, overlaps, uncovered
+from regress.compare.alignment.keys import Key
 from regress.errors import CompareError
 from regress.layout import ShardLayout
 

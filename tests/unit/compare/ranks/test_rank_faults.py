@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from regress.compare.canonical import canonicalize
+from regress.compare.alignment.canonical import canonicalize
 from regress.compare.judge import judge_bitwise
-from regress.compare.verdict import Place, Status, Verdict
+from regress.compare.verdicts.verdict import Place, Status, Verdict
 from regress.dump.record import Record
 from regress.errors import CompareError
 from regress.layout import BatchPlan, ShardLayout

@@ -1,0 +1,1 @@
+"""Where elements of local tensors lie in canonical ones, and the reverse."""

@@ -1,0 +1,152 @@
+"""From local tensors to canonical ones: what all ranks and microbatches computed, free of any layout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from regress.compare.alignment.gather import Part, Told, gather
+from regress.compare.alignment.held import assembled, held, two_values
+from regress.compare.alignment.keys import Key, by_place, canonical_layout, rows_layout, told_loss_tokens
+from regress.compare.quantities import (
+    MICRO_STAGES,
+    QUANTITIES,
+    STEP_STAGES,
+    UPDATE_STAGES,
+    Source,
+    source_of,
+)
+from regress.compare.updates.coverage import judge_coverage
+from regress.compare.updates.placed import tokens_of
+from regress.compare.updates.plan import Plan
+from regress.compare.verdicts.verdict import Place
+from regress.dump.arrays import Array
+from regress.dump.record import Record
+from regress.errors import CompareError
+from regress.layout import TokenFrame
+
+Canonical = dict[str, dict[str, Array]]
+"""``quantity -> tensor name -> canonical values``."""
+
+
+def canonicalize(records: Iterable[Record], frame: TokenFrame, plan: Plan | None = None) -> Canonical:
+    """Gather the records of one optimizer update.
+
+    Token quantities become flat ``[frame.size]`` arrays, 0 where there is no loss token; hidden states
+    ``[frame.size, ...]``; logits ``[K, V]``, the loss tokens in canonical order; shares of a loss their sum; gradients,
+    parameters and optimizer states, put together from their shards, are whole.
+
+    Args:
+        plan: which ranks repeat each other's tokens; by default none does.
+
+    Raises:
+        CompareError: if a token is missing or was produced twice, ranks disagree, a tensor is unknown, missing in a
+            microbatch or of another shape than its layout says, or an element of it is on no rank.
+    """
+    placed = _one_each(records)
+    result = _whole_tensors(placed)
+    stages = _microbatches(placed, frame, plan or Plan(()))
+    told = told_loss_tokens(
+        ((part.record, part.layout) for parts in stages.values() for part in parts), frame
+    )
+    for stage, parts in stages.items():
+        _prove_coverage(stage, parts, frame, told)
+    for stage in (*MICRO_STAGES, *STEP_STAGES):
+        for source in _sources(stages.get(stage, [])):
+            tensors = result.setdefault(source.quantity, {})
+            if source.name not in tensors or source.primary:
+                tensors[source.name] = gather(stages[stage], source, frame, told)
+    return {q.name: result[q.name] for q in QUANTITIES if q.name in result}
+
+
+def _one_each(records: Iterable[Record]) -> dict[Key, Record]:
+    """The record of each place."""
+    placed = by_place(records)
+    for key, found in placed.items():
+        if len(found) > 1:
+            raise CompareError(
+                f"{key} was recorded {len(found)} times, so it has no one value; keep one record"
+            )
+    return {key: record for key, (record,) in placed.items()}
+
+
+def _whole_tensors(placed: Mapping[Key, Record]) -> Canonical:
+    """Full tensors: shards are put together, and what several ranks hold they may only repeat."""
+    result: Canonical = {}
+    for stage in UPDATE_STAGES:
+        keys = sorted((key for key in placed if key.stage == stage), key=lambda key: key.rank or 0)
+        if keys:
+            result[stage] = _assembled({key: placed[key] for key in keys})
+        if stage == "gradient":
+            norms = {key: placed[key].meta["grad_norm"] for key in keys if "grad_norm" in placed[key].meta}
+            for key, norm in norms.items():
+                if norm != (first := next(iter(norms.values()))):
+                    raise two_values("grad_norm", key)
+                result["grad_norm"] = {"grad_norm": np.array(first, np.float64)}
+    return result
+
+
+def _microbatches(placed: Mapping[Key, Record], frame: TokenFrame, plan: Plan) -> dict[str, list[Part]]:
+    """The records of tokens by stage, those of ranks that repeat each other as one."""
+    groups: dict[tuple[str, int, int | None], list[Part]] = {}
+    for key, record in placed.items():
+        if key.stage in (*MICRO_STAGES, *STEP_STAGES):
+            layout = canonical_layout(record, frame)
+            part = Part(key, record, layout, rows_layout(record, frame) or layout)
+            groups.setdefault((key.stage, plan.root(key.rank), key.micro), []).append(part)
+    stages: dict[str, list[Part]] = {}
+    for (stage, *_), parts in groups.items():
+        stages.setdefault(stage, []).append(_merged(parts))
+    return stages
+
+
+def _merged(parts: Sequence[Part]) -> Part:
+    """What ranks that hold the same tokens recorded, as if one had."""
+    first, *rest = sorted(parts, key=lambda part: part.key.rank or 0)
+    for part in rest:
+        if (part.layout, part.rows) != (first.layout, first.rows):
+            raise CompareError(
+                f"the tokens of {part.key} do not lie as those of rank {first.key.rank}, which it repeats"
+            )
+    if not rest and not first.record.meta.get("shards"):
+        return first
+    tensors = _assembled({part.key: part.record for part in (first, *rest)})
+    return replace(first, record=replace(first.record, tensors=tensors))
+
+
+def _assembled(records: Mapping[Key, Record]) -> dict[str, Array]:
+    """Every tensor that any of the records holds, whole."""
+    names = dict.fromkeys(name for record in records.values() for name in record.tensors)
+    return {
+        name: assembled(
+            [held(key, record, name) for key, record in records.items() if name in record.tensors], name
+        )
+        for name in names
+    }
+
+
+def _prove_coverage(stage: str, parts: Sequence[Part], frame: TokenFrame, told: Told) -> None:
+    layouts = {part.key: part.layout for part in parts}
+    wanted = tokens_of(stage, frame, told[1] if told[0].any() else None)
+    verdict = judge_coverage(stage, layouts, frame, Place(parts[0].record.step), wanted=wanted)
+    if not verdict.ok:
+        raise CompareError(f"{stage} cannot be brought into canonical form: {verdict.detail}")
+
+
+def _sources(parts: Sequence[Part]) -> list[Source]:
+    """The tensors of a stage, in recorded order; each must be in all of its records."""
+    names = list(dict.fromkeys(name for part in parts for name in part.record.tensors))
+    found = []
+    for name in names:
+        for part in parts:
+            if name not in part.record.tensors:
+                raise CompareError(f"{part.key} lacks {name}, which other microbatches have")
+        source = source_of(parts[0].key.stage, name)
+        if source is None:
+            raise CompareError(
+                f"{parts[0].key.stage} holds a tensor {name!r} that belongs to no quantity; leave it out of the tap"
+            )
+        found.append(source)
+    return found

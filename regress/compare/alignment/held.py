@@ -1,0 +1,199 @@
+"""What several ranks hold of one tensor: which elements nobody has, and which several have with different values."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regress.compare.alignment.keys import Key
+from regress.compare.verdicts.case import element
+from regress.dump.arrays import Array, raw
+from regress.dump.record import Record
+from regress.errors import CompareError
+from regress.layout import ShardLayout
+
+
+@dataclass(frozen=True)
+class Held:
+    """A local tensor: whose it is, and which part of the whole."""
+
+    key: Key
+    array: Array
+    layout: ShardLayout
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Elements that two ranks hold, as each of them has them.
+
+    Attributes:
+        shape: of the whole tensor; ``along`` are indices in it, dimension by dimension.
+        one, other: the two keys; ``first`` and ``second`` their values of these elements.
+    """
+
+    one: Key
+    other: Key
+    first: Array
+    second: Array
+    shape: tuple[int, ...]
+    along: tuple[NDArray[np.int64], ...]
+
+    @property
+    def equal(self) -> bool:
+        """Whether dtypes and bytes are the same."""
+        return self.first.dtype == self.second.dtype and raw(self.first) == raw(self.second)
+
+    def whole_index(self, index: int) -> int:
+        """Flat index in the whole tensor of an element of this overlap."""
+        local = np.unravel_index(index, self.first.shape)
+        return flat_index([int(known[i]) for known, i in zip(self.along, local, strict=True)], self.shape)
+
+
+_whole = lru_cache(maxsize=1024)(ShardLayout.whole)
+
+
+def held(key: Key, record: Record, name: str) -> Held:
+    """A tensor of a record, whole unless ``meta["shards"]`` says otherwise.
+
+    Raises:
+        CompareError: if what is said there is no shard layout, or not one of this local tensor.
+    """
+    array = record.tensors[name]
+    shards: Any = record.meta.get("shards") or {}
+    if name not in shards:
+        return Held(key, array, _whole(array.shape))
+    try:
+        layout = ShardLayout.from_json(shards[name])
+    except (KeyError, TypeError, ValueError) as error:
+        raise CompareError(
+            f"{name} in {key} has no usable shard layout ({type(error).__name__}: {error}); write "
+            'ShardLayout.to_json() into meta["shards"]'
+        ) from None
+    if layout.local_shape != array.shape:
+        raise CompareError(
+            f"{name} in {key} has the shape {list(array.shape)}, but its shard layout is that of a part of the shape "
+            f"{list(layout.local_shape)}"
+        )
+    return Held(key, array, layout)
+
+
+def flat_index(place: Sequence[int], shape: tuple[int, ...]) -> int:
+    """Flat index of an element, also of a tensor without dimensions."""
+    return int(np.ravel_multi_index(tuple(place), shape)) if shape else 0
+
+
+def uncovered(shape: tuple[int, ...], layouts: Iterable[ShardLayout]) -> tuple[int, int] | None:
+    """How many elements of a tensor of this shape lie in none of the layouts, and the flat index of the first of them.
+
+    None where every element lies somewhere.
+
+    The tensor is cut at the edges of all ranges; no array of its size is made.
+    """
+    known = set(layouts)
+    if any(layout.is_whole for layout in known):
+        return None
+    cuts = [
+        sorted({0, size, *(edge for layout in known for found in layout.ranges[dim] for edge in found)})
+        for dim, size in enumerate(shape)
+    ]
+    free = np.ones([len(edges) - 1 for edges in cuts], bool)
+    for layout in known:
+        cells = [
+            [c for start, stop in ranges for c in range(bisect_left(edges, start), bisect_left(edges, stop))]
+            for edges, ranges in zip(cuts, layout.ranges, strict=True)
+        ]
+        free[np.ix_(*(np.array(found, np.int64) for found in cells))] = False
+    found = np.argwhere(free)
+    if not len(found):
+        return None
+    widths = [np.diff(edges)[found[:, dim]] for dim, edges in enumerate(cuts)]
+    count = int(np.prod(widths, axis=0).sum()) if widths else 1
+    first = [edges[cell] for edges, cell in zip(cuts, found[0], strict=True)]
+    return count, flat_index(first, shape)
+
+
+def overlaps(parts: Sequence[Held]) -> Iterator[Overlap]:
+    """All that ranks hold together, with the fewest comparisons that show every difference.
+
+    Ranks with equal shards are compared with what most of them hold (the first, if undecided), and one of them with
+    one of each other set of shards.
+    """
+    alike: dict[ShardLayout, list[Held]] = {}
+    for part in parts:
+        alike.setdefault(part.layout, []).append(part)
+    chosen = []
+    for layout, same in alike.items():
+        one = _most_common(same)
+        chosen.append(one)
+        along = layout.along()
+        for other in same:
+            if other is not one:
+                yield Overlap(one.key, other.key, one.array, other.array, layout.shape, along)
+    for i, one in enumerate(chosen):
+        for other in chosen[i + 1 :]:
+            yield from _common(one, other)
+
+
+def _most_common(same: Sequence[Held]) -> Held:
+    if len(same) < 3:
+        return same[0]
+    groups: dict[bytes, list[Held]] = {}
+    for part in same:
+        groups.setdefault(bytes(raw(part.array)), []).append(part)
+    return max(groups.values(), key=len)[0]
+
+
+def _common(one: Held, other: Held) -> Iterator[Overlap]:
+    along, mine, theirs = [], [], []
+    for a, b in zip(one.layout.along(), other.layout.along(), strict=True):
+        found, i, j = np.intersect1d(a, b, assume_unique=True, return_indices=True)
+        if not len(found):
+            return
+        along.append(found)
+        mine.append(i)
+        theirs.append(j)
+    first, second = one.array[np.ix_(*mine)], other.array[np.ix_(*theirs)]
+    yield Overlap(one.key, other.key, first, second, one.layout.shape, tuple(along))
+
+
+def assembled(parts: Sequence[Held], name: str) -> Array:
+    """The whole tensor.
+
+    Raises:
+        CompareError: if ranks disagree about its shape or an element of it, or nobody holds one.
+    """
+    first = parts[0]
+    shape = first.layout.shape
+    for part in parts:
+        if part.layout.shape != shape or part.array.dtype != first.array.dtype:
+            raise two_values(name, part.key)
+    for overlap in overlaps(parts):
+        if not overlap.equal:
+            raise two_values(name, overlap.other)
+    missing = uncovered(shape, (part.layout for part in parts))
+    if missing is not None:
+        count, index = missing
+        where = element(index, shape, name)
+        raise CompareError(f"{where} in {first.key} is held by no rank{others(count)}")
+    if first.layout.is_whole:
+        return first.array
+    whole = np.empty(shape, first.array.dtype)
+    for part in parts:
+        part.layout.gather(part.array, whole)
+    return whole
+
+
+def two_values(name: str, key: Key) -> CompareError:
+    """What is said where ranks disagree."""
+    return CompareError(f"{name} in {key} differs from that of another rank, so it has no one value")
+
+
+def others(count: int) -> str:
+    """`` (and 3 other elements)`` where there are more than one."""
+    return "" if count < 2 else f" (and {count - 1} other element{'s' if count > 2 else ''})"

@@ -1,0 +1,118 @@
+"""The surroundings of the tensors of an update: its tokens seen through layouts, and what wrong values might be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regress.compare.diagnosis.guesses import Guess, TokenGuesses, Truth, clip_range, shifted
+from regress.compare.diagnosis.surroundings import Surroundings
+from regress.compare.diagnosis.traits import Traits, token_classes, traits_of
+from regress.compare.diagnosis.update_guesses import UpdateGuesses
+from regress.compare.quantities import Source
+from regress.layout import TokenFrame, TokenLayout
+
+_OF_LOGITS = ("log_probs", "entropy")
+
+
+@dataclass(frozen=True)
+class Around:
+    """Makes `Surroundings` of the golden values of one update.
+
+    Attributes:
+        loss_mask: ``[frame.size]``, or None if nothing tells it.
+        config: of the run, nested, as far as it is known.
+    """
+
+    truth: Truth
+    frame: TokenFrame
+    loss_mask: NDArray[np.bool_] | None
+    config: Mapping[str, Any]
+    _traits: dict[TokenLayout, Traits] = field(default_factory=dict)
+
+    def tokens(self, source: Source, layout: TokenLayout, leading: tuple[int, ...]) -> Surroundings:
+        """Of a tensor ``[*leading, ...]`` with a place for each of the layout's."""
+        canonical, local = layout.indices(self.frame.offsets)
+
+        def placed(values: NDArray[Any], fill: float) -> NDArray[Any]:
+            out = np.full((math.prod(leading), *values.shape[1:]), fill, values.dtype)
+            out[local] = values[canonical]
+            return out
+
+        def guesses() -> Iterator[Guess]:
+            for guess in self._guesses.of(source.quantity, source.name):
+                values = placed(guess.values, math.nan)
+                yield replace(guess, values=values.reshape(*leading, *guess.values.shape[1:]))
+            if source.name == "position_ids":
+                columns = np.broadcast_to(np.arange(layout.shape[1], dtype=np.float64), layout.shape)
+                yield Guess("columns", columns)
+
+        def logits() -> tuple[NDArray[np.float64], NDArray[np.int64]] | None:
+            found = self._guesses.logits
+            if found is None or source.quantity not in _OF_LOGITS:
+                return None
+            return placed(found[0], math.nan), placed(found[1], 0)
+
+        def pool() -> NDArray[np.float64]:
+            values = self.truth[source.quantity][source.name].astype(np.float64)
+            return values if self.loss_mask is None else values[self.loss_mask]
+
+        return Surroundings(
+            lambda: self.traits(layout),
+            leading,
+            guesses,
+            logits,
+            source.quantity == "entropy",
+            pool if self.truth[source.quantity][source.name].ndim == 1 else None,
+        )
+
+    def rows(
+        self, source: Source, layout: TokenLayout, tokens: NDArray[np.int64], shape: tuple[int, ...]
+    ) -> Surroundings:
+        """Of rows ``[..., K, V]`` of loss tokens; ``tokens`` are their flat canonical indices."""
+
+        def traits() -> Traits:
+            known = self.traits(layout)
+            place = np.full(self.frame.size, -1, np.int64)
+            there = np.flatnonzero(known.token >= 0)
+            place[known.token[there]] = there
+            return known.at(place[tokens])
+
+        def guesses() -> Iterator[Guess]:
+            assert self.loss_mask is not None
+            values = self.truth[source.quantity][source.name]
+            whole = np.full((self.frame.size, *values.shape[1:]), np.nan)
+            whole[self.loss_mask] = values
+            for by in (1, -1):
+                yield Guess("shifted", shifted(whole, self.frame, by)[tokens].reshape(shape), {"by": by})
+
+        return Surroundings(traits, shape[:-1], guesses)
+
+    def whole(self, quantity: str, name: str) -> Surroundings:
+        """Of a full tensor of the update."""
+        known = UpdateGuesses(self.truth, self.config.get("optimizer") or {})
+        return Surroundings(guesses=lambda: known.of(quantity, name))
+
+    def traits(self, layout: TokenLayout) -> Traits:
+        """What is known of the tokens of a layout."""
+        if layout not in self._traits:
+            self._traits[layout] = traits_of(layout, self.frame, self._classes)
+        return self._traits[layout]
+
+    @cached_property
+    def _classes(self) -> dict[str, NDArray[np.bool_]]:
+        return token_classes(self.truth, self.frame, self.loss_mask, clip_range(self._objective))
+
+    @cached_property
+    def _guesses(self) -> TokenGuesses:
+        return TokenGuesses(self.truth, self.frame, self.loss_mask, self._objective)
+
+    @property
+    def _objective(self) -> Mapping[str, Any]:
+        return self.config.get("algorithm") or {}

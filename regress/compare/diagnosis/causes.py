@@ -1,0 +1,207 @@
+"""The probable cause of a first divergence, and what to run next: a table of rules, read from top to bottom.
+
+A rule is a row: where the divergence is, which patterns were proven there, what holds; and the cause that this usually
+means. What no rule knows is said to be unknown.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from regress.compare.diagnosis.dataflow import INPUTS
+from regress.compare.diagnosis.divergence import Divergence, listed, name_of
+from regress.compare.diagnosis.patterns import Pattern
+from regress.compare.diagnosis.scene import Scene
+from regress.compare.quantities import OPEN_STAGES, primary_source
+from regress.compare.verdicts.verdict import Status
+
+UNKNOWN = "unknown"
+_VALUES = (Status.DRIFT, Status.MASK)
+"""Of these statuses is a divergence that a rule is about which names no other, and no words of the verdict."""
+AT_MOST = 3
+"""Causes that are told of one divergence."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A row of the table. What is left at its default is no condition.
+
+    Attributes:
+        id: names the rule in reports.
+        cause: what it usually is; names of configuration keys as they are here.
+        at: quantities that the first divergence may be in.
+        tensor: expression that the name of the tensor must contain.
+        status: of the first verdict.
+        says: expression that the detail of the first verdict must contain.
+        patterns: ids of patterns that must all have been found; one that ends in ``*`` stands for all that begin so.
+        any_of: of these at least one.
+        what: expression that the words of a found pattern must contain.
+        without: patterns that must not have been found.
+        holds: quantities that must have been judged before it and hold.
+        when: a further condition.
+        variants: to replay next, as ``--variants`` takes them: those that tell this cause from others.
+        look: the quantity whose tensors tell most; by default that of the divergence.
+    """
+
+    id: str
+    cause: str
+    at: Collection[str] = ()
+    tensor: str = ""
+    status: Collection[Status] = ()
+    says: str = ""
+    patterns: Collection[str] = ()
+    any_of: Collection[str] = ()
+    what: str = ""
+    without: Collection[str] = ()
+    holds: Collection[str] = ()
+    when: Callable[[Divergence, Scene], bool] | None = None
+    variants: str = ""
+    look: str = ""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """A probable cause.
+
+    Attributes:
+        rule: its id; ``"unknown"`` if no rule applies.
+        cause: one sentence.
+        evidence: what of the verdicts led to it, and the quantity that it cites first.
+        next: a command.
+    """
+
+    rule: str
+    cause: str
+    evidence: tuple[str, ...] = ()
+    next: str = ""
+    cites: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """``probably: CAUSE (rule ID; because EVIDENCE)``, and the next command on a line of its own."""
+        because = f"; because {'; '.join(self.evidence)}" if self.evidence else ""
+        lead = "cause unknown" if self.rule == UNKNOWN else "probably"
+        lines = [f"{lead}: {self.cause} (rule {self.rule}{because})"]
+        return "\n".join([*lines, *([f"next: {self.next}"] if self.next else [])])
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dict, the inverse of `from_json`."""
+        return asdict(self) | {"evidence": [*self.evidence]}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Diagnosis:
+        """Rebuild what `to_json` wrote."""
+        return cls(**{**data, "evidence": tuple(data["evidence"])})
+
+
+def diagnose(
+    divergence: Divergence, scene: Scene | None = None, rules: Iterable[Rule] | None = None
+) -> list[Diagnosis]:
+    """The causes that the rules know of a divergence, the most specific first; at least one, which may be unknown."""
+    from regress.compare.diagnosis.rules.table import RULES
+
+    known = scene or Scene()
+    found = []
+    for rule in RULES if rules is None else rules:
+        evidence = matched(rule, divergence, known)
+        if evidence is not None:
+            found.append((-specificity(rule), rule, evidence))
+    if not found:
+        return [_unknown(divergence, known)]
+    best = min(row[0] for row in found)
+    told = sorted((row for row in found if row[0] <= best / 2), key=lambda row: row[0])[:AT_MOST]
+    return [_told(rule, divergence, evidence, known) for _, rule, evidence in told]
+
+
+def specificity(rule: Rule) -> int:
+    """How much a rule asks for: patterns that were proven tell more than names."""
+    proofs = 4 * len(rule.patterns) + 3 * bool(rule.any_of) + 4 * bool(rule.what)
+    return (
+        proofs
+        + 2 * (bool(rule.tensor) + bool(rule.says) + bool(rule.when))
+        + bool(rule.at)
+        + bool(rule.status)
+    )
+
+
+def matched(rule: Rule, divergence: Divergence, scene: Scene) -> list[str] | None:
+    """What of a divergence fits a rule, in words; None if something does not."""
+    first = divergence.first
+    if first.status not in (rule.status or _VALUES) and not rule.says:
+        return None
+    if (rule.at and first.quantity not in rule.at) or (rule.status and first.status not in rule.status):
+        return None
+    if not re.search(rule.tensor, first.name) or not re.search(rule.says, first.detail):
+        return None
+    wanted = [_found(id, divergence) for id in rule.patterns]
+    either = [pattern for id in rule.any_of for pattern in _found(id, divergence)]
+    if not all(wanted) or (rule.any_of and not either):
+        return None
+    if any(_found(id, divergence) for id in rule.without) or not set(rule.holds) <= {*divergence.held}:
+        return None
+    said = [p for p in divergence.patterns if rule.what and re.search(rule.what, p.words)]
+    if (rule.what and not said) or (rule.when is not None and not rule.when(divergence, scene)):
+        return None
+    proofs = dict.fromkeys(p.words for p in (*(p for some in wanted for p in some), *either, *said))
+    return _evidence(divergence, [*proofs])
+
+
+def _found(id: str, divergence: Divergence) -> list[Pattern]:
+    if id.endswith("*"):
+        return [pattern for pattern in divergence.patterns if pattern.id.startswith(id[:-1])]
+    return [pattern for pattern in divergence.patterns if pattern.id == id]
+
+
+def _evidence(divergence: Divergence, proofs: list[str]) -> list[str]:
+    first = divergence.first
+    verbs = {Status.DRIFT: "breaks", Status.MASK: "differs", Status.COVERAGE: "is not as planned"}
+    about = f"{name_of(first)} {verbs.get(first.status, f'is {first.status}')}"
+    told = [about, *proofs]
+    if divergence.held:
+        told.append(f"{listed(divergence.held)} hold{'s' if len(divergence.held) == 1 else ''}")
+    return told
+
+
+def _told(rule: Rule, divergence: Divergence, evidence: list[str], scene: Scene) -> Diagnosis:
+    quantity = rule.look or divergence.first.quantity
+    cites = {"quantity": divergence.first.quantity, "tensor": divergence.first.name}
+    return Diagnosis(
+        rule.id, rule.cause, tuple(evidence), next_command(scene, quantity, rule.variants), cites
+    )
+
+
+def _unknown(divergence: Divergence, scene: Scene) -> Diagnosis:
+    quantity = divergence.first.quantity
+    made_of = INPUTS.get(quantity, ())
+    cause = (
+        f"no rule knows this pattern; {quantity} is made of {listed(made_of)}"
+        if made_of
+        else "no rule knows it"
+    )
+    return Diagnosis(UNKNOWN, cause, tuple(_evidence(divergence, [])), next_command(scene, quantity, ""))
+
+
+def next_command(scene: Scene, quantity: str, variants: str) -> str:
+    """What to run next: other variants if they tell more, else a look at the quantity alone."""
+    commands = scene.commands
+    if variants and "replay" in commands:
+        return commands["replay"].format(variants=shlex.quote(variants))
+    if "compare" in commands:
+        return commands["compare"].format(quantity=quantity)
+    stage = quantity if quantity in OPEN_STAGES else primary_source(quantity, quantity).stage
+    return commands.get("show", "regress dump show DUMP/{stage}").format(stage=_folder(quantity, stage))
+
+
+def _folder(quantity: str, stage: str) -> str:
+    """The sub-folder of a dump that tells most of a quantity."""
+    others = {
+        **dict.fromkeys(("coverage", "replicas"), "batch_inputs"),
+        **dict.fromkeys(("invariants", "ratio", "token_loss"), "is_loss_debug"),
+        "entropy": "forward_data",
+        "log_probs": "forward_data",
+        "grad_norm": "gradient",
+    }
+    return others.get(quantity, stage)

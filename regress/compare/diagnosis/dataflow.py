@@ -1,0 +1,110 @@
+"""The order of computation within an update: what each quantity is made of, and modules from input to output."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from regress.compare.diagnosis.layers import LAST, layer_of, layer_order
+from regress.compare.quantities import order_of
+from regress.compare.verdicts.verdict import Verdict
+
+INPUTS: Mapping[str, tuple[str, ...]] = {
+    "trajectory": (),
+    "coverage": ("trajectory",),
+    "batch_inputs": ("trajectory", "coverage"),
+    "advantages": ("trajectory", "coverage"),
+    "weights": ("batch_inputs",),
+    "activations": ("batch_inputs",),
+    "log_probs": ("activations", "batch_inputs"),
+    "entropy": ("activations",),
+    "old_log_probs": ("batch_inputs",),
+    "ref_log_probs": ("batch_inputs",),
+    "sampler_weights": ("old_log_probs",),
+    "kl": ("log_probs", "ref_log_probs"),
+    "ratio": ("log_probs", "old_log_probs"),
+    "policy_loss": ("ratio", "advantages", "sampler_weights", "log_probs"),
+    "entropy_loss": ("entropy",),
+    "token_loss": ("policy_loss", "kl", "entropy_loss"),
+    "loss": ("token_loss", "weights"),
+    "gradient": ("loss", "token_loss", "activations", "weights"),
+    "grad_norm": ("gradient",),
+    "optimizer": ("gradient", "grad_norm"),
+    "param": ("optimizer", "gradient"),
+    "replicas": ("param",),
+    "invariants": (),
+}
+"""What each quantity is computed from, within an update. Coverage breaks what follows from tokens that are missing."""
+
+OPTIONAL = ("trajectory", "coverage", "kl", "sampler_weights", "entropy_loss")
+"""What not every objective or dump has."""
+
+CARRIED = ("param", "optimizer")
+"""What an update leaves to the next ones."""
+
+_WITHIN = tuple(
+    re.compile(expression)
+    for expression in (
+        *(
+            r"input_layernorm|\.ln_1\b|attention_norm",
+            r"attn\.(q|k|v|qkv)_proj|attn\.c_attn",
+            r"\.(q|k)_norm\b",
+        ),
+        *(
+            r"attn\.o_proj|attn\.c_proj|out_proj",
+            r"post_attention_layernorm|\.ln_2\b|ffn_norm",
+            r"\.(gate|router)\b",
+        ),
+        *(r"gate_proj|up_proj|gate_up_proj|\.c_fc\b|\.fc1\b", r"down_proj|\.mlp\.c_proj|\.fc2\b"),
+    )
+)
+"""What follows what within a layer, in the names that families of models use."""
+
+
+def inputs_of(quantity: str) -> tuple[str, ...]:
+    """All that a quantity is made of, directly or not."""
+    found: dict[str, None] = {}
+    waiting = [*INPUTS.get(quantity, ())]
+    while waiting:
+        name = waiting.pop(0)
+        if name not in found:
+            found[name] = None
+            waiting += INPUTS.get(name, ())
+    return tuple(found)
+
+
+def depth(name: str) -> tuple[int, ...]:
+    """A key that sorts modules and their parameters from the input of a model to its output."""
+    layer = layer_of(name)
+    if layer is None:
+        return 1, -1, len(_WITHIN)
+    if layer == LAST:
+        return (*layer_order(layer), int("head" in name or "logits" in name))
+    within = next((i for i, part in enumerate(_WITHIN) if part.search(name)), len(_WITHIN))
+    return (*layer_order(layer), within)
+
+
+def dataflow_key(verdict: Verdict) -> tuple[object, ...]:
+    """A key that sorts verdicts by when their tensor was computed.
+
+    Activations of a microbatch run through the modules, on whichever rank each lies, so that what one rank hands to the
+    next (along a pipeline, or in a collective) comes before what the other makes of it. Gradients run backwards.
+    """
+    place = verdict.place
+    step, update, micro, rank = (
+        -1 if n is None else n for n in (place.step, place.update, place.micro, place.rank)
+    )
+    return step, update, order_of(verdict.quantity), micro, _within(verdict), rank
+
+
+def _within(verdict: Verdict) -> tuple[int, ...]:
+    if verdict.quantity == "activations":
+        return depth(verdict.name)
+    if verdict.quantity == "gradient":
+        return tuple(-number for number in (*depth(verdict.name), 0)[:3])
+    return ()
+
+
+def first_of(verdicts: Sequence[Verdict]) -> Verdict:
+    """The verdict on what was computed first; of equals the first given."""
+    return min(verdicts, key=dataflow_key)

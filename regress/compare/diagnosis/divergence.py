@@ -1,0 +1,191 @@
+"""The first divergence: the first record whose inputs hold and whose output breaks, and what broke because of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from regress.compare.diagnosis.dataflow import (
+    CARRIED,
+    INPUTS,
+    OPTIONAL,
+    dataflow_key,
+    depth,
+    first_of,
+    inputs_of,
+)
+from regress.compare.diagnosis.patterns import Pattern, find_patterns, kinds_of
+from regress.compare.diagnosis.scene import Scene
+from regress.compare.verdicts.verdict import Place, Verdict
+
+_LISTED = 10
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """Where it began.
+
+    Attributes:
+        first: the verdict on the first tensor that broke.
+        held: what the tensor is made of, all of which was judged at its place and holds, in words.
+        unjudged: what it is made of, of which nothing was judged there.
+        broken: of the same quantity and update, how many tensors fail of how many.
+        downstream: quantity -> tensors that fail after it and because of it, as far as the dataflow tells.
+        independent: quantity -> tensors that fail, too, and are not made of it.
+        patterns: what is common to all that fails of this quantity in this update.
+        kinds: of tensors that were judged, see `regress.compare.diagnosis.patterns.NAMES`.
+    """
+
+    first: Verdict
+    held: tuple[str, ...] = ()
+    unjudged: tuple[str, ...] = ()
+    broken: tuple[int, int] = (1, 1)
+    downstream: Mapping[str, int] = field(default_factory=dict)
+    independent: Mapping[str, int] = field(default_factory=dict)
+    patterns: tuple[Pattern, ...] = ()
+    kinds: tuple[str, ...] = ()
+
+    @property
+    def affected(self) -> str:
+        """What is affected, in words; empty if nothing is known of it."""
+        return "; ".join(pattern.words for pattern in self.patterns)
+
+    def pattern(self, id: str) -> Pattern | None:
+        """The pattern of that id, if it was found."""
+        return next((pattern for pattern in self.patterns if pattern.id == id), None)
+
+    def __str__(self) -> str:
+        """Some lines, the first of which names the tensor."""
+        lines = [f"{name_of(self.first)} at {self.first.place}"]
+        if self.held:
+            lines[0] += f", while {listed(self.held)} hold{'s' if len(self.held) == 1 else ''}"
+        if self.unjudged:
+            lines.append(f"not recorded or not judged before it: {listed(self.unjudged)}")
+        if self.affected:
+            lines.append(f"affected: {self.affected}")
+        for title, found in (("because of it", self.downstream), ("independently of it", self.independent)):
+            if found:
+                lines.append(f"broken {title}: {listed(f'{q} ({n})' for q, n in found.items())}")
+        return "\n".join(lines)
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dict, the inverse of `from_json`."""
+        return {
+            "first": self.first.to_json(),
+            "held": [*self.held],
+            "unjudged": [*self.unjudged],
+            "broken": [*self.broken],
+            "downstream": dict(self.downstream),
+            "independent": dict(self.independent),
+            "patterns": [pattern.to_json() for pattern in self.patterns],
+            "kinds": [*self.kinds],
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Divergence:
+        """Rebuild what `to_json` wrote."""
+        return cls(
+            Verdict.from_json(data["first"]),
+            tuple(data["held"]),
+            tuple(data["unjudged"]),
+            (data["broken"][0], data["broken"][1]),
+            dict(data["downstream"]),
+            dict(data["independent"]),
+            tuple(Pattern(**pattern) for pattern in data["patterns"]),
+            tuple(data["kinds"]),
+        )
+
+
+def find_divergence(verdicts: Sequence[Verdict], scene: Scene | None = None) -> Divergence | None:
+    """The first divergence among all verdicts on a run, passed ones included; None if all are ok."""
+    failed = [verdict for verdict in verdicts if not verdict.ok]
+    if not failed:
+        return None
+    first = first_of(failed)
+    there = [v for v in verdicts if _update(v.place) == _update(first.place)]
+    alike = [v for v in there if v.quantity == first.quantity]
+    wrong = sorted((v for v in alike if not v.ok), key=dataflow_key)
+    held, unjudged = _inputs(first, there)
+    downstream, independent = _consequences(first, failed)
+    return Divergence(
+        first,
+        held,
+        unjudged,
+        (len(wrong), len(alike)),
+        downstream,
+        independent,
+        tuple(find_patterns(wrong, alike, scene or Scene())),
+        kinds_of({verdict.name for verdict in verdicts}),
+    )
+
+
+def name_of(verdict: Verdict) -> str:
+    """Quantity and tensor, once if they have the same name."""
+    return verdict.quantity if verdict.name == verdict.quantity else f"{verdict.quantity} {verdict.name}"
+
+
+def listed(items: Iterable[str]) -> str:
+    """The first ten, and how many more there are."""
+    known = [*items]
+    more = f" and {len(known) - _LISTED} more" if len(known) > _LISTED else ""
+    return ", ".join(known[:_LISTED]) + more
+
+
+def _update(place: Place) -> tuple[int | None, int | None]:
+    return place.step, place.update
+
+
+def _inputs(first: Verdict, there: Sequence[Verdict]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What the tensor is made of: what of it holds, and what was not judged."""
+    place = first.place
+    near = [v for v in there if v.place.micro in (None, place.micro) or place.micro is None]
+    judged = {v.quantity for v in near}
+    broken = {v.quantity for v in near if not v.ok}
+    held = [q for q in INPUTS.get(first.quantity, ()) if q in judged - broken]
+    unjudged = [q for q in INPUTS.get(first.quantity, ()) if q not in judged and q not in OPTIONAL]
+    if first.quantity in ("activations", "gradient"):
+        held += _neighbours(first, near)
+    return tuple(held), tuple(unjudged)
+
+
+def _neighbours(first: Verdict, near: Sequence[Verdict]) -> list[str]:
+    """The module before it (of gradients: the parameter behind it), if its tensors hold at this microbatch."""
+    alike = [v for v in near if v.quantity == first.quantity and v.place.micro == first.place.micro]
+    here, forward = depth(first.name), first.quantity == "activations"
+    names = {v.name for v in alike if (depth(v.name) < here if forward else depth(v.name) > here)}
+    good = names - {v.name for v in alike if not v.ok}
+    if not good:
+        return []
+    nearest = max(good, key=depth) if forward else min(good, key=depth)
+    return [f"{first.quantity} {nearest}"]
+
+
+def _consequences(first: Verdict, failed: Sequence[Verdict]) -> tuple[dict[str, int], dict[str, int]]:
+    """How many of the other failures follow from the first, and how many do not, by quantity."""
+    downstream: dict[str, int] = {}
+    independent: dict[str, int] = {}
+    broken: dict[tuple[int | None, int | None], set[str]] = {}
+    carried = False
+    known = sorted(failed, key=dataflow_key)
+    for update in dict.fromkeys(_update(v.place) for v in known):
+        own = [v for v in known if _update(v.place) == update]
+        here = broken.setdefault(update, set())
+        for verdict in own:
+            if verdict is first:
+                here.add(verdict.quantity)
+                continue
+            because = carried or verdict.quantity == first.quantity or _made_of(verdict.quantity, here)
+            found = downstream if because else independent
+            found[verdict.quantity] = found.get(verdict.quantity, 0) + 1
+            if because:
+                here.add(verdict.quantity)
+        carried = carried or any(v.quantity in CARRIED for v in own)
+    return downstream, independent
+
+
+def _made_of(quantity: str, broken: set[str]) -> bool:
+    if quantity in ("invariants", "replicas"):  # statements about any of the others
+        return bool(broken)
+    # what was computed of the wrong samples or tokens is wrong in all that follows
+    return quantity in broken or not broken.isdisjoint(inputs_of(quantity))

@@ -1,0 +1,313 @@
+"""What is common to all that is wrong with a quantity: places, tokens, parts and numbers, each proven by its data.
+
+Nothing here is a guess: a pattern with one counter-example is not stated, and neither is one that chance could make.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import reduce
+from typing import Any
+
+from regress.compare.diagnosis.layers import layer_of
+from regress.compare.diagnosis.scene import Scene
+from regress.compare.diagnosis.traits import CLASSES, OF_LAYOUTS, OF_SAMPLES
+from regress.compare.verdicts.affected import Affected, Count, by_chance
+from regress.compare.verdicts.verdict import Status, Verdict
+
+CHANCE = 1e-4
+"""So probable at most is what chance could make of a pattern of tokens."""
+CHANCE_OF_SAMPLES = 5e-3
+"""The same for patterns of whole samples, of which a golden case has a dozen."""
+CHANCE_OF_LAYOUTS = 0.1
+"""The same where every token of a class of places in a row is affected, and no other: a row has few samples."""
+EXPLAINED = 1e-3
+"""A scale factor explains an error if so much of it is left at most."""
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """One thing that all affected values have in common.
+
+    Attributes:
+        id: for rules, such as ``"rank"`` or ``"class:packed_behind"``.
+        words: for people, such as ``"only rank 1"``.
+        numbers: what it says, plain JSON.
+    """
+
+    id: str
+    words: str
+    numbers: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dict; ``Pattern(**data)`` is its inverse."""
+        return asdict(self)
+
+
+def find_patterns(failed: Sequence[Verdict], judged: Sequence[Verdict], scene: Scene) -> list[Pattern]:
+    """The patterns of what failed.
+
+    Args:
+        failed: verdicts on one quantity of one update; those on the tensor that failed first tell the tokens.
+        judged: all verdicts on that quantity and update, failed ones included.
+        scene: the run.
+    """
+    if not failed:
+        return []
+    same = [verdict for verdict in failed if verdict.name == failed[0].name]
+    return [
+        *_places(failed, judged, scene),
+        *_names(failed, judged),
+        *_tokens([verdict.affected for verdict in same if verdict.affected is not None]),
+        *_parts(same),
+        *_values(same, scene),
+        *_nonfinite(same),
+    ]
+
+
+def _places(failed: Sequence[Verdict], judged: Sequence[Verdict], scene: Scene) -> Iterator[Pattern]:
+    for key, word, plural in (("rank", "rank", "s"), ("micro", "microbatch", "es")):
+        hit = sorted({value for v in failed if (value := getattr(v.place, key)) is not None})
+        there = sorted({value for v in judged if (value := getattr(v.place, key)) is not None})
+        if not hit or len(hit) == len(there):
+            continue
+        listed = ", ".join(map(str, hit))
+        yield Pattern(
+            key, f"only {word}{plural if len(hit) > 1 else ''} {listed}", {"which": hit, "of": len(there)}
+        )
+        if key == "micro" and hit == there[-1:]:
+            yield Pattern("last_micro", "only the last microbatch")
+        if key == "micro" and hit == there[:1]:
+            yield Pattern("first_micro", "only the first microbatch")
+        if key == "rank":
+            yield from _coordinates(hit, there, scene)
+
+
+def _coordinates(hit: Sequence[int], there: Sequence[int], scene: Scene) -> Iterator[Pattern]:
+    """Ranks that have one coordinate of the mesh in common, and all of those that have it."""
+    for dimension, size in scene.mesh.items():
+        if size < 2:
+            continue
+        values = {scene.coordinate(rank, dimension) for rank in hit}
+        members = [rank for rank in there if scene.coordinate(rank, dimension) in values]
+        if len(values) < size and sorted(members) == sorted(hit):
+            listed = ", ".join(map(str, sorted(values)))
+            words = f"only ranks whose coordinate {dimension} is {listed}"
+            yield Pattern(f"mesh:{dimension}", words, {"dimension": dimension, "which": sorted(values)})
+
+
+NAMES = {
+    "norms of heads": r"\.(q|k)_norm\b",
+    "norms": r"norm|\bln_",
+    "norms of hidden states": r"(?<!\b[qk]_)norm\b|layernorm|\bln_",
+    "biases": r"\.bias\b",
+    "embeddings": r"embed|\bwte\b|\bwpe\b",
+    "the output projection": r"lm_head",
+    "embeddings and the output projection": r"embed_tokens|lm_head|\bwte\b",
+    "routers": r"\.(gate|router)\.weight",
+    "experts": r"\.experts\.",
+    "weights of attention": r"attn\.",
+    "weights of MLPs": r"\.mlp\.",
+    "first moments": r"/exp_avg$",
+    "second moments": r"/exp_avg_sq$",
+    "moments": r"/exp_avg(_sq)?$",
+    "step counters": r"/step$",
+}
+"""Kinds of modules, parameters and states by their names."""
+
+
+def kinds_of(names: Collection[str]) -> tuple[str, ...]:
+    """The kinds of tensors that have a name among these."""
+    return tuple(kind for kind, known in NAMES.items() if any(re.search(known, name) for name in names))
+
+
+def _names(failed: Sequence[Verdict], judged: Sequence[Verdict]) -> Iterator[Pattern]:
+    """Tensors that fail: one layer, or one kind of them, and all of that kind; nothing else."""
+    hit = {verdict.name for verdict in failed}
+    there = {verdict.name for verdict in judged}
+    if len(hit) == len(there) or len(there) < 3:
+        return
+    found: list[tuple[int, Pattern]] = []
+    for title, expression in NAMES.items():
+        members = {name for name in there if re.search(expression, name)}
+        if members == hit:
+            found.append((len(expression), Pattern(f"names:{title}", f"only {title}", {"tensors": len(hit)})))
+    layers = {layer_of(name) for name in hit}
+    number = next(iter(layers))
+    if (
+        len(layers) == 1
+        and number is not None
+        and number.isdigit()
+        and len({layer_of(name) for name in there}) > 2
+    ):
+        found.append((0, Pattern("layer", f"only layer {number}", {"layer": int(number)})))
+    experts = {match[1] for name in hit if (match := re.search(r"\.experts\.(\d+)\b", name))}
+    if len(experts) == 1 and all(".experts." in name for name in hit):
+        found.append((0, Pattern("expert", f"only expert {min(experts)}", {"expert": int(min(experts))})))
+    yield from (pattern for _, pattern in found)
+
+
+def _tokens(found: Sequence[Affected]) -> Iterator[Pattern]:
+    """Which tokens are affected, over all microbatches in which any is."""
+    known = [item for item in found if item.unit == "token"]
+    if not known:
+        return
+    total = _sum(item.total for item in known)
+    if total.hits == total.size:
+        yield Pattern("all_tokens", f"all {total.size} compared tokens there", {"tokens": total.size})
+        return
+    yield from _classes(known, total)
+    yield from _positions(known, total)
+    yield from _lengths(known, total)
+    if total.hit_samples == 1 and total.samples > 2:
+        sample = next(item.samples[0] for item in known if item.samples)
+        yield Pattern("sample", f"only sample {sample}", {"sample": sample})
+
+
+def _sum(counts: Iterable[Count]) -> Count:
+    return reduce(Count.and_, counts)
+
+
+def _classes(known: Sequence[Affected], total: Count) -> Iterator[Pattern]:
+    """The smallest classes that hold every affected token."""
+    nobody = Count(0, 0, 0, 0)
+    names = dict.fromkeys(name for item in known for name in item.classes)
+    merged = {name: _sum(item.classes.get(name, nobody) for item in known) for name in names}
+    only = [(name, count) for name, count in merged.items() if _only(name, count, total)]
+    if not only:
+        return
+    least = min(count.size for _, count in only)
+    for name, count in only:
+        if count.size == least:
+            much = (
+                f"all {count.size} of them" if count.hits == count.size else f"{count.hits} of {count.size}"
+            )
+            numbers = {"hits": count.hits, "size": count.size}
+            yield Pattern(f"class:{name}", f"only {CLASSES[name]} ({much})", numbers)
+
+
+def _only(name: str, count: Count, total: Count) -> bool:
+    """Whether all affected tokens are of a class, and that is neither trivial nor chance."""
+    if count.hits != total.hits or count.size == total.size:
+        return False
+    if by_chance(count.size, total.size, total.hits) > CHANCE:
+        return False
+    if name not in OF_SAMPLES:
+        return True
+    # tokens of one sample share its class: samples are what is counted
+    exact = name in OF_LAYOUTS and count.hits == count.size
+    chance = by_chance(count.samples, total.samples, total.hit_samples)
+    return chance <= (CHANCE_OF_LAYOUTS if exact else CHANCE_OF_SAMPLES)
+
+
+def _positions(known: Sequence[Affected], total: Count) -> Iterator[Pattern]:
+    """All tokens from a position on, or before one, and no other."""
+    ends = [item.positions for item in known if item.positions is not None]
+    if len(ends) < len(known) or total.size * by_chance(total.hits, total.size, total.hits) > CHANCE:
+        return
+    low, high = min(e[0] for e in ends), max(e[1] for e in ends)
+    held_low, held_high = min(e[2] for e in ends), max(e[3] for e in ends)
+    if low > held_high:
+        yield Pattern("positions_from", f"only positions >= {low}", {"position": low})
+    elif high < held_low:
+        yield Pattern("positions_below", f"only positions < {high + 1}", {"position": high + 1})
+
+
+def _lengths(known: Sequence[Affected], total: Count) -> Iterator[Pattern]:
+    """All samples longer than some length (or shorter), and no other."""
+    ends = [item.lengths for item in known if item.lengths is not None]
+    chance = by_chance(total.hit_samples, total.samples, total.hit_samples)
+    if len(ends) < len(known) or total.samples * chance > CHANCE_OF_SAMPLES:
+        return
+    low, high = min(e[0] for e in ends), max(e[1] for e in ends)
+    intact_low, intact_high = min(e[2] for e in ends), max(e[3] for e in ends)
+    if low > intact_high:
+        words = f"only sequences longer than {intact_high} (from {low} on)"
+        yield Pattern("long_samples", words, {"longer": intact_high})
+    elif high < intact_low:
+        words = f"only sequences shorter than {intact_low} (up to {high})"
+        yield Pattern("short_samples", words, {"shorter": intact_low})
+
+
+def _parts(failed: Sequence[Verdict]) -> Iterator[Pattern]:
+    """One block of a dimension alone, the same wherever it failed."""
+    parts = [verdict.affected.parts for verdict in failed if verdict.affected is not None]
+    if not parts or len(parts) < len(failed):
+        return
+    for part in set(parts[0]).intersection(*parts[1:]):
+        dimension, start, stop, size = part
+        width = stop - start
+        share = size // width if size % width == 0 and start % width == 0 and width > 1 else None
+        numbers = {"dimension": dimension, "start": start, "stop": stop, "size": size, "parts": share}
+        words = f"only {start}:{stop} of the {size} entries of dimension {dimension}"
+        if share is not None:
+            words += f" (part {start // width} of {share} equal ones: a head or a shard)"
+        if share is not None or width * 2 <= size:
+            yield Pattern("block" if share is None else "shard", words, numbers)
+
+
+def _values(failed: Sequence[Verdict], scene: Scene) -> Iterator[Pattern]:
+    """What the wrong values are, the same in all tensors that fail."""
+    yield from _scaled(failed, scene)
+    found = [verdict.affected for verdict in failed if verdict.affected is not None]
+    if not found or len(found) < len(failed):
+        return
+    offsets = [item.offset for item in found]
+    first = offsets[0]
+    if first is not None and all(o is not None and math.isclose(o, first, rel_tol=1e-5) for o in offsets):
+        yield Pattern("offset", f"constant offset {first:.6g}", {"offset": first})
+    if found[0].rounded is not None and len({item.rounded for item in found}) == 1:
+        yield Pattern("rounded", f"rounded to {found[0].rounded}", {"dtype": found[0].rounded})
+    for key, numbers in found[0].held.items():
+        if all(item.held.get(key) == numbers for item in found):
+            yield Pattern(key, _HELD[key].format(**numbers), numbers)
+
+
+_HELD = {
+    "shifted": "shifted by one position (each holds what belongs {by:+d} position on)",
+    "equals": "equal to {what}",
+    "formula": "equal to {what}",
+    "fitted": "equal to {what} {value:g}",
+    "permuted": "each equal to the value of another token",
+    "columns": "equal to the columns of the row",
+    "tempered": "those of the recorded logits at temperature {actual:g}, golden {golden:g}",
+}
+
+
+def _scaled(failed: Sequence[Verdict], scene: Scene) -> Iterator[Pattern]:
+    """One factor for all tensors that fail, which explains them."""
+    known = [(verdict.alpha, verdict.residual, verdict.relative_l2) for verdict in failed]
+    alphas = [alpha for alpha, _, _ in known if alpha is not None]
+    if len(alphas) < len(known) or any(verdict.status is not Status.DRIFT for verdict in failed):
+        return
+    alpha = alphas[0]
+    whole = sum(verdict.count for verdict in failed)
+    explained = all(r is not None and r <= EXPLAINED * max(off, 1e-300) for _, r, off in known)
+    alike = all(math.isclose(a, alpha, rel_tol=1e-4, abs_tol=1e-9) for a in alphas)
+    if explained and whole > 1 and not alike:
+        listed = ", ".join(f"{a:.4g}" for a in alphas[:4])
+        yield Pattern("factors", f"each scaled by a factor of its own ({listed})", {"alphas": alphas})
+    if not explained or whole < 2 or not alike:
+        return
+    residual = max((r or 0.0) for _, r, _ in known)
+    if abs(alpha) < 1e-12:
+        yield Pattern("zero", "all zero")
+        return
+    numbers = {"alpha": alpha, "residual": residual}
+    if math.isclose(alpha, -1.0, rel_tol=1e-4):
+        yield Pattern("sign", "sign flipped", numbers)
+        return
+    exact, names = scene.named_factor(alpha)
+    words = f"scaled by {exact or f'{alpha:.6g}'} (alpha={alpha:.6g}, residual {residual:.1g})"
+    yield Pattern("scaled", words, numbers)
+    for name, what in names:
+        yield Pattern(f"scaled:{name}", f"that factor is {what}", numbers)
+
+
+def _nonfinite(failed: Sequence[Verdict]) -> Iterator[Pattern]:
+    if failed[0].status is Status.NONFINITE:
+        inside = "padding" not in failed[0].detail
+        yield Pattern("nonfinite" if inside else "nonfinite_padding", failed[0].detail)

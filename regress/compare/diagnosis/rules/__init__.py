@@ -1,0 +1,1 @@
+"""The rules of the diagnosis, theme by theme."""

@@ -1,0 +1,286 @@
+"""Rules for what is there at all, what the model reads, rewards, advantages and weights."""
+
+from __future__ import annotations
+
+from regress.compare.diagnosis.causes import Rule
+from regress.compare.diagnosis.divergence import Divergence
+from regress.compare.diagnosis.scene import Scene
+from regress.compare.verdicts.verdict import Status
+
+
+def _parallel(divergence: Divergence, scene: Scene) -> bool:
+    return (scene.world_size or 1) > 1
+
+
+def _no_factor(divergence: Divergence) -> bool:
+    return not any(p.id.startswith(("scaled", "zero", "sign", "rounded")) for p in divergence.patterns)
+
+
+def _mixed_groups(divergence: Divergence, scene: Scene) -> bool:
+    """Whole tokens are wrong, by no common factor: other samples were compared with each other."""
+    return _no_factor(divergence) and divergence.first.relative > MUCH
+
+
+def _nearly_right(divergence: Divergence, scene: Scene) -> bool:
+    """They are off by little, by no common factor."""
+    return _no_factor(divergence) and divergence.first.relative < LITTLE
+
+
+MUCH, LITTLE = 0.05, 0.01
+"""Shares of the largest value: other rewards change advantages by far more, an epsilon by far less."""
+
+
+INPUTS: tuple[Rule, ...] = (
+    # what was recorded
+    Rule(
+        "shape",
+        "the tensors are of other shapes: another padding strategy (batching.layout, pad_to), another maximum length, "
+        "or another split into microbatches",
+        status=(Status.SHAPE,),
+        variants="base,pad8",
+    ),
+    Rule(
+        "dtype",
+        "it was computed or stored in another dtype: mixed precision, autocast, or a cast before the tap",
+        status=(Status.DTYPE,),
+    ),
+    Rule(
+        "not-recorded",
+        "the stage is not dumped: turn on debug.enable_data_dump and debug.dump_options of that stage, and look at "
+        "debug.dump_every_n_steps; of a weaver trainer set WEAVER_DEBUG_DUMP_ENABLED, WEAVER_DEBUG_DUMP_DIR and "
+        "WEAVER_DEBUG_DUMP_OPTIONS",
+        status=(Status.MISSING,),
+        says="was not recorded|nothing of this name was recorded|no record of this microbatch",
+    ),
+    Rule(
+        "part-not-held",
+        "a part of the model is on no rank: layers counted without the offset of the stage, or a shard left out",
+        status=(Status.MISSING, Status.COVERAGE),
+        at=("coverage",),
+        says="no rank holds",
+        variants="base,pp2",
+    ),
+    Rule(
+        "batch-left-out",
+        "samples are not computed at all: the last, incomplete microbatch is dropped, or a rank reads the samples of "
+        "another",
+        at=("coverage",),
+        says="was produced by no microbatch",
+        variants="base,mbs4,dp2",
+    ),
+    Rule(
+        "batch-twice",
+        "samples are computed more than once: one seed or one position in the data for all ranks, or padding copies "
+        "that count",
+        at=("coverage",),
+        says="was produced (twice|[0-9]+ times)",
+        variants="base,dp2",
+    ),
+    Rule(
+        "recorded-twice",
+        "several updates or epochs write into one file, and the last of them survives: record the update's number",
+        at=("coverage",),
+        says="was recorded [0-9]+ times",
+    ),
+    Rule(
+        "not-planned",
+        "the run makes other microbatches, or has other ranks, than its configuration says",
+        status=(Status.EXTRA,),
+        says="not part of the plan",
+    ),
+    Rule(
+        "new-tensor",
+        "it is recorded now and was not when the golden values were: accept it with --update-golden, or tap less",
+        status=(Status.EXTRA,),
+        says="no golden of this name",
+    ),
+    Rule(
+        "unknown-tensor",
+        "a tap records a tensor under a name that belongs to no quantity",
+        status=(Status.EXTRA,),
+        says="belongs to no quantity",
+    ),
+    Rule(
+        "other-rollouts",
+        "these are not the recorded rollouts: another trajectory file, another tokenizer, or rollouts that "
+        "were sampled "
+        "again (rollout_worker.need_llm_inference, seed)",
+        at=("trajectory",),
+    ),
+    Rule(
+        "nan-padding",
+        "what is computed at padding is not finite: rows without any visible token, or memory that nobody wrote; it "
+        "spreads as soon as something sums over it",
+        status=(Status.NONFINITE,),
+        patterns=("nonfinite_padding",),
+    ),
+    Rule(
+        "nan",
+        "the first value that is not finite arises here: an overflow in half precision, a division by a deviation or a "
+        "count of zero, or a softmax over nothing",
+        status=(Status.NONFINITE,),
+        patterns=("nonfinite",),
+    ),
+    # what the model reads
+    Rule(
+        "position-columns",
+        "position ids count the columns of the row: they do not begin again with each sample, or count left padding",
+        at=("batch_inputs",),
+        tensor="position_ids",
+        patterns=("columns",),
+        variants="base,packed,left",
+    ),
+    Rule(
+        "position-offset",
+        "position ids begin at another number, such as 1, or at that of a rank's first column",
+        at=("batch_inputs",),
+        tensor="position_ids",
+        any_of=("offset", "shifted"),
+        variants="base,cp2",
+    ),
+    Rule(
+        "position-ids",
+        "position ids are wrong where samples are packed, padded or split",
+        at=("batch_inputs",),
+        tensor="position_ids",
+        variants="base,packed,left",
+    ),
+    Rule(
+        "inputs-shifted",
+        "inputs and labels are shifted against each other: shifted twice, or not at all",
+        at=("batch_inputs",),
+        patterns=("shifted",),
+    ),
+    Rule(
+        "tool-tokens",
+        "tokens that a tool wrote are trained on: the loss mask is taken from the end of the prompt on",
+        at=("batch_inputs",),
+        tensor="response_mask|effective_valid",
+        patterns=("class:tool",),
+        look="trajectory",
+    ),
+    Rule(
+        "prompt-tokens",
+        "tokens of the prompt are trained on: the mask of the response begins too early",
+        at=("batch_inputs",),
+        tensor="response_mask|effective_valid",
+        patterns=("class:prompt",),
+        look="trajectory",
+    ),
+    Rule(
+        "last-token-masked",
+        "the last token is left out of the loss (or counts where it must not): the end token taken for padding, since "
+        "they share an id, or a mask that is shifted",
+        at=("batch_inputs", "weights"),
+        any_of=("class:end", "class:last_trained"),
+        look="batch_inputs",
+    ),
+    Rule(
+        "attention-mask",
+        "the attention mask does not say where padding is: another side, or a token of the text with the id of padding",
+        at=("batch_inputs",),
+        tensor="attention_mask",
+        variants="base,left",
+    ),
+    Rule(
+        "other-tokens",
+        "other token ids than recorded: decoded and encoded again, another chat template, or samples in another order",
+        at=("batch_inputs",),
+        tensor="input_ids",
+    ),
+    # rewards to advantages
+    Rule(
+        "deviation-ddof",
+        "the standard deviation of a group is taken over N in place of N - 1 samples, or the reverse: algorithm.ddof",
+        at=("advantages",),
+        patterns=("scaled:ddof",),
+    ),
+    Rule(
+        "advantage-scale",
+        "advantages are normalized otherwise: algorithm.scale (group, batch, none), algorithm.eps, or a deviation of "
+        "other samples",
+        at=("advantages",),
+        patterns=("scaled",),
+        without=("scaled:ddof",),
+    ),
+    Rule(
+        "advantage-sign",
+        "the baseline is taken from the wrong side: baseline minus reward",
+        at=("advantages",),
+        patterns=("sign",),
+    ),
+    Rule(
+        "advantage-zero",
+        "no advantage at all: each sample is a group of its own, rewards are not passed on, or a filter drops them",
+        at=("advantages",),
+        any_of=("zero",),
+        look="trajectory",
+    ),
+    Rule(
+        "advantage-offset",
+        "the mean of the group is not, or of other samples, taken off: a baseline that leaves samples out",
+        at=("advantages",),
+        any_of=("offset",),
+    ),
+    Rule(
+        "advantage-epsilon",
+        "each group is off by a little, and by another factor: what is added to its deviation (algorithm.eps), or "
+        "statistics in a lower precision",
+        at=("advantages",),
+        when=_nearly_right,
+        look="trajectory",
+    ),
+    Rule(
+        "advantage-groups",
+        "samples are compared with those of another group: an order that is not the one that groups were "
+        "counted in, or "
+        "a part of a group on each rank",
+        at=("advantages",),
+        when=_mixed_groups,
+        variants="base,dp2-dealt",
+        look="trajectory",
+    ),
+    Rule(
+        "advantage-of-a-rank",
+        "statistics are taken over the samples of one rank: a group whose samples lie on several must be "
+        "gathered first",
+        at=("advantages",),
+        any_of=("rank", "mesh:*"),
+        when=_parallel,
+        variants="base,dp2-dealt",
+    ),
+    # weights
+    Rule(
+        "weights-world-size",
+        "the denominator is counted on one rank while the gradient is summed over ranks, or divided by their number "
+        "once too often",
+        at=("weights", "loss", "token_loss", "policy_loss"),
+        any_of=("scaled:world_size", "scaled:mesh_*"),
+        variants="base,dp2",
+        look="weights",
+    ),
+    Rule(
+        "weights-microbatches",
+        "each microbatch is divided by the number of microbatches once too often (or never): accumulation divides, "
+        "and the weights hold the denominator already",
+        at=("weights", "loss"),
+        any_of=("scaled:micros",),
+        variants="base,mbs4",
+        look="weights",
+    ),
+    Rule(
+        "mean-of-means",
+        "denominators are counted in each microbatch or on each rank, and then averaged: algorithm.denominator_scope "
+        "must be global",
+        at=("weights",),
+        patterns=("factors",),
+        variants="base,mbs4,dp2",
+    ),
+    Rule(
+        "weights-denominator",
+        "another denominator: algorithm.aggregation (token-mean, seq-mean-token-mean, ...), norm_length, or the tokens "
+        "that are counted in it",
+        at=("weights",),
+        variants="base,mbs4",
+    ),
+)

@@ -1,0 +1,9 @@
+"""All rules of the diagnosis, theme by theme; the most specific of those that match is told first."""
+
+from regress.compare.diagnosis.causes import Rule
+from regress.compare.diagnosis.rules.inputs import INPUTS
+from regress.compare.diagnosis.rules.loss import LOSS
+from regress.compare.diagnosis.rules.model import MODEL
+from regress.compare.diagnosis.rules.update import UPDATE
+
+RULES: tuple[Rule, ...] = (*INPUTS, *MODEL, *LOSS, *UPDATE)

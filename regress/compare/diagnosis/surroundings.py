@@ -1,0 +1,136 @@
+"""All that is known of one tensor besides its golden values, asked only when it fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regress.compare.diagnosis.guesses import Guess, fitted, permuted, proven, temperature
+from regress.compare.diagnosis.traits import Traits
+from regress.compare.verdicts.affected import (
+    LIMIT,
+    Affected,
+    Count,
+    affected_tokens,
+    blocks,
+    constant_offset,
+    rounded_to,
+)
+from regress.dump.arrays import Array, is_float
+from regress.layout import ShardLayout
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What the elements of a local tensor belong to, and what else they might be.
+
+    Attributes:
+        traits: of the places of its leading dimensions; None for a tensor without tokens.
+        leading: shape of those dimensions.
+        guesses: arrays in the shape of the whole tensor.
+        logits: ``(logits, targets)`` of the places, ``[P, V]`` and ``[P]``; for log-probs and entropies. Rows of
+            places without logits are NaN. ``entropy`` tells the latter.
+        pool: all golden values of the quantity in this update.
+        shards: the part of the tensor that is at hand; None for all of it.
+    """
+
+    traits: Callable[[], Traits] | None = None
+    leading: tuple[int, ...] = ()
+    guesses: Callable[[], Iterable[Guess]] = tuple
+    logits: Callable[[], tuple[NDArray[np.float64], NDArray[np.int64]] | None] = lambda: None
+    entropy: bool = False
+    pool: Callable[[], NDArray[np.float64]] | None = None
+    shards: ShardLayout | None = None
+
+    def part(self, shards: ShardLayout) -> Surroundings:
+        """The same for a part of the tensor."""
+        own, leading = self.traits, self.leading
+        traits = None if own is None else lambda: own().part(shards, leading)
+        return replace(self, traits=traits, shards=shards, logits=lambda: None)
+
+    def affected(
+        self,
+        actual: Array,
+        golden: Array,
+        over: NDArray[np.bool_],
+        compared: NDArray[np.bool_] | None,
+        bound: float,
+    ) -> Affected | None:
+        """What is affected of a tensor that fails; None for one of more than `LIMIT` elements.
+
+        Args:
+            over: elements beyond the tolerance, outside of the mask, too.
+            compared: ``[*leading]`` the mask; None for all.
+        """
+        if golden.size > LIMIT or not golden.size:
+            return None
+        if compared is not None:
+            over = over & compared.reshape(*compared.shape, *[1] * (over.ndim - compared.ndim))
+        if not over.any():
+            return None
+        found = self._units(over, compared)
+        first = 0 if self.traits is None else len(self.leading)
+        found["parts"] = tuple(blocks(over, first))
+        found["offset"] = constant_offset(actual, golden, over, bound)
+        found["rounded"] = rounded_to(actual, golden, over) if is_float(golden.dtype) else None
+        found["held"] = self._held(actual, golden, over, bound)
+        return Affected(**found)
+
+    def _units(self, over: NDArray[np.bool_], compared: NDArray[np.bool_] | None) -> dict[str, Any]:
+        if self.traits is None:
+            return {"unit": "element", "total": Count(int(over.sum()), over.size, 0, 0)}
+        traits = self.traits()
+        places = np.ones(len(traits.sample), bool) if compared is None else compared
+        return affected_tokens(over, places, traits)
+
+    def _held(
+        self, actual: Array, golden: Array, over: NDArray[np.bool_], bound: float
+    ) -> Mapping[str, Mapping[str, Any]]:
+        known: dict[str, Mapping[str, Any]] = {}
+        for guess in self.guesses():
+            if guess.id in known or (local := self._local(guess, golden.shape)) is None:
+                continue
+            found = fitted(local, actual, over)
+            if proven(found, actual, golden, over, bound):
+                known[found.id] = dict(found.numbers)
+        if "formula" in known:  # which says the same without a number that was fitted
+            known.pop("fitted", None)
+        if self.pool is not None and not known and permuted(actual, golden, self.pool(), over, bound):
+            known["permuted"] = {}
+        tempered = self._tempered(actual, golden, over, bound)
+        return known | ({"tempered": tempered} if tempered is not None else {})
+
+    def _local(self, guess: Guess, shape: tuple[int, ...]) -> Guess | None:
+        """The part of a guess that is at hand; None for one of another shape."""
+        arrays = [guess.values] if guess.direction is None else [guess.values, guess.direction]
+        if self.shards is not None:
+            arrays = [self.shards.project(a) for a in arrays if a.shape == self.shards.shape]
+        if not arrays or any(array.shape != shape for array in arrays):
+            return None
+        return replace(guess, values=arrays[0], direction=arrays[1] if len(arrays) > 1 else None)
+
+    def _tempered(
+        self, actual: Array, golden: Array, over: NDArray[np.bool_], bound: float
+    ) -> Mapping[str, Any] | None:
+        """The temperatures of the actual and of the golden values, where the logits explain both."""
+        found = self.logits()
+        if found is None or int(over.sum()) < 3:
+            return None
+        logits, targets = found
+        rows = np.flatnonzero(over.reshape(-1) & np.isfinite(logits[:, 0]))
+        if len(rows) < 3:
+            return None
+        told = []
+        for values in (actual, golden):
+            flat = values.reshape(-1)[rows].astype(np.float64)
+            if not np.isfinite(flat).all():
+                return None
+            t, error = temperature(flat, logits[rows], targets[rows], entropy=self.entropy)
+            if error > max(8 * bound, 1e-9 * float(np.abs(flat).max(initial=1.0))):
+                return None
+            told.append(float(f"{t:.6g}"))
+        return {"actual": told[0], "golden": told[1]} if told[0] != told[1] else None

@@ -1,0 +1,116 @@
+"""What wrong optimizer states and parameters might be: the update of AdamW with one of its settings left out.
+
+m = b1 m' + (1 - b1) g       v = b2 v' + (1 - b2) g^2       g = clipped gradient
+p = p' (1 - lr wd) - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from regress.compare.diagnosis.guesses import Floats, Guess, Truth
+
+
+@dataclass(frozen=True)
+class UpdateGuesses:
+    """Guesses at the tensors of one optimizer update.
+
+    Attributes:
+        settings: section ``optimizer`` of the configuration, as far as it is known.
+    """
+
+    truth: Truth
+    settings: Mapping[str, Any]
+
+    def of(self, quantity: str, name: str) -> Iterator[Guess]:
+        """What a tensor of ``optimizer`` or ``param`` might hold instead."""
+        if quantity == "optimizer":
+            yield from self._state(name)
+        elif quantity == "param":
+            yield from self._parameter(name)
+
+    def _state(self, name: str) -> Iterator[Guess]:
+        parameter, _, kind = name.rpartition("/")
+        gradient = self._values("gradient", parameter)
+        state = self._values("optimizer", name)
+        if gradient is None or state is None or gradient.shape != state.shape:
+            return
+        factor = self._clip_factor()
+        decay = dict(zip(("exp_avg", "exp_avg_sq"), self._numbers("betas") or (), strict=False)).get(kind)
+        if decay is None:
+            return
+        power = 1 if kind == "exp_avg" else 2
+        entered = (gradient * factor) ** power
+        before = (state - (1 - decay) * entered) / decay if decay else np.zeros_like(state)
+        if factor < 1:
+            whole = decay * before + (1 - decay) * gradient**power
+            yield Guess("formula", whole, {"what": "the state after a gradient that was not clipped"})
+        yield Guess("formula", before, {"what": "the state before this update"})
+        fits = {"the state with a decay of": (entered, before - entered)}
+        if power == 1:
+            fits["the state after the gradient times"] = decay * before, (1 - decay) * gradient
+        for title, (base, along) in fits.items():
+            yield Guess("fitted", base, {"what": title}, along)
+        yield Guess("formula", decay * before, {"what": "the state after a gradient of zero"})
+
+    def _parameter(self, name: str) -> Iterator[Guess]:
+        golden = self._values("param", name)
+        moments = [self._values("optimizer", f"{name}/{key}") for key in ("exp_avg", "exp_avg_sq")]
+        count = self._values("optimizer", f"{name}/step")
+        rate, eps, decay = (self._number(key) for key in ("learning_rate", "eps", "weight_decay"))
+        betas = self._numbers("betas")
+        if golden is None or moments[0] is None or moments[1] is None or count is None:
+            return
+        if rate is None or eps is None or decay is None or betas is None or count.size != 1:
+            return
+        first, second, t = moments[0], moments[1], float(count.reshape(-1)[0])
+        corrections = 1 - betas[0] ** t, 1 - betas[1] ** t
+        root = np.sqrt(second / corrections[1])
+        step = rate * (first / corrections[0]) / (root + eps)
+        before = (golden + step) / (1 - rate * decay)
+        kept = before * (1 - rate * decay)
+        inside = rate * (first / corrections[0]) / ((np.sqrt(second) + eps) / math.sqrt(corrections[1]))
+        plain = rate * first / (np.sqrt(second) + eps)
+        rows: dict[str, Floats] = {
+            "the parameters before this update": before,
+            "the update without weight decay": before - step,
+            "the update with weight decay twice": before * (1 - rate * decay) ** 2 - step,
+            "the update with eps inside of the bias correction": kept - inside,
+            "the update without bias correction": kept - plain,
+            "the update twice": kept - 2 * step,
+            "the update with its sign reversed": kept + step,
+            "the weight decay alone": kept,
+        }
+        ahead = 1 - betas[0] ** (t + 1), 1 - betas[1] ** (t + 1)
+        counted = rate * (first / ahead[0]) / (np.sqrt(second / ahead[1]) + eps)
+        rows["the update with a step counter that is one ahead"] = kept - counted
+        for title, values in rows.items():
+            yield Guess("formula", values, {"what": title})
+        yield Guess("fitted", before, {"what": "the golden update times"}, golden - before)
+        yield Guess("fitted", before - step, {"what": "an update with a weight decay of"}, -rate * before)
+
+    def _values(self, quantity: str, name: str) -> Floats | None:
+        values = self.truth.get(quantity, {}).get(name)
+        return None if values is None else values.astype(np.float64)
+
+    def _clip_factor(self) -> float:
+        """What the golden gradient was multiplied with."""
+        norm, bound = self._values("grad_norm", "grad_norm"), self._number("max_grad_norm")
+        if norm is None or bound is None:
+            return 1.0
+        return min(bound / (float(norm) + 1e-6), 1.0)
+
+    def _number(self, key: str) -> float | None:
+        value = self.settings.get(key)
+        return float(value) if isinstance(value, int | float) else None
+
+    def _numbers(self, key: str) -> tuple[float, float] | None:
+        match self.settings.get(key):
+            case [int() | float() as one, int() | float() as two]:
+                return float(one), float(two)
+        return None

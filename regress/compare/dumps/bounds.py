@@ -1,0 +1,134 @@
+"""How far two dumps may lie apart: as asked for, as measured for a golden case, or by dtype and quantity."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import ml_dtypes
+
+from regress.compare.quantities import Kind, quantity_named
+from regress.compare.verdicts.overrides import Overrides
+from regress.compare.verdicts.tolerance import BITWISE, EXACT, Tolerance, tolerance_of
+from regress.dump.arrays import DTYPES, is_float
+from regress.golden.case import GoldenCase
+from regress.golden.tolerance import ToleranceEntry
+
+NATIVE = ("activations", "gradient", "param", "optimizer")
+"""Quantities in the dtype of the model, whatever the others are stored in."""
+
+EPS_MULTIPLES: Mapping[str, int] = {
+    "activations": 64,
+    "gradient": 512,
+    "grad_norm": 256,
+    "optimizer": 512,
+    "param": 256,
+    "kl": 128,
+    "policy_loss": 64,
+    "token_loss": 64,
+    "ratio": 64,
+    "log_probs": 16,
+    "old_log_probs": 16,
+    "ref_log_probs": 16,
+}
+"""Multiples of the spacing of the dtype, relative to the largest value; `COMMON` for all other quantities.
+
+Four times the largest noise floor of the golden cases (weights moved by one unit in the last place, and the error
+against float64), but one degenerate model; rounded up to a power of two.
+"""
+COMMON = 32
+
+COARSE: Mapping[str, int] = {
+    "activations": 32,
+    "entropy": 8,
+    "gradient": 32,
+    "optimizer": 32,
+    "param": 8,
+    "ratio": 16,
+    "kl": 8,
+    "policy_loss": 8,
+    "token_loss": 8,
+    "entropy_loss": 8,
+}
+"""The same for dtypes of less than 24 bits, whose spacing is nearly all of the noise; 4 for all other quantities.
+
+Twice the largest difference between layouts of the golden cases in bfloat16 (padding side, packing, microbatches of one
+and of three, reversed rows), rounded up to a power of two.
+"""
+
+SEMANTICS = 1e-12
+"""Relative bound in float64: correct layouts agree to 1e-13, the smallest real faults are at 1e-6."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The tolerance of each quantity.
+
+    Attributes:
+        given: the same for all quantities that are no integers or masks; None for those of the table.
+        measured: quantity -> precision -> entry of a golden case, before the table; ``case`` is its name.
+        overrides: tolerances that the project sets by hand, before both.
+    """
+
+    given: Tolerance | None = None
+    measured: Mapping[str, Mapping[str, ToleranceEntry]] | None = None
+    case: str = ""
+    overrides: Overrides = field(default_factory=Overrides)
+
+    @classmethod
+    def of_case(cls, case: GoldenCase, overrides: Overrides | None = None) -> Bounds:
+        """The tolerances that were measured for a golden case."""
+        measured = {} if case.manifest is None else case.manifest.tolerances
+        return cls(measured=measured, case=case.name, overrides=overrides or Overrides())
+
+    def of(self, quantity: str, dtypes: Sequence[str]) -> Tolerance:
+        """The tolerance of a quantity.
+
+        Args:
+            dtypes: of the two tensors, and of the two models where known: the coarsest of them decides.
+        """
+        if quantity_named(quantity).exact:
+            return BITWISE if self.given is not None and self.given.bitwise else EXACT
+        if self.given is not None:
+            return self.given
+        dtype = coarsest(dtypes)
+        by_hand = self.overrides.over(lambda name: self._known(name, dtype), case=self.case, precision=dtype)(
+            quantity
+        )
+        assert by_hand is not None
+        return by_hand
+
+    def _known(self, quantity: str, dtype: str) -> Tolerance:
+        """As measured for the case, else by the table."""
+        entry = (self.measured or {}).get(quantity, {}).get(dtype)
+        found = None if entry is None else tolerance_of(entry)
+        if found is None:
+            return _by_dtype(quantity, dtype)
+        return replace(found, reason=f"{found.reason} (golden case {self.case})")
+
+
+def coarsest(dtypes: Sequence[str]) -> str:
+    """The floating dtype with the widest spacing; float64 where there is none."""
+    floats = [name for name in dtypes if name in DTYPES and is_float(DTYPES[name])]
+    return max(floats, key=spacing, default="float64")
+
+
+def spacing(dtype: str) -> float:
+    """Distance from 1 to the next number."""
+    return float(ml_dtypes.finfo(DTYPES[dtype]).eps)
+
+
+def _by_dtype(quantity: str, dtype: str) -> Tolerance:
+    if dtype == "float64":
+        reason = f"float64: correct layouts differ by rounding only, the bound is {SEMANTICS:g} of the largest value"
+        return Tolerance(SEMANTICS, basis={"dtype": dtype}, reason=reason)
+    coarse = spacing(dtype) > spacing("float32")
+    multiple = COARSE.get(quantity, 4) if coarse else EPS_MULTIPLES.get(quantity, COMMON)
+    bound = multiple * spacing(dtype)
+    kind = "terms" if quantity_named(quantity).kind is Kind.SHARE else "values"
+    reason = (
+        f"{multiple} x the spacing of {dtype}, relative to the largest of the {kind}: not measured for this model; "
+        "give --tolerances CASE, or --rtol and --atol"
+    )
+    basis = {"dtype": dtype, "eps": spacing(dtype), "multiple": multiple}
+    return Tolerance(min(bound, 0.5), basis=basis, reason=reason)

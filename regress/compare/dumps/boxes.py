@@ -1,0 +1,155 @@
+"""Parts of a whole tensor on both sides: the elements that they have in common, piece by piece.
+
+A shard is a box of the whole tensor, or several where a weight is fused. Only ranges are reckoned with, never the
+indices of elements, so a tensor may have any size; what
+has to be put together from several shards is so block by block.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+
+from regress.compare.dumps.pieces import BLOCK
+from regress.compare.verdicts.block import Block
+from regress.dump.arrays import Array
+from regress.dump.mapped import release
+from regress.layout import Range, ShardLayout
+
+Run = tuple[int, int, int]
+"""``(start, stop, at)``: indices ``start:stop`` of a whole dimension lie at ``at`` and after it in a local one."""
+
+
+@dataclass(frozen=True, eq=False)
+class Shard:
+    """A local tensor and the part of the whole that it is."""
+
+    array: Array
+    layout: ShardLayout
+
+
+class Nearby:
+    """Layouts of one tensor, found by where they lie: of many shards only those near a place are looked at."""
+
+    def __init__(self, layouts: Sequence[ShardLayout]) -> None:
+        self._layouts = layouts
+        dims = range(len(layouts[0].shape)) if layouts else range(0)
+        self._dim = max(dims, key=lambda dim: len({layout.ranges[dim] for layout in layouts}), default=None)
+        self._found: list[tuple[int, int, int]] = []
+        if self._dim is not None:
+            found = enumerate(layout.ranges[self._dim] for layout in layouts)
+            self._found = sorted((start, stop, i) for i, ranges in found for start, stop in ranges)
+        self._starts = [start for start, _, _ in self._found]
+        self._reach = max((stop - start for start, stop, _ in self._found), default=0)
+
+    def of(self, ranges: Sequence[Sequence[Range]]) -> list[int]:
+        """The layouts that hold an element of these ranges, one list for each dimension, in their own order."""
+        if self._dim is None:
+            return [*range(len(self._layouts))]
+        near = set()
+        for low, high in ranges[self._dim]:
+            first = bisect_left(self._starts, low - self._reach + 1)
+            last = bisect_left(self._starts, high)
+            near |= {i for _, stop, i in self._found[first:last] if stop > low}
+        return [i for i in sorted(near) if _meet(self._layouts[i].ranges, ranges)]
+
+
+def _meet(one: Sequence[Sequence[Range]], other: Sequence[Sequence[Range]]) -> bool:
+    return all(
+        any(a < d and c < b for a, b in mine for c, d in theirs)
+        for mine, theirs in zip(one, other, strict=True)
+    )
+
+
+def shard_blocks(actual: Shard, golden: Sequence[Shard], limit: int = BLOCK) -> Iterator[Block]:
+    """The elements of a shard beside their golden values, in local order.
+
+    Elements that no golden shard has are left out: that they are missing there is for the proof of coverage to say.
+
+    Args:
+        golden: the first that has an element gives its value.
+        limit: elements that are put together at once.
+    """
+    shape = actual.array.shape
+    row = shape[-1] if len(shape) > 1 and 1 < shape[-1] <= limit else None  # longer ones are cut
+    if golden and golden[0].layout == actual.layout:
+        yield Block(actual.array.reshape(-1), golden[0].array.reshape(-1), 0, row)
+        return
+    near = Nearby([shard.layout for shard in golden])
+    for start, box in _boxes(shape, limit):
+        part = actual.array[box].reshape(-1)
+        runs = [_runs(ranges, cut) for ranges, cut in zip(actual.layout.ranges, box, strict=True)]
+        found = [golden[i] for i in near.of([[(a, b) for a, b, _ in dim] for dim in runs])]
+        expected, known = _expected(tuple(cut.stop - cut.start for cut in box), runs, found)
+        if known is None:
+            yield Block(part, expected.reshape(-1), start, row)
+        elif known.any():
+            use = np.flatnonzero(known)
+            yield Block(part[use], expected.reshape(-1)[use], start + use)
+        for array in (part, expected):
+            release(array)
+
+
+def _boxes(shape: tuple[int, ...], limit: int) -> Iterator[tuple[int, tuple[slice, ...]]]:
+    """Boxes of a tensor that follow one another in C order, each with the flat index of its first element."""
+    if not math.prod(shape):
+        return
+    axis = next((dim for dim in range(len(shape)) if math.prod(shape[dim + 1 :]) <= limit), 0)
+    inner = math.prod(shape[axis + 1 :])
+    rest = tuple(slice(0, size) for size in shape[axis + 1 :])
+    step, length = (max(limit // inner, 1), shape[axis]) if shape else (1, 1)
+    for number, lead in enumerate(np.ndindex(*shape[:axis])):
+        for start in range(0, length, step):
+            cut = (slice(start, min(start + step, length)),) if shape else ()
+            yield (number * length + start) * inner, (*(slice(i, i + 1) for i in lead), *cut, *rest)
+
+
+def _runs(ranges: Sequence[Range], cut: slice = slice(0, 1 << 62)) -> list[Run]:
+    """Ranges as runs of local positions, of which ``cut`` is taken and counted from its start."""
+    found, at = [], 0
+    for start, stop in ranges:
+        low, high = max(at, cut.start), min(at + stop - start, cut.stop)
+        if low < high:
+            found.append((start + low - at, start + high - at, low - cut.start))
+        at += stop - start
+    return found
+
+
+def _expected(
+    shape: tuple[int, ...], runs: Sequence[Sequence[Run]], golden: Sequence[Shard]
+) -> tuple[Array, Array | None]:
+    """What golden shards hold of a box, and ``[elements]`` where they hold something, None for everywhere."""
+    expected: Array | None = None
+    known = np.zeros(shape, bool)
+    for shard in golden:
+        dims = [_common(mine, _runs(theirs)) for mine, theirs in zip(runs, shard.layout.ranges, strict=True)]
+        for pieces in product(*dims):
+            into, of = tuple(here for here, _ in pieces), tuple(there for _, there in pieces)
+            source = shard.array[of]
+            if expected is None and source.shape == shape:
+                return source, None
+            if expected is None:
+                expected = np.zeros(shape, shard.array.dtype)
+            expected[into] = np.where(known[into], expected[into], source) if known[into].any() else source
+            known[into] = True
+            release(source)
+    if expected is None:
+        return np.zeros(shape, bool), known.reshape(-1)
+    return expected, None if known.all() else known.reshape(-1)
+
+
+def _common(mine: Sequence[Run], theirs: Sequence[Run]) -> list[tuple[slice, slice]]:
+    """What two lists of runs have in common, as slices of the one and of the other local dimension."""
+    found = []
+    for start, stop, at in mine:
+        for first, last, there in theirs:
+            low, high = max(start, first), min(stop, last)
+            if low < high:
+                here = slice(at + low - start, at + high - start)
+                found.append((here, slice(there + low - first, there + high - first)))
+    return found

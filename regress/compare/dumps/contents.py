@@ -1,0 +1,123 @@
+"""Who the samples of a step are: their ids and tokens, and what tells identical rollouts apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regress.compare.dumps.listing import Listed, lengths_of
+from regress.compare.dumps.match import Sample, Tokens, Values, ValuesOf
+from regress.compare.dumps.sides import Side
+from regress.dump.mapped import release
+from regress.dump.record import Record
+from regress.dump.trajectory import rollouts_in
+from regress.layout import SampleKey
+
+TELLING = ("batch_inputs", "forward_data")
+"""Records that hold token ids, the likelier to hold all of a sample first."""
+
+APART = (("forward_data", "log_probs"), ("is_loss_debug", "advantages"), ("is_loss_debug", "old_log_probs"))
+"""Values of tokens by which identical rollouts are told apart."""
+
+
+def samples_of(side: Side, records: Sequence[Listed]) -> list[Sample]:
+    """The samples of a step in recorded order: those of its rollouts, and those that only other records have."""
+    found: dict[SampleKey, Sample] = {}
+    for record in records:
+        if record.key.stage == "trajectory":
+            for t in rollouts_in(side.read(record.name)):
+                found[t.key] = Sample(t.key, Tokens.of(t.tokens))
+                release(t.tokens)
+    unknown = [r for r in records if not {*r.samples} <= found.keys()]
+    contents = _contents(side, [r for r in records if r.key.stage in TELLING], found) if unknown else {}
+    for record in unknown:
+        copies = {_key(copy): _key(original) for copy, original in record.meta.get("copies", ())}
+        for key in record.samples:
+            content = None if record.meta.get("open") else contents.get(key)
+            found.setdefault(key, Sample(key, content, copy_of=copies.get(key)))
+    unnamed = {_key(key) for record in records for key in record.meta.get("unnamed", ())}
+    places = _places(records)
+    return [
+        replace(sample, named=sample.key not in unnamed, place=places.get(sample.key))
+        for sample in found.values()
+    ]
+
+
+def _places(records: Iterable[Listed]) -> dict[SampleKey, tuple[int, int, int]]:
+    """Rank, microbatch and row of samples that lie in a row of their own."""
+    found: dict[SampleKey, tuple[int, int, int]] = {}
+    for record in records:
+        if record.key.stage == "forward_data" and record.spans is not None:
+            for key, _, _, row, _ in record.spans.segments:
+                found.setdefault(key, (record.key.rank or 0, record.key.micro or 0, row))
+    return found
+
+
+def _key(value: Any) -> SampleKey:
+    return str(value[0]), int(value[1])
+
+
+def _contents(side: Side, records: Sequence[Listed], known: Iterable[SampleKey]) -> dict[SampleKey, Tokens]:
+    """The tokens of samples whose every position some record holds."""
+    skipped = set(known)
+    telling = [
+        record
+        for record in records
+        if record.spans is not None and "input_ids" in record.tensors and not {*record.samples} <= skipped
+    ]
+    sizes = lengths_of(telling)
+    tokens: dict[SampleKey, NDArray[np.int64]] = {}
+    told: dict[SampleKey, NDArray[np.bool_]] = {}
+    for record in telling:
+        ids = side.read(record.name).tensors["input_ids"]
+        for key, start, stop, row, col in () if record.spans is None else record.spans.segments:
+            if key not in skipped:
+                tokens.setdefault(key, np.zeros(sizes[key], np.int64))[start:stop] = ids[
+                    row, col : col + stop - start
+                ]
+                told.setdefault(key, np.zeros(sizes[key], bool))[start:stop] = True
+    return {key: Tokens.of(found) for key, found in tokens.items() if told[key].all()}
+
+
+def values_of(ours: Side, golden: Sequence[Listed], theirs: Side, actual: Sequence[Listed]) -> Values:
+    """What was computed of a sample, read when it is asked for."""
+
+    def of(which: str, key: SampleKey) -> ValuesOf:
+        side, records = (ours, golden) if which == "golden" else (theirs, actual)
+        return _values(side, records, key)
+
+    return of
+
+
+def _values(side: Side, records: Sequence[Listed], key: SampleKey) -> ValuesOf:
+    found: dict[str, NDArray[np.float64]] = {}
+    for record in records:
+        if record.key.stage == "trajectory":
+            found |= _rollout(side.read(record.name), key)
+    for stage, name in APART:
+        values: dict[int, float] = {}
+        for record in records:
+            if record.key.stage != stage or name not in record.tensors or record.spans is None:
+                continue
+            if key not in record.samples:
+                continue
+            array = side.read(record.name).tensors[name]
+            for other, start, stop, row, col in record.spans.segments:
+                if other == key and array.ndim == 2:
+                    here = array[row, col : col + stop - start].astype(np.float64).tolist()
+                    values |= dict(zip(range(start, stop), here, strict=True))
+        if values:
+            found[name] = np.array([values[position] for position in sorted(values)])
+    return found
+
+
+def _rollout(record: Record, key: SampleKey) -> ValuesOf:
+    for t in rollouts_in(record):
+        if t.key == key:
+            told = {"reward": np.array([t.reward], np.float64)}
+            return told if t.log_probs is None else told | {"sampler": t.log_probs.astype(np.float64)}
+    return {}

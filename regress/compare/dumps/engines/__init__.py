@@ -1,0 +1,66 @@
+"""Where the units of a comparison are done: here, by processes of this machine, or by a Ray cluster.
+
+Whoever does them, the verdicts are the same to the last bit and in the same order (on processors of one kind: numpy
+adds up in another order where vectors are longer).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from regress.errors import CompareError
+
+if TYPE_CHECKING:
+    from regress.compare.dumps.session import Engine
+
+ENGINES = ("local", "processes", "ray")
+
+
+def warn(text: str) -> None:
+    """Tell as a warning."""
+    warnings.warn(text, RuntimeWarning, stacklevel=3)
+
+
+def engine_named(
+    name: str,
+    *,
+    workers: int | None = None,
+    address: str | None = None,
+    tell: Callable[[str], None] = warn,
+) -> Engine:
+    """The engine of that name.
+
+    Args:
+        workers: processes or tasks at a time; by default as many as there are processors.
+        address: of an existing Ray cluster; by default that of the variable RAY_ADDRESS, else one is started here.
+        tell: hears of what went wrong and was made good; by default a warning.
+
+    Raises:
+        CompareError: for an unknown name, options that do not fit it, or if Ray is not installed.
+    """
+    if name not in ENGINES:
+        raise CompareError(f"engine {name!r} does not exist: choose one of {', '.join(ENGINES)}")
+    if workers is not None and workers < 1:
+        raise CompareError(f"{workers} workers cannot compare anything: ask for at least one")
+    if address is not None and name != "ray":
+        raise CompareError(
+            f"the address {address} is one of a Ray cluster: add --engine ray, or leave it out"
+        )
+    if name == "local" and workers not in (None, 1):
+        raise CompareError(
+            f"the engine local is this process alone, but {workers} workers were asked for: add --engine processes"
+        )
+    if name == "ray":
+        from regress.compare.dumps.engines import cluster
+
+        cluster.imported()
+        return cluster.Cluster(workers, address, tell)
+    if name == "processes":
+        from regress.compare.dumps.engines.processes import Processes
+
+        return Processes(workers, tell)
+    from regress.compare.dumps.session import serial
+
+    return serial

@@ -1,0 +1,152 @@
+"""What the headers of a dump's records say: where their tokens and shards lie, without the tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regress.compare.alignment.keys import Key, key_of
+from regress.compare.quantities import UPDATE_STAGES
+from regress.dump.arrays import dtype_name
+from regress.dump.record import Record
+from regress.errors import CompareError
+from regress.layout import SampleKey, ShardLayout
+
+PADDING = -1
+
+LIGHT = ("grad_norm", "own_mean", "copies", "unnamed", "unplaced", "open", "derived", "sampler")
+"""Metadata that a comparison is planned by."""
+
+
+@dataclass(frozen=True)
+class Spans:
+    """Where tokens lie in local ``[B, T]`` tensors.
+
+    Attributes:
+        segments: ``(sample, start, stop, row, column)`` of each run of tokens.
+    """
+
+    shape: tuple[int, int]
+    segments: tuple[tuple[SampleKey, int, int, int, int], ...]
+
+    @classmethod
+    def of(cls, meta: Mapping[str, Any], name: str) -> Spans:
+        """The layout in a record's metadata; raises `CompareError` for none, or an unusable one."""
+        try:
+            rows, columns = (int(size) for size in meta["layout"]["shape"])
+            keys = [(str(group), int(run)) for group, run in meta["samples"]]
+            segments = tuple(
+                (key, int(start), int(stop), int(row), int(col))
+                for key, (_, start, stop, row, col) in zip(keys, meta["layout"]["segments"], strict=True)
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise CompareError(
+                f"{name} has no usable token layout ({type(error).__name__}: {error}); tap it with layout= and "
+                'meta={"samples": [(group_id, run_id), ...]}, one for each segment'
+            ) from None
+        for key, start, stop, row, col in segments:
+            inside = 0 <= row < rows and 0 <= col <= columns - (stop - start)
+            if not (inside and 0 <= start < stop):
+                raise CompareError(
+                    f"{name} has a segment of sample {key[0]}/{key[1]} that leaves its tensors; record it again"
+                )
+        return cls((rows, columns), segments)
+
+    def canonical(self, index: Mapping[SampleKey, int], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+        """``[B * T]`` canonical token at each place, `PADDING` where there is none of the samples in ``index``."""
+        found = np.full(self.shape[0] * self.shape[1], PADDING, np.int64)
+        for key, start, stop, row, col in self.segments:
+            if key in index:
+                place = row * self.shape[1] + col
+                found[place : place + stop - start] = np.arange(start, stop) + offsets[index[key]]
+        return found
+
+    @property
+    def samples(self) -> tuple[SampleKey, ...]:
+        """The samples that have a token here."""
+        return tuple(dict.fromkeys(segment[0] for segment in self.segments))
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A record without its tensors.
+
+    Attributes:
+        name: of its file.
+        tensors: name -> dtype and shape, in recorded order.
+        spans: where its tokens lie, None for full tensors; ``rows`` those that rows of loss tokens follow.
+        shards: tensor -> the part of it that lies here, as JSON.
+        local: why its tensors mean something on their own rank only; empty where they do not.
+        problem: why it cannot be placed, if so.
+    """
+
+    name: str
+    key: Key
+    update: int
+    tensors: Mapping[str, tuple[str, tuple[int, ...]]]
+    spans: Spans | None = None
+    rows: Spans | None = None
+    shards: Mapping[str, Any] = field(default_factory=dict)
+    local: str = ""
+    problem: str = ""
+    meta: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def samples(self) -> tuple[SampleKey, ...]:
+        """The samples that have a token here."""
+        return () if self.spans is None else self.spans.samples
+
+    def layout(self, name: str) -> ShardLayout | None:
+        """Which part of a full tensor lies here, None where what is said of it cannot be used."""
+        if name not in self.shards:
+            return ShardLayout.whole(self.tensors[name][1])
+        try:
+            return ShardLayout.from_json(self.shards[name])
+        except (KeyError, TypeError, ValueError):
+            return None
+
+
+def listed(name: str, record: Record) -> Listed:
+    """What a record's header says."""
+    key = key_of(record)
+    spans, rows, problem = None, None, ""
+    if record.type not in (*UPDATE_STAGES, "trajectory") and not record.meta.get("unplaced"):
+        try:
+            spans = Spans.of(record.meta, str(key))
+            told: Any = record.meta.get("rows")
+            rows = spans if told is None else Spans.of(told, f"meta['rows'] of {key}")
+        except CompareError as error:
+            problem = str(error)
+    tensors = {name: (dtype_name(array.dtype), array.shape) for name, array in record.tensors.items()}
+    shards: Any = record.meta.get("shards") or {}
+    light = {k: v for k, v in record.meta.items() if k in LIGHT or (k in tensors and isinstance(v, str))}
+    local = str(record.meta.get("rank_local") or "")
+    return Listed(name, key, record.update or 0, tensors, spans, rows, shards, local, problem, light)
+
+
+def has_rows_of_loss_tokens(record: Listed) -> bool:
+    """Whether a record of tokens has a tensor with a row for each loss token instead of a place for each token."""
+    if record.spans is None:
+        return False
+    B, T = record.spans.shape
+    for name, (_, local) in record.tensors.items():
+        shape = tuple(record.shards[name]["shape"]) if name in record.shards else local
+        if isinstance(record.meta.get(name), str) or (
+            shape and shape[:2] != (B, T) and shape[:1] != (B * T,)
+        ):
+            return True
+    return False
+
+
+def lengths_of(records: Iterable[Listed]) -> dict[SampleKey, int]:
+    """Tokens of each sample, as far as any of the records reaches."""
+    found: dict[SampleKey, int] = {}
+    for record in records:
+        for spans in (record.spans, record.rows):
+            for key, _, stop, _, _ in () if spans is None else spans.segments:
+                found[key] = max(found.get(key, 0), stop)
+    return found

@@ -1,0 +1,50 @@
+"""What a comparison is asked for, and the work that this comes to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from regress.compare.dumps.bounds import Bounds
+from regress.compare.dumps.rollouts import RolloutUnit
+from regress.compare.dumps.selection import Selection
+from regress.compare.dumps.shares import ShareUnit
+from regress.compare.dumps.units import Unit
+from regress.compare.verdicts.verdict import Verdict
+
+AnyUnit = Unit | ShareUnit | RolloutUnit
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is compared, and how strictly.
+
+    Attributes:
+        steps: the first and the last; None for all that both dumps have.
+        ranks, micros: how many ranks of the actual dump are compared, and microbatches of each; None for all.
+    """
+
+    steps: tuple[int, int] | None = None
+    ranks: int | None = None
+    micros: int | None = None
+    bounds: Bounds = field(default_factory=Bounds)
+    only: Selection = field(default_factory=Selection)
+
+
+@dataclass
+class Planned:
+    """The work of a comparison.
+
+    Attributes:
+        units: in the order of computation.
+        verdicts: what headers alone tell: what is missing, superfluous, or produced twice.
+        golden_only, actual_only: samples without a counterpart, in words.
+        notes: what cannot be known, or was left out, a sentence each.
+        problems: what could not be compared, a sentence each.
+    """
+
+    units: list[AnyUnit] = field(default_factory=list)
+    verdicts: list[Verdict] = field(default_factory=list)
+    golden_only: list[str] = field(default_factory=list)
+    actual_only: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)

@@ -1,0 +1,350 @@
+"""The units of one optimizer update: which records of the two dumps hold the same tokens or tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TypeAlias
+
+from regress.compare.dumps.holders import Holders
+from regress.compare.dumps.listing import Listed, has_rows_of_loss_tokens
+from regress.compare.dumps.match import Matching
+from regress.compare.dumps.options import Options, Planned
+from regress.compare.dumps.presence import Stage
+from regress.compare.dumps.shares import Group, ShareUnit
+from regress.compare.dumps.sides import Side
+from regress.compare.dumps.units import Unit
+from regress.compare.quantities import (
+    MASKS,
+    STEP_STAGES,
+    UPDATE_STAGES,
+    Kind,
+    quantity_named,
+    source_of,
+)
+from regress.compare.verdicts.verdict import Place
+from regress.dump.stages import STAGES
+from regress.layout import SampleKey, TokenFrame
+
+TOLD = ("forward_data", "is_loss_debug", "batch_inputs")
+"""Records that tell loss tokens or token ids."""
+
+Telling: TypeAlias = dict[SampleKey, list[tuple[int, int, str]]]
+"""Sample -> the records that tell of it: stage, number and name."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """One update of both dumps.
+
+    Attributes:
+        golden, actual: the records, without those of the rollouts.
+        lengths: tokens of each golden sample.
+    """
+
+    paths: tuple[str, str]
+    sides: tuple[Side, Side]
+    place: Place
+    golden: Sequence[Listed]
+    actual: Sequence[Listed]
+    matching: Matching
+    lengths: Mapping[SampleKey, int]
+    options: Options
+
+    @cached_property
+    def frame(self) -> TokenFrame:
+        """The golden samples of the update."""
+        here = dict.fromkeys(key for record in self.golden for key in record.samples)
+        actual = dict.fromkeys(key for record in self.actual for key in record.samples)
+        here |= dict.fromkeys(
+            self.matching.golden_of[key] for key in actual if key in self.matching.golden_of
+        )
+        own = [key for key in here if key not in self.matching.alias]
+        longest = {key: self.lengths.get(key, 0) for key in own}
+        for key in actual:
+            to = self.matching.golden_of.get(key)
+            if to in longest:
+                longest[to] = max(longest[to], self.lengths.get(key, 0))
+        return TokenFrame(tuple(own), tuple(longest[key] for key in own))
+
+    def plan(self, planned: Planned) -> None:
+        """Add the units, and what headers alone tell."""
+        for stage in (stage.name for stage in STAGES if stage.name != "trajectory"):
+            golden, actual = (
+                [record for record in side if record.key.stage == stage]
+                for side in (self.golden, self.actual)
+            )
+            if all(record.meta.get("derived") for record in (*golden, *actual)):
+                continue  # neither side recorded any
+            if {"derived", "sampler"} <= {key for record in (*golden, *actual) for key in record.meta}:
+                planned.notes.append(
+                    f"{stage}: datums hold the sampler's log-probs, the trainer's own were not compared"
+                )
+                continue
+            if stage in STEP_STAGES and not (golden and actual) and self._repeated(stage):
+                planned.notes.append(
+                    f"{stage} is in one dump only; those of the loss (is_loss_debug) were compared"
+                )
+                continue
+            if any(record.meta.get("unplaced") for record in (*golden, *actual)) and stage != "loss":
+                why = "nothing tells whose rows they are"
+                planned.problems.append(f"{self.place}: {stage} cannot be compared: {why}")
+                continue
+            planned.verdicts += self._stage(stage, golden, actual, planned.notes).verdicts()
+            if not golden or not actual:
+                continue
+            if stage in UPDATE_STAGES:
+                planned.units += self._whole(stage, golden, actual, planned)
+                continue
+            if stage != "loss":
+                planned.units += self._tokens(stage, golden, actual)
+            planned.units += self._shares(stage, golden, actual, planned)
+
+    def _repeated(self, stage: str) -> bool:
+        """Whether both sides have the values of a stage beside those of the loss."""
+        return all(
+            any(record.key.stage == "is_loss_debug" and stage in record.tensors for record in side)
+            for side in (self.golden, self.actual)
+        )
+
+    def _stage(
+        self, name: str, golden: Sequence[Listed], actual: Sequence[Listed], notes: list[str]
+    ) -> Stage:
+        index = {key: number for number, key in enumerate(self.frame.samples)}
+        ours = {**index, **{key: index[to] for key, to in self.matching.alias.items() if to in index}}
+        theirs = {key: index[to] for key, to in self.matching.golden_of.items() if to in index}
+        seen: set[SampleKey] = set()
+        copies = {*self.matching.alias}
+        for (
+            key,
+            to,
+        ) in self.matching.golden_of.items():  # of actual copies of one golden sample the first counts
+            copies |= {key} if to in seen else set()
+            seen.add(to)
+        return Stage(
+            name,
+            *self.sides,
+            golden,
+            actual,
+            self.frame,
+            ours,
+            theirs,
+            frozenset(copies),
+            self.place,
+            self.options.only,
+            notes,
+        )
+
+    def _whole(
+        self, stage: str, golden: Sequence[Listed], actual: Sequence[Listed], planned: Planned
+    ) -> Iterator[Unit]:
+        told = {record.local for record in (*golden, *actual)}
+        if len(told) > 1:
+            why = next(text for text in sorted(told, reverse=True) if text)
+            planned.problems.append(f"{self.place}: {stage} cannot be compared: {why}")
+            return
+        local = bool(*told)
+        planned.notes += [f"{stage}: {text}" for text in told if text]
+        ranks = {record.key.rank for record in actual}
+        own = {record.key.rank: [record] for record in golden}
+        holders = Holders(golden)
+        for record in actual:
+            same = own.get(record.key.rank, []) if local else holders.of(record)
+            if same:
+                yield self._unit(stage, record, same)
+        first: dict[str, Listed] = {}
+        for g in sorted(golden, key=lambda g: g.key.rank or 0):
+            held = repr((sorted(g.tensors.items()), g.shards))
+            if held in first and g.key.rank not in ranks and not local:
+                unit = self._unit(stage, actual[0], [g])
+                yield replace(unit, suffix=f" (golden rank {g.key.rank})")
+            first.setdefault(held, g)
+
+    def _tokens(self, stage: str, golden: Sequence[Listed], actual: Sequence[Listed]) -> Iterator[Unit]:
+        holders = self._by_sample(golden)
+        for record in actual:
+            samples = self._golden_samples(record)
+            same = {g.name: g for key in samples for g in holders.get(key, ())}
+            if not same:
+                continue
+            order = sorted(
+                same.values(),
+                key=lambda g: (
+                    g.key.rank != record.key.rank,
+                    g.key.micro != record.key.micro,
+                    g.key.rank or 0,
+                    g.key.micro or 0,
+                ),
+            )
+            yield self._token_unit(stage, record, order)
+
+    def _token_unit(self, stage: str, record: Listed, order: Sequence[Listed]) -> Unit:
+        """Rows of loss tokens are counted through all samples of a record, also those that are not compared."""
+        matching = self.matching
+        rows = any(has_rows_of_loss_tokens(g) for g in (record, *order))
+        known = self._golden_samples(record)
+        if rows:
+            others = (matching.alias.get(key, key) for g in order for key in g.samples)
+            known = list(dict.fromkeys([*known, *others]))
+        names = {key: to for key in record.samples if (to := matching.golden_of.get(key)) is not None}
+        lengths = {key: self._lengths[key] for key in known}
+        for key in record.samples:
+            if key not in names:
+                names[key] = (f"{key[0]} (actual only)", key[1])
+                lengths[names[key]] = self.lengths[key]
+        alias = {key: to for to in lengths for key in self._repeats.get(to, ())}
+        told = (self._telling_golden.get(key, ()) for key in lengths)
+        actual_told = (self._telling_actual.get(key, ()) for key in names)
+        return replace(
+            self._unit(stage, record, order),
+            frame=TokenFrame(tuple(lengths), tuple(lengths.values())),
+            golden_of=names,
+            alias=alias,
+            telling=_in_order(told),
+            actual_telling=_in_order(actual_told),
+        )
+
+    @cached_property
+    def _repeats(self) -> dict[SampleKey, list[SampleKey]]:
+        """Golden sample -> its copies."""
+        found: dict[SampleKey, list[SampleKey]] = {}
+        for key, to in self.matching.alias.items():
+            found.setdefault(to, []).append(key)
+        return found
+
+    @cached_property
+    def _telling_golden(self) -> Telling:
+        return _telling(self.golden, self.matching.alias)
+
+    @cached_property
+    def _telling_actual(self) -> Telling:
+        return _telling(self.actual, {})
+
+    @cached_property
+    def _lengths(self) -> dict[SampleKey, int]:
+        return dict(zip(self.frame.samples, self.frame.lengths, strict=True))
+
+    def _unit(self, stage: str, record: Listed, same: Iterable[Listed]) -> Unit:
+        place = replace(self.place, rank=record.key.rank, micro=record.key.micro)
+        names = tuple(g.name for g in same)
+        return Unit(
+            *self.paths,
+            record.name,
+            names,
+            place,
+            stage,
+            bounds=self.options.bounds,
+            only=self.options.only,
+        )
+
+    def _golden_samples(self, record: Listed) -> list[SampleKey]:
+        found = (self.matching.golden_of.get(key) for key in record.samples)
+        return list(dict.fromkeys(key for key in found if key is not None))
+
+    def _by_sample(self, records: Iterable[Listed]) -> dict[SampleKey, list[Listed]]:
+        """Golden sample -> the golden records that have a token of it."""
+        found: dict[SampleKey, list[Listed]] = {}
+        for record in records:
+            for key in dict.fromkeys(self.matching.alias.get(key, key) for key in record.samples):
+                found.setdefault(key, []).append(record)
+        return found
+
+    def _shares(
+        self, stage: str, golden: Sequence[Listed], actual: Sequence[Listed], planned: Planned
+    ) -> Iterator[ShareUnit]:
+        if not any(_has_share(stage, record) for record in (*golden, *actual)):
+            return
+        own, theirs = _one_each(golden, self.sides[0]), _one_each(actual, self.sides[1])
+        groups = tuple(self._groups(own, theirs))
+        debug = {(r.key.rank, r.key.micro): r.name for r in self.golden if r.key.stage == "is_loss_debug"}
+        weighted = {r.name for r in self.golden if r.key.stage == "is_loss_debug" and "weights" in r.tensors}
+        terms = {
+            r.name: debug[r.key.rank, r.key.micro]
+            for r in own
+            if debug.get((r.key.rank, r.key.micro)) in weighted
+        }
+        if any(record.meta.get("own_mean") for record in (*golden, *actual)):
+            whole = [group for group in groups if len(group.golden) == len(group.actual) == 1]
+            if len(whole) < len(groups) and self.options.only.has("loss", "loss"):
+                count = len(groups) - len(whole)
+                planned.problems.append(
+                    f"{self.place}: losses of {count} groups of microbatches cannot be compared: they are "
+                    "means of microbatches that hold other samples in the two dumps, and means do not add up"
+                )
+            groups = tuple(whole)
+        yield ShareUnit(*self.paths, stage, groups, terms, self.options.bounds, self.options.only)
+
+    def _groups(self, golden: Sequence[Listed], actual: Sequence[Listed]) -> Iterator[Group]:
+        """The fewest microbatches that hold the same samples on both sides."""
+        groups: dict[int, tuple[list[Listed], list[Listed]]] = {}
+        of: dict[SampleKey, int] = {}
+        joined: dict[int, int] = {}
+
+        def group_of(number: int) -> int:
+            while number in joined:
+                number = joined[number]
+            return number
+
+        named = [(record, self.matching.alias, 0) for record in golden]
+        named += [(record, self.matching.golden_of, 1) for record in actual]
+        for number, (record, names, side) in enumerate(named):
+            # nothing may tell whose it is
+            mine = {names.get(key, key) for key in record.samples} or {
+                (f"rank {record.key.rank}", record.key.micro or 0)
+            }
+            groups[number] = ([], [record]) if side else ([record], [])
+            for other in sorted({group_of(of[key]) for key in mine if key in of}):
+                joined[other] = number
+                groups[number] = _together(groups.pop(other), groups[number])
+            of |= dict.fromkeys(mine, number)
+        for own, theirs in groups.values():
+            if own and theirs:
+                yield self._group(own, theirs)
+
+    def _group(self, own: Sequence[Listed], theirs: Sequence[Listed]) -> Group:
+        place = self.place
+        if len(theirs) == 1:
+            place = replace(place, rank=theirs[0].key.rank, micro=theirs[0].key.micro)
+        count = len({key for record in theirs for key in record.samples})
+        whose = f"{count} samples, " if count else ""
+        words = f"{whose}{_count(len(own))} of the golden dump and {_count(len(theirs))} of the actual one"
+        return Group(tuple(r.name for r in own), tuple(r.name for r in theirs), place, words)
+
+
+def _together(
+    one: tuple[list[Listed], list[Listed]], other: tuple[list[Listed], list[Listed]]
+) -> tuple[list[Listed], list[Listed]]:
+    return one[0] + other[0], one[1] + other[1]
+
+
+def _telling(records: Iterable[Listed], names: Mapping[SampleKey, SampleKey]) -> Telling:
+    """The records that tell loss tokens or ids, by the samples that they tell of."""
+    found: Telling = {}
+    for number, record in enumerate(records):
+        useful = MASKS.get(record.key.stage) in record.tensors or "input_ids" in record.tensors
+        if record.key.stage in TOLD and useful:
+            for key in dict.fromkeys(names.get(key, key) for key in record.samples):
+                found.setdefault(key, []).append((TOLD.index(record.key.stage), number, record.name))
+    return found
+
+
+def _in_order(told: Iterable[Iterable[tuple[int, int, str]]]) -> tuple[str, ...]:
+    return tuple(name for _, _, name in sorted({found for several in told for found in several}))
+
+
+def _one_each(records: Sequence[Listed], side: Side) -> list[Listed]:
+    """The records without those of ranks that repeat another one's tokens."""
+    found: dict[tuple[int, int | None], Listed] = {}
+    for record in sorted(records, key=lambda record: record.key.rank or 0):
+        found.setdefault((side.root(record.key.rank or 0), record.key.micro), record)
+    return list(found.values())
+
+
+def _has_share(stage: str, record: Listed) -> bool:
+    sources = (source_of(stage, name) for name in record.tensors)
+    return any(s is not None and quantity_named(s.quantity).kind is Kind.SHARE for s in sources)
+
+
+def _count(number: int) -> str:
+    return f"{number} microbatch{'es' if number > 1 else ''}"

@@ -1,0 +1,206 @@
+"""From two dumps to the units of their comparison: headers only, no tensor is read but what tells samples apart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from regress.compare.dumps.contents import samples_of, values_of
+from regress.compare.dumps.listing import Listed, lengths_of, listed
+from regress.compare.dumps.match import Matching, match_samples
+from regress.compare.dumps.options import Options, Planned
+from regress.compare.dumps.pairing import Update
+from regress.compare.dumps.presence import unmatched
+from regress.compare.dumps.rollouts import RolloutUnit
+from regress.compare.dumps.sides import Side, open_side
+from regress.compare.updates.trajectories import QUANTITY as TRAJECTORY
+from regress.compare.verdicts.verdict import Place, Status, Verdict
+from regress.errors import CompareError
+from regress.layout import SampleKey
+
+
+def plan_units(golden: str, actual: str, options: Options | None = None) -> Planned:
+    """What has to be compared.
+
+    Raises:
+        DumpError: if one of the two is no dump, or a damaged one.
+        CompareError: if they have no step in common.
+    """
+    asked = options or Options()
+    ours, theirs = open_side(golden), open_side(actual)
+    planned = Planned()
+    names = _by_step(ours), _by_step(theirs)
+    for step in _steps(ours, theirs, asked, planned):
+        records = _headers(ours, names[0][step]), _headers(theirs, names[1][step])
+        _Step((golden, actual), (ours, theirs), step, records, asked, planned).plan()
+    told = [
+        *(f"golden dump: {note}" for note in ours.notes),
+        *(f"actual dump: {note}" for note in theirs.notes),
+    ]
+    planned.notes = list(dict.fromkeys([*told, *planned.notes]))
+    return planned
+
+
+def steps_of(side: Side) -> set[int]:
+    """The steps that a dump has records of."""
+    return {where.step for _, where in side.entries.values()}
+
+
+def _steps(ours: Side, theirs: Side, options: Options, planned: Planned) -> list[int]:
+    known, other = steps_of(ours), steps_of(theirs)
+    if options.steps is not None:
+        first, last = options.steps
+        known, other = ({step for step in steps if first <= step <= last} for steps in (known, other))
+    if not known & other:
+        asked = "" if options.steps is None else " among those asked for"
+        raise CompareError(
+            f"{ours.folder} and {theirs.folder} have no step in common{asked} (golden: {_spans(steps_of(ours))}; "
+            f"actual: {_spans(steps_of(theirs))}), so nothing can be compared; steps count from 0, see --step"
+        )
+    if options.steps is not None:
+        for step in sorted({*options.steps} - known - other):
+            planned.problems.append(f"step {step} was asked for, but neither dump has it")
+    for step in sorted(known ^ other):
+        where = "golden" if step in known else "actual"
+        if options.steps is None:
+            planned.notes.append(f"step {step} is only in the {where} dump and was not compared")
+        else:
+            planned.problems.append(f"step {step} was asked for, but only the {where} dump has it")
+    return sorted(known & other)
+
+
+def _spans(steps: Iterable[int]) -> str:
+    found = sorted(steps)
+    if len(found) > 2 and found[-1] - found[0] == len(found) - 1:
+        return f"steps {found[0]} to {found[-1]}"
+    return f"step{'s' * (len(found) > 1)} {', '.join(map(str, found))}" if found else "none"
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One step of both dumps."""
+
+    paths: tuple[str, str]
+    sides: tuple[Side, Side]
+    step: int
+    records: tuple[list[Listed], list[Listed]]
+    options: Options
+    planned: Planned
+
+    def plan(self) -> None:
+        golden, actual = self.records
+        known, other = samples_of(self.sides[0], golden), samples_of(self.sides[1], actual)
+        values = values_of(self.sides[0], golden, self.sides[1], actual)
+        matching = match_samples(known, other, values)
+        matching = self._reportable(matching, golden, actual)
+        self._tell(matching)
+        self._rollouts(golden, actual, matching)
+        lengths = {s.key: len(s.content or ()) for s in (*other, *known)}
+        for key, length in lengths_of([*actual, *golden]).items():
+            lengths[key] = max(lengths.get(key, 0), length)
+        for number, own, theirs in self._updates(golden, actual):
+            Update(
+                self.paths,
+                self.sides,
+                Place(self.step, number),
+                [r for r in golden if r.key.stage != "trajectory" and r.update == own],
+                [r for r in actual if r.key.stage != "trajectory" and r.update == theirs],
+                matching,
+                lengths,
+                self.options,
+            ).plan(self.planned)
+
+    def _reportable(self, matching: Matching, golden: Sequence[Listed], actual: Sequence[Listed]) -> Matching:
+        """Without samples that only rollouts tell of, where the other side has none."""
+        kept = []
+        for keys, mine, other in (
+            (matching.golden_only, golden, actual),
+            (matching.actual_only, actual, golden),
+        ):
+            computed = {key for record in mine for key in record.samples}
+            rollouts = any(record.key.stage == "trajectory" for record in other)
+            kept.append(tuple(key for key in keys if rollouts or key in computed))
+        return replace(matching, golden_only=kept[0], actual_only=kept[1])
+
+    def _updates(
+        self, golden: Sequence[Listed], actual: Sequence[Listed]
+    ) -> list[tuple[int | None, int, int]]:
+        """Number, golden and actual number of each update; a dump that cannot tell them holds the last one."""
+        own, theirs = (
+            sorted({r.update for r in side if r.key.stage != "trajectory"}) for side in (golden, actual)
+        )
+        several = max(len(own), len(theirs)) > 1
+        if several and min(len(own), len(theirs)) == 1 and any(s.system != "regress" for s in self.sides):
+            self.planned.notes.append(
+                f"step {self.step}: a dump of another system keeps what was written last, so it was compared with the "
+                "last update"
+            )
+            return [(None, own[-1], theirs[-1])]
+        return [(number if several else None, number, number) for number in sorted({*own, *theirs})]
+
+    def _tell(self, matching: Matching) -> None:
+        where = f"step {self.step}"
+        self.planned.golden_only += [f"{where}, sample {_named(key)}" for key in matching.golden_only]
+        self.planned.actual_only += [f"{where}, sample {_named(key)}" for key in matching.actual_only]
+        self.planned.verdicts += unmatched(matching, Place(self.step))
+        if matching.by_content:
+            self.planned.notes.append(
+                f"{where}: {matching.by_content} samples were matched by their tokens, not by id"
+            )
+        if matching.by_place:
+            self.planned.notes.append(
+                f"{where}: {matching.by_place} rows were matched by rank, microbatch and row: one side does not tell "
+                "their tokens"
+            )
+        if matching.ambiguous:
+            names = ", ".join(map(_named, matching.ambiguous[:3]))
+            more = " ..." if len(matching.ambiguous) > 3 else ""
+            self.planned.notes.append(
+                f"{where}: {len(matching.ambiguous)} samples are identical rollouts with different values ({names}"
+                f"{more}); they were paired so that the values are closest, which may hide an exchange among them"
+            )
+
+    def _rollouts(self, golden: Sequence[Listed], actual: Sequence[Listed], matching: Matching) -> None:
+        own, theirs = ([r for r in side if r.key.stage == "trajectory"] for side in (golden, actual))
+        if not own and not theirs:
+            return
+        step = Place(self.step)
+        if own and theirs:
+            unit = RolloutUnit(
+                *self.paths,
+                (own[0].name, theirs[0].name),
+                step,
+                dict(matching.golden_of),
+                self.options.bounds,
+                self.options.only,
+            )
+            self.planned.units.append(unit)
+            return
+        side, has = (self.sides[1], "golden") if own else (self.sides[0], "actual")
+        if side.writes("trajectory"):
+            if self.options.only.has(TRAJECTORY, TRAJECTORY):
+                status = Status.MISSING if own else Status.EXTRA
+                detail = f"rollouts were recorded in the {has} dump only: enable trajectory for both"
+                self.planned.verdicts.append(
+                    Verdict(status, TRAJECTORY, TRAJECTORY, step, detail, multiple=math.inf)
+                )
+            return
+        self.planned.notes.append(
+            f"step {self.step}: only the {has} dump has rollouts ({side.folder} has none), so they were not compared"
+        )
+
+
+def _by_step(side: Side) -> dict[int, list[str]]:
+    found: dict[int, list[str]] = {}
+    for name, (_, where) in side.entries.items():
+        found.setdefault(where.step, []).append(name)
+    return found
+
+
+def _headers(side: Side, names: Iterable[str]) -> list[Listed]:
+    return [listed(name, side.read(name)) for name in names]
+
+
+def _named(key: SampleKey) -> str:
+    return f"{key[0]}/{key[1]}"

@@ -1,0 +1,259 @@
+"""What headers alone tell of one stage: records, tensors, tokens and elements that one of two dumps lacks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regress.compare.alignment.held import others, uncovered
+from regress.compare.alignment.keys import Key
+from regress.compare.alignment.locate import Locator
+from regress.compare.dumps.listing import Listed
+from regress.compare.dumps.match import Matching
+from regress.compare.dumps.selection import Selection
+from regress.compare.dumps.sides import Side
+from regress.compare.quantities import LOSS_STAGES, UPDATE_STAGES, source_of
+from regress.compare.updates.coverage import QUANTITY, judge_coverage
+from regress.compare.verdicts.case import element
+from regress.compare.verdicts.verdict import Place, Status, Verdict
+from regress.layout import SampleKey, Segment, TokenFrame, TokenLayout
+
+
+def unmatched(matching: Matching, place: Place) -> Iterator[Verdict]:
+    """Verdicts on samples without a counterpart."""
+    for status, keys, where in (
+        (Status.MISSING, matching.golden_only, "golden"),
+        (Status.EXTRA, matching.actual_only, "actual"),
+    ):
+        if keys:
+            detail = (
+                f"sample {keys[0][0]}/{keys[0][1]} is in the {where} dump only{_more(len(keys), 'sample')}"
+            )
+            yield Verdict(
+                status, QUANTITY, "samples", place, detail, multiple=math.inf, over=len(keys), count=len(keys)
+            )
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The records of one stage of an update on both sides.
+
+    Attributes:
+        index, actual_index: sample of the one or the other side -> its number in the frame.
+        copies: samples that only repeat others; they need not be anywhere.
+    """
+
+    name: str
+    ours: Side
+    theirs: Side
+    golden: Sequence[Listed]
+    actual: Sequence[Listed]
+    frame: TokenFrame
+    index: Mapping[SampleKey, int]
+    actual_index: Mapping[SampleKey, int]
+    copies: frozenset[SampleKey]
+    place: Place
+    only: Selection
+    notes: list[str] = field(default_factory=list)
+
+    def verdicts(self) -> Iterator[Verdict]:
+        """Everything that is not where it should be."""
+        wanted = {name for name in self._names(self.golden) | self._names(self.actual) if self._asked(name)}
+        if not wanted:
+            return
+        if not self.golden or not self.actual:
+            yield from self._absent()
+            return
+        yield from self._tensors(wanted)
+        yield from self._records()
+        if self.name in UPDATE_STAGES:
+            yield from self._elements(wanted)
+        else:
+            yield from self._tokens()
+
+    def _names(self, records: Iterable[Listed]) -> dict[str, None]:
+        return dict.fromkeys(name for record in records for name in record.tensors)
+
+    def _asked(self, name: str) -> bool:
+        source = source_of(self.name, name)
+        return source is None or self.only.has(source.quantity, source.label)
+
+    def _absent(self) -> Iterator[Verdict]:
+        """A stage that one side does not have at all."""
+        has, side = ("golden", self.theirs) if self.golden else ("actual", self.ours)
+        if not side.writes(self.name):
+            self.notes.append(
+                f"{self.name} is in the {has} dump only: {side.system} writes none of the kind ({side.folder}), so it "
+                "was not compared"
+            )
+            return
+        status = Status.MISSING if self.golden else Status.EXTRA
+        detail = f"{self.name} was recorded in the {has} dump only: enable it for both, or leave it out with --only"
+        yield Verdict(status, QUANTITY, self.name, self.place, detail, multiple=math.inf)
+
+    def _tensors(self, wanted: Iterable[str]) -> Iterator[Verdict]:
+        """Tensors that only one side has."""
+        ours, theirs = self._names(self.golden), self._names(self.actual)
+        for name in [*ours, *(name for name in theirs if name not in ours)]:
+            if name not in wanted or (name in ours and name in theirs):
+                continue
+            side, has = (self.theirs, "golden") if name in ours else (self.ours, "actual")
+            source = source_of(self.name, name)
+            label = f"{self.name}/{name}" if source is None else source.label
+            if source is None:
+                detail = f"{self.name} of the {has} dump holds a tensor {name!r} that belongs to no quantity"
+                yield Verdict(Status.EXTRA, QUANTITY, label, self.place, detail, multiple=math.inf)
+            elif not side.writes(self.name, name):
+                self.notes.append(
+                    f"{self.name}/{name} is in the {has} dump only: {side.system} does not write it ({side.folder}), "
+                    "so it was not compared"
+                )
+            else:
+                status = Status.MISSING if name in ours else Status.EXTRA
+                yield Verdict(
+                    status,
+                    source.quantity,
+                    label,
+                    self.place,
+                    f"only in the {has} dump",
+                    multiple=math.inf,
+                )
+
+    def _records(self) -> Iterator[Verdict]:
+        """Records that cannot be placed, and places that were recorded twice."""
+        for side, records in (("golden", self.golden), ("actual", self.actual)):
+            seen: dict[Key, str] = {}
+            for record in records:
+                if record.problem:
+                    detail = f"{side} dump: {record.problem}"
+                    yield Verdict(
+                        Status.COVERAGE, QUANTITY, str(record.key), self.place, detail, multiple=math.inf
+                    )
+                if record.key in seen:
+                    detail = (
+                        f"{side} dump: {record.key} was recorded twice ({seen[record.key]}, {record.name})"
+                    )
+                    yield Verdict(
+                        Status.COVERAGE, QUANTITY, str(record.key), self.place, detail, multiple=math.inf
+                    )
+                seen[record.key] = record.name
+
+    def _tokens(self) -> Iterator[Verdict]:
+        """Every golden token exactly once, and none besides; tensor by tensor where records differ in them."""
+        if any(record.meta.get("open") for record in (*self.golden, *self.actual)):
+            return  # nothing tells where samples end, so none of their tokens can be said to be missing
+        golden = self._layouts(self.golden, self.index, self.ours)
+        actual = self._layouts(self.actual, self.actual_index, self.theirs)
+        mine, its = self._count(golden), self._count(actual)
+        locator = Locator(self.frame)
+        twice = judge_coverage(
+            self.name, golden, self.frame, self.place, locator, wanted=np.zeros(self.frame.size, bool)
+        )
+        if not twice.ok:
+            yield _named(twice, f"golden dump: {twice.detail}")
+        wanted = mine > 0
+        verdict = judge_coverage(self.name, actual, self.frame, self.place, locator, wanted=wanted)
+        yield verdict
+        extra = np.flatnonzero((its > 0) & ~wanted)
+        if extra.size:
+            detail = (
+                f"{locator.token(int(extra[0]))} is in the actual dump only{_more(int(extra.size), 'token')}"
+            )
+            yield Verdict(Status.EXTRA, QUANTITY, self.name, self.place, detail, multiple=math.inf)
+        if verdict.ok:
+            yield from self._each_tensor(locator)
+
+    def _each_tensor(self, locator: Locator) -> Iterator[Verdict]:
+        """Tokens whose records lack a tensor that golden records of the same tokens have."""
+        everywhere = {name for record in self.actual for name in record.tensors}
+        partial = [
+            name
+            for name in self._names(self.golden)
+            if name in everywhere
+            and self._asked(name)
+            and any(name not in record.tensors for record in self.actual)
+        ]
+        for name in partial:
+            mine, its = (
+                self._count(self._layouts([r for r in records if name in r.tensors], index, side))
+                for records, index, side in (
+                    (self.golden, self.index, self.ours),
+                    (self.actual, self.actual_index, self.theirs),
+                )
+            )
+            lost = np.flatnonzero((mine > 0) & (its == 0))
+            if lost.size:
+                source = source_of(self.name, name)
+                assert source is not None
+                detail = f"{locator.token(int(lost[0]))} has none{_more(int(lost.size), 'token')}"
+                yield Verdict(
+                    Status.MISSING, source.quantity, source.label, self.place, detail, multiple=math.inf
+                )
+
+    def _layouts(
+        self, records: Iterable[Listed], index: Mapping[SampleKey, int], side: Side
+    ) -> dict[Key, TokenLayout]:
+        """Where the tokens of the frame lie, of records that repeat each other one; copies left out."""
+        found: dict[tuple[int, int | None], tuple[Key, TokenLayout]] = {}
+        for record in sorted(records, key=lambda record: (record.key.rank or 0, record.key.micro or 0)):
+            if record.spans is None:
+                continue
+            first = 1 if self.name in LOSS_STAGES else 0  # nothing predicts the first token of a sample
+            segments = tuple(
+                Segment(index[key], max(start, first), stop, row, col + max(start, first) - start)
+                for key, start, stop, row, col in record.spans.segments
+                if key in index and key not in self.copies and stop > max(start, first)
+            )
+            root = side.root(record.key.rank or 0)
+            found.setdefault(
+                (root, record.key.micro), (record.key, TokenLayout(record.spans.shape, segments))
+            )
+        return dict(found.values())
+
+    def _count(self, layouts: Mapping[Key, TokenLayout]) -> NDArray[np.int64]:
+        times = np.zeros(self.frame.size, np.int64)
+        for layout in layouts.values():
+            np.add.at(times, layout.indices(self.frame.offsets)[0], 1)
+        return times
+
+    def _elements(self, wanted: Iterable[str]) -> Iterator[Verdict]:
+        """Every element of a full tensor on some rank."""
+        names = [name for name in self._names(self.golden) if name in wanted]
+        known = self._names(self.actual)
+        found = []
+        for name in (name for name in names if name in known):
+            holders = [record for record in self.actual if name in record.tensors]
+            shapes = [record.layout(name) for record in holders]
+            if any(shape is None for shape in shapes):
+                continue  # a verdict where it is compared
+            layouts = [shape for shape in shapes if shape is not None]
+            missing = uncovered(layouts[0].shape, [s for s in layouts if s.shape == layouts[0].shape])
+            if missing is not None and not any(record.local for record in holders):
+                count, at = missing
+                detail = f"{element(at, layouts[0].shape, name)} is held by no rank{others(count)}"
+                found.append(
+                    Verdict(
+                        Status.COVERAGE,
+                        QUANTITY,
+                        f"{self.name}/{name}",
+                        self.place,
+                        detail,
+                        multiple=math.inf,
+                        over=count,
+                    )
+                )
+        yield from found
+
+
+def _named(verdict: Verdict, detail: str) -> Verdict:
+    return replace(verdict, detail=detail)
+
+
+def _more(count: int, word: str) -> str:
+    if count < 2:
+        return ""
+    return f" (as is 1 other {word})" if count == 2 else f" (as are {count - 1} other {word}s)"

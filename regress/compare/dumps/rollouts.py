@@ -1,0 +1,139 @@
+"""Rollouts of two dumps: sample beside sample, whatever their order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from regress.compare.alignment.locate import Locator
+from regress.compare.dumps.bounds import Bounds
+from regress.compare.dumps.selection import Selection
+from regress.compare.dumps.sides import Side, open_side
+from regress.compare.dumps.units import Finding
+from regress.compare.updates.trajectories import QUANTITY
+from regress.compare.verdicts.case import Locate
+from regress.compare.verdicts.tensor import judge_tensor
+from regress.compare.verdicts.tolerance import Tolerance
+from regress.compare.verdicts.verdict import Place, Status, Verdict
+from regress.dump.arrays import Array, dtype_name
+from regress.dump.mapped import release
+from regress.dump.trajectory import Rollout, rollouts_in
+from regress.layout import SampleKey, TokenFrame
+
+
+@dataclass(frozen=True)
+class RolloutUnit:
+    """The trajectories of one step: names of the two records, and which samples are the same."""
+
+    golden: str
+    actual: str
+    records: tuple[str, str]
+    place: Place
+    golden_of: Mapping[SampleKey, SampleKey]
+    bounds: Bounds = field(default_factory=Bounds)
+    only: Selection = field(default_factory=Selection)
+
+    @property
+    def golden_names(self) -> tuple[str, ...]:
+        """The golden record."""
+        return self.records[:1]
+
+    @property
+    def actual_names(self) -> tuple[str, ...]:
+        """The actual record."""
+        return self.records[1:]
+
+
+def compare_rollouts(unit: RolloutUnit) -> list[Finding]:
+    """Compare tokens, masks, rewards and sampler log-probs of the samples that both sides have."""
+    ours, theirs = open_side(unit.golden), open_side(unit.actual)
+    golden = {t.key: t for t in rollouts_in(ours.read(unit.records[0]))}
+    actual = {t.key: t for t in rollouts_in(theirs.read(unit.records[1]))}
+    pairs = [
+        (golden[to], actual[key]) for key, to in unit.golden_of.items() if to in golden and key in actual
+    ]
+    order = {key: index for index, key in enumerate(golden)}
+    pairs.sort(key=lambda pair: order[pair[0].key])
+    return [
+        finding
+        for finding in _findings(unit, pairs, ours, theirs)
+        if unit.only.has(QUANTITY, finding.verdict.name)
+    ]
+
+
+def _findings(
+    unit: RolloutUnit, pairs: list[tuple[Rollout, Rollout]], ours: Side, theirs: Side
+) -> Iterator[Finding]:
+    exact = unit.bounds.of(QUANTITY, [])
+    same = [pair for pair in pairs if len(pair[0].tokens) == len(pair[1].tokens)]
+    for golden, actual in (pair for pair in pairs if len(pair[0].tokens) != len(pair[1].tokens)):
+        words = f"sample {golden.key[0]}/{golden.key[1]}"
+        detail = f"{words} has {len(golden.tokens)} golden tokens and {len(actual.tokens)} actual ones"
+        yield Finding(Verdict(Status.SHAPE, QUANTITY, "tokens", unit.place, detail), exact)
+    if not same:
+        return
+    frame = TokenFrame(tuple(g.key for g, _ in same), tuple(len(g.tokens) for g, _ in same))
+    golden_ids, ids = (_joined(t.tokens for t in side) for side in zip(*same, strict=True))
+    locator = Locator(frame, golden_ids)
+    yield Finding(_judge(unit, "tokens", golden_ids, ids, exact, locator.token), exact)
+    del ids
+    masks = [_joined(t.loss_mask for t in side) for side in zip(*same, strict=True)]
+    yield Finding(_judge(unit, "loss_mask", masks[0], masks[1], exact, locator.token), exact)
+    del masks
+
+    def by_sample(index: int) -> str:
+        return "sample {}/{}".format(*frame.samples[index])
+
+    rewards = [np.array([t.reward for t in side], np.float64) for side in zip(*same, strict=True)]
+    tolerance = unit.bounds.of("advantages", ["float32"])
+    yield Finding(_judge(unit, "reward", rewards[0], rewards[1], tolerance, by_sample), tolerance)
+    flags = [np.array([t.is_val for t in side]) for side in zip(*same, strict=True)]
+    yield Finding(_judge(unit, "is_val", flags[0], flags[1], exact, by_sample), exact)
+    yield from _log_probs(unit, same, ours, theirs, locator)
+
+
+def _log_probs(
+    unit: RolloutUnit, same: list[tuple[Rollout, Rollout]], ours: Side, theirs: Side, locator: Locator
+) -> Iterator[Finding]:
+    """Sampler log-probs of the sampled tokens, where both sides have them."""
+    both = [(g, a) for g, a in same if g.log_probs is not None and a.log_probs is not None]
+    if not both:
+        return
+    frame = TokenFrame(tuple(g.key for g, _ in both), tuple(len(g.tokens) for g, _ in both))
+    if len(both) < len(same):
+        locator = Locator(frame, _joined(g.tokens for g, _ in both))
+    values = [
+        _joined(t.log_probs for t in side if t.log_probs is not None) for side in zip(*both, strict=True)
+    ]
+    mask = _joined(g.loss_mask for g, _ in both).astype(bool)
+    tolerance = unit.bounds.of("log_probs", [dtype_name(array.dtype) for array in values])
+    verdict = judge_tensor(
+        values[1],
+        values[0],
+        tolerance,
+        quantity=QUANTITY,
+        name="log_probs",
+        place=unit.place,
+        mask=mask,
+        locate=locator.token,
+    )
+    yield Finding(verdict, tolerance)
+
+
+def _joined(parts: Iterable[Array]) -> Array:
+    """Values of all samples; where they lie in a mapped file, that is given back."""
+    known = [*parts]
+    found = np.concatenate(known)
+    for part in known:
+        release(part)
+    return found
+
+
+def _judge(
+    unit: RolloutUnit, name: str, golden: Array, actual: Array, tolerance: Tolerance, locate: Locate
+) -> Verdict:
+    return judge_tensor(
+        actual, golden, tolerance, quantity=QUANTITY, name=name, place=unit.place, locate=locate
+    )

@@ -1,0 +1,172 @@
+"""Comparing two dump directories: whatever wrote them, and however their layouts differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from regress.compare.dumps.options import AnyUnit, Options, Planned
+from regress.compare.dumps.planning import plan_units
+from regress.compare.dumps.rollouts import RolloutUnit, compare_rollouts
+from regress.compare.dumps.shares import ShareUnit, compare_shares
+from regress.compare.dumps.sides import open_side
+from regress.compare.dumps.units import Finding, Unit, compare_unit, settle
+from regress.compare.updates.golden import in_order
+from regress.compare.verdicts.verdict import Verdict
+from regress.errors import CompareError
+
+Scales: TypeAlias = Mapping[tuple[str, str], float]
+Job: TypeAlias = tuple[AnyUnit, Scales | None]
+Engine: TypeAlias = Callable[[Sequence[Job]], Iterable[list[Finding]]]
+"""Does jobs anywhere and in any order, and gives their results in the order of the jobs."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What comparing two dumps came to.
+
+    Attributes:
+        verdicts: in the order of computation.
+        golden_only, actual_only: samples without a counterpart, in words.
+        notes: what cannot be known, or was left out, a sentence each.
+        problems: what could not be compared, a sentence each.
+    """
+
+    golden: str
+    actual: str
+    verdicts: list[Verdict] = field(default_factory=list)
+    golden_only: list[str] = field(default_factory=list)
+    actual_only: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def failed(self) -> list[Verdict]:
+        """The verdicts that are not ok, in the order of computation."""
+        return [verdict for verdict in self.verdicts if not verdict.ok]
+
+    @property
+    def compared(self) -> int:
+        """Elements of tensors that were compared."""
+        return sum(verdict.count for verdict in self.verdicts if verdict.quantity != "coverage")
+
+    @property
+    def exit_code(self) -> int:
+        """0: equal within tolerance, 1: they differ, 2: something could not be compared, or nothing was."""
+        if self.failed:
+            return 1
+        return 2 if self.problems or not self.compared else 0
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dict of strict JSON values, but for the numbers of verdicts, which may be infinite."""
+        return {
+            "golden": self.golden,
+            "actual": self.actual,
+            "exit_code": self.exit_code,
+            "compared": self.compared,
+            "unmatched": {"golden": self.golden_only, "actual": self.actual_only},
+            "notes": self.notes,
+            "problems": self.problems,
+            "verdicts": [verdict.to_json() for verdict in self.verdicts],
+        }
+
+
+def compare_dumps(
+    golden: str,
+    actual: str,
+    options: Options | None = None,
+    *,
+    engine: Engine | None = None,
+    advance: Callable[[int], None] = lambda _: None,
+) -> Comparison:
+    """Compare two dumps.
+
+    Args:
+        golden, actual: folders or URLs of dumps of any system that is known.
+        engine: does the work; by default this process, one unit after the other.
+        advance: told how many units there are in all (negative), then the number that was done.
+
+    Raises:
+        DumpError: if a dump is missing, incomplete or damaged.
+        CompareError: if nothing can be compared.
+    """
+    asked = options or Options()
+    open_side.cache_clear()  # what lies there may have changed since
+    planned = limited(plan_units(golden, actual, asked), asked)
+    advance(-len(planned.units))
+    run = engine or serial
+    results = list(_done(planned.units, run([(unit, None) for unit in planned.units]), advance))
+    verdicts, again = settle(results)
+    for (_, scales), findings in zip(again, run(again), strict=True):
+        found = (finding.verdict for finding in findings)
+        verdicts += [verdict for verdict in found if (verdict.quantity, verdict.name) in scales]
+    comparison = Comparison(
+        golden,
+        actual,
+        in_order([*planned.verdicts, *verdicts]),
+        planned.golden_only,
+        planned.actual_only,
+        planned.notes,
+        planned.problems,
+    )
+    if not comparison.compared and not comparison.failed:
+        why = f" ({planned.problems[0]})" if planned.problems else ""
+        only = f": nothing matches --only {asked.only.pattern}" if asked.only.pattern else ""
+        raise CompareError(f"not one element of {golden} and {actual} was compared{only}{why}")
+    _verify(unit for unit, findings in results if any(not finding.verdict.ok for finding in findings))
+    return comparison
+
+
+def limited(planned: Planned, options: Options) -> Planned:
+    """The work on the ranks and microbatches that were asked for; those that are not there are problems."""
+    places = {unit.place for unit in planned.units if isinstance(unit, Unit)}
+    for name, limit in (("rank", options.ranks), ("micro", options.micros)):
+        if limit is None:
+            continue
+        there = {getattr(place, name) or 0 for place in places}
+        lacking = [str(number) for number in range(limit) if number not in there]
+        if lacking:
+            word = "rank" if name == "rank" else "microbatch"
+            planned.problems.append(
+                f"{word} {', '.join(lacking)} of {limit} asked for is not in the actual dump"
+            )
+        planned.units = [
+            unit
+            for unit in planned.units
+            if not isinstance(unit, Unit) or (getattr(unit.place, name) or 0) < limit
+        ]
+    return planned
+
+
+def _verify(differing: Iterable[AnyUnit]) -> None:
+    """Make sure that what differs is no damage: only then are whole files hashed, each of them once."""
+    files: dict[tuple[str, str], None] = {}
+    for unit in differing:
+        files |= dict.fromkeys((unit.golden, name) for name in unit.golden_names)
+        files |= dict.fromkeys((unit.actual, name) for name in unit.actual_names)
+    for path, name in files:
+        open_side(path).verify(name)
+
+
+def serial(jobs: Sequence[Job]) -> Iterator[list[Finding]]:
+    """All jobs in this process."""
+    return map(work, jobs)
+
+
+def work(job: Job) -> list[Finding]:
+    """Do one job; a function of the module, so that processes can be told to."""
+    unit, scales = job
+    if isinstance(unit, ShareUnit):
+        return compare_shares(unit)
+    if isinstance(unit, RolloutUnit):
+        return compare_rollouts(unit)
+    return compare_unit(unit, scales)
+
+
+def _done(
+    units: Sequence[AnyUnit], results: Iterable[list[Finding]], advance: Callable[[int], None]
+) -> Iterator[tuple[AnyUnit, list[Finding]]]:
+    for unit, found in zip(units, results, strict=True):
+        advance(1)
+        yield unit, found

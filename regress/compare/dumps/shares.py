@@ -1,0 +1,173 @@
+"""Losses of microbatches: shares of a sum, which another split of the batch divides otherwise.
+
+Where both sides have the same microbatches each share is compared; otherwise the sums over the fewest microbatches that
+hold the same tokens on both sides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+
+from regress.compare.dumps.bounds import Bounds
+from regress.compare.dumps.boxes import Shard, shard_blocks
+from regress.compare.dumps.selection import Selection
+from regress.compare.dumps.sides import Side, open_side
+from regress.compare.dumps.units import Finding
+from regress.compare.metrics.stripes import largest
+from regress.compare.quantities import SHARES, Source, source_of
+from regress.compare.verdicts.case import Case
+from regress.compare.verdicts.values import judge_blocks
+from regress.compare.verdicts.verdict import Place, Status, Verdict
+from regress.dump.arrays import Array, dtype_name
+from regress.dump.record import Record
+from regress.layout import ShardLayout
+
+QUANTITY = "loss"
+
+
+@dataclass(frozen=True)
+class Group:
+    """Microbatches of both sides that hold the same tokens.
+
+    Attributes:
+        golden, actual: names of their records.
+        words: whose sum it is, for the reader of a failure.
+    """
+
+    golden: tuple[str, ...]
+    actual: tuple[str, ...]
+    place: Place
+    words: str
+
+
+@dataclass(frozen=True)
+class ShareUnit:
+    """The losses of one update.
+
+    Attributes:
+        stage: type of the records.
+        terms: golden record -> the one that holds weights and terms of its tokens, where there is one.
+    """
+
+    golden: str
+    actual: str
+    stage: str
+    groups: tuple[Group, ...]
+    terms: Mapping[str, str] = field(default_factory=dict)
+    bounds: Bounds = field(default_factory=Bounds)
+    only: Selection = field(default_factory=Selection)
+
+    @property
+    def golden_names(self) -> tuple[str, ...]:
+        """The golden records that are read."""
+        return (*(name for group in self.groups for name in group.golden), *self.terms.values())
+
+    @property
+    def actual_names(self) -> tuple[str, ...]:
+        """The actual records that are read."""
+        return tuple(name for group in self.groups for name in group.actual)
+
+
+def compare_shares(unit: ShareUnit) -> list[Finding]:
+    """Compare the losses of one update."""
+    ours, theirs = open_side(unit.golden), open_side(unit.actual)
+    scales = _Scales(ours, unit.terms)
+    found: list[Finding] = []
+    for group in unit.groups:
+        records = [ours.read(name) for name in group.golden], [theirs.read(name) for name in group.actual]
+        sources = [
+            source
+            for source in _sources(unit, [*records[0], *records[1]])
+            if ours.writes(unit.stage, source.tensor) and theirs.writes(unit.stage, source.tensor)
+        ]
+        found += [_judged(unit, group, source, records, (ours, theirs), scales) for source in sources]
+    return found
+
+
+def _sources(unit: ShareUnit, records: Sequence[Record]) -> Iterator[Source]:
+    for name in dict.fromkeys(name for record in records for name in record.tensors):
+        source = source_of(unit.stage, name)
+        if source is not None and source.quantity == QUANTITY and unit.only.has(QUANTITY, source.label):
+            yield source
+
+
+def _judged(
+    unit: ShareUnit,
+    group: Group,
+    source: Source,
+    records: tuple[Sequence[Record], Sequence[Record]],
+    sides: tuple[Side, Side],
+    scales: _Scales,
+) -> Finding:
+    golden, actual = (
+        [record.tensors[source.tensor] for record in side if source.tensor in record.tensors]
+        for side in records
+    )
+    models = [side.precision for side in sides if side.precision is not None]
+    dtypes = [dtype_name(array.dtype) for array in (*golden, *actual)]
+    tolerance = unit.bounds.of(QUANTITY, [*dtypes, *models]).of(source.name)
+
+    def plain(status: Status, detail: str) -> Finding:
+        return Finding(Verdict(status, QUANTITY, source.label, group.place, detail), tolerance)
+
+    if len(golden) < len(records[0]) or len(actual) < len(records[1]):
+        lacking = "golden dump" if len(golden) < len(records[0]) else "actual dump"
+        status = Status.EXTRA if lacking.startswith("golden") else Status.MISSING
+        return plain(status, f"the {lacking} has no {source.label} for {group.words}")
+    for side, arrays in (("golden", golden), ("actual", actual)):
+        if any(array.size != 1 for array in arrays):
+            shapes = ", ".join(str(list(array.shape)) for array in arrays)
+            return plain(
+                Status.SHAPE, f"a loss is one number, but those of the {side} dump have the shapes {shapes}"
+            )
+    sums = [_sum(side) for side in (golden, actual)]
+    case = Case(QUANTITY, source.label, group.place, tolerance, lambda _: group.words, ())
+    share, expected = (Shard(value, ShardLayout.whole(())) for value in (sums[1], sums[0]))
+    scale = scales.of(group.golden, source.name, golden)
+    found = partial(shard_blocks, share, [expected])
+    return Finding(judge_blocks(case, found, share.array, expected.array, scale), tolerance)
+
+
+def _sum(shares: Sequence[Array]) -> Array:
+    """One share as it is, several added up exactly."""
+    if len(shares) == 1:
+        return shares[0].reshape(())
+    return np.array(math.fsum(share.item() for share in shares))
+
+
+@dataclass(frozen=True)
+class _Scales:
+    """Scales of sums: the sum of the weights, each times the largest term of the update.
+
+    A sum that cancels has no relative accuracy, so its own size is no scale. Where no weights were recorded it is 1, or
+    the sum of the shares if that is larger: advantages and ratios are of the order of 1.
+    """
+
+    side: Side
+    terms: Mapping[str, str]
+    _largest: dict[str, float] = field(default_factory=dict)
+
+    def of(self, names: Sequence[str], part: str, shares: Sequence[Array]) -> float:
+        known = [self.terms[name] for name in names if name in self.terms]
+        quantity = SHARES.get(part, "")
+        term = _TERMS.get(quantity, quantity)
+        if len(known) < len(names) or not known:
+            return max(1.0, math.fsum(abs(share.item()) for share in shares))
+        if part not in self._largest:
+            records = [self.side.read(name) for name in dict.fromkeys(self.terms.values())]
+            arrays = [record.tensors[term] for record in records if term in record.tensors]
+            self._largest[part] = max((largest(array) for array in arrays), default=0.0)
+        weights = [self.side.read(name).tensors.get("weights") for name in known]
+        total = math.fsum(
+            float(np.abs(array, dtype=np.float64).sum()) for array in weights if array is not None
+        )
+        return total * self._largest[part] or max(1.0, math.fsum(abs(share.item()) for share in shares))
+
+
+_TERMS = {"token_loss": "elementwise_loss"}
+"""Tensors that bear another name than their quantity."""

@@ -1,0 +1,1 @@
+"""What can be measured of two arrays, in one pass over them."""

@@ -1,0 +1,1 @@
+"""One optimizer update judged: against golden values, its twin, or nothing but itself."""

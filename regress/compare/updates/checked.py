@@ -1,0 +1,76 @@
+"""How often an invariant was looked at, and where it does not hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regress.compare.verdicts.verdict import Place, Status, Verdict, Worst
+
+QUANTITY = "invariants"
+REASON = "it is true of every correct update, whatever was recorded"
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Broken:
+    """One place where an invariant does not hold: the words for it, what should be there, and what is."""
+
+    where: str
+    expected: float
+    actual: float
+
+
+@dataclass
+class Checked:
+    """How often an invariant was looked at, and where it is broken."""
+
+    count: int = 0
+    broken: list[Broken] = field(default_factory=list)
+    wrong: int = 0
+
+    def elements(
+        self, expected: Floats, actual: Floats, bound: Floats | float, words: Callable[[int], str]
+    ) -> None:
+        """Count a comparison of arrays in; of the elements that differ the furthest is told."""
+        self.count += int(actual.size)
+        if not actual.size:
+            return
+        with np.errstate(invalid="ignore"):
+            error = np.abs(actual - expected)
+            off = ~(error <= bound) & np.isfinite(actual)
+        if off.any():
+            index = int(np.argmax(np.where(off, error, -1.0)))
+            self.wrong += int(off.sum())
+            self.broken.append(Broken(words(index), float(expected[index]), float(actual[index])))
+
+    def number(self, expected: float, actual: float, bound: float, words: str) -> None:
+        """Count one comparison in."""
+        self.elements(np.array([expected]), np.array([actual]), bound, lambda _: words)
+
+    def verdict(self, name: str, place: Place, sentence: str) -> Verdict:
+        """One verdict for the update."""
+        if not self.broken:
+            return Verdict(Status.OK, QUANTITY, name, place, count=self.count, reason=REASON)
+        worst = max(self.broken, key=lambda one: abs(one.actual - one.expected))
+        others = f" (and {self.wrong - 1} more)" if self.wrong > 1 else ""
+        detail = f"{sentence}: {worst.where} is {worst.actual:.9g}, not {worst.expected:.9g}{others}"
+        error = abs(worst.actual - worst.expected)
+        return Verdict(
+            Status.DRIFT,
+            QUANTITY,
+            name,
+            place,
+            detail=detail,
+            worst=Worst((), worst.where, worst.expected, worst.actual, error),
+            multiple=math.inf,
+            max_error=error,
+            over=self.wrong,
+            count=self.count,
+            reason=REASON,
+        )

@@ -1,0 +1,248 @@
+"""Judging one optimizer update: every record against what its place should hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from regress.compare.alignment.held import held
+from regress.compare.alignment.keys import Key
+from regress.compare.alignment.locate import TokenText
+from regress.compare.alignment.project import Expected, Projection, Truth
+from regress.compare.quantities import (
+    STEP_STAGES,
+    UPDATE_STAGES,
+    Source,
+    order_of,
+    primary_source,
+    quantity_named,
+)
+from regress.compare.updates.coverage import not_compared
+from regress.compare.updates.elements import judge_elements
+from regress.compare.updates.groups import Groups
+from regress.compare.updates.names import Names
+from regress.compare.updates.placed import PlacedRecords
+from regress.compare.updates.plan import Plan
+from regress.compare.updates.replicas import Replicas
+from regress.compare.verdicts.tensor import judge_tensor
+from regress.compare.verdicts.tolerance import Tolerances
+from regress.compare.verdicts.verdict import Place, Status, Verdict
+from regress.dump.arrays import Array
+from regress.dump.record import Record
+from regress.errors import CompareError
+from regress.layout import TokenFrame, TokenLayout
+
+Dtype = Callable[[str, str], str | None]
+
+
+def judge_update(
+    records: Iterable[Record],
+    truth: Truth,
+    frame: TokenFrame,
+    tolerances: Tolerances,
+    *,
+    place: tuple[int, int | None],
+    planned: Plan | Sequence[tuple[int, int]],
+    dtype: Dtype | None = None,
+    text: TokenText | None = None,
+    config: Mapping[str, Any] | None = None,
+) -> list[Verdict]:
+    """All verdicts on one optimizer update, in the order of computation.
+
+    Records and tensors are judged by the union of what is there and what should be there. A missing record is a
+    ``missing`` verdict on each of its tensors at its place. What nobody planned, what was written twice and what was
+    not compared at all are verdicts on ``coverage``, beside the proof that every token was computed exactly once. What
+    several ranks hold must be the same bit for bit, and all of it must be on some rank: verdicts on ``replicas`` and
+    ``coverage``.
+
+    Args:
+        records: all records of the update, in any order.
+        truth: canonical golden values, ``quantity -> name -> array``.
+        frame: the samples of the update.
+        tolerances: of a quantity; None leaves it out.
+        place: step, and update within the step (None where it has one).
+        planned: every rank and microbatch that had to be computed, and which of them hold the same.
+        dtype: name of the dtype that a tensor must have, by golden quantity and name; None for any.
+        text: of a token id.
+        config: of the run, nested, for what is said of a failure and for the invariants of its objective.
+
+    Raises:
+        CompareError: if the golden values are incomplete, or of other samples than the frame's.
+    """
+    golden = Projection(truth, frame, text, config)
+    placed = PlacedRecords(records, frame)
+    update = _Update(golden, placed, Plan.of(planned), tolerances, Place(*place), dtype or (lambda *_: None))
+    return in_order(update.verdicts())
+
+
+def in_order(verdicts: Iterable[Verdict]) -> list[Verdict]:
+    """Verdicts in the order of computation: quantity, then microbatch, rank, and order within the record."""
+
+    def key(verdict: Verdict) -> tuple[int, ...]:
+        place = verdict.place
+        numbers = (place.step, place.update, order_of(verdict.quantity), place.micro, place.rank)
+        return tuple(-1 if number is None else number for number in numbers)
+
+    return sorted(verdicts, key=key)
+
+
+@dataclass(frozen=True)
+class _Update:
+    golden: Projection
+    placed: PlacedRecords
+    plan: Plan
+    tolerances: Tolerances
+    place: Place
+    dtype: Dtype
+
+    @cached_property
+    def names(self) -> Names:
+        """Which tensors a record has to hold."""
+        return Names(self.golden, self.placed, self.plan)
+
+    def verdicts(self) -> list[Verdict]:
+        stages = self.names.micro_stages
+        found = [
+            *self.placed.structure(
+                self.plan.holds,
+                self.plan.root,
+                stages,
+                self.place,
+                self.golden.locator,
+                self.golden.known_loss_mask,
+            )
+        ]
+        for rank, micro in self.plan.micros:
+            found += self._microbatch(stages, rank, micro)
+        for rank in self.plan.ranks:
+            found += self._whole(rank)
+        for key in self.placed.of_stages(STEP_STAGES):
+            found += self._record(key, self.place)
+        groups = Groups(self.placed, self.plan)
+        found += Replicas(groups, self.golden.locator, self.place).verdicts()
+        found += judge_elements(groups, self.golden.truth, self.golden.locator, self.place)
+        judged = [quantity for quantity in self.golden.truth if self.tolerances(quantity) is not None]
+        return [*found, *not_compared(found, judged, self.place)]
+
+    def _microbatch(self, stages: Sequence[str], rank: int, micro: int) -> Iterator[Verdict]:
+        place = replace(self.place, rank=rank, micro=micro)
+        for stage in stages:
+            if self.plan.holds(Key(stage, rank, micro)):
+                yield from self._record(Key(stage, rank, micro), place)
+        if rank in self.plan.without_loss:
+            return
+        held = {(source.quantity, source.name) for stage in stages for source in self.golden.stage(stage)}
+        for quantity, tensors in self.golden.truth.items():
+            for name in tensors:
+                if quantity_named(quantity).per_microbatch and (quantity, name) not in held:
+                    yield from self._tensor(primary_source(quantity, name), None, None, place)
+
+    def _record(self, key: Key, place: Place) -> Iterator[Verdict]:
+        """Verdicts on every tensor that a record of a microbatch (or of the step) holds or should hold."""
+        record = self.placed.get(key)
+        layout = self.placed.layouts.get(key)
+        sources = self.names.of(key)
+        if not sources:
+            yield from self._nothing(key, place)
+        for source in sources:
+            if record is None:
+                yield from self._lost(source, place, Status.MISSING, f"{key} was not recorded")
+            elif layout is None:
+                yield from self._lost(source, place, Status.COVERAGE, self.placed.misfits[key])
+            else:
+                yield from self._held(source, key, record, place, layout)
+
+    def _whole(self, rank: int) -> Iterator[Verdict]:
+        """Verdicts on one rank's full tensors, or its shards of them."""
+        place = replace(self.place, rank=rank)
+        for stage in UPDATE_STAGES:
+            key = Key(stage, rank, None)
+            record = self.placed.get(key)
+            sources = self.names.of(key)
+            if not sources:
+                yield from self._nothing(key, place)
+            for source in sources:
+                if record is None:
+                    yield from self._lost(source, place, Status.MISSING, f"{key} was not recorded")
+                else:
+                    yield from self._held(source, key, record, place, None)
+            if stage == "gradient":
+                yield from self._grad_norm(record, place)
+
+    def _held(
+        self, source: Source, key: Key, record: Record, place: Place, layout: TokenLayout | None
+    ) -> Iterator[Verdict]:
+        """The verdict on one tensor that a record has, or should have; ``layout`` is that of its tokens."""
+        actual = record.tensors.get(source.tensor)
+        golden = self.golden.truth.get(source.quantity, {}).get(source.name)
+        try:
+            part = None if actual is None else held(key, record, source.tensor).layout
+        except CompareError as error:
+            yield from self._lost(source, place, Status.COVERAGE, str(error))
+            return
+        expected = None
+        if golden is not None and layout is None:
+            expected = self.golden.whole(source.quantity, source.name)
+        elif golden is not None and layout is not None:
+            shape = None if part is None else part.shape
+            expected = self.golden.local(source, layout, shape, self.placed.rows(key))
+        if expected is not None and expected.values is not None and part is not None and not part.is_whole:
+            if part.shape != expected.values.shape:
+                detail = f"golden {list(expected.values.shape)}, actual a part of {list(part.shape)}"
+                yield from self._lost(source, place, Status.SHAPE, detail)
+                return
+            expected = expected.part(part, source.label)
+        yield from self._tensor(source, actual, expected, place)
+
+    def _grad_norm(self, record: Record | None, place: Place) -> Iterator[Verdict]:
+        """The norm is a number in the metadata of the gradients, so it has no dtype of its own."""
+        source = Source("gradient", "grad_norm", "grad_norm", "grad_norm")
+        golden = self.golden.truth.get("grad_norm", {}).get("grad_norm")
+        norm = None if record is None else record.meta.get("grad_norm")
+        actual = np.array(norm, np.float64) if isinstance(norm, int | float) else None
+        if golden is not None or actual is not None:
+            expected = None if golden is None else Expected(golden.astype(np.float64))
+            yield from self._tensor(source, actual, expected, place, dtype="float64")
+
+    def _tensor(
+        self,
+        source: Source,
+        actual: Array | None,
+        expected: Expected | None,
+        place: Place,
+        dtype: str | None = None,
+    ) -> Iterator[Verdict]:
+        tolerance = self.tolerances(source.quantity)
+        if tolerance is None:
+            return
+        if actual is None and expected is None:
+            yield from self._lost(source, place, Status.MISSING, "no record of this microbatch holds it")
+            return
+        whole = expected or Expected(None)
+        yield judge_tensor(
+            actual,
+            whole.values,
+            tolerance.of(source.name),
+            quantity=source.quantity,
+            name=source.label,
+            place=place,
+            mask=whole.mask,
+            scale=whole.scale,
+            dtype=dtype or self.dtype(source.quantity, source.name),
+            locate=whole.locate,
+            affect=None if whole.surroundings is None else whole.surroundings.affected,
+        )
+
+    def _lost(self, source: Source, place: Place, status: Status, detail: str) -> Iterator[Verdict]:
+        if self.tolerances(source.quantity) is not None:
+            yield Verdict(status, source.quantity, source.label, place, detail)
+
+    def _nothing(self, key: Key, place: Place) -> Iterator[Verdict]:
+        """A part of the model may have no tensor of a stage: that some rank has each is proved over all of them."""
+        if self.plan.divided and key.stage in self.golden.truth and self.tolerances(key.stage) is not None:
+            detail = f"the part of the model on rank {key.rank} has none"
+            yield Verdict(Status.OK, key.stage, key.stage, place, detail)

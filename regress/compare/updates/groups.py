@@ -1,0 +1,55 @@
+"""The records of an update that belong together: of the same tokens, or of the whole update."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from regress.compare.alignment.held import Held, held
+from regress.compare.alignment.keys import Key
+from regress.compare.quantities import UPDATE_STAGES
+from regress.compare.updates.placed import PlacedRecords
+from regress.compare.updates.plan import Plan
+from regress.dump.record import Record
+from regress.errors import CompareError
+
+
+@dataclass(frozen=True)
+class Groups:
+    """What several ranks recorded, side by side."""
+
+    placed: PlacedRecords
+    plan: Plan
+
+    def of(self, stage: str) -> list[list[Key]]:
+        """Records that hold the same tokens, or, of full tensors and their shards, all of them; ascending by rank."""
+        found: dict[tuple[int | None, int | None], list[Key]] = {}
+        for key in sorted(self.placed.of_stages([stage]), key=lambda key: (key.micro or 0, key.rank or 0)):
+            whole = stage in UPDATE_STAGES
+            found.setdefault((None, None) if whole else (self.plan.root(key.rank), key.micro), []).append(key)
+        return [*found.values()]
+
+    def held(self, name: str, keys: Iterable[Key]) -> Iterator[Held]:
+        """What ranks hold of a tensor; shards that cannot be understood are a verdict at their place."""
+        for key in keys:
+            record = self.record(key)
+            if name in record.tensors:
+                try:
+                    yield held(key, record, name)
+                except CompareError:
+                    continue
+
+    def names(self, keys: Iterable[Key]) -> list[str]:
+        """The tensors that any of the records holds."""
+        return list(dict.fromkeys(name for key in keys for name in self.record(key).tensors))
+
+    def layout(self, key: Key) -> object:
+        """Where the tokens of a record lie; equal for records that hold the same. None for one without tokens."""
+        layout = self.placed.layouts.get(key)
+        return None if layout is None else (layout, self.placed.rows(key))
+
+    def record(self, key: Key) -> Record:
+        """The record at a place that has one."""
+        record = self.placed.get(key)
+        assert record is not None
+        return record

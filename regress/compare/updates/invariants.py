@@ -1,0 +1,255 @@
+"""What must be true of every update, whatever was recorded before: no golden values are needed.
+
+A golden recorded from a broken engine freezes its fault; these statements do not know the golden. Rules that depend on
+the objective hold only where the configuration says which objective it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regress.compare.alignment.keys import Key
+from regress.compare.alignment.locate import Locator
+from regress.compare.quantities import SHARES
+from regress.compare.updates.checked import Checked
+from regress.compare.updates.placed import PlacedRecords
+from regress.compare.updates.plan import Plan
+from regress.compare.verdicts.verdict import Place, Verdict
+from regress.dump.arrays import Array, dtype_name
+from regress.dump.record import Record
+from regress.layout import TokenFrame
+
+_EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+_LOG_PROBS = ("log_probs", "old_log_probs", "ref_log_probs")
+_MEANS = ("token-mean", "seq-mean-token-mean")
+_TERMS = {
+    "loss": "elementwise_loss",
+    "pg_loss": "policy_loss",
+    "kl_loss": "kl",
+    "entropy_loss": "entropy_loss",
+}
+
+
+def judge_invariants(
+    records: Iterable[Record],
+    frame: TokenFrame,
+    *,
+    place: tuple[int, int | None],
+    planned: Plan,
+    config: Mapping[str, Any] | None = None,
+) -> list[Verdict]:
+    """One verdict for each invariant that an update's records tell anything of.
+
+    Args:
+        frame: the samples of the update.
+        place: step, and update within the step (None where it has one).
+        planned: which ranks repeat each other's tokens.
+        config: of the run, nested; without it nothing is asked that depends on the objective.
+    """
+    return _Update(PlacedRecords(records, frame), frame, Place(*place), planned, config or {}).verdicts()
+
+
+@dataclass(frozen=True)
+class _Update:
+    placed: PlacedRecords
+    frame: TokenFrame
+    place: Place
+    plan: Plan
+    config: Mapping[str, Any]
+
+    def verdicts(self) -> list[Verdict]:
+        checks = {
+            "masks": (self._masks, "loss tokens and padding are disjoint"),
+            "tokens": (
+                self._tokens,
+                "loss tokens of all ranks and microbatches add up to those of the mini-batch",
+            ),
+            "weight_sum": (self._weights, "the weights of a mean add up to 1"),
+            "advantages": (self._advantages, "advantages of a group add up to 0"),
+            "log_probs": (self._log_probs, "no log-prob is above 0"),
+            "entropy": (self._entropies, "entropies lie between 0 and the logarithm of the vocabulary"),
+            "on_policy": (self._on_policy, "at the first update every ratio is 1"),
+            "ratio": (self._ratios, "the ratio is exp(log p - log p_old)"),
+            "loss": (self._losses, "the loss is the sum of weights times token losses"),
+        }
+        found = []
+        for name, (check, sentence) in checks.items():
+            known = Checked()
+            check(known)
+            if known.count:
+                found.append(known.verdict(name, self.place, sentence))
+        return found
+
+    @cached_property
+    def _words(self) -> Locator:
+        return Locator(self.frame)
+
+    @property
+    def _objective(self) -> Mapping[str, Any]:
+        return self.config.get("algorithm") or {}
+
+    def _records(self, stage: str, *, once: bool = True) -> Iterator[tuple[Key, Record]]:
+        """The records of a stage, of ranks that repeat each other's tokens the first."""
+        seen = set()
+        for key in sorted(self.placed.of_stages([stage]), key=lambda k: (k.micro or 0, k.rank or 0)):
+            record = self.placed.get(key)
+            mine = self.plan.root(key.rank), key.micro
+            if record is not None and key in self.placed.layouts and not (once and mine in seen):
+                seen.add(mine)
+                yield key, record
+
+    def _loss_tokens(self, key: Key, record: Record) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Canonical and local indices of the loss tokens of a record ``[B, T]``."""
+        canonical, local = self.placed.layouts[key].indices(self.frame.offsets)
+        mask = record.tensors.get("effective_valid", record.tensors.get("response_mask"))
+        if mask is None:
+            return canonical, local
+        kept = mask.reshape(-1)[local].astype(bool)
+        return canonical[kept], local[kept]
+
+    def _values(
+        self, stage: str, names: Sequence[str]
+    ) -> Iterator[tuple[Key, NDArray[np.int64], list[Array]]]:
+        """``[K]`` values of some tensors at the loss tokens, record by record, with their canonical indices."""
+        for key, record in self._records(stage, once=False):
+            if all(name in record.tensors for name in names):
+                shape = self.placed.layouts[key].shape
+                if any(record.tensors[name].shape != shape for name in names):
+                    continue
+                canonical, local = self._loss_tokens(key, record)
+                yield key, canonical, [record.tensors[name].reshape(-1)[local] for name in names]
+
+    def _token(self, canonical: NDArray[np.int64], name: str) -> Callable[[int], str]:
+        return lambda index: f"{name} at {self._words.token(int(canonical[index]))}"
+
+    # masks and counts
+
+    def _masks(self, known: Checked) -> None:
+        stages = ("batch_inputs", "forward_data", "is_loss_debug")
+        for key, record in (row for stage in stages for row in self._records(stage, once=False)):
+            padding = ~self.placed.layouts[key].attention_mask
+            visible = record.tensors.get("attention_mask")
+            if visible is not None and visible.shape == padding.shape:
+                padding = padding | ~visible.astype(bool)
+            for name in ("response_mask", "effective_valid"):
+                mask = record.tensors.get(name)
+                if mask is not None and mask.shape == padding.shape:
+                    wrong = mask.astype(bool) & padding
+                    first = np.argwhere(wrong)[:1].tolist()
+                    words = f"{name} of {key} at {first} (row, column)"
+                    known.number(0.0, float(wrong.any()), 0.0, words)
+
+    def _tokens(self, known: Checked) -> None:
+        totals: dict[float, float] = {}
+        for _, record in self._records("loss"):
+            own, whole = record.meta.get("num_loss_tokens"), record.meta.get("mini_batch_loss_tokens")
+            if isinstance(own, int | float) and isinstance(whole, int | float):
+                totals[float(whole)] = totals.get(float(whole), 0.0) + float(own)
+        for whole, total in totals.items():
+            known.number(whole, total, 0.0, "their sum")
+
+    def _weights(self, known: Checked) -> None:
+        found = [record.meta for _, record in self._records("loss")]
+        if not found or any(meta.get("aggregation") not in _MEANS for meta in found):
+            return
+        sums = [float(s) for meta in found if isinstance(s := meta.get("weight_sum"), int | float)]
+        if len(sums) == len(found) and any(meta.get("num_loss_tokens") for meta in found):
+            known.number(1.0, math.fsum(sums), 64 * len(sums) * _EPS["float32"], "their sum")
+
+    def _advantages(self, known: Checked) -> None:
+        size = (self.config.get("data") or {}).get("group_size")
+        if self._objective.get("advantage") not in ("grpo", "rloo") or not isinstance(size, int) or size < 2:
+            return
+        values: dict[int, float] = {}
+        eps = 0.0
+        for _, canonical, (advantages,) in self._values("is_loss_debug", ["advantages"]):
+            samples = np.searchsorted(self.frame.offsets, canonical, side="right") - 1
+            eps = max(eps, _eps(advantages))
+            for sample in np.unique(samples):
+                values[int(sample)] = float(advantages[samples == sample][0])
+        groups: dict[str, list[int]] = {}
+        for index, (group, _) in enumerate(self.frame.samples):
+            groups.setdefault(group, []).append(index)
+        for group, members in groups.items():
+            if len(members) == size and all(member in values for member in members):
+                own = [values[member] for member in members]
+                bound = 64 * size * eps * max(1.0, *(abs(value) for value in own))
+                known.number(0.0, math.fsum(own), bound, f"the sum over group {group}")
+
+    # log-probs, entropies, ratios
+
+    def _log_probs(self, known: Checked) -> None:
+        for stage in ("forward_data", "is_loss_debug"):
+            for name in _LOG_PROBS:
+                for _, canonical, (values,) in self._values(stage, [name]):
+                    wide = values.astype(np.float64)
+                    known.elements(np.minimum(wide, 0.0), wide, 0.0, self._token(canonical, name))
+
+    def _entropies(self, known: Checked) -> None:
+        vocabulary = self._vocabulary
+        top = math.inf if vocabulary is None else math.log(vocabulary)
+        for _, canonical, (values,) in self._values("forward_data", ["entropy"]):
+            wide = values.astype(np.float64)
+            slack = (
+                4 * _eps(values) * math.sqrt(vocabulary or 1) * max(1.0, float(np.abs(wide).max(initial=0.0)))
+            )
+            known.elements(np.clip(wide, 0.0, top), wide, slack, self._token(canonical, "entropy"))
+
+    @cached_property
+    def _vocabulary(self) -> int | None:
+        """Entries of the vocabulary, if logits were recorded whole."""
+        sizes = set()
+        for _, record in self._records("activations", once=False):
+            for name, values in record.tensors.items():
+                if name.endswith("lm_head") and not record.meta.get("shards"):
+                    sizes.add(int(values.shape[-1]))
+        return sizes.pop() if len(sizes) == 1 else None
+
+    def _on_policy(self, known: Checked) -> None:
+        source = self._objective.get("old_log_probs")
+        if source != "current" and (source != "recompute" or (self.place.update or 0) > 0):
+            return
+        for _, canonical, (new, old) in self._values("is_loss_debug", ["log_probs", "old_log_probs"]):
+            wide = np.exp(new.astype(np.float64) - old.astype(np.float64))
+            known.elements(np.ones(wide.shape), wide, 0.0, self._token(canonical, "the ratio"))
+
+    def _ratios(self, known: Checked) -> None:
+        objective = self._objective
+        if objective.get("importance_level") != "token":
+            return
+        low, high = (objective.get(f"log_ratio_{end}") for end in ("min", "max"))
+        names = ["log_probs", "old_log_probs", "prob_ratio"]
+        for _, canonical, (new, old, ratio) in self._values("is_loss_debug", names):
+            wide = [array.astype(np.float64) for array in (new, old, ratio)]
+            gap = np.maximum(wide[0] - wide[1], -np.inf if low is None else low)
+            expected = np.exp(np.minimum(gap, np.inf if high is None else high))
+            bound = 8 * max(map(_eps, (new, old, ratio))) * (1 + np.abs(wide[0]) + np.abs(wide[1])) * expected
+            known.elements(expected, wide[2], bound, self._token(canonical, "the ratio"))
+
+    # the loss
+
+    def _losses(self, known: Checked) -> None:
+        shares = {(key.rank, key.micro): record for key, record in self._records("loss", once=False)}
+        for share, term in _TERMS.items():
+            for key, _, (weights, terms) in self._values("is_loss_debug", ["weights", term]):
+                record = shares.get((key.rank, key.micro))
+                if record is None or share not in record.tensors or record.tensors[share].size != 1:
+                    continue
+                products = weights.astype(np.float64) * terms.astype(np.float64)
+                total, actual = math.fsum(products.tolist()), record.tensors[share].reshape(-1)
+                scale = math.fsum(np.abs(weights.astype(np.float64)).tolist()) * float(
+                    np.abs(terms).max(initial=0.0)
+                )
+                bound = 4 * (len(products) + 4) * max(map(_eps, (terms, actual))) * scale
+                known.number(total, float(actual[0]), bound, f"{share} of {key} ({SHARES[share]})")
+
+
+def _eps(array: Array) -> float:
+    return _EPS.get(dtype_name(array.dtype), 2.0**-3)

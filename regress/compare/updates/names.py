@@ -1,0 +1,50 @@
+"""Which tensors a record has to hold, where ranks may hold different parts of the model."""
+
+from __future__ import annotations
+
+from regress.compare.alignment.keys import Key
+from regress.compare.alignment.project import Projection
+from regress.compare.quantities import MICRO_STAGES, OPEN_STAGES, Source, exclusive_stages, source_of
+from regress.compare.updates.placed import PlacedRecords
+from regress.compare.updates.plan import Plan
+
+
+class Names:
+    """The tensors of every record of an update: those that it holds, and those that it should hold."""
+
+    def __init__(self, golden: Projection, placed: PlacedRecords, plan: Plan) -> None:
+        self._golden = golden
+        self._placed = placed
+        self._plan = plan
+        self._of_parts: dict[tuple[str, int], set[str]] = {}
+
+    @property
+    def micro_stages(self) -> list[str]:
+        """Stages that every microbatch has: those the golden values come from, and those recorded anywhere."""
+        names = [(quantity, name) for quantity, tensors in self._golden.truth.items() for name in tensors]
+        recorded = {key.stage for key in self._placed.of_stages(MICRO_STAGES)}
+        return [stage for stage in MICRO_STAGES if stage in exclusive_stages(names) | recorded]
+
+    def of(self, key: Key) -> list[Source]:
+        """The tensors that a record holds, in its order, then those that it should hold besides."""
+        found = [source_of(key.stage, name) for name in self._recorded(key)]
+        known = [source for source in found if source is not None]
+        wanted = self._golden.stage(key.stage)
+        if key.stage in OPEN_STAGES and self._plan.divided:
+            names = self._of_part(key.stage, self._plan.part(key.rank))
+            wanted = [source for source in wanted if source.name in names]
+        return list(dict.fromkeys([*known, *wanted]))
+
+    def _of_part(self, stage: str, part: int) -> set[str]:
+        """What a part of the model has: the names on any of its ranks, or, without a record, all that nobody has."""
+        if (stage, part) not in self._of_parts:
+            keys = self._placed.of_stages([stage])
+            mine = [key for key in keys if self._plan.part(key.rank) == part]
+            recorded = {name for key in mine or keys for name in self._recorded(key)}
+            golden = set(self._golden.truth.get(stage, {}))
+            self._of_parts[stage, part] = recorded if mine else golden - recorded
+        return self._of_parts[stage, part]
+
+    def _recorded(self, key: Key) -> list[str]:
+        record = self._placed.get(key)
+        return [] if record is None else [*record.tensors]

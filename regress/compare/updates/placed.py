@@ -1,0 +1,139 @@
+"""The records of one update as the judge sees them: one at each place, its layout, and what is wrong with the set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regress.compare.alignment.keys import Key, by_place, canonical_layout, rows_layout, told_loss_tokens
+from regress.compare.alignment.locate import Locator
+from regress.compare.quantities import LOSS_STAGES, UPDATE_STAGES, Kind, quantity_named, source_of
+from regress.compare.updates.coverage import QUANTITY, judge_coverage
+from regress.compare.verdicts.case import Locate
+from regress.compare.verdicts.verdict import Place, Status, Verdict
+from regress.dump.record import Record
+from regress.errors import CompareError
+from regress.layout import TokenFrame, TokenLayout
+
+
+class PlacedRecords:
+    """All records of an update, by stage, rank and microbatch.
+
+    Attributes:
+        layouts: of every record of tokens whose layout fits the frame; ``misfits`` says why the others' do not.
+    """
+
+    def __init__(self, records: Iterable[Record], frame: TokenFrame) -> None:
+        self._all = by_place(records)
+        self._frame = frame
+        self._rows: dict[Key, TokenLayout] = {}
+        self.layouts: dict[Key, TokenLayout] = {}
+        self.misfits: dict[Key, str] = {}
+        for key, (record, *_) in self._all.items():
+            if key.stage not in UPDATE_STAGES:
+                try:
+                    layout = canonical_layout(record, frame)
+                    self._rows[key] = rows_layout(record, frame) or layout
+                    self.layouts[key] = layout
+                except CompareError as error:
+                    self.misfits[key] = str(error)
+
+    def get(self, key: Key) -> Record | None:
+        """The record at a place, the first where there are several."""
+        found = self._all.get(key)
+        return found[0] if found else None
+
+    def of_stages(self, stages: Iterable[str]) -> list[Key]:
+        """Keys of the records of some stages."""
+        return [key for key in self._all if key.stage in stages]
+
+    def holds(self, key: Key) -> bool:
+        """Whether there is a record at a place."""
+        return key in self._all
+
+    def rows(self, key: Key) -> TokenLayout:
+        """The layout that rows of loss tokens follow at a place that has a layout."""
+        return self._rows[key]
+
+    @cached_property
+    def loss_tokens(self) -> NDArray[np.bool_] | None:
+        """``[frame.size]`` True at the loss tokens, as far as the records tell them; None if none of them does."""
+        found = (
+            (record, self.layouts[key]) for key, (record, *_) in self._all.items() if key in self.layouts
+        )
+        told, loss = told_loss_tokens(found, self._frame)
+        return loss if told.any() else None
+
+    def words(self, key: Key, quantity: str, shape: tuple[int, ...], locator: Locator) -> Locate | None:
+        """Canonical words for the elements of a whole tensor; None where an element is named by its index alone."""
+        layout = self.layouts.get(key)
+        if layout is None or quantity_named(quantity).kind is Kind.SHARE:
+            return None
+        B, T = layout.shape
+        if shape[:2] == (B, T) or shape[:1] == (B * T,):
+            return locator.grid(layout, shape)
+        if self.loss_tokens is None or len(shape) < 2:
+            return None
+        canonical, _ = self.rows(key).indices(locator.frame.offsets)
+        rows = canonical[self.loss_tokens[canonical]]
+        return locator.rows(rows, shape[-1]) if len(rows) == shape[-2] else None
+
+    def structure(
+        self,
+        planned: Callable[[Key], bool],
+        root: Callable[[int | None], int],
+        stages: Sequence[str],
+        place: Place,
+        locator: Locator,
+        loss_tokens: NDArray[np.bool_] | None,
+    ) -> Iterator[Verdict]:
+        """Verdicts on the set of records.
+
+        Args:
+            planned: whether a record belongs at a place.
+            root: the rank whose tokens a rank repeats; they are counted once.
+            stages: those whose tokens must be complete: all of them, or in the stages of the loss the loss tokens.
+            loss_tokens: ``[frame.size]``; None where nothing tells them: all tokens that have a predecessor.
+        """
+        for key, found in self._all.items():
+            if len(found) > 1:
+                detail = f"{key} was recorded {len(found)} times; only the first record was compared"
+                yield Verdict(Status.COVERAGE, QUANTITY, str(key), place, detail)
+            if not planned(key):
+                detail = f"{key} was recorded, but is not part of the plan"
+                yield Verdict(Status.EXTRA, QUANTITY, str(key), place, detail)
+            for name in found[0].tensors:
+                if source_of(key.stage, name) is None:
+                    detail = f"{key} holds a tensor {name!r} that belongs to no quantity"
+                    yield Verdict(Status.EXTRA, QUANTITY, f"{key.stage}/{name}", place, detail)
+        for stage in stages:
+            wanted = tokens_of(stage, self._frame, loss_tokens)
+            yield judge_coverage(stage, self._once(stage, root), self._frame, place, locator, wanted=wanted)
+
+    def _once(self, stage: str, root: Callable[[int | None], int]) -> dict[Key, TokenLayout]:
+        """The layouts of a stage, one of those that ranks repeat."""
+        found: dict[tuple[int, int | None], Key] = {}
+        for key in sorted((key for key in self.layouts if key.stage == stage), key=_rank):
+            found.setdefault((root(key.rank), key.micro), key)
+        once = set(found.values())
+        return {key: layout for key, layout in self.layouts.items() if key in once}
+
+
+def tokens_of(
+    stage: str, frame: TokenFrame, loss_tokens: NDArray[np.bool_] | None
+) -> NDArray[np.bool_] | None:
+    """``[frame.size]`` the tokens that the records of a stage must have together; None for all."""
+    if stage not in LOSS_STAGES:
+        return None
+    if loss_tokens is not None:
+        return loss_tokens
+    predicted = np.ones(frame.size, bool)
+    predicted[frame.offsets[:-1]] = False
+    return predicted
+
+
+def _rank(key: Key) -> int:
+    return key.rank or 0

@@ -1,0 +1,61 @@
+"""The judge tests itself: golden values that are rolled by one place must leave their tolerance.
+
+A tolerance under which a shuffled tensor passes says nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from regress.compare.metrics.stripes import largest
+from regress.compare.quantities import Kind, quantity_named
+from regress.compare.updates.checked import QUANTITY
+from regress.compare.verdicts.tolerance import Tolerance
+from regress.compare.verdicts.verdict import Place, Status, Verdict
+from regress.dump.arrays import Array
+
+NAME = "rolled"
+_REASON = "what is rolled by one place must fail, or the comparison could not"
+
+
+def judge_rolled(
+    truths: Sequence[Mapping[str, Mapping[str, Array]]],
+    tolerances: Callable[[str], Tolerance | None],
+    place: tuple[int, int | None],
+) -> Verdict:
+    """One verdict for the golden values of all updates: of every quantity a tensor must fail when rolled.
+
+    Quantities whose tensors hold one value each, sums and numbers cannot be rolled, and are left out.
+
+    Args:
+        place: where the verdict belongs: the first of the updates.
+    """
+    where = Place(*place)
+    noticed, blind = 0, []
+    for quantity in dict.fromkeys(quantity for truth in truths for quantity in truth):
+        tolerance = tolerances(quantity)
+        if tolerance is None or quantity_named(quantity).kind in (Kind.SHARE, Kind.SCALAR):
+            continue
+        moved = [_moved(values) for truth in truths for values in truth.get(quantity, {}).values()]
+        shares = [share for share in moved if share is not None]
+        if shares and max(shares) <= tolerance.relative:
+            blind.append(
+                f"{quantity} ({max(shares):.3g} of the scale, tolerated are {tolerance.relative:.3g})"
+            )
+        noticed += len(shares)
+    if not blind:
+        return Verdict(Status.OK, QUANTITY, NAME, where, count=noticed, reason=_REASON)
+    detail = f"values that are rolled by one place pass: {', '.join(blind)}; measure the tolerance again"
+    return Verdict(
+        Status.DRIFT, QUANTITY, NAME, where, detail, multiple=float("inf"), over=len(blind), count=noticed
+    )
+
+
+def _moved(values: Array) -> float | None:
+    """By how much of its largest value a tensor moves when it is rolled; None for one that cannot move."""
+    wide = values.astype(np.float64).reshape(-1)
+    if wide.size < 2 or not np.isfinite(wide).all() or not np.any(wide != wide[0]):
+        return None
+    return float(np.abs(np.roll(wide, 1) - wide).max()) / largest(values)

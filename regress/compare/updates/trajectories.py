@@ -1,0 +1,103 @@
+"""Judging recorded rollouts: a replay must repeat them exactly."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from regress.compare.alignment.locate import Locator
+from regress.compare.verdicts.case import Locate
+from regress.compare.verdicts.tensor import judge_tensor
+from regress.compare.verdicts.tolerance import Tolerance
+from regress.compare.verdicts.verdict import Place, Status, Verdict
+from regress.dump.arrays import Array
+from regress.dump.jsontext import dumps
+from regress.dump.record import Record
+from regress.layout import TokenFrame
+
+QUANTITY = "trajectory"
+REPEATED = Tolerance(0.0, bitwise=True, reason="a replay repeats its recorded rollouts byte for byte")
+
+
+def judge_trajectories(record: Record | None, golden: Record) -> list[Verdict]:
+    """Verdicts on the rollouts of one step: every array byte for byte, and what is said of each sample.
+
+    Args:
+        record: what the replay recorded; None where it recorded nothing.
+        golden: the record of the rollouts that it had to repeat.
+    """
+    place = Place(golden.step)
+    if record is None:
+        detail = f"the rollouts of step {golden.step} were not recorded"
+        return [
+            Verdict(Status.MISSING, QUANTITY, name, place, detail) for name in (*golden.tensors, "samples")
+        ]
+    locator = _locator(golden)
+    names = dict.fromkeys([*record.tensors, *golden.tensors])
+    found = [
+        judge_tensor(
+            record.tensors.get(name),
+            expected := golden.tensors.get(name),
+            REPEATED,
+            quantity=QUANTITY,
+            name=name,
+            place=place,
+            locate=None if expected is None else _locate(expected, locator),
+        )
+        for name in names
+    ]
+    return [*found, _judge_samples(record.meta.get("samples"), golden.meta.get("samples"), place)]
+
+
+def _locator(golden: Record) -> Locator | None:
+    """Words for the tokens of the golden rollouts."""
+    samples: Any = golden.meta.get("samples")
+    if not isinstance(samples, list) or not {"lengths", "run_id", "tokens"} <= golden.tensors.keys():
+        return None
+    groups = [sample.get("group_id") for sample in samples]
+    keys = tuple(zip(map(str, groups), golden.tensors["run_id"].tolist(), strict=True))
+    frame = TokenFrame(keys, tuple(golden.tensors["lengths"].tolist()))
+    return Locator(frame, golden.tensors["tokens"])
+
+
+def _locate(array: Array, locator: Locator | None) -> Locate | None:
+    """Tokens for arrays of all tokens, samples for arrays of all samples."""
+    if locator is None or array.ndim != 1:
+        return None
+    if len(array) == locator.frame.size:
+        return locator.token
+    if len(array) == len(locator.frame.samples):
+        return lambda index: "sample {}/{}".format(*locator.frame.samples[index])
+    return None
+
+
+def _judge_samples(actual: Any, golden: Any, place: Place) -> Verdict:
+    if not isinstance(actual, list) or not isinstance(golden, list):
+        status = Status.MISSING if isinstance(golden, list) else Status.EXTRA
+        return Verdict(status, QUANTITY, "samples", place, "only one side says what its samples are")
+    if len(actual) != len(golden):
+        return Verdict(
+            Status.SHAPE, QUANTITY, "samples", place, f"golden {len(golden)} samples, actual {len(actual)}"
+        )
+    wrong = [*_differences(actual, golden)]
+    status, detail = (Status.MASK, wrong[0]) if wrong else (Status.OK, "")
+    return Verdict(
+        status,
+        QUANTITY,
+        "samples",
+        place,
+        detail,
+        multiple=math.inf if wrong else 0.0,
+        over=len(wrong),
+        count=len(golden),
+        reason=REPEATED.reason,
+    )
+
+
+def _differences(actual: list[Any], golden: list[Any]) -> Iterator[str]:
+    """For each sample that differs, its number and what differs; compared as text, in which a NaN is a NaN."""
+    for index, (ours, theirs) in enumerate(zip(actual, golden, strict=True)):
+        fields = [key for key in {**theirs, **ours} if dumps(ours.get(key)) != dumps(theirs.get(key))]
+        if fields:
+            yield f"sample {index} ({theirs.get('group_id')}): {', '.join(fields)} differ"

@@ -1,0 +1,128 @@
+"""Judging an update byte for byte against its twin: a computation of the same layout and order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regress.compare.alignment.keys import Key
+from regress.compare.alignment.locate import Locator, TokenText
+from regress.compare.quantities import (
+    MICRO_STAGES,
+    STEP_STAGES,
+    UPDATE_STAGES,
+    source_of,
+)
+from regress.compare.updates.golden import in_order
+from regress.compare.updates.groups import Groups
+from regress.compare.updates.placed import PlacedRecords
+from regress.compare.updates.plan import Plan
+from regress.compare.updates.replicas import Replicas
+from regress.compare.verdicts.tensor import judge_tensor
+from regress.compare.verdicts.tolerance import BITWISE
+from regress.compare.verdicts.verdict import Place, Status, Verdict
+from regress.dump.record import Record
+from regress.layout import TokenFrame
+
+
+def judge_bitwise(
+    records: Iterable[Record],
+    twin: Iterable[Record],
+    frame: TokenFrame,
+    *,
+    place: tuple[int, int | None],
+    planned: Plan | None = None,
+    text: TokenText | None = None,
+) -> list[Verdict]:
+    """All verdicts on one optimizer update whose every byte, padding included, must be that of its twin.
+
+    Records and tensors are judged by the union of both sides, in the order of computation; ``golden`` in a verdict is
+    the twin. ``planned`` tells which ranks repeat each other's tokens; by default none does. See
+    `regress.compare.updates.golden.judge_update` for the other arguments.
+    """
+    golden = PlacedRecords(twin, frame)
+    actual = PlacedRecords(records, frame)
+    where = Place(*place)
+    locator = Locator(frame, _token_ids(golden, frame), text)
+    stages = [stage for stage in MICRO_STAGES if golden.of_stages([stage]) or actual.of_stages([stage])]
+    plan = planned or Plan(())
+    found = [*actual.structure(golden.holds, plan.root, stages, where, locator, golden.loss_tokens)]
+    for stage in (*STEP_STAGES, *MICRO_STAGES, *UPDATE_STAGES):
+        for key in golden.of_stages([stage]):
+            found += _record(key, actual, golden, locator, where)
+    found += Replicas(Groups(actual, plan), locator, where).verdicts()
+    return in_order(found)
+
+
+def _record(
+    key: Key, actual: PlacedRecords, golden: PlacedRecords, locator: Locator, place: Place
+) -> Iterator[Verdict]:
+    place = replace(place, rank=key.rank, micro=key.micro)
+    ours, theirs = actual.get(key), golden.get(key)
+    assert theirs is not None
+    problem = _misplaced(key, ours, actual, golden)
+    for name in dict.fromkeys([*(ours.tensors if ours is not None else ()), *theirs.tensors]):
+        source = source_of(key.stage, name)
+        if source is None:
+            continue  # a verdict on the coverage of this update already
+        if problem is not None:
+            yield Verdict(problem[0], source.quantity, source.label, place, problem[1])
+            continue
+        assert ours is not None
+        expected = theirs.tensors.get(name)
+        yield judge_tensor(
+            ours.tensors.get(name),
+            expected,
+            BITWISE,
+            quantity=source.quantity,
+            name=source.label,
+            place=place,
+            locate=None if expected is None else golden.words(key, source.quantity, expected.shape, locator),
+        )
+    if key.stage == "gradient":
+        yield from _grad_norm(ours, theirs, place)
+
+
+def _misplaced(
+    key: Key, ours: Record | None, actual: PlacedRecords, golden: PlacedRecords
+) -> tuple[Status, str] | None:
+    """Why nothing in a record can be compared, if so."""
+    if ours is None:
+        return Status.MISSING, f"{key} was not recorded"
+    if key in actual.misfits:
+        return Status.COVERAGE, actual.misfits[key]
+    if actual.layouts.get(key) != golden.layouts.get(key):
+        return (
+            Status.COVERAGE,
+            f"the tokens of {key} lie elsewhere than in its twin, so bytes cannot be compared",
+        )
+    shards = [record.meta.get("shards") or {} for record in (ours, golden.get(key)) if record is not None]
+    if shards[0] != shards[-1]:
+        return (
+            Status.COVERAGE,
+            f"{key} holds other shards than its twin, so bytes cannot be compared",
+        )
+    return None
+
+
+def _grad_norm(ours: Record | None, theirs: Record, place: Place) -> Iterator[Verdict]:
+    norms = [None if record is None else record.meta.get("grad_norm") for record in (ours, theirs)]
+    actual, expected = (np.array(n, np.float64) if isinstance(n, int | float) else None for n in norms)
+    if actual is not None or expected is not None:
+        yield judge_tensor(actual, expected, BITWISE, quantity="grad_norm", name="grad_norm", place=place)
+
+
+def _token_ids(golden: PlacedRecords, frame: TokenFrame) -> NDArray[np.int64] | None:
+    """``[frame.size]`` token ids as the twin read them."""
+    ids = np.zeros(frame.size, np.int64)
+    found = False
+    for key, layout in golden.layouts.items():
+        record = golden.get(key)
+        local = None if record is None else record.tensors.get("input_ids")
+        if local is not None and local.shape == layout.shape:
+            layout.gather(local, ids, frame.offsets)
+            found = True
+    return ids if found else None

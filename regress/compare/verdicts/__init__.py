@@ -1,0 +1,1 @@
+"""The verdict on one tensor, and the tolerance behind it."""

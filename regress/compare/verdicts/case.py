@@ -1,0 +1,102 @@
+"""One tensor that is judged: what every verdict on it repeats, and names for its elements."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from regress.compare.metrics.stripes import Row, ratio
+from regress.compare.metrics.ulps import ulps_apart
+from regress.compare.verdicts.block import Block
+from regress.compare.verdicts.tolerance import Tolerance
+from regress.compare.verdicts.verdict import Place, Status, Verdict, Worst, WorstRow
+from regress.dump.arrays import Array, is_float
+
+Locate = Callable[[int], str]
+"""Words for a flat (C order) index of a local tensor."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is known of a tensor before it is looked at.
+
+    Attributes:
+        words: canonical coordinates of a flat index in the actual tensor; by default its own index.
+        shape: of the actual tensor.
+    """
+
+    quantity: str
+    name: str
+    place: Place
+    tolerance: Tolerance
+    words: Locate | None
+    shape: tuple[int, ...]
+
+    def verdict(self, status: Status, **found: Any) -> Verdict:
+        """A verdict on this tensor."""
+        tolerance = self.tolerance
+        return Verdict(
+            status,
+            self.quantity,
+            self.name,
+            self.place,
+            basis=tolerance.basis,
+            reason=tolerance.reason,
+            **found,
+        )
+
+    def worst(self, block: Block, element: int) -> Worst:
+        """An element of a block."""
+        a, g = _element(block.actual, element), _element(block.golden, element)
+        golden, actual = float(g), float(a)
+        error = abs(actual - golden) if is_float(a.dtype) else float(abs(int(a) - int(g)))
+        flat = block.index(element)
+        return Worst(self._index(flat), self._words(flat), golden, actual, error, ulps_apart(a, g))
+
+    def worst_row(self, block: Block, row: Row) -> WorstRow:
+        """A row of a block."""
+        assert block.row is not None
+        first = block.index(row.index * block.row)
+        relative = ratio(row.error_l2, row.golden_l2)
+        return WorstRow(self._index(first)[:-1], self._words(first), row.error_l2, relative)
+
+    def uncompared(self, verdict: Verdict, flat: int, value: float, detail: str) -> Verdict:
+        """A value that is not finite where nothing is compared."""
+        worst = Worst(self._index(flat), self._words(flat), 0.0, value, math.inf)
+        return replace(verdict, status=Status.NONFINITE, detail=detail, worst=worst, multiple=math.inf)
+
+    def _words(self, flat: int) -> str:
+        return self.words(flat) if self.words is not None else element(flat, self.shape, self.name)
+
+    def _index(self, flat: int) -> tuple[int, ...]:
+        return unravelled(flat, self.shape)
+
+
+def element(index: int, shape: tuple[int, ...], name: str) -> str:
+    """``element [3, 5] of NAME``, or just the name of a tensor with one value."""
+    if not shape:
+        return name
+    return f"element {[*unravelled(index, shape)]} of {name}"
+
+
+def unravelled(index: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The indices of an element in each dimension: `numpy.unravel_index` of one number, ten times as fast."""
+    found = []
+    for size in reversed(shape):
+        index, rest = divmod(index, size)
+        found.append(rest)
+    return tuple(reversed(found))
+
+
+def kind(value: float) -> str:
+    """``NaN``, ``infinity``, ``-infinity`` or ``finite``."""
+    if math.isnan(value):
+        return "NaN"
+    return "finite" if math.isfinite(value) else "infinity" if value > 0 else "-infinity"
+
+
+def _element(array: Array, index: int) -> Array:
+    """An element as an array without dimensions; the array is not copied, however it lies in memory."""
+    return array.flat[index : index + 1].reshape(())

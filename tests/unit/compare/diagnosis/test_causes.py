@@ -1,0 +1,216 @@
+"""Every rule fires on what it is about, and not on something else; what nobody knows is said to be unknown."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from regress.compare.diagnosis.causes import UNKNOWN, Diagnosis, Rule, diagnose, matched, next_command
+from regress.compare.diagnosis.dataflow import INPUTS
+from regress.compare.diagnosis.divergence import Divergence, find_divergence
+from regress.compare.diagnosis.patterns import Pattern
+from regress.compare.diagnosis.rules.table import RULES
+from regress.compare.diagnosis.scene import Scene
+from regress.compare.quantities import QUANTITIES
+from regress.compare.verdicts.verdict import Place, Status, Verdict
+from regress.replay.expression import choose
+from regress.replay.session import variant_table
+
+NAMES = (
+    *(
+        "log_probs",
+        "position_ids",
+        "response_mask",
+        "attention_mask",
+        "input_ids",
+        "model.layers.0",
+        "lm_head",
+    ),
+    *(
+        "model.embed_tokens",
+        "transformer.wpe",
+        "model.norm.weight/step",
+        "model.layers.1.mlp.experts.0.weight",
+    ),
+)
+DETAILS = (
+    *("", "forward_data of rank 0 was not recorded", "no rank holds model.layers.1"),
+    *("sample g/0, position 0 was produced by no microbatch", "sample g/0, position 0 was produced twice"),
+    *("x was recorded 2 times; only the first", "x was recorded, but is not part of the plan"),
+    *("actual float64 [3], and no golden of this name", "x holds a tensor 'y' that belongs to no quantity"),
+)
+WORDS = (
+    *(
+        "log-probs of the token before",
+        "logits, not normalized",
+        "log_probs",
+        "1 everywhere",
+        "the estimator k1",
+    ),
+    *(
+        "the divergence the other way round",
+        "the ratio of each token",
+        "its inverse",
+        "the loss without a clip",
+    ),
+    *(
+        "the clip range with its sides swapped",
+        "the clipped term alone",
+        "the minimum taken before the advantage",
+    ),
+    *(
+        "the maximum in place of the minimum",
+        "the advantage without a ratio",
+        "x without the sampler's weights",
+    ),
+    *(
+        "the loss with its KL term reversed",
+        "the state after a gradient that was not clipped",
+        "a decay of 0.9",
+    ),
+    *(
+        "the state after the gradient times 2",
+        "the parameters before this update",
+        "the update without weight decay",
+    ),
+    *(
+        "the update with eps inside of the bias correction",
+        "the update without bias correction",
+        "the update twice",
+    ),
+    "the golden update times 2",
+)
+MESH = {"pp": 2, "dp": 2, "cp": 2, "tp": 2, "ep": 2}
+SCENE = Scene(world_size=4, micros=3, mesh=MESH)
+OK = Verdict(Status.OK, "log_probs", "log_probs", Place(0, None, 0, 0), count=5)
+
+
+def examples(rule: Rule) -> Iterator[Divergence]:
+    """Divergences that may be what a rule is about."""
+    quantities = [*rule.at] or ["activations"]
+    statuses = [*rule.status] or [Status.DRIFT, Status.COVERAGE]
+    patterns = [Pattern(id.replace("*", "x"), id) for id in (*rule.patterns, *[*rule.any_of][:1])]
+    words = [f"equal to {word}" for word in WORDS] if rule.what else [""]
+    held = (*dict.fromkeys((*rule.holds, *INPUTS[quantities[0]])), "gradient lm_head.weight")
+    for name, detail, word, status in itertools.product(NAMES, DETAILS, words, statuses):
+        first = Verdict(status, quantities[0], name, Place(1, None, 0, 0), detail, max_ulp=3.0)
+        told = (*patterns, *([Pattern("formula", word)] if word else []))
+        base = Divergence(first, held, (), (3, 3), patterns=told, kinds=("experts",))
+        yield base
+        yield replace(base, unjudged=("activations", "token_loss"), broken=(1, 3))
+        yield replace(base, first=replace(first, relative=0.5))
+
+
+def example(rule: Rule) -> Divergence:
+    return next(found for found in examples(rule) if matched(rule, found, SCENE) is not None)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
+def test_a_rule_fires_on_what_it_is_about_and_on_nothing_else(rule: Rule) -> None:
+    found = example(rule)
+    evidence = matched(rule, found, SCENE)
+    assert evidence
+    assert found.first.quantity in evidence[0]
+    (told,) = diagnose(found, SCENE, [rule])
+    assert (told.rule, told.cause) == (rule.id, rule.cause)
+    assert told.cites == {"quantity": found.first.quantity, "tensor": found.first.name}
+    others = [
+        replace(found, first=replace(found.first, status=Status.OK, detail="")),
+        *([replace(found, patterns=())] if rule.patterns or rule.any_of or rule.what else []),
+        *([replace(found, held=())] if rule.holds else []),
+    ]
+    if rule.at:
+        elsewhere = next(q.name for q in QUANTITIES if q.name not in rule.at)
+        others.append(replace(found, first=replace(found.first, quantity=elsewhere)))
+    for other in others:
+        assert matched(rule, other, SCENE) is None
+
+
+def test_there_are_many_rules_each_with_a_name_and_commands_that_work() -> None:
+    assert len({rule.id for rule in RULES}) == len(RULES) >= 30
+    table = variant_table()
+    for rule in RULES:
+        assert rule.cause[0].islower()
+        if rule.variants:
+            assert choose(table, rule.variants)
+
+
+def test_nothing_is_said_of_a_healthy_run() -> None:
+    assert find_divergence([OK, replace(OK, quantity="loss")]) is None
+
+
+def test_what_nobody_knows_is_unknown() -> None:
+    drift = replace(OK, status=Status.DRIFT, quantity="entropy_loss", name="entropy_loss")
+    divergence = find_divergence([drift, OK])
+    assert divergence is not None
+    (told,) = diagnose(divergence)
+    assert told.rule == UNKNOWN
+    assert str(told).startswith(
+        "cause unknown: no rule knows this pattern; entropy_loss is made of entropy (rule "
+    )
+
+
+def test_a_diagnosis_survives_json() -> None:
+    told = diagnose(example(RULES[0]), SCENE)
+    assert [Diagnosis.from_json(json.loads(json.dumps(one.to_json()))) for one in told] == told
+
+
+def test_commands_are_those_of_the_scene() -> None:
+    assert next_command(Scene(), "log_probs", "base") == "regress dump show DUMP/forward_data"
+    compared = Scene(commands={"compare": "regress compare A B --only {quantity}"})
+    assert next_command(compared, "kl", "base") == "regress compare A B --only kl"
+    replayed = Scene(commands={"replay": "regress replay dense --variants {variants}"})
+    assert next_command(replayed, "kl", "base,left") == "regress replay dense --variants base,left"
+
+
+def drift(quantity: str, name: str = "", **place: int) -> Verdict:
+    where = Place(**{"step": 0, "rank": 0, **place})
+    return Verdict(Status.DRIFT, quantity, name or quantity, where, over=1, count=2)
+
+
+def good(quantity: str, name: str = "", **place: int) -> Verdict:
+    return replace(drift(quantity, name, **place), status=Status.OK)
+
+
+def test_a_pure_backward_fault_is_found_behind_the_last_layer_that_breaks() -> None:
+    names = [f"model.layers.{i}.mlp.w.weight" for i in range(12)]
+    verdicts = [(drift if i <= 9 else good)("gradient", name) for i, name in enumerate(names)]
+    found = find_divergence(
+        [*verdicts, drift("gradient", "model.embed_tokens.weight"), good("loss", micro=0)]
+    )
+    assert found is not None
+    assert found.first.name == "model.layers.9.mlp.w.weight"
+    assert "gradient model.layers.10.mlp.w.weight" in found.held
+
+
+def test_modules_come_in_the_order_of_the_model_whichever_rank_has_them() -> None:
+    layers = [drift("activations", f"model.layers.{i}", micro=0, rank=i % 2) for i in (3, 10, 2)]
+    norm = drift("activations", "model.norm", micro=0, rank=0)
+    before = good("activations", "model.layers.1", micro=0, rank=1)
+    found = find_divergence([norm, *layers, before, good("batch_inputs", "input_ids", micro=0)])
+    assert found is not None
+    assert found.first.name == "model.layers.2"
+    assert found.held == ("batch_inputs", "activations model.layers.1")
+
+
+def test_what_follows_is_told_from_what_does_not() -> None:
+    verdicts = [drift("advantages", micro=0), drift("activations", "model.layers.0", micro=0)]
+    verdicts += [drift("policy_loss", micro=0), drift("loss", micro=0), drift("kl", micro=0)]
+    found = find_divergence([*verdicts, drift("log_probs", micro=0, step=1)])
+    assert found is not None
+    assert found.first.quantity == "advantages"
+    assert found.downstream == {"policy_loss": 1, "loss": 1}
+    assert found.independent == {"activations": 1, "kl": 1, "log_probs": 1}
+    carried = find_divergence([*verdicts, drift("param", "w"), drift("log_probs", micro=0, step=1)])
+    assert carried is not None
+    assert carried.downstream["log_probs"] == 1
+
+
+def test_an_earlier_step_comes_first() -> None:
+    found = find_divergence([drift("log_probs", step=1, micro=0), drift("optimizer", "w/step")])
+    assert found is not None
+    assert found.first.quantity == "optimizer"

@@ -1,0 +1,171 @@
+"""Invariants hold for what is right, and each fails for what breaks it, without any golden values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from regress.compare.updates.alone import check_records
+from regress.compare.updates.selftest import judge_rolled
+from regress.compare.verdicts.tolerance import Tolerance
+from regress.compare.verdicts.verdict import Verdict
+from regress.dump.arrays import Array
+from regress.dump.coordinates import Coordinates
+from regress.dump.record import Record
+from regress.layout import Segment, TokenLayout
+
+CONFIG = {
+    "algorithm": {"advantage": "grpo", "importance_level": "token", "old_log_probs": "recompute"},
+    "data": {"group_size": 2},
+}
+LENGTHS = ((5, 7), (6, 4))
+
+
+def records(seed: int = 0, dtype: str = "float64") -> list[Record]:
+    """Two microbatches of a group each, all of whose values fit together; the policy is the one that sampled."""
+    rng = np.random.default_rng(seed)
+    found = []
+    tokens = sum(n - 2 for lengths in LENGTHS for n in lengths)
+    for micro, lengths in enumerate(LENGTHS):
+        width = max(lengths)
+        layout = TokenLayout((2, width), tuple(Segment(i, 0, n, i, 0) for i, n in enumerate(lengths)))
+        mask = layout.attention_mask & (layout.positions >= 2)
+        advantage = rng.uniform(0.5, 2)
+        new = np.where(mask, -rng.exponential(1, (2, width)), 0.0).astype(dtype)
+        terms = np.where(mask, rng.normal(0, 1, (2, width)), 0.0).astype(dtype)
+        weights = np.where(mask, 1 / tokens, 0.0)
+        place = Coordinates(0, rank=0, micro=micro)
+        meta: dict[str, Any] = {"layout": layout.to_json(), "samples": [[f"g{micro}", 0], [f"g{micro}", 1]]}
+        count = int(mask.sum())
+        counts = {
+            "num_loss_tokens": count,
+            "mini_batch_loss_tokens": tokens,
+            "aggregation": "token-mean",
+            "weight_sum": count / tokens,
+        }
+        inputs = {"attention_mask": layout.attention_mask, "response_mask": mask.astype(np.int64)}
+        debug = {
+            "log_probs": new,
+            "old_log_probs": new.copy(),
+            "prob_ratio": np.where(mask, 1.0, 0.0).astype(dtype),
+            "advantages": np.where(mask, np.array([[advantage], [-advantage]]), 0.0).astype(dtype),
+            "weights": weights,
+            "elementwise_loss": terms,
+            "effective_valid": mask.astype(np.int64),
+        }
+        forward = {"log_probs": new, "entropy": np.where(mask, 0.5, 0.0).astype(dtype)}
+        logits = {"lm_head": rng.normal(0, 1, (1, count, 8)).astype(dtype)}
+        total = np.array((weights * terms.astype(np.float64)).sum(), dtype)
+        found += [
+            Record.of("batch_inputs", place, inputs, meta),
+            Record.of("activations", place, logits, meta),
+            Record.of("forward_data", place, {**forward, "response_mask": inputs["response_mask"]}, meta),
+            Record.of("is_loss_debug", place, debug, meta),
+            Record.of("loss", place, {"loss": total}, {**meta, **counts}),
+        ]
+    return found
+
+
+def check(found: list[Record], config: dict[str, Any] = CONFIG) -> dict[str, Verdict]:
+    return {verdict.name: verdict for verdict in check_records(found, place=(0, None), config=config)}
+
+
+def changed(stage: str, name: str, change: Callable[[Array], Array]) -> list[Record]:
+    def of(record: Record) -> Record:
+        if record.type != stage or record.micro != 0:
+            return record
+        return replace(record, tensors={**record.tensors, name: change(record.tensors[name].copy())})
+
+    return [of(record) for record in records()]
+
+
+def put(value: float) -> Callable[[Array], Array]:
+    def change(array: Array) -> Array:
+        array[1, 3] = value
+        return array
+
+    return change
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_what_is_right_holds(dtype: str) -> None:
+    for seed in range(20):
+        found = check(records(seed, dtype))
+        assert [verdict.detail for verdict in found.values() if not verdict.ok] == []
+        names = "masks tokens weight_sum advantages log_probs entropy on_policy ratio loss"
+        assert {*found} == {*names.split()}
+        assert all(verdict.count for verdict in found.values())
+
+
+def in_padding(mask: Array) -> Array:
+    mask[0, -1] = 1
+    return mask
+
+
+BROKEN = {
+    "masks": changed("batch_inputs", "response_mask", in_padding),
+    "advantages": changed("is_loss_debug", "advantages", lambda a: a + 1e-6),
+    "log_probs": changed("forward_data", "log_probs", put(1e-9)),
+    "entropy": changed("forward_data", "entropy", put(2.2)),
+    "on_policy": changed("is_loss_debug", "old_log_probs", put(-0.5)),
+    "ratio": changed("is_loss_debug", "prob_ratio", put(1.0 + 1e-9)),
+    "loss": changed("is_loss_debug", "elementwise_loss", put(3.0)),
+    "tokens": [r for r in records() if r.micro == 0],
+    "weight_sum": [
+        replace(r, meta={**r.meta, "weight_sum": 1.0}) if r.type == "loss" else r for r in records()
+    ],
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_is_wrong_is_told_with_its_place(name: str) -> None:
+    verdict = check(BROKEN[name])[name]
+    assert not verdict.ok
+    assert verdict.worst is not None
+    assert verdict.worst.where in verdict.detail
+
+
+@pytest.mark.parametrize(
+    "stage_and_name", [("is_loss_debug", "log_probs"), ("is_loss_debug", "elementwise_loss")]
+)
+def test_a_rolled_tensor_fails(stage_and_name: tuple[str, str]) -> None:
+    found = check(changed(*stage_and_name, lambda a: np.roll(a, 1, axis=1)))
+    assert any(not verdict.ok for verdict in found.values())
+
+
+def test_an_entropy_below_zero_is_none() -> None:
+    assert not check(changed("forward_data", "entropy", put(-0.1)))["entropy"].ok
+
+
+def test_nothing_is_asked_of_an_objective_that_is_unknown() -> None:
+    wrong = changed("is_loss_debug", "prob_ratio", put(1.5))
+    found = check(wrong, {})
+    assert not {"ratio", "on_policy", "advantages"} & {*found}
+    assert all(verdict.ok for verdict in found.values())
+
+
+def test_ranks_that_repeat_each_other_are_found_and_compared() -> None:
+    twins = [replace(record, rank=rank) for record in records() for rank in (0, 1)]
+    assert all(verdict.ok for verdict in check_records(twins, place=(0, None), config=CONFIG))
+    odd = [
+        r
+        if (r.rank, r.type) != (1, "is_loss_debug")
+        else replace(r, tensors={**r.tensors, "weights": r.tensors["weights"] * 2})
+        for r in twins
+    ]
+    failed = [v for v in check_records(odd, place=(0, None), config=CONFIG) if not v.ok]
+    assert "replicas" in {verdict.quantity for verdict in failed}
+
+
+def test_a_tolerance_under_which_rolled_values_pass_is_refused() -> None:
+    truth = {"log_probs": {"log_probs": np.array([-1.0, -2.0, -1.5])}}
+    assert judge_rolled([truth], lambda _: Tolerance(0.1), (0, None)).ok
+    verdict = judge_rolled([truth], lambda _: Tolerance(0.6), (0, None))
+    assert not verdict.ok
+    assert verdict.detail.startswith("values that are rolled by one place pass: log_probs (0.5 of the scale")
+    constant = {"weights": {"weights": np.ones(3)}}
+    assert judge_rolled([constant], lambda _: Tolerance(9.0), (0, None)).ok
