@@ -14,11 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regress.compare.dumps.options import Options, Planned
+from regress.compare.dumps.padding import Aligned
 from regress.compare.dumps.planning import plan_units, steps_of
 from regress.compare.dumps.rollouts import RolloutUnit
 from regress.compare.dumps.shares import ShareUnit
 from regress.compare.dumps.sides import Side, open_side
-from regress.compare.dumps.units import Aligned, Unit, aligned
+from regress.compare.dumps.units import Unit, aligned
 from regress.dump.arrays import Array
 from regress.dump.trajectory import from_record
 from regress.errors import RegressError

@@ -23,9 +23,9 @@ from regress.cli import main
 from regress.compare.dumps.engines import ENGINES, cluster, engine_named, processes
 from regress.compare.dumps.engines.cluster import Cluster, work_there
 from regress.compare.dumps.engines.processes import AHEAD, Processes
+from regress.compare.dumps.findings import Finding
 from regress.compare.dumps.planning import plan_units
 from regress.compare.dumps.session import Job, compare_dumps
-from regress.compare.dumps.units import Finding
 from regress.errors import CompareError, DumpError
 
 Pair = tuple[str, str]

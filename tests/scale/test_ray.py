@@ -15,9 +15,9 @@ from deadly import Deadly
 from made_dumps import Made
 
 from regress.compare.dumps.engines.cluster import Cluster, imported
+from regress.compare.dumps.findings import Finding
 from regress.compare.dumps.planning import plan_units
 from regress.compare.dumps.session import Job, compare_dumps, work
-from regress.compare.dumps.units import Finding
 from regress.errors import CompareError
 
 pytestmark = pytest.mark.extended

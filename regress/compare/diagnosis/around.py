@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from regress.compare.diagnosis.guesses import Guess, TokenGuesses, Truth, clip_range, shifted
+from regress.compare.diagnosis.formulas import TokenGuesses, clip_range, shifted
+from regress.compare.diagnosis.guesses import Guess, Truth
 from regress.compare.diagnosis.surroundings import Surroundings
 from regress.compare.diagnosis.traits import Traits, token_classes, traits_of
 from regress.compare.diagnosis.update_guesses import UpdateGuesses

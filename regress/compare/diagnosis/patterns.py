@@ -12,10 +12,11 @@ from dataclasses import asdict, dataclass, field
 from functools import reduce
 from typing import Any
 
+from regress.compare.diagnosis.extent import by_chance
 from regress.compare.diagnosis.layers import layer_of
 from regress.compare.diagnosis.scene import Scene
 from regress.compare.diagnosis.traits import CLASSES, OF_LAYOUTS, OF_SAMPLES
-from regress.compare.verdicts.affected import Affected, Count, by_chance
+from regress.compare.verdicts.affected import Affected, Count
 from regress.compare.verdicts.verdict import Status, Verdict
 
 CHANCE = 1e-4

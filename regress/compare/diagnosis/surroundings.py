@@ -9,17 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from regress.compare.diagnosis.guesses import Guess, fitted, permuted, proven, temperature
+from regress.compare.diagnosis.extent import LIMIT, affected_tokens, blocks, constant_offset, rounded_to
+from regress.compare.diagnosis.guesses import Guess, fitted, permuted, proven
+from regress.compare.diagnosis.temperature import temperature
 from regress.compare.diagnosis.traits import Traits
-from regress.compare.verdicts.affected import (
-    LIMIT,
-    Affected,
-    Count,
-    affected_tokens,
-    blocks,
-    constant_offset,
-    rounded_to,
-)
+from regress.compare.verdicts.affected import Affected, Count
 from regress.dump.arrays import Array, is_float
 from regress.layout import ShardLayout
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from regress.compare.alignment.locate import Locator
 from regress.compare.dumps.bounds import Bounds
+from regress.compare.dumps.findings import Finding
 from regress.compare.dumps.selection import Selection
 from regress.compare.dumps.sides import Side, open_side
-from regress.compare.dumps.units import Finding
 from regress.compare.updates.trajectories import QUANTITY
 from regress.compare.verdicts.case import Locate
 from regress.compare.verdicts.tensor import judge_tensor

@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from regress.compare.dumps.findings import Finding, settle
 from regress.compare.dumps.options import AnyUnit, Options, Planned
 from regress.compare.dumps.planning import plan_units
 from regress.compare.dumps.rollouts import RolloutUnit, compare_rollouts
 from regress.compare.dumps.shares import ShareUnit, compare_shares
 from regress.compare.dumps.sides import open_side
-from regress.compare.dumps.units import Finding, Unit, compare_unit, settle
+from regress.compare.dumps.units import Unit, compare_unit
 from regress.compare.updates.golden import in_order
 from regress.compare.verdicts.verdict import Verdict
 from regress.errors import CompareError

@@ -15,9 +15,9 @@ import numpy as np
 
 from regress.compare.dumps.bounds import Bounds
 from regress.compare.dumps.boxes import Shard, shard_blocks
+from regress.compare.dumps.findings import Finding
 from regress.compare.dumps.selection import Selection
 from regress.compare.dumps.sides import Side, open_side
-from regress.compare.dumps.units import Finding
 from regress.compare.metrics.stripes import largest
 from regress.compare.quantities import SHARES, Source, source_of
 from regress.compare.verdicts.case import Case

@@ -14,9 +14,9 @@ from uuid import uuid4
 
 from regress.compare.dumps.engines import warn
 from regress.compare.dumps.engines.processes import AHEAD, PATIENCE
+from regress.compare.dumps.findings import Finding
 from regress.compare.dumps.session import Job, work
 from regress.compare.dumps.sides import open_side
-from regress.compare.dumps.units import Finding
 from regress.dump.location import is_remote, local_path
 from regress.errors import CompareError, DumpError, reason
 

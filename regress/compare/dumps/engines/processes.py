@@ -14,8 +14,8 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 
 from regress.compare.dumps.engines import warn
+from regress.compare.dumps.findings import Finding
 from regress.compare.dumps.session import Job, work
-from regress.compare.dumps.units import Finding
 from regress.errors import reason
 
 ALONE = 1.0

@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regress.compare.alignment.project import Projection
+from regress.compare.diagnosis.extent import by_chance
 from regress.compare.diagnosis.patterns import Pattern, find_patterns
 from regress.compare.diagnosis.scene import Scene
 from regress.compare.quantities import Source
-from regress.compare.verdicts.affected import Affected, Count, by_chance
+from regress.compare.verdicts.affected import Affected, Count
 from regress.compare.verdicts.tensor import judge_tensor
 from regress.compare.verdicts.tolerance import Tolerance
 from regress.compare.verdicts.verdict import Place, Verdict

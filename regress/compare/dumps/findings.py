@@ -1,0 +1,66 @@
+"""Verdicts under the scale of a tensor over all units of a comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from regress.compare.verdicts.tolerance import Tolerance
+from regress.compare.verdicts.verdict import Status, Verdict
+
+U = TypeVar("U")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A verdict and the tolerance behind it, whose scale may turn out to be larger over all units."""
+
+    verdict: Verdict
+    tolerance: Tolerance
+
+
+def settle(
+    results: Sequence[tuple[U, Sequence[Finding]]],
+) -> tuple[list[Verdict], list[tuple[U, dict[tuple[str, str], float]]]]:
+    """Verdicts under the scale of a tensor over all units, and the units that have to be compared anew under it.
+
+    The tolerance of a tensor is relative to its largest golden value over all ranks and microbatches. A unit judges by
+    the largest that it sees, which is stricter: what passes there passes, what fails there may not.
+    """
+    scales: dict[tuple[Any, ...], float] = {}
+    for _, findings in results:
+        for finding in findings:
+            scales[_tensor(finding.verdict)] = max(
+                scales.get(_tensor(finding.verdict), 0.0), finding.verdict.scale
+            )
+    verdicts: list[Verdict] = []
+    again = []
+    for unit, findings in results:
+        larger = {
+            (f.verdict.quantity, f.verdict.name): scales[_tensor(f.verdict)]
+            for f in findings
+            if f.verdict.status is Status.DRIFT and f.verdict.scale < scales[_tensor(f.verdict)]
+        }
+        if larger:
+            again.append((unit, larger))
+        verdicts += [
+            _rescaled(f, scales[_tensor(f.verdict)])
+            for f in findings
+            if (f.verdict.quantity, f.verdict.name) not in larger
+        ]
+    return verdicts, again
+
+
+def _tensor(verdict: Verdict) -> tuple[Any, ...]:
+    return verdict.place.step, verdict.place.update, verdict.quantity, verdict.name
+
+
+def _rescaled(finding: Finding, scale: float) -> Verdict:
+    verdict, tolerance = finding.verdict, finding.tolerance
+    if verdict.status is not Status.OK or not verdict.count or scale == verdict.scale or tolerance.bitwise:
+        return verdict
+    bound = tolerance.relative * scale + tolerance.absolute
+    multiple = verdict.max_error / bound if bound else 0.0
+    relative = verdict.max_error / scale if scale else 0.0
+    return replace(verdict, scale=scale, tolerance=bound, multiple=multiple, relative=relative)

@@ -1,0 +1,93 @@
+"""A tensor of tokens beside its golden values, and what lies where nothing is compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from regress.compare.dumps.pieces import BLOCK, Index, Part, blocks
+from regress.compare.metrics.stripes import nonfinite
+from regress.compare.verdicts.case import Case, Locate, kind
+from regress.compare.verdicts.verdict import Verdict
+from regress.dump.arrays import Array, is_float
+from regress.dump.mapped import release
+
+
+@dataclass(frozen=True, eq=False)
+class Aligned:
+    """A tensor of tokens and what it is compared with.
+
+    Attributes:
+        part: the actual tensor; ``parts`` the golden ones; ``selected`` its rows that count.
+        words: canonical coordinates of an element.
+        padding: whether it has rows that hold no token.
+    """
+
+    part: Part
+    parts: Sequence[Part]
+    selected: Index
+    words: Locate
+    padding: bool
+
+    def values(self) -> tuple[Array, Array]:
+        """The golden and the actual values that count, token beside token."""
+        found = [*blocks(self.part, self.parts, self.selected)]
+        golden = [block.golden for block in found] or [self.parts[0].array.reshape(-1)[:0]]
+        actual = [block.actual for block in found] or [self.part.array.reshape(-1)[:0]]
+        return np.concatenate(golden), np.concatenate(actual)
+
+
+def judge_padding(verdict: Verdict, case: Case, found: Aligned) -> Verdict:
+    """Values that are not finite where no loss token lies, and where the golden side has none."""
+    part = found.part
+    if not is_float(part.array.dtype) or not part.array.size:
+        return verdict
+    outside = np.ones(part.rows.size, bool)
+    outside[found.selected] = False
+    width, tolerated = max(part.width, 1), _Tolerated(found.parts)
+    for row, inner in _nonfinite_rows(part.array.reshape(part.rows.size, width), np.flatnonzero(outside)):
+        if not tolerated.at(int(part.rows[row])):
+            column = int(np.flatnonzero(nonfinite(inner))[0])
+            value = float(inner[column])
+            detail = f"{kind(value)} where no loss token lies, and nothing of the kind in the golden dump"
+            return case.uncompared(verdict, row * width + column, value, detail)
+    return verdict
+
+
+@dataclass(frozen=True)
+class _Tolerated:
+    """Where golden records hold values that are not finite, too."""
+
+    parts: Sequence[Part]
+
+    def at(self, token: int) -> bool:
+        """Whether they do at a token, or, for padding, in theirs."""
+        if token < 0:
+            return self._padding
+        found = ((part, int(part.find(np.array([token]))[0])) for part in self.parts)
+        return any(bool(nonfinite(part.array[at]).any()) for part, at in found if at >= 0)
+
+    @cached_property
+    def _padding(self) -> bool:
+        return any(
+            True
+            for part in self.parts
+            if part.array.size
+            for _ in _nonfinite_rows(
+                part.array.reshape(part.rows.size, max(part.width, 1)), np.flatnonzero(part.rows < 0)
+            )
+        )
+
+
+def _nonfinite_rows(array: Array, rows: Index) -> Iterator[tuple[int, Array]]:
+    """Those of some rows that hold a value that is not finite."""
+    step = max(BLOCK // array.shape[1], 1)
+    for start in range(0, rows.size, step):
+        here = rows[start : start + step]
+        values = array[here]
+        for at in np.flatnonzero(nonfinite(values).any(axis=1)).tolist():
+            yield int(here[at]), values[at]
+        release(array[here[0] : here[-1] + 1])
