@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from regress.compare.diagnosis.divergence import find_divergence
 from regress.compare.dumps.session import Comparison, compare_dumps
 from regress.compare.verdicts.verdict import Status
 from regress.dump.files import write_atomically
@@ -19,6 +20,7 @@ from regress.golden.store import GoldenStore
 from regress.replay.run import replay
 from regress.replay.session import spelled_out, variant_table
 from regress.replay.variants import Precision
+from regress.report.comparison import scene_of
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 LAYOUTS = ("left", "packed", "mbs4", "reversed", "dp2", "cp2-zigzag-packed")
@@ -112,6 +114,36 @@ def test_a_layout_changes_nothing_and_one_token_is_found_in_it(
     assert (verdict.status, verdict.quantity, verdict.over) == (Status.DRIFT, "log_probs", 1)
     assert verdict.worst is not None
     assert verdict.worst.where.startswith(told[0])
+    assert verdict.affected is not None
+    assert (verdict.affected.unit, verdict.affected.total.hits) == ("token", 1)
+    assert told[0].startswith(f"sample {verdict.affected.samples[0]}, ")
+
+
+@pytest.mark.parametrize("layout", ["packed", "reversed"])
+def test_what_wrong_tokens_have_in_common_is_found_in_any_layout(
+    dump: Dumps, tmp_path: Path, layout: str
+) -> None:
+    golden, other = dump("base", Precision.FLOAT64), dump(layout, Precision.FLOAT64)
+    faulty = compared(golden, rewritten(other, tmp_path / "changed", last_tokens_off))
+    assert {(v.quantity, v.affected is not None) for v in faulty.failed} == {("log_probs", True)}
+    for verdict in faulty.failed:
+        assert verdict.affected is not None
+        assert verdict.affected.total.hits == verdict.over
+        assert verdict.affected.classes["last_trained"].hits == verdict.over
+    divergence = find_divergence(faulty.verdicts, scene_of(faulty))
+    assert divergence is not None
+    assert "class:last_trained" in {pattern.id for pattern in divergence.patterns}
+
+
+def last_tokens_off(record: Record) -> Record:
+    """Move the log-prob of the last loss token of each sample."""
+    if record.type != "forward_data":
+        return record
+    array = record.tensors["log_probs"].copy()
+    for _, start, stop, row, col in record.meta["layout"]["segments"]:
+        loss = np.flatnonzero(record.tensors["response_mask"][row, col : col + stop - start])
+        array[row, col + loss[-1:]] += 0.25
+    return replace_tensors(record, {"log_probs": array})
 
 
 @pytest.mark.parametrize("pair", [("cp2-zigzag-packed", "mbs4"), ("dp2", "left"), ("reversed", "packed")])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -159,31 +159,45 @@ def traits_of(layout: TokenLayout, frame: TokenFrame, classes: Mapping[str, NDAr
     token = np.full(B * T, -1, np.int64)
     canonical, local = layout.indices(frame.offsets)
     token[local] = canonical
+    found = traits_at(token, frame, classes)
+    return replace(found, classes={**found.classes, **classes_of_rows(layout.shape, layout.segments)})
+
+
+def traits_at(
+    token: NDArray[np.int64], frame: TokenFrame, classes: Mapping[str, NDArray[np.bool_]]
+) -> Traits:
+    """The traits of the tokens with these canonical indices, ``[P]``, -1 for padding."""
     there = token >= 0
-    known = {name: there & members[token] for name, members in classes.items()}
-    lengths = np.asarray(frame.lengths, np.int64)
-    sample = layout.sample_ids.reshape(-1)
-    length = np.where(there, lengths[sample] if lengths.size else 0, 0)
-    names = tuple(f"{group}/{run}" for group, run in frame.samples)
-    around = _around(layout)
-    return Traits(sample, token, layout.positions.reshape(-1), length, {**known, **around}, names)
+    sample = np.searchsorted(frame.offsets, token, side="right") - 1
+    lengths = np.append(np.asarray(frame.lengths, np.int64), 0)  # that of padding
+    return Traits(
+        sample,
+        token,
+        np.where(there, token - frame.offsets[sample], 0),
+        lengths[sample],
+        {name: there & members[token] for name, members in classes.items()},
+        tuple(f"{group}/{run}" for group, run in frame.samples),
+    )
 
 
-def _around(layout: TokenLayout) -> dict[str, NDArray[np.bool_]]:
-    """Classes that depend on where tokens lie."""
-    B, T = layout.shape
-    mask = layout.attention_mask
+def classes_of_rows(
+    shape: tuple[int, int], segments: Iterable[tuple[object, int, int, int, int]]
+) -> dict[str, NDArray[np.bool_]]:
+    """Classes that depend on where tokens lie, ``[B * T]``; ``segments`` are those of a `TokenLayout`."""
+    B, T = shape
+    mask = np.zeros((B, T), bool)
     known = ("after_boundary", "before_boundary", "packed_behind", "packed_first")
     found = {name: np.zeros((B, T), bool) for name in known}
     rows: dict[int, list[tuple[int, int, int]]] = {}
-    for _, start, stop, row, col in layout.segments:
+    for _, start, stop, row, col in segments:
         rows.setdefault(row, []).append((col, start, stop - start))
-    for row, segments in rows.items():
-        for number, (col, start, width) in enumerate(sorted(segments)):
+    for row, runs in rows.items():
+        for number, (col, start, width) in enumerate(sorted(runs)):
             end = col + width
+            mask[row, col:end] = True
             found["after_boundary"][row, col] = number > 0 or start > 0
-            found["before_boundary"][row, end - 1] = number < len(segments) - 1
-            if len(segments) > 1:
+            found["before_boundary"][row, end - 1] = number < len(runs) - 1
+            if len(runs) > 1:
                 found["packed_behind" if number else "packed_first"][row, col:end] = True
     padded = np.pad(~mask, ((0, 0), (1, 1)), constant_values=False)
     found["beside_padding"] = mask & (padded[:, :-2] | padded[:, 2:])

@@ -8,6 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
+from regress.compare.diagnosis.surroundings import Surroundings
 from regress.compare.dumps.pieces import BLOCK, Index, Part, blocks
 from regress.compare.metrics.stripes import nonfinite
 from regress.compare.verdicts.case import Case, Locate, kind
@@ -24,6 +25,7 @@ class Aligned:
         part: the actual tensor; ``parts`` the golden ones; ``selected`` its rows that count.
         words: canonical coordinates of an element.
         padding: whether it has rows that hold no token.
+        around: what its tokens have in common.
     """
 
     part: Part
@@ -31,6 +33,7 @@ class Aligned:
     selected: Index
     words: Locate
     padding: bool
+    around: Surroundings
 
     def values(self) -> tuple[Array, Array]:
         """The golden and the actual values that count, token beside token."""

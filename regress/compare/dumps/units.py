@@ -8,20 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
+from numpy.typing import NDArray
 
 from regress.compare.alignment.held import held
 from regress.compare.alignment.keys import key_of
 from regress.compare.alignment.locate import Locator
+from regress.compare.diagnosis.surroundings import Surroundings
+from regress.compare.diagnosis.traits import Traits, traits_at
 from regress.compare.dumps.bounds import Bounds
 from regress.compare.dumps.boxes import Shard, shard_blocks
 from regress.compare.dumps.findings import Finding
+from regress.compare.dumps.listing import listed
 from regress.compare.dumps.padding import Aligned, judge_padding
-from regress.compare.dumps.pieces import blocks
+from regress.compare.dumps.pieces import Index, blocks
 from regress.compare.dumps.selection import Selection
 from regress.compare.dumps.sides import Side, open_side
+from regress.compare.dumps.surroundings import classes_of, with_affected
 from regress.compare.dumps.tokens import selected_rows, token_words, tokens_of, told_tokens
 from regress.compare.quantities import (
     UPDATE_STAGES,
@@ -30,10 +35,9 @@ from regress.compare.quantities import (
     quantity_named,
     source_of,
 )
-from regress.compare.verdicts.block import Block
 from regress.compare.verdicts.case import Case, Locate, element
 from regress.compare.verdicts.tolerance import Tolerance
-from regress.compare.verdicts.values import judge_blocks
+from regress.compare.verdicts.values import Blocks, judge_blocks
 from regress.compare.verdicts.verdict import Place, Status, Verdict
 from regress.dump.arrays import Array, dtype_name
 from regress.dump.record import Record
@@ -135,7 +139,8 @@ class _Work:
                     actual, golden = Shard(array, layout), shards[0].array
                     words = _elements(layout, source.label)
                     case = self._case(source, words, array.shape, array, golden)
-                    yield self._judged(case, partial(shard_blocks, actual, shards), array, golden)
+                    pairs = partial(shard_blocks, actual, shards)
+                    yield self._judged(case, pairs, array, golden, Surroundings())
         yield from self._grad_norm()
 
     def tokens(self) -> Iterator[Finding]:
@@ -147,7 +152,7 @@ class _Work:
                 part, golden = found.part, found.parts[0].array
                 case = self._case(source, found.words, part.shape, part.array, golden)
                 pairs = partial(blocks, part, found.parts, found.selected)
-                finding = self._judged(case, pairs, part.array, golden)
+                finding = self._judged(case, pairs, part.array.reshape(part.shape), golden, found.around)
                 if finding.verdict.ok and found.padding:
                     finding = replace(finding, verdict=judge_padding(finding.verdict, case, found))
                 yield finding
@@ -161,6 +166,8 @@ class _Work:
         ids, loss = told_tokens(self.ours, self.unit.telling, ours, frame)
         _, actual_loss = told_tokens(self.theirs, self.unit.actual_telling, theirs, frame)
         locator = Locator(frame, ids)
+        spans = listed(self.unit.record, self.actual).spans
+        classes = cache(partial(classes_of, spans, theirs, frame, ids, loss))
         for source in self._sources():
             if quantity_named(source.quantity).kind is Kind.SHARE:
                 continue  # shares belong to microbatches, not to tokens
@@ -176,7 +183,9 @@ class _Work:
                 continue
             if parts:
                 selected = selected_rows(source, part, loss)
-                yield source, Aligned(part, parts, selected, token_words(locator, part), lead > 1)
+                traits = partial(_traits, part.rows, frame, classes)
+                around = Surroundings(traits, part.shape[:lead])
+                yield source, Aligned(part, parts, selected, token_words(locator, part), lead > 1, around)
 
     def _sources(self) -> Iterator[Source]:
         for name in self.actual.tensors:
@@ -190,10 +199,11 @@ class _Work:
         return Case(source.quantity, label, self.unit.place, tolerance, words, shape)
 
     def _judged(
-        self, case: Case, pairs: Callable[[], Iterable[Block]], actual: Array, golden: Array
+        self, case: Case, pairs: Blocks, actual: Array, golden: Array, around: Surroundings
     ) -> Finding:
-        scale = self.scales.get((case.quantity, case.name))
-        return Finding(judge_blocks(case, pairs, actual, golden, scale), case.tolerance)
+        scale, bitwise = self.scales.get((case.quantity, case.name)), case.tolerance.bitwise
+        verdict = judge_blocks(case, pairs, actual, golden, scale)
+        return Finding(with_affected(verdict, pairs, actual, golden, around, bitwise=bitwise), case.tolerance)
 
     def _tolerance(self, quantity: str, *arrays: Array) -> Tolerance:
         models = [side.precision for side in (self.ours, self.theirs) if side.precision is not None]
@@ -219,6 +229,10 @@ class _Work:
         return Finding(
             Verdict(status, source.quantity, source.label + self.unit.suffix, place, detail), tolerance
         )
+
+
+def _traits(rows: Index, frame: TokenFrame, classes: Callable[[], Mapping[str, NDArray[np.bool_]]]) -> Traits:
+    return traits_at(rows, frame, classes())
 
 
 def _elements(layout: ShardLayout, name: str) -> Locate:

@@ -27,8 +27,15 @@ class Block:
     width: int = 1
 
     def index(self, element: int) -> int:
-        """Flat index in the actual tensor."""
+        """Flat index in the actual tensor of an element."""
         if isinstance(self.start, int):
             return self.start + element
         run, rest = divmod(element, self.width)
         return int(self.start[run]) * self.width + rest
+
+    @property
+    def places(self) -> NDArray[np.int64] | slice:
+        """Flat indices in the actual tensor of all elements."""
+        if isinstance(self.start, int):
+            return slice(self.start, self.start + self.actual.size)
+        return (self.start[:, None] * self.width + np.arange(self.width)).reshape(-1)
