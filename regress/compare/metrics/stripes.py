@@ -47,7 +47,12 @@ def measure(
         bitwise: count the elements whose bytes differ instead (both arrays then have the same dtype).
         row: elements of a row, which divides their number; None for no rows.
         threads: that measure stripes at a time.
+
+    Raises:
+        ValueError: if the shapes differ, or rows do not fit into them: compiled code would read beyond the arrays.
     """
+    if actual.shape != golden.shape or (row is not None and (row < 1 or actual.size % row)):
+        raise ValueError(f"arrays of shape {actual.shape} and {golden.shape} are not pairs of rows of {row}")
     part = _measure_for(actual, golden)
     if actual.size <= CHUNK:  # what is small is not worth the stripes
         return part(actual.reshape(-1), golden.reshape(-1), float(bound), bitwise, row)

@@ -229,3 +229,17 @@ def test_ratios_at_their_ends() -> None:
     assert ratio(1.0, 0.0) == math.inf
     assert ratio(1.0, math.inf) == 0.0
     assert ratio(1.0, 2.0) == 0.5
+
+
+@pytest.mark.parametrize("size", [10, 1 << 21])
+@pytest.mark.parametrize("row", [0, 3, 1 << 22])
+def test_rows_that_do_not_fit_are_refused(size: int, row: int) -> None:
+    """Compiled code checks no bounds."""
+    values = np.zeros(size, np.float32)
+    with pytest.raises(ValueError, match=f"are not pairs of rows of {row}"):
+        measure(values, values, row=row)
+
+
+def test_other_shapes_are_refused() -> None:
+    with pytest.raises(ValueError, match="are not pairs of rows of None"):
+        measure(np.zeros(6), np.zeros(5))
