@@ -88,6 +88,7 @@ def compared(golden: Path, actual: Path) -> Comparison:
     return compare_dumps(str(golden), str(actual))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("precision", [Precision.FLOAT64, Precision.FLOAT32], ids=str)
 @pytest.mark.parametrize(
     "layout", [*LAYOUTS, *(pytest.param(name, marks=pytest.mark.extended) for name in MORE)]

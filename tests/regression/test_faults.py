@@ -233,6 +233,7 @@ def broken(fault: Callable[[Any], None], judge: Any, patch: Patch, *replay: str,
     return judge(*replay, **options)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_fault_fails_first_where_it_is(
     fault: Fault, judge: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
@@ -294,6 +295,7 @@ def test_where_it_changes_nothing_it_is_no_fault(
     assert broken(inject, judge, monkeypatch, case, variant).failed == []
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("case", "variant"), dict.fromkeys((f.case, f.variant) for f in FAULTS))
 def test_without_a_fault_everything_passes(case: str, variant: str, judge: Callable[..., Any]) -> None:
     assert judge(case, variant).failed == []

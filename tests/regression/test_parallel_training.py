@@ -167,7 +167,7 @@ def test_the_run_that_is_compared_with_clips_and_leaves_its_reference(
     assert last["training_step/kl"] > 1e-3
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_split_run_makes_the_same_model(
     pool: RankPool,
@@ -204,6 +204,7 @@ SAMPLING = (
 )
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("model", "split"),
     [
@@ -244,6 +245,7 @@ def test_old_weights_would_show(pool: RankPool, targets: Any, tmp_path: Path) ->
 DUMPED = ("debug.enable_data_dump=true", "debug.dump_options.loss=true", "debug.dump_options.gradient=true")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("fault", "culprit", "split", "more", "says"),
     [

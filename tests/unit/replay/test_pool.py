@@ -291,6 +291,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_ranks_end_with_the_process_that_asked_for_them(tmp_path: Path, number: int) -> None:
     program = PROGRAM.format(here=str(HERE), file=str(tmp_path / "pid"))
