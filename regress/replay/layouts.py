@@ -32,7 +32,7 @@ SHARDED = (*SEMANTICS, Precision.MIXED)
 
 _ROWS: tuple[Variant, ...] = (
     # data parallelism: denominators over ranks, gradients summed and not averaged
-    layout("dp2", "loss weights counted per rank", "dense", "gspo"),
+    layout("dp2", "loss weights counted per rank", "dense"),
     layout("dp2-ddp", "gradients averaged over replicas", "dense", precisions=TWICE, twin="dp2-ddp"),
     layout("dp2-ddp-mbs2", "gradients synchronized in every microbatch, or in none", "dense"),
     layout("dp2-accelerate-mbs2", "the loss divided by accumulation steps", "dense"),
@@ -66,7 +66,7 @@ _ROWS: tuple[Variant, ...] = (
     layout("tp2-hf", "the plan of transformers", "dense"),
     layout("tp4", "a vocabulary that the ranks do not divide", "gpt2"),
     # pipeline parallelism
-    layout("pp2", "hidden states handed on; a gradient of embeddings at the far end", "gpt2", "moe"),
+    layout("pp2", "hidden states handed on; a gradient of embeddings at the far end", "gpt2"),
     layout("pp2-mbs4", "gradients averaged over microbatches", "tied"),
     layout("pp4-mbs3", "stages without blocks", "dense"),
     layout("pp2-1f1b-packed-mbs3", "backward passes between forward passes", "dense"),
@@ -106,7 +106,7 @@ _ROWS: tuple[Variant, ...] = (
     layout("dp2-ep2", "experts replicated over a part of the ranks", "moe"),
     layout("fsdp2-tp2-mbs3", "a parameter sharded twice", "dense", precisions=BOTH),
     layout("fsdp2-tp2-sp", "the same under sequence parallelism", "tied"),
-    layout("fsdp2-pp2-budget72", "sharded stages", "dense", precisions=SHARDED),
+    layout("fsdp2-pp2-budget72", "sharded stages", "dense"),
     layout("fsdp2-cp2-zigzag", "shards and columns", "dense"),
     layout("fsdp2-ep2", "experts sharded twice", "moe"),
     layout("tp2-pp2-mbs4", "a split vocabulary on the last stage", "tied", precisions=BOTH),

@@ -243,7 +243,7 @@ VARIANTS: Mapping[str, Variant] = _rows(
         "attention with an additive mask",
         {"model.attn_implementation": "eager"},
         EVERY,
-        cases=("dense", "moe"),
+        cases=("moe",),
     ),
     Variant(
         "packed-eager",
@@ -277,7 +277,7 @@ VARIANTS: Mapping[str, Variant] = _rows(
         "sums split over two threads",
         {"threads": 2},
         BOTH,
-        cases=("gpt2", "moe"),
+        cases=("gpt2",),
     ),
     # torch.compile
     Variant(

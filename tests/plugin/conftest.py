@@ -161,3 +161,15 @@ def stubbed(pytester: pytest.Pytester, made: Path) -> GoldenProject:
 def everywhere(request: pytest.FixtureRequest, pytester: pytest.Pytester, made: Path) -> GoldenProject:
     """A project with a golden case, in each mode."""
     return GoldenProject(pytester, request.param, made)
+
+
+ALIKE = ("test_misuse", "test_options", "test_orphans", "test_reports")
+"""Modules in which workers make little difference: with workers they are extended tests."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark those."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent and item.path.stem in ALIKE and "[n2" in item.name:
+            item.add_marker(pytest.mark.extended)

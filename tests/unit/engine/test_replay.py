@@ -62,7 +62,7 @@ def test_tied_embeddings(config: MakeConfig, console: Console, tmp_path: Path) -
     record_and_replay(config, console, tmp_path, "model.tie_word_embeddings=true")
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("preset", sorted(PRESETS))
 def test_every_preset(preset: str, config: MakeConfig, console: Console, tmp_path: Path) -> None:
     record_and_replay(config, console, tmp_path, f"algorithm.preset={preset}", "trainer.epochs=2")
