@@ -80,6 +80,7 @@ def test_inputs_laid_by_hand_are_kept(project: Path) -> None:
     assert (folder / "model" / "config.json").read_text() == "{}"
 
 
+@pytest.mark.extended
 def test_a_quantity_without_a_tolerance_names_the_remedy(project: Path) -> None:
     folder = project / "golden" / "dense"
     shutil.copytree(GOLDEN / "dense", folder)

@@ -83,6 +83,7 @@ def test_the_bytes_of_an_update_do_not_depend_on_the_workers(
     assert contents(project.path / "golden") == written[0]
 
 
+@pytest.mark.extended
 def test_a_review_leaves_the_case_alone_until_it_is_accepted(project: pytest.Pytester) -> None:
     project.makeconftest(CHANGED)
     before = contents(project.path / "golden" / "dense")
@@ -96,6 +97,7 @@ def test_a_review_leaves_the_case_alone_until_it_is_accepted(project: pytest.Pyt
     assert run(project, "-n", "0").ret == 0
 
 
+@pytest.mark.extended
 def test_a_session_that_lost_a_worker_writes_no_case(project: pytest.Pytester) -> None:
     project.makeconftest(CHANGED)
     project.makepyfile(test_dying=DYING)
