@@ -73,7 +73,7 @@ class ToleranceEntry:
             raise ValueError("the basis of a tolerance is no mapping")  # noqa: TRY004 - one kind for all damage
         own = data.get("tensors", {})
         if not isinstance(own, Mapping):
-            raise ValueError("the tensors of a tolerance are no mapping")  # noqa: TRY004 - as above
+            raise ValueError("the tensors of a tolerance are no mapping")  # noqa: TRY004 - one kind for all damage
         tensors = {pattern: cls.from_json(entry) for pattern, entry in own.items()}
         entry = cls(**{**data, "tensors": tensors})
         if (problem := entry.problem()) is not None:

@@ -33,13 +33,6 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     return str(golden), str(actual)
 
 
-@pytest.fixture(scope="module")
-def expected(pair: Pair) -> list[object]:
-    verdicts = [verdict.to_json() for verdict in compare_dumps(*pair).verdicts]
-    assert {verdict["status"] for verdict in verdicts} >= {"ok", "drift"}
-    return verdicts
-
-
 @pytest.fixture(scope="module", autouse=True)
 def two_processors() -> Iterator[None]:
     """A local cluster for all of these tests, which the engine uses as it would one of a session of its own."""

@@ -168,7 +168,7 @@ def _at_least(exponents, least):
 
 def _ulps(p, q):
     """Largest distance of two tiles of floats, whose bits are given as integers."""
-    raise NotImplementedError  # compiled code only
+    raise NotImplementedError  # numba compiles the overload below, one for each width, and never calls this
 
 
 @overload(_ulps)
