@@ -10,7 +10,8 @@ from typing import Any
 from regress.errors import ConfigError
 from regress.golden.project import project_section
 from regress.replay.layouts import LAYOUTS
-from regress.replay.variants import VARIANTS, Variant, parse_variants
+from regress.replay.rows import parse_variants
+from regress.replay.variants import VARIANTS, Variant
 
 
 def project_variants(root: Path, added: Iterable[Variant] = ()) -> dict[str, Variant]:

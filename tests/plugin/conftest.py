@@ -163,7 +163,7 @@ def everywhere(request: pytest.FixtureRequest, pytester: pytest.Pytester, made: 
     return GoldenProject(pytester, request.param, made)
 
 
-ALIKE = ("test_misuse", "test_options", "test_orphans", "test_reports")
+ALIKE = ("test_misuse", "test_options", "test_orphans", "test_reports", "test_update")
 """Modules in which workers make little difference: with workers they are extended tests."""
 
 

@@ -66,7 +66,8 @@ def test_the_entry_point_is_the_plugin() -> None:
     assert project["entry-points"]["pytest11"] == {"regress": "regress.plugin"}
 
 
-@pytest.mark.parametrize("arguments", [(), ("-p", "regress")])
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("arguments", [("-p", "regress"), ()])
 def test_an_installed_plugin_is_there_once(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
 ) -> None:

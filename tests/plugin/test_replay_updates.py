@@ -134,6 +134,7 @@ def test_a_case_that_changed_under_an_update_is_told_and_nothing_is_lost(stubbed
     assert stubbed.manifest() == before
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("end", ["pytest.exit('enough')", "pytest.exit('enough', returncode=7)"])
 def test_a_session_that_is_ended_writes_no_case(stubbed: Any, end: str) -> None:
     stubbed.fault(base=DRIFT)
@@ -170,6 +171,7 @@ def test_an_update_measures_with_the_scaled_tolerance(stubbed: Any) -> None:
     assert stubbed.manifest() != before
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("modes", ["review", "drifted"])
 def test_what_holds_again_is_no_longer_pending(stubbed: Any, modes: str) -> None:
     pending = stubbed.folder / "golden" / ".pending" / CASE

@@ -16,7 +16,8 @@ from regress.errors import ConfigError
 from regress.golden.case import GoldenCase
 from regress.golden.store import GoldenStore
 from regress.replay.configure import overlaid, replay_config
-from regress.replay.variants import BASE, Precision, Variant, flat
+from regress.replay.rows import flat
+from regress.replay.variants import BASE, Precision, Variant
 
 KEYS = st.sampled_from("abc")
 TREES = st.dictionaries(

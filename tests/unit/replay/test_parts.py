@@ -12,8 +12,9 @@ from regress.engine.config import load_config
 from regress.engine.config.leaves import leaves
 from regress.replay.layouts import LAYOUTS
 from regress.replay.parts import NUMBERS, WORDS, overrides_of
+from regress.replay.rows import check_name
 from regress.replay.session import spelled_out
-from regress.replay.variants import VARIANTS, check_name
+from regress.replay.variants import VARIANTS
 
 
 @pytest.mark.parametrize(

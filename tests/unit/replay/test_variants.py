@@ -10,8 +10,9 @@ from regress.engine.config import load_config
 from regress.errors import ConfigError
 from regress.replay.configure import overlaid
 from regress.replay.layouts import LAYOUTS
+from regress.replay.rows import flat, parse_variants
 from regress.replay.table import project_variants
-from regress.replay.variants import VARIANTS, Precision, Variant, flat, parse_variants, select
+from regress.replay.variants import VARIANTS, Precision, Variant, select
 
 
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=lambda variant: variant.name)

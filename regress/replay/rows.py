@@ -1,0 +1,87 @@
+"""Variants from plain data: rows of a project's own, as tables of TOML or as a hook gives them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from regress.errors import ConfigError
+from regress.replay.variants import SEMANTICS, Precision, Variant
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*", re.ASCII)
+
+
+def parse_variants(table: Mapping[str, Any], origin: str) -> dict[str, Variant]:
+    """Variants from plain data: name -> ``{why, overrides, precisions, cases, twin}``.
+
+    Raises:
+        ConfigError: naming ``origin``, the variant, and what is wrong with it.
+    """
+    return {name: _parse(name, row, f"{origin}: variant {name!r}") for name, row in table.items()}
+
+
+def check_name(name: object, stated: str) -> None:
+    """Raise `ConfigError` for what cannot stand in a test id, a pattern and a path, or reads as a precision."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ConfigError(f"{stated} cannot stand in a test id; choose letters, digits and dashes")
+    for precision in Precision:
+        if precision.suffix and name.endswith(precision.suffix):
+            raise ConfigError(
+                f"{stated} ends with {precision.suffix}, which test ids add for the precision {precision}; choose "
+                "another name"
+            )
+
+
+def _parse(name: str, row: Any, stated: str) -> Variant:
+    known = [spec.name for spec in fields(Variant) if spec.name != "name"]
+    if not isinstance(row, Mapping):
+        raise ConfigError(f"{stated} must be a table with keys of {', '.join(known)}; correct {row!r}")
+    for key in row:
+        if key not in known:
+            raise ConfigError(f"{stated} has the key {key!r}; choose from {', '.join(known)}")
+    if not isinstance(row.get("why"), str) or not row["why"].strip():
+        raise ConfigError(f'{stated} does not say why it exists; add why = "what it could break"')
+    check_name(name, stated)
+    overrides = row.get("overrides", {})
+    if not isinstance(overrides, Mapping):
+        raise ConfigError(f"{stated} has the overrides {overrides!r}; give a table of dotted keys and values")
+    precisions = _precisions(row, stated)
+    cases, possible = (_patterns(row, key, stated) for key in ("cases", "possible"))
+    twin = row.get("twin")
+    if (Precision.BITWISE in precisions) != (twin is not None):
+        raise ConfigError(
+            f"{stated}: precision bitwise and twin (whose bytes to reproduce) go together; give both"
+        )
+    return Variant(name, row["why"], dict(flat(overrides)), precisions, cases, twin, possible)
+
+
+def _precisions(row: Mapping[str, Any], stated: str) -> tuple[Precision, ...]:
+    given = _list(row.get("precisions", SEMANTICS))
+    known = [str(precision) for precision in Precision]
+    if not given or not all(value in known for value in given) or len(set(given)) < len(given):
+        raise ConfigError(
+            f"{stated} has the precisions {row['precisions']!r}; choose from {', '.join(known)}, each once"
+        )
+    return tuple(Precision(value) for value in given)
+
+
+def _patterns(row: Mapping[str, Any], key: str, stated: str) -> tuple[str, ...]:
+    found = tuple(_list(row.get(key, ["*"])))
+    if not found or not all(isinstance(pattern, str) for pattern in found):
+        raise ConfigError(f"{stated} has the {key} {row[key]!r}; give names of cases, or patterns of them")
+    return found
+
+
+def _list(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list | tuple) else [value]
+
+
+def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+    """Dotted key -> value of nested tables: TOML reads ``batching.layout = "packed"`` as a table in a table."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
