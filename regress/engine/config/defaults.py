@@ -36,7 +36,7 @@ class FileLayer:
         self._name = primary.file.path.stem if primary.file is not None else None
         self._shown = shown_path(primary.file.path) if primary.file is not None else COMMAND_LINE
         self._directories = primary.directories
-        self._inheritance = Inheritance(primary.directories)
+        self._inheritance = Inheritance(primary.directories, primary.file)
 
     def is_group(self, name: str) -> bool:
         """Whether overriding ``name`` chooses a file: it is a directory on the search path, and no value."""

@@ -16,9 +16,9 @@ from regress.errors import ConfigError
 class Inheritance:
     """Files by path, each read once."""
 
-    def __init__(self, directories: Sequence[Path]) -> None:
+    def __init__(self, directories: Sequence[Path], primary: YamlFile | None = None) -> None:
         self._directories = directories
-        self._files: dict[Path, YamlFile] = {}
+        self._files = {primary.path: primary} if primary is not None else {}
 
     def file(self, name: str) -> YamlFile | None:
         """The file of that name (``group/option``) on the search path, if there is one."""
