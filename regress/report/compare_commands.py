@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from regress.compare.dumps.session import Comparison, Engine
     from regress.compare.verdicts.verdict import Verdict
     from regress.report.documented import Directories
+    from regress.report.tokens import TokenTable
 
 _WIDTH = 110  # where there is no terminal
 _SHOWN = 8
@@ -138,7 +139,8 @@ def compare(
         work = engine_named(engine, workers=workers, address=ray_address, tell=_warn)
         found = {name: _compared(one, other, options, work) for name, (one, other) in pairs.items()}
         told = _sections(dirs, options)
-        code = _tell(found, told, report, json_file)
+        tables = _tables(found, options) if report is not None or json_file is not None else []
+        code = _tell(found, told, tables, report, json_file)
     except RegressError as error:
         sentences = " | ".join([str(error), *getattr(error, "__notes__", ())])
         click.echo(f"error: {' '.join(sentences.splitlines())}", err=True)
@@ -248,15 +250,25 @@ def _sections(dirs: Directories | None, options: Options) -> dict[str, Any]:
     return sections(dirs, options)
 
 
+def _tables(found: Mapping[str, Comparison], options: Options) -> list[TokenTable]:
+    from regress.report.comparison_tokens import comparison_tables
+
+    return [table for name, one in found.items() for table in comparison_tables(name, one, options)]
+
+
 def _tell(
-    found: Mapping[str, Comparison], sections: Mapping[str, Any], folder: Path | None, json_file: Path | None
+    found: Mapping[str, Comparison],
+    sections: Mapping[str, Any],
+    tokens: Sequence[TokenTable],
+    folder: Path | None,
+    json_file: Path | None,
 ) -> int:
     from regress.dump.files import write_atomically
     from regress.report.comparison import report_of
     from regress.report.terminal import colourful, screen
     from regress.report.write import write_report
 
-    report = report_of(found, sections)
+    report = report_of(found, sections, tokens)
     for name, where in report.environment.items():
         click.echo(f"{name}: {where}")
     console = Console()

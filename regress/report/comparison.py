@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from regress.compare.diagnosis.causes import diagnose
@@ -13,13 +13,19 @@ from regress.compare.dumps.session import Comparison
 from regress.compare.dumps.sides import open_side
 from regress.report.call import Call
 from regress.report.model import Report
+from regress.report.tokens import TokenTable
 
 
-def report_of(found: Mapping[str, Comparison], sections: Mapping[str, Any] | None = None) -> Report:
+def report_of(
+    found: Mapping[str, Comparison],
+    sections: Mapping[str, Any] | None = None,
+    tokens: Sequence[TokenTable] = (),
+) -> Report:
     """The report on comparisons, by name.
 
     Args:
         sections: the keys of the report that NexRL's script documents.
+        tokens: what the dumps hold at their tokens.
     """
     several = len(found) > 1
     calls = [
@@ -55,6 +61,7 @@ def report_of(found: Mapping[str, Comparison], sections: Mapping[str, Any] | Non
         errors=errors,
         divergences=divergences,
         diagnoses=diagnoses,
+        tokens=tokens,
         environment=environment,
         notes=notes,
         tensors=sum(v.count > 0 for comparison in found.values() for v in comparison.verdicts),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,9 @@ from regress.dump.arrays import Array
 from regress.dump.record import Record
 from regress.errors import CompareError
 from regress.layout import TokenFrame
+
+Columns: TypeAlias = dict[str, tuple[NDArray[np.float64], NDArray[np.float64], Tolerance]]
+"""Quantity -> golden and actual values at all tokens, and how they are judged."""
 
 LIMIT = 2_000
 """Tokens of one table; what is beyond is left out, and said to be."""
@@ -47,7 +50,7 @@ class TokenTable:
         where: replay or comparison.
         place: step and update.
         samples: names, such as ``000001-0002/3``; ``lengths`` their tokens.
-        ids: ``[tokens]`` token ids.
+        ids: ``[tokens]`` token ids, -1 where nothing tells them.
         text: ``[tokens]`` what each reads as; empty without a tokenizer.
         mask: ``[tokens]`` whether it enters the loss.
         values: by quantity, in the order of computation.
@@ -95,36 +98,62 @@ def token_table(
         text: of a token id.
     """
     inputs = truth.get("batch_inputs", {})
-    ids = inputs.get("input_ids", np.zeros(frame.size, np.int64))
     mask = np.asarray(inputs.get("response_mask", np.ones(frame.size)), bool)
     known = [*records]
-    columns: dict[str, tuple[NDArray[np.float64], NDArray[np.float64], float]] = {}
+    columns: Columns = {}
     for source in _sources(truth):
         tolerance = tolerances(source.quantity)
         if tolerance is None:
             continue
         golden = np.where(mask, truth[source.quantity][source.name].astype(np.float64), np.nan)
-        scale = float(np.max(np.abs(golden[mask]), initial=0.0))
-        actual = _actual(known, source, golden, frame)
-        columns[source.quantity] = golden, actual, tolerance.relative * scale + tolerance.absolute
-    samples = _furthest(frame, columns.values())
+        columns[source.quantity] = golden, _actual(known, source, golden, frame), tolerance
+    return table_of(where, place, frame, inputs.get("input_ids"), mask, columns, text)
+
+
+def table_of(
+    where: str,
+    place: Place,
+    frame: TokenFrame,
+    ids: Array | None,
+    mask: NDArray[np.bool_],
+    columns: Columns,
+    text: TokenText | None = None,
+) -> TokenTable:
+    """A table of values that are known token by token.
+
+    Args:
+        ids: ``[frame.size]`` token ids; None where nothing tells them.
+        mask: ``[frame.size]`` loss tokens.
+        columns: golden and actual values ``[frame.size]``, NaN where nothing was recorded, and how they are judged.
+    """
+    bounds = {name: _bound(golden[mask], tolerance) for name, (golden, _, tolerance) in columns.items()}
+    samples = _furthest(frame, [(*columns[name][:2], bound) for name, bound in bounds.items()])
     chosen = np.concatenate([_tokens_of(frame, sample) for sample in samples] or [np.zeros(0, np.int64)])
+    numbers = [int(token) for token in ids[chosen]] if ids is not None else [-1] * chosen.size
     return TokenTable(
         where,
         place,
         samples=[f"{frame.samples[s][0]}/{frame.samples[s][1]}" for s in samples],
         lengths=[frame.lengths[s] for s in samples],
-        ids=[int(token) for token in ids[chosen]],
+        ids=numbers,
         mask=[bool(entry) for entry in mask[chosen]],
         values=[
             TokenValues(
-                quantity, _listed(golden[chosen], mask[chosen]), _listed(actual[chosen], mask[chosen]), bound
+                quantity,
+                _listed(golden[chosen], mask[chosen]),
+                _listed(actual[chosen], mask[chosen]),
+                bounds[quantity],
             )
-            for quantity, (golden, actual, bound) in columns.items()
+            for quantity, (golden, actual, _) in columns.items()
         ],
-        text=[text(int(token)) for token in ids[chosen]] if text is not None else (),
+        text=[text(token) for token in numbers] if text is not None else (),
         left_out=len(frame.samples) - len(samples),
     )
+
+
+def _bound(golden: NDArray[np.float64], tolerance: Tolerance) -> float:
+    finite = np.abs(golden[np.isfinite(golden)])
+    return tolerance.relative * float(np.max(finite, initial=0.0)) + tolerance.absolute
 
 
 def _sources(truth: Mapping[str, Mapping[str, Array]]) -> Iterator[Source]:

@@ -38,13 +38,19 @@ def test_equal_dumps(nexrl: Setup, tmp_path: Path) -> None:
     assert (tree["exit_code"], tree["failed"]) == (0, 0)
 
 
-def test_a_difference_is_named(nexrl: Setup, sampled: Setup) -> None:
+def test_a_difference_is_named(nexrl: Setup, sampled: Setup, tmp_path: Path) -> None:
     samples = sampled()
     samples[2].values["log_probs"][samples[2].prompt] -= 1e-4
-    done = run(nexrl("golden").self_hosted().folder, nexrl("actual", samples).self_hosted().folder)
+    folders = nexrl("golden").self_hosted().folder, nexrl("actual", samples).self_hosted().folder
+    done = run(*folders, "--json", tmp_path / "report.json")
     assert done.exit_code == 1
     assert f"sample {samples[2].group}/{samples[2].run}, position {samples[2].prompt}" in done.output
     assert "✗" in done.output
+    (table,) = strict(tmp_path / "report.json")["tokens"]
+    (column,) = (column for column in table["values"] if column["quantity"] == "log_probs")
+    pairs = zip(table["ids"], column["golden"], column["actual"], strict=True)
+    off = [token for token, g, a in pairs if g is not None and abs(a - g) > column["tolerance"]]
+    assert off == [samples[2].tokens[samples[2].prompt]]
 
 
 def test_the_options_of_the_script_and_its_sections(nexrl: Setup, sampled: Setup, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from regress.compare.diagnosis.divergence import find_divergence
+from regress.compare.dumps.options import Options
 from regress.compare.dumps.session import Comparison, compare_dumps
 from regress.compare.verdicts.verdict import Status
 from regress.dump.files import write_atomically
@@ -21,6 +22,8 @@ from regress.replay.run import replay
 from regress.replay.session import spelled_out, variant_table
 from regress.replay.variants import Precision
 from regress.report.comparison import scene_of
+from regress.report.comparison_tokens import comparison_tables
+from regress.report.tokens import TokenTable
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 LAYOUTS = ("left", "packed", "mbs4", "reversed", "dp2", "cp2-zigzag-packed")
@@ -118,6 +121,25 @@ def test_a_layout_changes_nothing_and_one_token_is_found_in_it(
     assert verdict.affected is not None
     assert (verdict.affected.unit, verdict.affected.total.hits) == ("token", 1)
     assert told[0].startswith(f"sample {verdict.affected.samples[0]}, ")
+    (table,) = comparison_tables("compare", faulty, Options())
+    known = [record.tensors["input_ids"] for record in DumpReader(base).records("batch_inputs")]
+    assert set(table.ids) <= set(np.concatenate(known, axis=None).tolist())
+    assert over_tolerance(table) == [("log_probs", told[0])]
+
+
+def over_tolerance(table: TokenTable) -> list[tuple[str, str]]:
+    """Quantity and place of each token that is further off than is tolerated."""
+    places = [
+        f"sample {sample}, position {position}"
+        for sample, length in zip(table.samples, table.lengths, strict=True)
+        for position in range(length)
+    ]
+    return [
+        (column.quantity, place)
+        for column in table.values
+        for place, golden, actual in zip(places, column.golden, column.actual, strict=True)
+        if golden is not None and actual is not None and abs(actual - golden) > column.tolerance
+    ]
 
 
 @pytest.mark.parametrize("layout", ["packed", "reversed"])

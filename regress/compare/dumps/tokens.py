@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from regress.compare.alignment.held import held
 from regress.compare.alignment.keys import key_of
@@ -24,10 +24,12 @@ from regress.dump.record import Record
 from regress.errors import CompareError
 from regress.layout import SampleKey, TokenFrame
 
+Mask = NDArray[np.bool_]
+
 
 def told_tokens(
     side: Side, names: Iterable[str], index: Mapping[SampleKey, int], frame: TokenFrame
-) -> tuple[Index | None, np.ndarray[Any, np.dtype[np.bool_]] | None]:
+) -> tuple[Index | None, Mask | None]:
     """``[frame.size]`` token ids and loss tokens, as far as records tell them."""
     ids = np.zeros(frame.size, np.int64)
     loss, told = np.zeros(frame.size, bool), np.zeros(frame.size, bool)
@@ -57,7 +59,7 @@ def tokens_of(
     source: Source,
     index: Mapping[SampleKey, int],
     frame: TokenFrame,
-    loss: np.ndarray[Any, np.dtype[np.bool_]] | None,
+    loss: Mask | None,
 ) -> tuple[Part, int]:
     """A tensor by its tokens, and how many of its dimensions are places."""
     header = listed(source.tensor, record)
@@ -94,7 +96,7 @@ def _in_segments(spans: Spans, canonical: Index) -> Index:
     return found[found >= 0]
 
 
-def selected_rows(source: Source, part: Part, loss: np.ndarray[Any, np.dtype[np.bool_]] | None) -> Index:
+def selected_rows(source: Source, part: Part, loss: Mask | None) -> Index:
     """The local rows whose values count."""
     here = part.rows >= 0
     if quantity_named(source.quantity).kind is Kind.TOKEN and loss is not None:

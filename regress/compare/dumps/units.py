@@ -20,6 +20,7 @@ from regress.compare.diagnosis.surroundings import Surroundings
 from regress.compare.diagnosis.traits import Traits, traits_at
 from regress.compare.dumps.bounds import Bounds
 from regress.compare.dumps.boxes import Shard, shard_blocks
+from regress.compare.dumps.columns import Column
 from regress.compare.dumps.findings import Finding
 from regress.compare.dumps.listing import listed
 from regress.compare.dumps.padding import Aligned, judge_padding
@@ -27,7 +28,7 @@ from regress.compare.dumps.pieces import Index, blocks
 from regress.compare.dumps.selection import Selection
 from regress.compare.dumps.sides import Side, open_side
 from regress.compare.dumps.surroundings import classes_of, with_affected
-from regress.compare.dumps.tokens import selected_rows, token_words, tokens_of, told_tokens
+from regress.compare.dumps.tokens import Mask, selected_rows, token_words, tokens_of, told_tokens
 from regress.compare.quantities import (
     UPDATE_STAGES,
     Kind,
@@ -105,6 +106,20 @@ def aligned(unit: Unit) -> dict[str, Aligned | str]:
     return {source.tensor: found for source, found in _opened(unit, None).aligned()}
 
 
+def columns(unit: Unit) -> tuple[Index | None, Mask | None, list[Column]]:
+    """What a record holds at its tokens, one value each: golden token ids and loss tokens as far as they are told, and
+    the quantities."""
+    work = _opened(unit, None)
+    found = [
+        Column.of(source.quantity, one, work.tolerance(source, one.part.array, one.parts[0].array))
+        for source, one in work.aligned()
+        if not isinstance(one, str)
+        and quantity_named(source.quantity).kind is Kind.TOKEN
+        and one.part.width == 1
+    ]
+    return *work.told(), found
+
+
 def _opened(unit: Unit, scales: Mapping[tuple[str, str], float] | None) -> _Work:
     ours, theirs = open_side(unit.golden), open_side(unit.actual)
     golden = {name: ours.read(name) for name in unit.records}
@@ -159,11 +174,8 @@ class _Work:
 
     def aligned(self) -> Iterator[tuple[Source, Aligned | str]]:
         """Tensors of tokens beside what they are compared with, or why one cannot be placed."""
-        frame = self.unit.frame
-        index = {key: number for number, key in enumerate(frame.samples)}
-        ours = {**index, **{key: index[to] for key, to in self.unit.alias.items() if to in index}}
-        theirs = {key: index[to] for key, to in self.unit.golden_of.items() if to in index}
-        ids, loss = told_tokens(self.ours, self.unit.telling, ours, frame)
+        frame, (ours, theirs) = self.unit.frame, self._indices()
+        ids, loss = self.told()
         _, actual_loss = told_tokens(self.theirs, self.unit.actual_telling, theirs, frame)
         locator = Locator(frame, ids)
         spans = listed(self.unit.record, self.actual).spans
@@ -187,6 +199,20 @@ class _Work:
                 around = Surroundings(traits, part.shape[:lead])
                 yield source, Aligned(part, parts, selected, token_words(locator, part), lead > 1, around)
 
+    def told(self) -> tuple[Index | None, Mask | None]:
+        """``[frame.size]`` golden token ids and loss tokens, as far as records tell them."""
+        return told_tokens(self.ours, self.unit.telling, self._indices()[0], self.unit.frame)
+
+    def tolerance(self, source: Source, *arrays: Array) -> Tolerance:
+        """That of a tensor."""
+        return self._tolerance(source.quantity, *arrays).of(source.name)
+
+    def _indices(self) -> tuple[dict[SampleKey, int], dict[SampleKey, int]]:
+        """Number in the frame of each golden and each actual sample."""
+        index = {key: number for number, key in enumerate(self.unit.frame.samples)}
+        ours = {**index, **{key: index[to] for key, to in self.unit.alias.items() if to in index}}
+        return ours, {key: index[to] for key, to in self.unit.golden_of.items() if to in index}
+
     def _sources(self) -> Iterator[Source]:
         for name in self.actual.tensors:
             source = source_of(self.unit.stage, name)
@@ -194,9 +220,8 @@ class _Work:
                 yield source
 
     def _case(self, source: Source, words: Locate, shape: tuple[int, ...], *arrays: Array) -> Case:
-        tolerance = self._tolerance(source.quantity, *arrays).of(source.name)
         label = source.label + self.unit.suffix
-        return Case(source.quantity, label, self.unit.place, tolerance, words, shape)
+        return Case(source.quantity, label, self.unit.place, self.tolerance(source, *arrays), words, shape)
 
     def _judged(
         self, case: Case, pairs: Blocks, actual: Array, golden: Array, around: Surroundings
