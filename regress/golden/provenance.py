@@ -92,5 +92,23 @@ def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[st
             yield f"recorded with {name} {before.get(name, '(not set)')}, now {after.get(name, '(not set)')}"
 
 
+def told(now: Mapping[str, Any]) -> dict[str, str]:
+    """What `collect` found, as lines for a reader; no line for what is not known."""
+    found, source = now.get("environment", {}), now.get("source", {})
+    threads = found.get("threads")
+    machine = (
+        *(found.get(key) for key in ("system", "machine", "processor", "device")),
+        None if threads is None else f"{threads} thread{'s' * (threads > 1)}",
+    )
+    changed = " with changes" if source.get("dirty") else ""
+    lines = {
+        "versions": ", ".join(f"{name} {version}" for name, version in now.get("versions", {}).items()),
+        "machine": ", ".join(str(part) for part in machine if part is not None),
+        "variables": ", ".join(f"{name}={value}" for name, value in found.get("variables", {}).items()),
+        "source": f"{source['revision'][:12]}{changed}" if source.get("revision") else "",
+    }
+    return {name: line for name, line in lines.items() if line}
+
+
 def _shown(value: object) -> str:
     return "(not known)" if value is None else str(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
@@ -105,14 +106,18 @@ class Summary:
 
     def _report(self, calls: list[Call]) -> Report:
         """What the tests told, and what is known of the replays that they shared."""
+        from regress.golden.provenance import told
+        from regress.plugin.provenance import provenance_of
         from regress.plugin.session import SESSION
         from regress.replay.outcome import read_outcomes
         from regress.replay.token_tables import chosen_tables
         from regress.report.model import Report
 
         replays = self._config.stash[SESSION].replays
+        command = shlex.join(["pytest", *self._config.invocation_params.args])
+        environment = {"command": command, **told(provenance_of(self._config))}
         if replays is None:
-            return Report("pytest", calls)
+            return Report("pytest", calls, environment=environment)
         failed = dict.fromkeys(call.where for call in calls if not call.verdict.ok)
         outcomes = read_outcomes(replays, failed)
         return Report(
@@ -123,6 +128,7 @@ class Summary:
             },
             diagnoses={where: found.diagnoses for where, found in outcomes.items() if found.diagnoses},
             tokens=chosen_tables(replays, calls),
+            environment=environment,
         )
 
     def _width(self, terminalreporter: pytest.TerminalReporter) -> int:

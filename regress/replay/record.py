@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,7 +17,7 @@ from regress.golden.commit import commit
 from regress.golden.names import input_files
 from regress.golden.pending import propose
 from regress.golden.proposal import Pending
-from regress.golden.provenance import collect
+from regress.golden.provenance import collect, differences, told
 from regress.golden.store import GoldenStore
 from regress.golden.tolerance import ToleranceEntry
 from regress.replay.calibrate import calibrate
@@ -111,6 +111,17 @@ def keep(store: GoldenStore, found: Calibration, *, accept: bool) -> list[Path] 
     if accept:
         return commit(case.folder, tolerances=found.entries, provenance=provenance)
     return propose(store, case.name, tolerances=found.entries, provenance=provenance)
+
+
+def surroundings(cases: Iterable[GoldenCase]) -> dict[str, str]:
+    """What replays of some cases ran with, and what was another when each was recorded, as lines for a reader."""
+    lines: dict[str, str] = {}
+    for case in cases:
+        now = provenance_of(case)
+        lines = lines or told(now)
+        if case.manifest is not None and (changed := differences(case.manifest.provenance, now)):
+            lines[case.name] = ", ".join(changed)
+    return lines
 
 
 def provenance_of(case: GoldenCase) -> dict[str, Json]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -205,6 +207,7 @@ def _run(
 
 
 def _tell(results: Results, report: Path | None, console: Console) -> None:
+    from regress.replay.record import surroundings
     from regress.report.grid import grid, matrix, render
     from regress.report.model import Report
     from regress.report.ranks import first_failing
@@ -237,6 +240,10 @@ def _tell(results: Results, report: Path | None, console: Console) -> None:
             divergences=results.divergences,
             diagnoses=results.diagnoses,
             tensors=results.tensors,
+            environment={
+                "command": shlex.join(["regress", *sys.argv[1:]]),
+                **surroundings(results.cases.values()),
+            },
             matrix=matrix(rows),
         )
         for path in write_report(report, whole):

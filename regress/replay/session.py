@@ -46,6 +46,7 @@ class Results:
         tensors: how many were compared.
         tokens: what was computed at the tokens of those that failed, or came closest.
         divergences, diagnoses: of those that failed.
+        cases: what was replayed, by name.
     """
 
     calls: dict[str, list[Call]] = field(default_factory=dict)
@@ -55,9 +56,11 @@ class Results:
     tokens: list[TokenTable] = field(default_factory=list)
     divergences: dict[str, Divergence] = field(default_factory=dict)
     diagnoses: dict[str, list[Diagnosis]] = field(default_factory=dict)
+    cases: dict[str, GoldenCase] = field(default_factory=dict)
 
     def add(self, replay: Replay, outcome: ReplayOutcome) -> None:
         """Count an outcome in."""
+        self.cases[replay.case.name] = replay.case
         if outcome.error is not None:
             self.errors[replay.name] = outcome.error
             return

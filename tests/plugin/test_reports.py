@@ -107,6 +107,8 @@ def test_a_failing_replay_names_its_place_and_shows_its_tokens(stubbed: Any) -> 
         golden, actual = values[quantity]["golden"], values[quantity]["actual"]
         assert [actual[i] for i in told] == pytest.approx([factor * golden[i] for i in told], rel=1e-12)
     assert len(table["text"]) == sum(table["lengths"]) == len(table["ids"])
+    assert tree["environment"]["command"].endswith(" --regress-report=out -k 'step0 and advantages'")
+    assert "torch 2" in tree["environment"]["versions"]
 
 
 def test_the_tokens_of_the_closest_replay_are_shown_where_all_passed(stubbed: Any) -> None:

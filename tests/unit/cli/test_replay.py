@@ -53,6 +53,7 @@ def test_what_agrees_is_told_with_its_headroom_and_leaves_nothing(
     assert lines[-1].endswith(" tensors: all within tolerance")
     tree = json.loads((project / "out" / "report.json").read_text())
     assert [row["variant"] for row in tree["variants"]] == ["base", "packed"]
+    assert {"command", "versions", "machine"} <= tree["environment"].keys()
     assert not [path for path in (project / "tmp").iterdir() if path.name.startswith("regress")]
 
 

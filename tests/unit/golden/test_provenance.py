@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from regress.golden.provenance import collect, differences
+from regress.golden.provenance import collect, differences, told
 
 
 @pytest.fixture
@@ -80,6 +80,28 @@ def test_only_what_changes_arithmetic_differs(tmp_path: Path) -> None:
         "recorded with processor (not known), now AVX2",
         "recorded with NCCL_ALGO (not set), now Ring",
     ]
+
+
+def test_a_reader_is_told_what_is_known() -> None:
+    now = {
+        "versions": {"python": "3.11.7", "torch": "2.13.0"},
+        "environment": {
+            "system": "Linux",
+            "machine": "x86_64",
+            "processor": None,
+            "device": "cpu",
+            "threads": 2,
+            "variables": {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"},
+        },
+        "source": {"revision": "0123456789abcdef", "dirty": True},
+    }
+    assert told(now) == {
+        "versions": "python 3.11.7, torch 2.13.0",
+        "machine": "Linux, x86_64, cpu, 2 threads",
+        "variables": "CUBLAS_WORKSPACE_CONFIG=:4096:8",
+        "source": "0123456789ab with changes",
+    }
+    assert told({"environment": {"threads": 1}, "source": {"revision": None}}) == {"machine": "1 thread"}
 
 
 def test_a_provenance_of_somebody_else() -> None:
