@@ -13,9 +13,9 @@ import pytest
 from regress.errors import ConfigError
 from regress.plugin.replays import FIXTURE, MARKER, SUITE, parametrize
 from regress.plugin.settings import SETTINGS
-from regress.plugin.shared import SharedFolder
 from regress.plugin.suite import REPLAYS, Broken, Suite
 from regress.plugin.summary import SUMMARY
+from regress.replay.workspace import Workspace
 
 if TYPE_CHECKING:
     from regress.replay.matrix import Item
@@ -30,7 +30,7 @@ class ReplaySession:
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self._worker: dict[str, Any] | None = getattr(config, "workerinput", None)
-        self._own: SharedFolder | None = None
+        self._own: Workspace | None = None
         self._crashed = False
 
     @property
@@ -39,7 +39,7 @@ class ReplaySession:
         if self._worker is not None:
             return Path(self._worker[_SHARED])
         if self._own is None:
-            self._own = SharedFolder()
+            self._own = Workspace()
         return self._own.path
 
     @property

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -25,6 +24,7 @@ from regress.replay.floors import Floor
 from regress.replay.proof import Proof, prove
 from regress.replay.recipe import has_inputs, make_inputs, remove_inputs
 from regress.replay.truth import compute_truth, require_case_signal
+from regress.replay.workspace import Workspace
 
 
 def record(store: GoldenStore, name: str, *, inputs: bool = False, signal: bool = True) -> list[Path]:
@@ -43,16 +43,16 @@ def record(store: GoldenStore, name: str, *, inputs: bool = False, signal: bool 
     case = store.case(name, allow_changed_inputs=True)
     makes = inputs or not has_inputs(case)
     try:
-        with TemporaryDirectory(prefix="regress-record-") as workspace:
+        with Workspace() as workspace:
             if makes:
                 if not case.recipe:
                     raise GoldenError(
                         f"{case.folder} has neither model/ nor a recipe in case.yaml; lay model/, trajectories/ and "
                         "optimizer.safetensors there, or say with a recipe how they are made"
                     )
-                make_inputs(case, Path(workspace) / "inputs")
+                make_inputs(case, workspace / "inputs")
                 case = store.case(name, allow_changed_inputs=True)
-            truth = compute_truth(case, Path(workspace))
+            truth = compute_truth(case, workspace)
         if signal:
             require_case_signal(case, truth)
     except RegressError:
@@ -95,8 +95,7 @@ def measure(
         advance: called after each replay.
     """
     case = store.case(name)
-    with TemporaryDirectory(prefix="regress-calibrate-") as folder:
-        workspace = Path(folder)
+    with Workspace() as workspace:
         floors = calibrate(case, workspace, seeds=seeds, advance=advance)
         return Calibration(case, floors, prove(case, floors, workspace, advance) if proof else None)
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from regress.compare.diagnosis.causes import Diagnosis
@@ -28,6 +27,7 @@ from regress.replay.outcome import ReplayOutcome
 from regress.replay.parts import overrides_of
 from regress.replay.table import project_variants
 from regress.replay.variants import EVERY, TIERS, Extent, Variant, select
+from regress.replay.workspace import Workspace
 from regress.report.call import Call
 from regress.report.tokens import TokenTable
 
@@ -199,8 +199,7 @@ class Machine:
         assert self.launch is not None
         overrides = self._overrides(replay)
         steps = len(replay.case.trajectories())
-        with TemporaryDirectory(prefix="regress-replay-") as name:
-            folder = Path(name)
+        with Workspace() as folder:
             replay_config(replay.case, replay.variant, replay.precision, steps, folder, overrides)
             self.launch.run(folder / "config.yaml", replay.world_size, folder / "ranks", replay.name)
 
@@ -237,9 +236,9 @@ class Machine:
             finally:
                 shutil.rmtree(self.work, ignore_errors=True)
             return
-        with TemporaryDirectory(prefix="regress-replay-") as folder:
+        with Workspace() as folder:
             try:
-                yield Path(folder), self.work
+                yield folder, self.work
             finally:
                 if self.work is not None:
                     remove_tree(self.work)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import yaml
@@ -26,6 +25,7 @@ from regress.replay.proof import bounds_of
 from regress.replay.record import record
 from regress.replay.trial import HELD_OUT, Trial, run_trial
 from regress.replay.variants import Precision
+from regress.replay.workspace import Workspace
 from regress.report.numbers import plural
 from regress.report.study import Faulty, Healthy
 
@@ -146,9 +146,9 @@ def study(
     first = int(str(case.config.get("seed", 0))) + 1
     found = []
     for seed in range(first, first + draws):
-        with TemporaryDirectory(prefix="regress-study-") as folder:
-            drawn = _drawn(case, seed, Path(folder) / "golden")
-            found.append(_tried(drawn, seed, Path(folder), faults, advance))
+        with Workspace() as folder:
+            drawn = _drawn(case, seed, folder / "golden")
+            found.append(_tried(drawn, seed, folder, faults, advance))
     return Study(case.name, found)
 
 

@@ -1,4 +1,4 @@
-"""The folder that the processes of a session share: gone with the session, however that ends."""
+"""Temporary folders are gone with whoever made them, however that ends."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from regress.plugin.shared import PREFIX, SharedFolder
+from regress.replay.workspace import PREFIX, Workspace
 
 PROGRAM = """
 import tempfile
 tempfile.tempdir = {folder!r}
-from regress.plugin.shared import SharedFolder
-found = SharedFolder()
+from regress.replay.workspace import Workspace
+found = Workspace()
 (found.path / "replays").mkdir()
 print(found.path, flush=True)
 input()
@@ -29,14 +29,25 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_it_is_removed_with_what_it_holds(temporary: Path) -> None:
-    found = SharedFolder()
+    found = Workspace()
     (found.path / "replays").mkdir()
     assert found.path.parent == temporary
     found.remove()
     assert list(temporary.iterdir()) == []
 
 
-def test_that_of_a_killed_session_is_removed_by_the_next_and_that_of_a_living_one_is_not(
+def test_what_breaks_off_leaves_nothing(temporary: Path) -> None:
+    def work() -> None:
+        with Workspace() as folder:
+            (folder / "dump").mkdir()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert list(temporary.iterdir()) == []
+
+
+def test_that_of_a_killed_process_is_removed_by_the_next_and_that_of_a_living_one_is_not(
     temporary: Path,
 ) -> None:
     program = [sys.executable, "-c", PROGRAM.format(folder=str(temporary))]
@@ -44,17 +55,17 @@ def test_that_of_a_killed_session_is_removed_by_the_next_and_that_of_a_living_on
         assert other.stdout is not None
         path = Path(other.stdout.readline().strip())
         try:
-            SharedFolder().remove()
+            Workspace().remove()
             assert (path / "replays").is_dir()
         finally:
             other.kill()
     assert path.is_dir()
-    SharedFolder().remove()
+    Workspace().remove()
     assert not path.exists()
 
 
 def test_folders_of_others_are_left_alone(temporary: Path) -> None:
     (temporary / "regress-record-x").mkdir()
     (temporary / f"{PREFIX}file").write_text("")
-    SharedFolder().remove()
+    Workspace().remove()
     assert len(list(temporary.iterdir())) == 2

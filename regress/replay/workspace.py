@@ -1,4 +1,4 @@
-"""The folder that the processes of a session share."""
+"""A temporary folder that is gone with whoever made it, however that ends."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ import os
 import shutil
 from pathlib import Path
 from tempfile import gettempdir, mkdtemp
+from types import TracebackType
 
-PREFIX = "regress-session-"
+PREFIX = "regress-work-"
 
 
-class SharedFolder:
-    """A new temporary folder, locked as long as the session lives; those of sessions that were killed are removed.
+class Workspace:
+    """A new temporary folder, locked as long as this process lives; those of processes that were killed are removed.
 
     Attributes:
-        path: where it lies.
+        path: where it lies, which a ``with`` statement gives, too.
     """
 
     def __init__(self) -> None:
@@ -29,6 +30,14 @@ class SharedFolder:
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._handle)
 
+    def __enter__(self) -> Path:
+        return self.path
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.remove()
+
 
 def _new() -> tuple[Path, int]:
     """A folder and the handle that holds its lock."""
@@ -39,7 +48,7 @@ def _new() -> tuple[Path, int]:
             fcntl.flock(handle, fcntl.LOCK_EX)
         if path.is_dir():
             return path, handle
-        os.close(handle)  # another session took it for an abandoned one before it was locked
+        os.close(handle)  # another process took it for an abandoned one before it was locked
 
 
 def _remove_unless_locked(path: Path) -> None:
