@@ -27,7 +27,8 @@ from regress.replay.variants import Precision
 
 ROUNDS = 3
 CASE = "dense"
-LAYOUTS = ("dp2", "fsdp2", "tp2", "dp2-tp2")
+LAYOUTS = ("dp2", "fsdp2", "tp2", "pp2", "cp2", "dp2-tp2")
+"""Each way to split the work of a dense model, and a product of two."""
 GOLDEN = Path(__file__).parents[1] / "golden"
 
 Run = Callable[[str], Path]
