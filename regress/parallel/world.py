@@ -45,8 +45,8 @@ class ProcessWorld:
         self.device_mesh: DeviceMesh = init_device_mesh(
             device.type, tuple(mesh.sizes[name] for name in DIMENSIONS), mesh_dim_names=DIMENSIONS
         )
-        self._groups: dict[tuple[str, ...], ProcessGroup | None] = {}
-        for dimensions in (("pp",), ("cp",), ("tp",), ("dp", "cp"), TOKENS):
+        self._groups: dict[tuple[str, ...], ProcessGroup] = {}
+        for dimensions in (("dp", "cp"), TOKENS):
             self.group(*dimensions)  # now, because later not all ranks may come to the place that asks
 
     @property
@@ -75,14 +75,15 @@ class ProcessWorld:
 
     def group(self, *dimensions: str) -> ProcessGroup | None:
         """The process group along some dimensions; None if this rank is alone in it. All ranks ask for it at once."""
-        if dimensions not in self._groups:
-            seen = {self.mesh.group(rank, *dimensions) for rank in range(self.mesh.world_size)}
-            own: ProcessGroup | None = None
-            for ranks in sorted(seen):
-                made = dist.new_group(list(ranks)) if len(ranks) > 1 else None
-                own = made if self.rank in ranks else own
-            self._groups[dimensions] = own
-        return self._groups[dimensions]
+        split = tuple(name for name in DIMENSIONS if name in dimensions and self.mesh.sizes[name] > 1)
+        if len(split) < 2:
+            return self.device_mesh.get_group(split[0]) if split else None
+        if split not in self._groups:
+            for ranks in sorted({self.mesh.group(rank, *split) for rank in range(self.mesh.world_size)}):
+                made = dist.new_group(list(ranks))
+                if self.rank in ranks:
+                    self._groups[split] = made
+        return self._groups[split]
 
     def size(self, *dimensions: str) -> int:
         """Ranks in the group along some dimensions."""
