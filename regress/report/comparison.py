@@ -80,6 +80,7 @@ def scene_of(comparison: Comparison) -> Scene:
         world_size=len(ranks) or None,
         micros=len(micros) or None,
         mesh=side.mesh,
+        group_sizes=comparison.group_sizes,
         config=side.config,
         commands={
             "compare": f"regress compare {pair} --only {{quantity}}",

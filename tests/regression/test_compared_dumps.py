@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from regress.compare.diagnosis.causes import diagnose
 from regress.compare.diagnosis.divergence import find_divergence
 from regress.compare.dumps.options import Options
 from regress.compare.dumps.session import Comparison, compare_dumps
@@ -156,6 +157,23 @@ def test_what_wrong_tokens_have_in_common_is_found_in_any_layout(
     divergence = find_divergence(faulty.verdicts, scene_of(faulty))
     assert divergence is not None
     assert "class:last_trained" in {pattern.id for pattern in divergence.patterns}
+
+
+def test_the_factor_between_two_deviations_is_named(dump: Dumps, tmp_path: Path) -> None:
+    golden, other = dump("base", Precision.FLOAT64), dump("mbs4", Precision.FLOAT64)
+    faulty = compared(golden, rewritten(other, tmp_path / "changed", other_deviation))
+    assert {verdict.quantity for verdict in faulty.failed} == {"advantages"}
+    scene = scene_of(faulty)
+    divergence = find_divergence(faulty.verdicts, scene)
+    assert divergence is not None
+    assert [cause.rule for cause in diagnose(divergence, scene)][:1] == ["deviation-ddof"]
+
+
+def other_deviation(record: Record) -> Record:
+    """Advantages of groups of three over the deviation of the population, not of the sample."""
+    if record.type != "is_loss_debug":
+        return record
+    return replace_tensors(record, {"advantages": record.tensors["advantages"] * np.sqrt(3 / 2)})
 
 
 def last_tokens_off(record: Record) -> Record:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -32,6 +33,7 @@ class Comparison:
         golden_only, actual_only: samples without a counterpart, in words.
         notes: what cannot be known, or was left out, a sentence each.
         problems: what could not be compared, a sentence each.
+        group_sizes: how many samples of a group an update has.
     """
 
     golden: str
@@ -41,6 +43,7 @@ class Comparison:
     actual_only: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    group_sizes: tuple[int, ...] = ()
 
     @property
     def failed(self) -> list[Verdict]:
@@ -110,6 +113,7 @@ def compare_dumps(
         planned.actual_only,
         planned.notes,
         planned.problems,
+        _group_sizes(planned.units),
     )
     if not comparison.compared and not comparison.failed:
         why = f" ({planned.problems[0]})" if planned.problems else ""
@@ -138,6 +142,17 @@ def limited(planned: Planned, options: Options) -> Planned:
             if not isinstance(unit, Unit) or (getattr(unit.place, name) or 0) < limit
         ]
     return planned
+
+
+def _group_sizes(units: Iterable[AnyUnit]) -> tuple[int, ...]:
+    samples = {
+        (unit.place.step, unit.place.update, *key)
+        for unit in units
+        if isinstance(unit, Unit)
+        for key in unit.frame.samples
+    }
+    groups = Counter((step, update, group) for step, update, group, _ in samples)
+    return tuple(sorted(set(groups.values())))
 
 
 def _verify(differing: Iterable[AnyUnit]) -> None:
