@@ -163,13 +163,20 @@ def everywhere(request: pytest.FixtureRequest, pytester: pytest.Pytester, made: 
     return GoldenProject(pytester, request.param, made)
 
 
-ALIKE = ("test_misuse", "test_options", "test_orphans", "test_reports", "test_update")
-"""Modules in which workers make little difference: with workers they are extended tests."""
+ALIKE = {
+    *("test_misuse", "test_options", "test_orphans", "test_reports", "test_update"),
+    "test_a_failing_replay_reaches_the_report",
+    "test_a_broken_module_hinders_no_other",
+    "test_an_interrupted_run_looks_for_no_orphans",
+    "test_what_a_test_tells_reaches_junit",
+}
+"""Modules and tests in which workers make little difference: with workers they are extended tests."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark those."""
     for item in items:
-        if item.path.parent == Path(__file__).parent and item.path.stem in ALIKE and "[n2" in item.name:
+        alike = {item.path.stem, item.name.partition("[")[0]} & ALIKE
+        if item.path.parent == Path(__file__).parent and alike and "[n2" in item.name:
             item.add_marker(pytest.mark.extended)
