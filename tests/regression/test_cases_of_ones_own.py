@@ -103,20 +103,20 @@ reason = "a kernel of our own"
 
 
 def test_a_tolerance_set_by_hand_is_used_and_told(project: Path) -> None:
-    shutil.copytree(GOLDEN / "dense", project / "golden" / "dense")
+    shutil.copytree(GOLDEN / "gspo", project / "golden" / "gspo")
     (project / "pyproject.toml").write_text(HAND.format(bound="absolute = 1e-30"))
-    said = run("-k", "dense/base-fp32 and step0 and micro0 and entropy and not entropy_loss")
+    said = run("-k", "gspo/base-fp32 and step0 and micro0 and entropy and not entropy_loss")
     assert "1 failed" in said
     assert "tolerance  set by hand: a kernel of our own (override " in said
     assert "[[tool.regress.tolerances]] row 1" in said
     options = ["--tier", "precision", "--variants", "base"]
-    assert "all within tolerance" not in typed(1, "replay", "dense", *options)[-1]
+    assert "all within tolerance" not in typed(1, "replay", "gspo", *options)[-1]
     (project / "pyproject.toml").write_text(HAND.format(bound="relative = 1e-3"))
-    assert "all within tolerance" in typed(0, "replay", "dense", *options)[-1]
+    assert "all within tolerance" in typed(0, "replay", "gspo", *options)[-1]
     (project / "pyproject.toml").write_text(HAND.format(bound='relative = 1\ntensor = "entropie"'))
-    (refusal,) = typed(2, "replay", "dense", *options)
+    (refusal,) = typed(2, "replay", "gspo", *options)
     assert (
-        "row 1: no tensor of entropy matches 'entropie' in dense; regress golden show CASE QUANTITY"
+        "row 1: no tensor of entropy matches 'entropie' in gspo; regress golden show CASE QUANTITY"
         in refusal
     )
     assert "no tensor of entropy matches 'entropie'" in run()
