@@ -152,6 +152,8 @@ class ParallelPolicy(LocalPolicy):
 
     def shard(self, name: str) -> ShardLayout | None:
         """Which part of the parameter of that name lies here; ``None`` for all of it."""
+        if name not in self._shards:  # it was tied to another one when the policy was made
+            self._shards[name] = self._shard(name, dict(self.named_parameters())[name])
         return self._shards[name]
 
     def part(self, name: str, whole: Tensor) -> Tensor:
