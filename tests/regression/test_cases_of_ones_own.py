@@ -116,8 +116,7 @@ def test_a_tolerance_set_by_hand_is_used_and_told(project: Path) -> None:
     (project / "pyproject.toml").write_text(HAND.format(bound='relative = 1\ntensor = "entropie"'))
     (refusal,) = typed(2, "replay", "gspo", *options)
     assert (
-        "row 1: no tensor of entropy matches 'entropie' in gspo; regress golden show CASE QUANTITY"
-        in refusal
+        "row 1: no tensor of entropy matches 'entropie' in gspo; regress golden show CASE QUANTITY" in refusal
     )
     assert "no tensor of entropy matches 'entropie'" in run()
 
