@@ -54,9 +54,9 @@ def judge_replay(
     for step, trajectories in sorted(case.trajectories().items()):
         verdicts += judge_trajectories(_one(dump, step), to_record(trajectories, step))
         for update in (update for update in plan if update.step == step):
-            values = golden(update.where)
+            values, records = golden(update.where), records_of(dump, update)
             verdicts += judge_update(
-                records_of(dump, update),
+                records,
                 values,
                 update.frame,
                 bound,
@@ -66,7 +66,7 @@ def judge_replay(
                 text=text,
                 config=dump.manifest.provenance.config,
             )
-            verdicts += invariants_of(dump, update)
+            verdicts += invariants_of(dump, update, records)
             seen.append(values)
     if plan:  # as measured: who scales tolerances knows that less can fail
         measured = stored_tolerances(case, precision)
@@ -82,22 +82,23 @@ def judge_twin(
     for step, trajectories in sorted(case.trajectories().items()):
         verdicts += judge_trajectories(_one(dump, step), to_record(trajectories, step))
         for update in (update for update in plan if update.step == step):
+            records = records_of(dump, update)
             verdicts += judge_bitwise(
-                records_of(dump, update),
+                records,
                 records_of(twin, update),
                 update.frame,
                 place=(update.step, update.update),
                 planned=update.records,
                 text=token_text(case),
             )
-            verdicts += invariants_of(dump, update)
+            verdicts += invariants_of(dump, update, records)
     return verdicts
 
 
-def invariants_of(dump: DumpReader, update: PlannedUpdate) -> list[Verdict]:
-    """What must be true of an update, whatever its golden values are."""
+def invariants_of(dump: DumpReader, update: PlannedUpdate, records: Sequence[Record]) -> list[Verdict]:
+    """What must be true of an update and its records, whatever its golden values are."""
     return judge_invariants(
-        records_of(dump, update),
+        records,
         update.frame,
         place=(update.step, update.update),
         planned=update.records,

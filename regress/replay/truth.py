@@ -45,7 +45,8 @@ def compute_truth(case: GoldenCase, workspace: Path) -> Truth:
 def require_invariants(case: GoldenCase, dump: DumpReader) -> None:
     """Refuse to make golden what cannot be right; raises `ReplayError` with all that is not."""
     updates = Replay(case, BASE, Precision.FLOAT64).plan
-    wrong = [verdict for update in updates for verdict in invariants_of(dump, update) if not verdict.ok]
+    found = [verdict for one in updates for verdict in invariants_of(dump, one, records_of(dump, one))]
+    wrong = [verdict for verdict in found if not verdict.ok]
     if wrong:
         listed = "; ".join(f"{v.name} at {v.place}: {v.detail}" for v in wrong[:3])
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""

@@ -80,6 +80,7 @@ def test_prune_removes_what_was_listed_and_nothing_else(recorded_alone: Any) -> 
     recorded_alone.passes(count=2).stdout.no_fnmatch_line("*orphan*")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [

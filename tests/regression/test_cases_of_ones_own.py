@@ -102,6 +102,7 @@ reason = "a kernel of our own"
 """
 
 
+@pytest.mark.extended
 def test_a_tolerance_set_by_hand_is_used_and_told(project: Path) -> None:
     shutil.copytree(GOLDEN / "gspo", project / "golden" / "gspo")
     (project / "pyproject.toml").write_text(HAND.format(bound="absolute = 1e-30"))

@@ -233,7 +233,7 @@ def broken(fault: Callable[[Any], None], judge: Any, patch: Patch, *replay: str,
     return judge(*replay, **options)
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_fault_fails_first_where_it_is(
     fault: Fault, judge: Callable[..., Any], monkeypatch: pytest.MonkeyPatch

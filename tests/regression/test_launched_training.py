@@ -123,7 +123,7 @@ def targets() -> Iterator[Any]:
 @pytest.mark.parametrize(
     "name",
     [
-        name if name == "torchrun-tp2-dp2" else pytest.param(name, marks=pytest.mark.extended)
+        name if name == "accelerate-fsdp2" else pytest.param(name, marks=pytest.mark.extended)
         for name in LAUNCHES
     ],
 )

@@ -727,7 +727,7 @@ def require_place(fault: Fault, chosen: Replay, failed: list[Verdict]) -> None:
     assert fault.says in first.detail
 
 
-@pytest.mark.one_in(8)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_fault_fails_first_where_it_is(
     fault: Fault, broken: Broken, record_property: Callable[[str, object], None]

@@ -16,7 +16,7 @@ def test_golden(regress_record):
 """
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.extended
 @pytest.mark.parametrize("capability", ["default", "avx2"])
 def test_golden_values_hold_with_other_kernels(
     capability: str, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch

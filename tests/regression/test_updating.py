@@ -10,6 +10,8 @@ import pytest
 from regress.golden.store import GoldenStore
 from regress.golden.verify import verify
 
+pytestmark = pytest.mark.extended  # a small project has the same tests in tests/plugin
+
 GOLDEN = Path(__file__).parents[2] / "golden"
 PLUGINS = ("-p", "regress.plugin", "-p", "xdist", "-p", "no:cacheprovider", "-q")
 
@@ -55,7 +57,6 @@ def run(project: pytest.Pytester, *args: str) -> pytest.RunResult:
     return project.runpytest_subprocess(*PLUGINS, "--regress-tier=semantics", *args, timeout=280)
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("numbers", [("0", "2"), ("0", "2", "4")], ids=len)
 def test_the_bytes_of_an_update_do_not_depend_on_the_workers(
     project: pytest.Pytester, numbers: tuple[str, ...]
@@ -83,7 +84,6 @@ def test_the_bytes_of_an_update_do_not_depend_on_the_workers(
     assert contents(project.path / "golden") == written[0]
 
 
-@pytest.mark.extended
 def test_a_review_leaves_the_case_alone_until_it_is_accepted(project: pytest.Pytester) -> None:
     project.makeconftest(CHANGED)
     before = contents(project.path / "golden" / "dense")
@@ -97,7 +97,6 @@ def test_a_review_leaves_the_case_alone_until_it_is_accepted(project: pytest.Pyt
     assert run(project, "-n", "0").ret == 0
 
 
-@pytest.mark.extended
 def test_a_session_that_lost_a_worker_writes_no_case(project: pytest.Pytester) -> None:
     project.makeconftest(CHANGED)
     project.makepyfile(test_dying=DYING)

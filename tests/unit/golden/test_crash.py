@@ -27,9 +27,11 @@ PROGRAM = Path(__file__).with_name("killed.py")
 @pytest.mark.parametrize(
     ("writer", "attempts", "states"),
     [
-        ("commit", 200, {"state 0", "state 1"}),
-        ("propose", 60, {"state 0", "state 1"}),
-        ("dump", 200, {"empty", "partial", "complete"}),
+        ("commit", 60, {"state 0", "state 1"}),
+        ("dump", 60, {"empty", "partial", "complete"}),
+        pytest.param("commit", 200, {"state 0", "state 1"}, marks=pytest.mark.extended),
+        pytest.param("propose", 60, {"state 0", "state 1"}, marks=pytest.mark.extended),
+        pytest.param("dump", 200, {"empty", "partial", "complete"}, marks=pytest.mark.extended),
     ],
 )
 def test_kill_at_random_moments(writer: str, attempts: int, states: set[str], tmp_path: Path) -> None:
