@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 from regress.compare.verdicts.overrides import Overrides
@@ -15,6 +16,7 @@ from regress.dump.manifest import MANIFEST
 from regress.dump.reader import DumpReader, files_within
 from regress.errors import ReplayError, reason
 from regress.golden.case import GoldenCase
+from regress.replay.imports import imported_for_good
 from regress.replay.matrix import Replay, items
 from regress.replay.outcome import FILE, ReplayOutcome
 from regress.replay.scene import scene_of
@@ -28,9 +30,14 @@ def _run_here(replay: Replay, folder: Path) -> DumpReader:
         from regress.replay.pool import shared_pool
 
         shared_pool().warm()  # it and this process import torch at the same time
-    from regress.replay.run import replay as run
+    return _engine()(replay.case, replay.variant, replay.precision, folder)
 
-    return run(replay.case, replay.variant, replay.precision, folder)
+
+@cache
+def _engine() -> Callable[[GoldenCase, Variant, Precision, Path], DumpReader]:
+    with imported_for_good():
+        from regress.replay.run import replay
+    return replay
 
 
 @dataclass

@@ -11,7 +11,6 @@ that process ended.
 from __future__ import annotations
 
 import ctypes
-import gc
 import os
 import select
 import signal
@@ -22,6 +21,7 @@ from multiprocessing.connection import Connection
 from typing import NoReturn
 
 from regress.errors import reason
+from regress.replay.imports import imported_for_good
 from regress.replay.reports import Ended, Ready, Signal, Start
 
 _PR_SET_PDEATHSIG = 1
@@ -31,9 +31,8 @@ def serve(control: socket.socket, modules: Iterable[str]) -> None:
     """Import ``modules``, then fork ranks as asked through ``control`` until its other end is closed."""
     server = _Server(control)
     try:
-        problem = _imported(modules)
-        gc.collect()
-        gc.freeze()  # what is imported is shared by all ranks as long as nobody writes to it
+        with imported_for_good():
+            problem = _imported(modules)
         server.answer(Ready(problem))
         while problem is None:
             server.turn()
