@@ -30,14 +30,16 @@ def _run_here(replay: Replay, folder: Path) -> DumpReader:
         from regress.replay.pool import shared_pool
 
         shared_pool().warm()  # it and this process import torch at the same time
-    return _engine()(replay.case, replay.variant, replay.precision, folder)
+    _import_engine()
+    from regress.replay.run import replay as run
+
+    return run(replay.case, replay.variant, replay.precision, folder)
 
 
 @cache
-def _engine() -> Callable[[GoldenCase, Variant, Precision, Path], DumpReader]:
+def _import_engine() -> None:
     with imported_for_good():
-        from regress.replay.run import replay
-    return replay
+        import regress.replay.run  # noqa: F401  # to be there
 
 
 @dataclass
