@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -85,6 +86,12 @@ class ProcessWorld:
                     self._groups[split] = made
         return self._groups[split]
 
+    def forget(self) -> None:
+        """Let go of all process groups, once they are destroyed."""
+        self._groups.clear()
+        # torch 2.13: caches of DTensor keep meshes, and meshes their groups; see docs/findings.md
+        getattr(self.device_mesh, "_pg_registry", {}).clear()
+
     def size(self, *dimensions: str) -> int:
         """Ranks in the group along some dimensions."""
         return len(self.mesh.group(self.rank, *dimensions))
@@ -129,12 +136,22 @@ def opened_world(config: Config, environ: Mapping[str, str] = os.environ) -> Ite
     owned = not dist.is_initialized()  # whoever has started one closes it
     if owned:
         _open(config, device, started, environ)
+    world = None
     try:
         with told():
-            yield ProcessWorld(config.parallel, device)
+            world = ProcessWorld(config.parallel, device)
+            yield world
     finally:
         if owned:
-            dist.destroy_process_group()
+            _close(world)
+
+
+def _close(world: ProcessWorld | None) -> None:
+    """End all process groups and their threads: a thread that outlives the interpreter can abort the process."""
+    dist.destroy_process_group()
+    if world is not None:
+        world.forget()
+    gc.collect()  # sharded modules and their groups refer to one another
 
 
 def _open(config: Config, device: torch.device, started: int, environ: Mapping[str, str]) -> None:

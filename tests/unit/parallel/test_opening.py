@@ -1,9 +1,12 @@
-"""What a run of several processes refuses before it starts."""
+"""What a run of several processes refuses before it starts, and what it leaves when it ends."""
 
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
@@ -102,3 +105,32 @@ def test_processes_that_do_not_find_one_another(monkeypatch: pytest.MonkeyPatch)
         opened_world(config, environ),
     ):
         pytest.fail("the run has started")
+
+
+ENDING = """
+import os
+import torch
+from torch.distributed.tensor import Shard, distribute_tensor
+from regress.engine.config import load_config
+from regress.parallel.world import opened_world
+
+def threads():
+    names = [open(f"/proc/self/task/{task}/comm").read().strip() for task in os.listdir("/proc/self/task")]
+    return sum("gloo" in name for name in names)
+
+with opened_world(load_config(overrides=["parallel.fsdp=2"], environ={}).config) as world:
+    distribute_tensor(torch.ones(4), world.device_mesh["fsdp"], [Shard(0)]).sum().full_tensor()
+    before = threads()
+print("threads", before > 0, threads())
+"""
+
+
+def test_no_thread_of_a_process_group_outlives_the_run(tmp_path: Path) -> None:
+    """The caches of DTensor keep destroyed groups, which can abort the process when the interpreter ends."""
+    script = tmp_path / "ending.py"
+    script.write_text(ENDING)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    printed = subprocess.run(
+        [*launch, str(script)], check=True, capture_output=True, text=True, timeout=120, cwd=tmp_path
+    ).stdout
+    assert printed.split("\n").count("threads True 0") == 2, printed
