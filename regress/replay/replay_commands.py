@@ -53,7 +53,7 @@ _SHOWN = 10
 )
 @click.option(
     "--matrix",
-    type=click.Choice([*Extent]),
+    type=click.Choice([extent.value for extent in Extent]),
     help="Each variant on one case, on those that it could break, or on all that are possible. The last is the default "
     "where both cases and variants are named, else the second.",
 )
@@ -107,7 +107,7 @@ def replay(
     cases: tuple[str, ...],
     variants: str,
     tier: str,
-    matrix: Extent | None,
+    matrix: str | None,
     report: Path | None,
     listing: bool,
     golden_dir: Path | None,
@@ -143,7 +143,7 @@ def replay(
 
     launch = _launch(launcher, nnodes, node_rank, rdzv_endpoint, work, timeout)
     table = variant_table()
-    extent = matrix or (Extent.FULL if cases and variants != EVERYTHING else Extent.DEFAULT)
+    extent = Extent(matrix or (Extent.FULL if cases and variants != EVERYTHING else Extent.DEFAULT))
     store = open_store(golden_dir)
     chosen = chosen_replays(store, cases, variants, tier, table, extent)
     overrides = project_overrides(store)

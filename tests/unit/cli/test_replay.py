@@ -159,3 +159,12 @@ def test_several_nodes_record_into_one_dump_which_the_first_judges(project: Path
     assert first.splitlines()[2].split()[:3] == ["dp2", "equal", "equal"]
     assert first.splitlines()[-1].endswith(" tensors: all within tolerance")
     assert not (project / "work").exists()
+
+
+def test_how_much_of_the_matrix_is_said_in_the_words_of_the_plugin(command: Callable[..., Any]) -> None:
+    listed = {}
+    for extent in ("reduced", "default", "full"):
+        result = command("replay", "--golden-dir", GOLDEN, "--matrix", extent, "--list")
+        assert result.exit_code == 0, result.output
+        listed[extent] = len(result.output.splitlines())
+    assert listed["reduced"] < listed["default"] < listed["full"]
