@@ -26,6 +26,7 @@ STAGES: tuple[Stage, ...] = (
     Stage("forward_data", True, "log-probs and entropy of the training forward pass"),
     Stage("is_loss_debug", True, "intermediate values of the loss, token by token"),
     Stage("loss", True, "the loss of a microbatch, its parts and metrics"),
+    Stage("token_gradient", True, "gradient of the loss with respect to each token's log-prob and entropy"),
     Stage("gradient", True, "gradients after full accumulation"),
     Stage("param", True, "parameters after the optimizer update"),
     Stage("optimizer", True, "optimizer state after the update"),
