@@ -1,1 +1,1 @@
-"""Putting a trainer under test: what its backward pass says about its loss."""
+"""Capture: puts any PyTorch trainer under test, without a change to its code."""

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from regress.capture.head import LinearHead
+from regress.capture.linear_head import LinearHead
 from regress.capture.token_gradient import find_temperature, residual_of, solve
 
 HEADS = ("linear", "bias", "scaled", "capped")
