@@ -16,12 +16,13 @@ ALLOWED: dict[str, set[str]] = {
     "layout": set(),
     "dump": {"layout"},
     "grpo": set(),
-    "capture": {"dump", "layout", "grpo"},
     "tasks": set(),
     "golden": {"dump", "layout"},
     "interop": {"dump", "layout"},
     "compare": {"interop", "golden", "dump", "layout"},
     "report": {"compare", "golden", "dump", "layout"},
+    "capture": {"dump", "layout", "grpo"},
+    "explain": {"dump", "layout", "grpo"},
     "engine": {"grpo", "tasks", "dump", "layout"},
     "parallel": {"engine", "grpo", "dump", "layout"},
     "faults": {"engine", "grpo", "layout"},
@@ -39,7 +40,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "plugin": {"replay", "parallel", "engine", "golden", "compare", "report", "dump", "layout"},
     "__main__": {"cli"},
-    "cli": {"replay", "parallel", "engine", "golden", "compare", "report", "dump"},
+    "cli": {"explain", "replay", "parallel", "engine", "golden", "compare", "report", "dump"},
 }
 TORCH_FREE = [
     "regress",
