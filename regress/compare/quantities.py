@@ -80,6 +80,16 @@ QUANTITIES: tuple[Quantity, ...] = (
     Quantity("entropy_loss", Kind.TOKEN, "entropy of each token as it enters the loss"),
     Quantity("token_loss", Kind.TOKEN, "loss of each token, all terms"),
     Quantity("loss", Kind.SHARE, "a microbatch's share of the loss and of its terms"),
+    Quantity("token_gradient", Kind.TOKEN, "gradient of the loss with respect to the log-prob of each token"),
+    Quantity(
+        "entropy_gradient", Kind.TOKEN, "gradient of the loss with respect to the entropy of each token"
+    ),
+    Quantity(
+        "token_residual", Kind.TOKEN, "part of a token's gradient that log-prob and entropy leave unexplained"
+    ),
+    Quantity(
+        "logit_gradient", Kind.HIDDEN, "gradient of the loss with respect to the logits of the loss tokens"
+    ),
     Quantity("gradient", Kind.WHOLE, "gradients after full accumulation, before clipping", "update"),
     Quantity("grad_norm", Kind.SCALAR, "norm of the gradient before clipping", "update"),
     Quantity("optimizer", Kind.WHOLE, "optimizer state after the update", "update"),
@@ -115,6 +125,9 @@ class Source:
         return self.name if self.primary else f"{self.stage}/{self.tensor}"
 
 
+TOKEN_GRADIENTS = ("token_gradient", "entropy_gradient", "token_residual", "logit_gradient")
+"""Quantities of the stage ``token_gradient``, each a tensor of the same name."""
+
 SOURCES: tuple[Source, ...] = (
     *(
         Source("batch_inputs", name, "batch_inputs", name)
@@ -137,6 +150,7 @@ SOURCES: tuple[Source, ...] = (
     ),
     *(Source("loss", name, "loss", name) for name in ("loss", "pg_loss", "kl_loss", "entropy_loss")),
     Source("is_loss_debug", "loss", "loss", "loss", primary=False),
+    *(Source("token_gradient", name, name, name) for name in TOKEN_GRADIENTS),
     Source("old_log_probs", "old_log_probs", "old_log_probs", "old_log_probs", primary=False),
     Source("ref_log_probs", "ref_log_probs", "ref_log_probs", "ref_log_probs", primary=False),
 )
@@ -151,8 +165,8 @@ OPEN_STAGES = ("activations", "gradient", "param", "optimizer")
 MASKS = {"batch_inputs": "response_mask", "forward_data": "response_mask", "is_loss_debug": "effective_valid"}
 """The tensor of each stage that tells the loss tokens."""
 
-MICRO_STAGES = ("batch_inputs", "activations", "forward_data", "is_loss_debug", "loss")
-LOSS_STAGES = ("forward_data", "is_loss_debug", "loss")
+MICRO_STAGES = ("batch_inputs", "activations", "forward_data", "is_loss_debug", "loss", "token_gradient")
+LOSS_STAGES = ("forward_data", "is_loss_debug", "loss", "token_gradient")
 """Stages of values of the loss, which has none for the first token of a sample."""
 UPDATE_STAGES = ("gradient", "optimizer", "param")
 STEP_STAGES = ("old_log_probs", "ref_log_probs")

@@ -14,7 +14,7 @@ from regress.dump.arrays import DTYPES, is_float
 from regress.golden.case import GoldenCase
 from regress.golden.tolerance import ToleranceEntry
 
-NATIVE = ("activations", "gradient", "param", "optimizer")
+NATIVE = ("activations", "logit_gradient", "gradient", "param", "optimizer")
 """Quantities in the dtype of the model, whatever the others are stored in."""
 
 EPS_MULTIPLES: Mapping[str, int] = {
