@@ -21,6 +21,8 @@ ALLOWED: dict[str, set[str]] = {
     "interop": {"dump", "layout"},
     "compare": {"interop", "golden", "dump", "layout"},
     "report": {"compare", "golden", "dump", "layout"},
+    "capture": {"dump", "layout", "grpo"},
+    "explain": {"dump", "layout", "grpo"},
     "engine": {"grpo", "tasks", "dump", "layout"},
     "parallel": {"engine", "grpo", "dump", "layout"},
     "faults": {"engine", "grpo", "layout"},
@@ -38,7 +40,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "plugin": {"replay", "parallel", "engine", "golden", "compare", "report", "dump", "layout"},
     "__main__": {"cli"},
-    "cli": {"replay", "parallel", "engine", "golden", "compare", "report", "dump"},
+    "cli": {"explain", "replay", "parallel", "engine", "golden", "compare", "report", "dump"},
 }
 TORCH_FREE = [
     "regress",
