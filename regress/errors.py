@@ -35,6 +35,12 @@ class DumpError(RegressError):
     """A dump cannot be written, or is missing, incomplete or damaged."""
 
 
+class CaptureError(RegressError):
+    """A trainer cannot be recorded as it is: something cannot be found, is ambiguous or is not supported."""
+
+    exit_code = 2
+
+
 class GoldenError(RegressError):
     """A golden case is missing, damaged or without signal, or an update of it cannot be made."""
 

@@ -91,6 +91,9 @@ QUANTITIES: tuple[Quantity, ...] = (
         "logit_gradient", Kind.HIDDEN, "gradient of the loss with respect to the logits of the loss tokens"
     ),
     Quantity("gradient", Kind.WHOLE, "gradients after full accumulation, before clipping", "update"),
+    Quantity(
+        "gradient_clipped", Kind.WHOLE, "gradients that were changed before anything could see them", "update"
+    ),
     Quantity("grad_norm", Kind.SCALAR, "norm of the gradient before clipping", "update"),
     Quantity("optimizer", Kind.WHOLE, "optimizer state after the update", "update"),
     Quantity("param", Kind.WHOLE, "parameters after the update", "update"),
@@ -159,7 +162,7 @@ SOURCES: tuple[Source, ...] = (
 SHARES = {"loss": "token_loss", "pg_loss": "policy_loss", "kl_loss": "kl", "entropy_loss": "entropy_loss"}
 """Which quantity, weighted and summed over a microbatch's loss tokens, is its share of which sum."""
 
-OPEN_STAGES = ("activations", "gradient", "param", "optimizer")
+OPEN_STAGES = ("activations", "gradient", "gradient_clipped", "param", "optimizer")
 """Stages whose tensors bear the names of modules and parameters."""
 
 MASKS = {"batch_inputs": "response_mask", "forward_data": "response_mask", "is_loss_debug": "effective_valid"}
@@ -168,7 +171,7 @@ MASKS = {"batch_inputs": "response_mask", "forward_data": "response_mask", "is_l
 MICRO_STAGES = ("batch_inputs", "activations", "forward_data", "is_loss_debug", "loss", "token_gradient")
 LOSS_STAGES = ("forward_data", "is_loss_debug", "loss", "token_gradient")
 """Stages of values of the loss, which has none for the first token of a sample."""
-UPDATE_STAGES = ("gradient", "optimizer", "param")
+UPDATE_STAGES = ("gradient", "gradient_clipped", "optimizer", "param")
 STEP_STAGES = ("old_log_probs", "ref_log_probs")
 
 _SOURCES = {(source.stage, source.tensor): source for source in SOURCES}

@@ -28,6 +28,11 @@ STAGES: tuple[Stage, ...] = (
     Stage("loss", True, "the loss of a microbatch, its parts and metrics"),
     Stage("token_gradient", True, "gradient of the loss with respect to each token's log-prob and entropy"),
     Stage("gradient", True, "gradients after full accumulation"),
+    Stage(
+        "gradient_clipped",
+        True,
+        "gradients that were changed after the backward pass before anything saw them",
+    ),
     Stage("param", True, "parameters after the optimizer update"),
     Stage("optimizer", True, "optimizer state after the update"),
 )

@@ -20,6 +20,7 @@ NATIVE = ("activations", "logit_gradient", "gradient", "param", "optimizer")
 EPS_MULTIPLES: Mapping[str, int] = {
     "activations": 64,
     "gradient": 512,
+    "gradient_clipped": 512,
     "grad_norm": 256,
     "optimizer": 512,
     "param": 256,
@@ -42,6 +43,7 @@ COARSE: Mapping[str, int] = {
     "activations": 32,
     "entropy": 8,
     "gradient": 32,
+    "gradient_clipped": 32,
     "optimizer": 32,
     "param": 8,
     "ratio": 16,
