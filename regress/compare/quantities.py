@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from enum import StrEnum
 
 from regress.errors import CompareError
@@ -97,6 +98,7 @@ QUANTITIES: tuple[Quantity, ...] = (
     Quantity("grad_norm", Kind.SCALAR, "norm of the gradient before clipping", "update"),
     Quantity("optimizer", Kind.WHOLE, "optimizer state after the update", "update"),
     Quantity("param", Kind.WHOLE, "parameters after the update", "update"),
+    Quantity("other", Kind.HIDDEN, "tensors of microbatches under names that belong to no quantity"),
     Quantity("replicas", Kind.STRUCTURE, "what several ranks hold is the same bit for bit", "update"),
     Quantity("invariants", Kind.STRUCTURE, "what is true of every update, whatever was recorded", "update"),
 )
@@ -174,6 +176,21 @@ LOSS_STAGES = ("forward_data", "is_loss_debug", "loss", "token_gradient")
 UPDATE_STAGES = ("gradient", "gradient_clipped", "optimizer", "param")
 STEP_STAGES = ("old_log_probs", "ref_log_probs")
 
+OTHER = "other"
+"""The quantity of tensors that no other one knows, where two dumps are compared."""
+
+ALIASES: Mapping[str, str] = {
+    **dict.fromkeys(("per_token_loss", "token_loss", "loss_per_token"), "elementwise_loss"),
+    **dict.fromkeys(("coef_1", "ratio", "importance_ratio", "importance_weights"), "prob_ratio"),
+    **dict.fromkeys(("per_token_logps", "logps", "logprobs", "token_logprobs"), "log_probs"),
+    **dict.fromkeys(("old_per_token_logps", "old_logps", "old_logprobs"), "old_log_probs"),
+    **dict.fromkeys(("ref_per_token_logps", "ref_logps", "ref_logprobs", "ref_log_prob"), "ref_log_probs"),
+    **dict.fromkeys(("per_token_kl", "kld", "kl_div"), "kl"),
+    **dict.fromkeys(("completion_mask", "loss_mask"), "response_mask"),
+    **dict.fromkeys(("entropies", "token_entropy"), "entropy"),
+}
+"""Names that other trainers give to tensors that are known here."""
+
 _SOURCES = {(source.stage, source.tensor): source for source in SOURCES}
 
 
@@ -199,6 +216,23 @@ def source_of(stage: str, tensor: str) -> Source | None:
     if stage in OPEN_STAGES:
         return Source(stage, tensor, stage, tensor)
     return _SOURCES.get((stage, tensor))
+
+
+def source_or_other(stage: str, tensor: str) -> Source:
+    """The source of a recorded tensor; one of quantity `OTHER` for a tensor that no quantity knows."""
+    return source_of(stage, tensor) or Source(stage, tensor, OTHER, f"{stage}/{tensor}")
+
+
+def nearest_tensor(stage: str, tensor: str) -> str | None:
+    """The known tensor whose name comes closest, with its stage if that is another one; None if none is close."""
+    here = {source.tensor for source in SOURCES if source.stage == stage}
+    everywhere = {source.tensor: source.stage for source in reversed(SOURCES)}
+    for names in (here, everywhere):
+        alias = ALIASES.get(tensor, tensor)
+        found = [alias] if alias in names else get_close_matches(tensor, sorted(names), n=1)
+        if found:
+            return found[0] if found[0] in here else f"{everywhere[found[0]]}/{found[0]}"
+    return None
 
 
 def quantity_of(stage: str, tensor: str) -> str | None:
