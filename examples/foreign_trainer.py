@@ -4,11 +4,11 @@ It reads the files of the export only; the one helper of regress is float64 that
 """
 
 import json
-import sys
 from contextlib import nullcontext
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -97,6 +97,7 @@ def token_loss(log_p, entropy, sample, mask, advantage, objective):
 
 def train(folder, dtype=torch.float64, observe=lambda update, found: None):
     """Make all updates; ``observe`` gets each with what was computed, token quantities sample by sample."""
+    rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     folder = Path(folder)
     objective = json.loads((folder / "objective.json").read_text())
     a, settings = objective["algorithm"], objective["optimizer"]
@@ -117,11 +118,12 @@ def train(folder, dtype=torch.float64, observe=lambda update, found: None):
         advantage = dict(zip(step, advantages(step.values(), a), strict=True))
         keys = [tuple(key) for key in update["samples"]]
         masks = [loss_mask(step[key], a) for key in keys]
-        weight = weights(masks, a, objective["norm_length"])
-        found = {"samples": [step[key] for key in keys], "masks": masks, "tokens": [], "loss": 0.0}
-        model.zero_grad()
+        mini = list(zip(keys, masks, weights(masks, a, objective["norm_length"]), strict=True))[rank::world]
+        found = {"samples": [step[key] | {"mask": m} for key, m, _ in mini], "tokens": [], "loss": 0.0}
+        for p in named.values():
+            p.grad = torch.zeros_like(p)
         with TrueFloat64() if dtype == torch.float64 else nullcontext():
-            for key, mask, w in zip(keys, masks, weight, strict=True):
+            for key, mask, w in mini:
                 log_p, entropy = forward(model, step[key], objective["temperature"])
                 log_p, entropy = log_p[mask], entropy[mask]
                 loss, ratio = token_loss(log_p, entropy, step[key], mask, advantage[key], objective)
@@ -131,6 +133,8 @@ def train(folder, dtype=torch.float64, observe=lambda update, found: None):
                 for name, value in (("advantages", advantage[key]), ("weights", w)):
                     row[name] = torch.full_like(loss, value)
                 found["tokens"].append({name: values.detach() for name, values in row.items()})
+        for p in named.values() if world > 1 else ():
+            dist.all_reduce(p.grad)
         found["gradient"] = {name: p.grad.clone() for name, p in named.items()}
         norm = torch.stack([p.grad.norm() for p in named.values()]).norm()
         found["grad_norm"] = float(norm)
@@ -143,7 +147,3 @@ def train(folder, dtype=torch.float64, observe=lambda update, found: None):
         states = ((f"{n}/{key}", value) for n, p in named.items() for key, value in adamw.state[p].items())
         found["optimizer"] = {name: value.clone() for name, value in states}
         observe(update, found)
-
-
-if __name__ == "__main__":
-    train(sys.argv[1], observe=lambda u, found: print(u["name"], found["loss"], found["grad_norm"]))

@@ -33,9 +33,9 @@ def foreign_trainer() -> ModuleType:
 def canonical(found: dict[str, Any], name: str) -> np.ndarray:
     """``[frame.size]`` one value a token of the mini-batch, 0 where it is no loss token."""
     rows = []
-    for sample, mask, tokens in zip(found["samples"], found["masks"], found["tokens"], strict=True):
-        row = np.zeros(len(sample["prompt_ids"]) + len(mask))
-        row[len(sample["prompt_ids"]) :][mask.numpy()] = tokens[name].numpy()
+    for sample, tokens in zip(found["samples"], found["tokens"], strict=True):
+        row = np.zeros(len(sample["prompt_ids"]) + len(sample["mask"]))
+        row[len(sample["prompt_ids"]) :][sample["mask"].numpy()] = tokens[name].numpy()
         rows.append(row)
     return np.concatenate(rows)
 
