@@ -63,6 +63,10 @@ class RankError(ReplayError):
         self.rank = rank
 
 
+class NotSupported(RegressError):  # noqa: N818  # reads as what an adapter says
+    """A trainer of one's own does not have what a variant asks for; the message is the reason."""
+
+
 class TaskError(RegressError):
     """A task, reward or tokenizer cannot do what the configuration asks."""
 

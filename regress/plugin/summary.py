@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from regress.plugin.rows import CALL, KEPT, UPDATE, UpdateRow, told_call, update_row
+from regress.plugin.foreign import foreign_lines, supported
+from regress.plugin.rows import CALL, FOREIGN, KEPT, UPDATE, UpdateRow, foreign_row, told_call, update_row
 from regress.plugin.settings import SETTINGS
 from regress.redaction import redacted
 
@@ -55,6 +56,10 @@ class Summary:
         """All verdicts that tests told; none unless a report was asked for."""
         return [told_call(text) for _, text in self.properties(CALL)]
 
+    def supported(self) -> bool:
+        """Whether a trainer of one's own, if one replays golden cases, has any of the variants of this session."""
+        return supported(foreign_row(text) for _, text in self.properties(FOREIGN))
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep what a test told; each of its reports holds what the one before held."""
         found = [(key, value) for key, value in report.user_properties if key in KEPT]
@@ -66,6 +71,8 @@ class Summary:
         if hasattr(self._config, "workerinput"):  # a worker of pytest-xdist, which knows its own tests only
             return
         self._write_report(terminalreporter)
+        for line in foreign_lines(foreign_row(text) for _, text in self.properties(FOREIGN)):
+            terminalreporter.line(f"regress: {line}")
         for note in self._notes:
             terminalreporter.line(f"regress: {note}")
         rows = self.updates()
