@@ -22,7 +22,6 @@ ALLOWED: dict[str, set[str]] = {
     "interop": {"dump", "layout"},
     "compare": {"interop", "golden", "dump", "layout"},
     "report": {"compare", "golden", "dump", "layout"},
-    "capture": {"dump", "layout", "grpo"},
     "explain": {"dump", "layout", "grpo"},
     "engine": {"grpo", "tasks", "dump", "layout"},
     "parallel": {"engine", "grpo", "dump", "layout"},
