@@ -40,6 +40,18 @@ FOLDERS = (*(stage.name for stage in STAGES), "train", "val")
 """Sub-folders of a dump: one for each type, and those of recorded rollouts by their use."""
 
 _INDEX = {stage.name: index for index, stage in enumerate(STAGES)}
+_LATER = ("token_gradient",)
+"""Types that came after the first release, in the order in which they came."""
+_NUMBERS = {
+    name: number
+    for number, name in enumerate((*(stage.name for stage in STAGES if stage.name not in _LATER), *_LATER))
+}
+
+
+def stage_number(name: str) -> int:
+    """Number of a record type in files, which no later type changes; raises `DumpError` for an unknown one."""
+    stage_index(name)
+    return _NUMBERS[name]
 
 
 def stage_index(name: str) -> int:
