@@ -192,7 +192,9 @@ class Session:
             self._micros[-1].passes.append(p)
         if hidden is not None and self._wanted_here("token_gradient"):
             head = solver_head(self.anatomy)
-            add_token_gradient(p, hidden, _plain(gradient), head, self.settings.temperature)
+            add_token_gradient(
+                p, hidden, _plain(gradient), head, self.settings.temperature, self.precision.eps
+            )
 
     def scaled(self, scaler: Any) -> None:
         """The loss was multiplied by the scale of a GradScaler."""

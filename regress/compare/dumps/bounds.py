@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import ml_dtypes
 
@@ -107,6 +108,22 @@ class Bounds:
         if found is None:
             return _by_dtype(quantity, dtype)
         return replace(found, reason=f"{found.reason} (golden case {self.case})")
+
+
+def widened(tolerance: Tolerance, tensor: str, *sides: Iterable[Mapping[str, Any]]) -> Tolerance:
+    """Add the errors that estimated values were recorded with, as ``meta["accuracy"]`` tells them.
+
+    Args:
+        sides: metadata of the records of each side.
+    """
+    error = 0.0
+    for records in sides:
+        told = (meta.get("accuracy") for meta in records)
+        error += max((float(a[tensor]) for a in told if isinstance(a, Mapping) and tensor in a), default=0.0)
+    if not error or tolerance.bitwise:
+        return tolerance
+    reason = f"{tolerance.reason}; the values are estimates, good to {error:.2g} where they were recorded"
+    return replace(tolerance, absolute=tolerance.absolute + error, reason=reason)
 
 
 def coarsest(dtypes: Sequence[str]) -> str:

@@ -18,7 +18,7 @@ from regress.compare.alignment.keys import key_of
 from regress.compare.alignment.locate import Locator
 from regress.compare.diagnosis.surroundings import Surroundings
 from regress.compare.diagnosis.traits import Traits, traits_at
-from regress.compare.dumps.bounds import Bounds
+from regress.compare.dumps.bounds import Bounds, widened
 from regress.compare.dumps.boxes import Shard, shard_blocks
 from regress.compare.dumps.columns import Column
 from regress.compare.dumps.findings import Defect, Finding
@@ -212,8 +212,11 @@ class _Work:
         return told_tokens(self.ours, self.unit.telling, self._indices()[0], self.unit.frame)
 
     def tolerance(self, source: Source, *arrays: Array) -> Tolerance:
-        """That of a tensor."""
-        return self._tolerance(source.quantity, *arrays).of(source.name)
+        """That of a tensor, wider by the error that its values were estimated with."""
+        found = self._tolerance(source.quantity, *arrays).of(source.name)
+        if self.unit.bounds.given is not None:
+            return found
+        return widened(found, source.tensor, [self.actual.meta], [r.meta for r in self.golden.values()])
 
     def _indices(self) -> tuple[dict[SampleKey, int], dict[SampleKey, int]]:
         """Number in the frame of each golden and each actual sample."""
