@@ -75,9 +75,8 @@ class _Tensor:
         dtype = DTYPES[self.dtype]
         if not math.prod(self.shape):
             return np.empty(self.shape, dtype)
-        flat = np.frombuffer(self.part, dtype)[self.offset :]
         strides = tuple(step * dtype.itemsize for step in self.steps)
-        found = np.lib.stride_tricks.as_strided(flat, self.shape, strides, writeable=False)
+        found: Array = np.ndarray(self.shape, dtype, self.part, self.offset * dtype.itemsize, strides)
         return found if found.flags.c_contiguous and found.flags.aligned else np.array(found, order="C")
 
 
@@ -235,8 +234,10 @@ class _Values:
             self._known[id(value)] = several
             several.extend(map(self.of, value))
             return several
-        if isinstance(value, _Name | _Storage):
-            raise Damage("it holds a type or a storage in place of a value")
+        if isinstance(value, _Storage):
+            raise Damage("it holds a storage in place of a tensor")
+        if isinstance(value, _Name):
+            return f"torch.{value.dtype}"
         if not isinstance(value, _Tensor | tuple):
             return value
         made = self._array(value) if isinstance(value, _Tensor) else tuple(map(self.of, value))
