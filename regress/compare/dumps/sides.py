@@ -119,7 +119,7 @@ def open_side(path: str) -> Side:
     if source is not None:
         return source
     if not folder.is_dir():
-        raise DumpError(f"{path} is neither a folder nor a file, but a dump is a folder: check the path")
+        raise DumpError(f"{path} is not a folder, but a dump is one, and no file of tensors: check the path")
     raise DumpError(
         f"{path} is no complete dump: it has neither the {MANIFEST} that ours end with, nor folders of NexRL with "
         "step_* files, nor files of weights; give the dump directory itself, or record again if the run was interrupted"
