@@ -32,6 +32,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from inspect import getattr_static
 from typing import Any, Protocol
 
 from regress.dump.coordinates import Coordinates
@@ -121,7 +122,7 @@ def open_source(path: Location) -> Source | None:
     last = [point for point in _points() if point.name == LAST and not found and _matches(point, path)]
     for point in (*found, *last):
         source = _guarded(point, "open", path)
-        missing = [name for name in _PARTS if not hasattr(type(source), name) and name not in vars(source)]
+        missing = [name for name in _PARTS if getattr_static(source, name, _PARTS) is _PARTS]
         if missing:
             raise DumpError(f"{_named(point)} opens {path} as something without {missing[0]}: {_REPAIR}")
         opened: Source = source
