@@ -8,7 +8,7 @@ from typing import Any
 
 import ml_dtypes
 
-from regress.compare.quantities import OTHER, Kind, quantity_named
+from regress.compare.quantities import Kind, quantity_named
 from regress.compare.verdicts.overrides import Overrides
 from regress.compare.verdicts.tolerance import BITWISE, EXACT, Tolerance, tolerance_of
 from regress.dump.arrays import DTYPES, is_float
@@ -88,9 +88,10 @@ class Bounds:
         """The tolerance of a quantity.
 
         Args:
-            dtypes: of the two tensors, and of the two models where known: the coarsest of them decides.
+            dtypes: of the two tensors, and of the two models where known: the coarsest of them decides. What has none
+                with fractions is compared exactly.
         """
-        if quantity_named(quantity).exact or (quantity == OTHER and not any(map(_is_float, dtypes))):
+        if quantity_named(quantity).exact or (dtypes and not any(map(_is_float, dtypes))):
             return BITWISE if self.given is not None and self.given.bitwise else EXACT
         if self.given is not None:
             return self.given

@@ -31,7 +31,6 @@ from regress.compare.dumps.surroundings import classes_of, with_affected
 from regress.compare.dumps.tokens import Mask, selected_rows, token_words, tokens_of, told_tokens
 from regress.compare.metrics.stripes import Measures
 from regress.compare.quantities import (
-    OTHER,
     UPDATE_STAGES,
     Kind,
     Source,
@@ -247,7 +246,7 @@ class _Work:
 
     def _tolerance(self, quantity: str, *arrays: Array) -> Tolerance:
         models = [side.precision for side in (self.ours, self.theirs) if side.precision is not None]
-        if quantity == OTHER and not any(is_float(array.dtype) for array in arrays):
+        if arrays and not any(is_float(array.dtype) for array in arrays):
             models = []  # ids and masks are no less exact for the model's precision
         return self.unit.bounds.of(quantity, [*(dtype_name(array.dtype) for array in arrays), *models])
 
