@@ -215,9 +215,9 @@ class Seen:
 def folder(request: pytest.FixtureRequest, pytester: pytest.Pytester) -> Path:
     """A project with golden tests in several forms, and hooks that change them."""
     root = pytester.path
-    (root / "pytest.ini").write_text(
-        f"[pytest]\nregress_golden_dir = {GOLDEN}\nregress_matrix = full\nregress_tier = semantics\nmarkers =\n  slow: x\n  tagged: x\n"
-    )
+    lines = [f"regress_golden_dir = {GOLDEN}", "regress_matrix = full", "regress_tier = semantics"]
+    lines += ["markers =", "  slow: x", "  tagged: x", ""]
+    (root / "pytest.ini").write_text("\n".join(["[pytest]", *lines]))
     for name in ("tests/a/test_suite.py", "tests/z/test_suite_too.py"):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(SUITE)
