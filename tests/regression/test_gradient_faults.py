@@ -52,7 +52,6 @@ CASES = (
     Case(gradient.kl_gradient_of_another_estimator, "dense", TOKEN, ("kl-gradient-estimator",)),
     Case(gradient.advantages_not_detached, "dense", TOKEN, ("token-gradient",)),
     Case(gradient.gradient_through_the_clip, "dense", TOKEN, ("gradient-through-the-clip",)),
-    Case(gradient.gradient_through_the_clip, "dapo", TOKEN, ("gradient-through-the-clip",)),
     Case(gradient.gradient_of_the_clipped_term, "dense", TOKEN, ("clip-stops-too-much",)),
     Case(gradient.clip_gradient_on_the_wrong_side, "dense", TOKEN, ("clip-gradient-side",)),
     Case(gradient.ratio_detached, "dense", TOKEN, ("ratio-not-in-the-gradient",)),

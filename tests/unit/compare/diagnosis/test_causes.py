@@ -125,6 +125,7 @@ def examples(rule: Rule) -> Iterator[Divergence]:
         yield base
         yield replace(base, unjudged=("activations", "token_loss"), broken=(1, 3))
         yield replace(base, first=replace(first, relative=0.5))
+        yield replace(base, held=(*rule.holds,))
 
 
 def example(rule: Rule) -> Divergence:
