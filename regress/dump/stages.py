@@ -28,6 +28,11 @@ STAGES: tuple[Stage, ...] = (
     Stage("loss", True, "the loss of a microbatch, its parts and metrics"),
     Stage("token_gradient", True, "gradient of the loss with respect to each token's log-prob and entropy"),
     Stage("gradient", True, "gradients after full accumulation"),
+    Stage(
+        "gradient_clipped",
+        True,
+        "gradients that were changed after the backward pass before anything saw them",
+    ),
     Stage("param", True, "parameters after the optimizer update"),
     Stage("optimizer", True, "optimizer state after the update"),
 )
@@ -35,7 +40,7 @@ FOLDERS = (*(stage.name for stage in STAGES), "train", "val")
 """Sub-folders of a dump: one for each type, and those of recorded rollouts by their use."""
 
 _INDEX = {stage.name: index for index, stage in enumerate(STAGES)}
-_LATER = ("token_gradient",)
+_LATER = ("token_gradient", "gradient_clipped")
 """Types that came after the first release, in the order in which they came."""
 _NUMBERS = {
     name: number

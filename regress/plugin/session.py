@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +19,13 @@ from regress.plugin.summary import SUMMARY
 from regress.replay.workspace import Workspace
 
 if TYPE_CHECKING:
+    from regress.replay.adapter import Adapter
     from regress.replay.matrix import Item
 
 _SHARED = "regress_shared"
+_MADE = 200_000
+"""New objects until the garbage collector looks at them during collection: a third of the time goes to that with the
+usual 700."""
 _ENDED = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
@@ -58,15 +63,51 @@ class ReplaySession:
                 raise ConfigError(
                     f"pytest_regress_variants gave {added!r}; give a list of regress.replay.variants.Variant"
                 )
+            adapter = self._adapter()
             variants = project_variants(self._config.rootpath, [row for rows in added for row in rows])
             overrides = read_overrides(self._config.rootpath)
-            self._config.stash[SUITE] = Suite(self._config.stash[SETTINGS], self.shared, variants, overrides)
+            settings = self._config.stash[SETTINGS]
+            self._config.stash[SUITE] = Suite(settings, self.shared, variants, overrides, adapter)
         return self._config.stash[SUITE]
+
+    def _adapter(self) -> Adapter | None:
+        """What replays golden cases in place of the engine: a hook, or what pyproject.toml names.
+
+        Raises:
+            ConfigError: if there are two, or goldens are to be updated.
+        """
+        from regress.replay.adapter import hook_adapter, project_adapter
+
+        name = "pytest_regress_replay"
+        hooks = [impl.function for impl in getattr(self._config.hook, name).get_hookimpls()]
+        found = [hook_adapter(function, name) for function in hooks]
+        found += [named] if (named := project_adapter(self._config.rootpath)) is not None else []
+        if len(found) > 1:
+            told = " and ".join(adapter.name for adapter in found)
+            raise ConfigError(
+                f"{told} both replay golden cases; keep one of {name} and [tool.regress] replay in pyproject.toml"
+            )
+        if found and self._config.stash[SETTINGS].update is not None:
+            raise ConfigError(
+                f"--update-golden makes golden what the engine of this package computes, but {found[0].name} replays "
+                "the cases; update without it, or compare without --update-golden"
+            )
+        return found[0] if found else None
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
         """Tell a worker where the session shares its replays."""
         node.workerinput[_SHARED] = str(self.shared)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_collection(self) -> Iterator[None]:
+        """Have the garbage collector look less often at tests while they are made, as none of them is garbage."""
+        before = gc.get_threshold()
+        gc.set_threshold(max(before[0], _MADE), *before[1:])
+        try:
+            return (yield)
+        finally:
+            gc.set_threshold(*before)
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Enumerate the golden cases for a test function that asks for them."""
@@ -93,6 +134,8 @@ class ReplaySession:
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int | pytest.ExitCode) -> None:
         """Write the updates that tests have prepared, unless the session broke off."""
         settings = self._config.stash[SETTINGS]
+        if self._worker is None and exitstatus in _ENDED and not self._config.stash[SUMMARY].supported():
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
         if self._worker is not None or settings.update is None or self._own is None:
             return
         staged = self.shared / "staged"
