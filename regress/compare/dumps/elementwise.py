@@ -199,7 +199,7 @@ def _fits(record: Listed, name: str) -> bool:
     rows = (
         known is not None and quantity_named(known.quantity).kind is Kind.HIDDEN
     )  # perhaps of loss tokens only
-    if record.spans is None or rows or isinstance(record.meta.get(name), str):
+    if record.spans is None or hidden or isinstance(record.meta.get(name), str):
         return True
     layout = record.layout(name)
     whole = shape if layout is None else layout.shape

@@ -27,13 +27,7 @@ from regress.grpo.objective import Objective
 from regress.layout import Segment, TokenLayout
 
 GROUPS, GROUP_SIZE, WIDTH, VOCABULARY, LONGEST = 4, 4, 16, 37, 12
-OPTIONS = {
-    "token_gradient": True,
-    "forward_data": True,
-    "is_loss_debug": True,
-    "trajectory": True,
-    "loss": True,
-}
+OPTIONS = {"token_gradient": True, "forward_data": True, "is_loss_debug": True, "trajectory": True, "loss": True}
 
 
 @dataclass
@@ -84,9 +78,7 @@ class World:
                 completion = torch.randint(VOCABULARY, (n,), generator=generator).tolist()
                 reward = float(torch.randint(0, 9, (1,), generator=generator)) / 4 + 0.01 * n
                 reward = 0.5 if group == 1 else reward  # a group without variance
-                mask = [0] * len(prompt) + [
-                    int(not (self.run.tools and n > 4 and t in (1, 2))) for t in range(n)
-                ]
+                mask = [0] * len(prompt) + [int(not (self.run.tools and n > 4 and t in (1, 2))) for t in range(n)]
                 self.trajectories.append(
                     Trajectory(f"g{group}", member, prompt + completion, mask, reward, len(prompt))
                 )
@@ -108,8 +100,7 @@ class World:
         count = self.run.ranks * self.run.accumulation
         size = len(self.trajectories) // count
         return [
-            (b % self.run.ranks, b // self.run.ranks, list(range(b * size, (b + 1) * size)))
-            for b in range(count)
+            (b % self.run.ranks, b // self.run.ranks, list(range(b * size, (b + 1) * size))) for b in range(count)
         ]
 
     def batch(self, samples: list[int], advantages: Tensor) -> Batch:
