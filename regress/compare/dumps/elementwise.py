@@ -196,9 +196,8 @@ def _fits(record: Listed, name: str) -> bool:
     if record.bare:
         return False
     known = source_of(record.key.stage, name)
-    rows = (
-        known is not None and quantity_named(known.quantity).kind is Kind.HIDDEN
-    )  # perhaps of loss tokens only
+    # such tensors may have rows of loss tokens only
+    hidden = known is not None and quantity_named(known.quantity).kind is Kind.HIDDEN
     if record.spans is None or hidden or isinstance(record.meta.get(name), str):
         return True
     layout = record.layout(name)
