@@ -53,7 +53,9 @@ def run(case: Path, variant: Any, precision: Any, folder: Path) -> None:
     options = dict.fromkeys(TYPES, True)
     origin = Provenance(config={"model": {"dtype": str(precision)}}, mesh={"world_size": world})
     with recording(Recorder(folder, options=options, provenance=origin, rank=rank, gather=gather)):
-        script().train(case, DTYPES[str(precision)], observe=lambda update, found: record(update, found, rank))
+        script().train(
+            case, DTYPES[str(precision)], observe=lambda update, found: record(update, found, rank)
+        )
 
 
 def record(update: dict[str, Any], found: dict[str, Any], rank: int) -> None:
