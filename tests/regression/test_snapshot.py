@@ -1,0 +1,58 @@
+"""The judge says of every fault, and of healthy replays, what it said when the snapshot was taken."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+import snapshot
+
+KNOWN: dict[str, dict[str, Any]] = json.loads(snapshot.FILE.read_text())
+ALL = snapshot.subjects()
+BY_DEFAULT = (
+    "ratio_inverted-dense-mbs4",
+    "temperature_ignored-dr_grpo-mbs4",
+    "population_deviation-dense-mbs4",
+    "causal_only-dense-packed-mbs3",
+    "divided_twice-dense-mbs4",
+    "healthy-dense-mbs4-fp32",
+    "healthy-dapo-packed-dynamic",
+)
+"""One of each kind: log-ratios, logits, advantages, layers, gradients; and healthy ones."""
+
+
+def rows() -> list[Any]:
+    rest = pytest.mark.extended
+    return [pytest.param(one, id=one.name, marks=() if one.name in BY_DEFAULT else rest) for one in ALL]
+
+
+@pytest.mark.parametrize("one", rows())
+def test_it_says_what_it_said(one: snapshot.Subject, tmp_path: Path) -> None:
+    known = KNOWN[one.name]
+    scene, verdicts = snapshot.judged(one, one.dump(tmp_path, steps=known["steps"]))
+    assert snapshot.told(verdicts, scene) == {key: known[key] for key in known if key != "steps"}
+
+
+def test_the_snapshot_has_every_fault_and_no_other() -> None:
+    assert [*KNOWN] == [one.name for one in ALL]
+    assert {one.name for one in ALL} >= {*BY_DEFAULT}
+    assert len(KNOWN) >= 90
+    broken = [row for name, row in KNOWN.items() if not name.startswith("healthy")]
+    assert all("first" in row for row in broken)
+    assert all(
+        set(row["counts"][quantity]) == {"ok"}
+        for name, row in KNOWN.items()
+        if name.startswith("healthy")
+        for quantity in row["counts"]
+    )
+
+
+def test_an_inverted_ratio_is_an_exchange_of_old_and_new() -> None:
+    row = KNOWN["ratio_inverted-dense-mbs4"]
+    assert row["first"].startswith("ratio prob_ratio drift at step0/")
+    assert row["rules"][0] == "ratio-inverted"
