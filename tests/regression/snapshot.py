@@ -17,6 +17,7 @@ from typing import Any
 from regress.compare.diagnosis.causes import Diagnosis, diagnose
 from regress.compare.diagnosis.divergence import Divergence, find_divergence
 from regress.compare.diagnosis.scene import Scene
+from regress.compare.dumps.session import compare_dumps
 from regress.compare.verdicts.verdict import Verdict
 from regress.dump.reader import DumpReader
 from regress.faults import loss, model
@@ -28,6 +29,7 @@ from regress.replay.matrix import Replay
 from regress.replay.run import replay
 from regress.replay.scene import scene_of
 from regress.replay.variants import VARIANTS, Precision
+from regress.report.comparison import scene_of as scene_of_comparison
 
 sys.path.insert(0, str(Path(__file__).parent))
 import layout_faults as bugs  # by the name under which the ranks import it
@@ -84,7 +86,7 @@ class Subject:
         """Run it: the first step, or all of them."""
         one = self.chosen
         with nullcontext() if self.fault is None else self.fault.injected() as prepare:
-            launch = None if self.ranks is None else bugs.Broken(self.ranks)
+            launch: Any = None if self.ranks is None else bugs.Broken(self.ranks)
             return replay(
                 one.case, one.variant, one.precision, folder, steps=steps, prepare=prepare, launch=launch
             )
@@ -158,6 +160,13 @@ def divergence(found: Divergence, diagnoses: Sequence[Diagnosis]) -> dict[str, A
         "patterns": sorted(patterns),
         "rules": [diagnosis.rule for diagnosis in diagnoses],
     }
+
+
+def compared(golden: str, actual: str) -> tuple[Scene, list[Verdict]]:
+    """The verdicts of ``regress compare``."""
+    found = compare_dumps(golden, actual)
+    assert not found.problems
+    return scene_of_comparison(found), found.verdicts
 
 
 def main() -> None:

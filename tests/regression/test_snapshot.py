@@ -1,9 +1,13 @@
-"""The judge says of every fault, and of healthy replays, what it said when the snapshot was taken."""
+"""The judge says of every fault, and of healthy replays, what it said when the snapshot was taken.
+
+It says the same of a dump that it knows nothing of but what lies in it, beside the golden case or another dump.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +35,20 @@ def rows() -> list[Any]:
     return [pytest.param(one, id=one.name, marks=() if one.name in BY_DEFAULT else rest) for one in ALL]
 
 
+SAME = ("first", "held", "patterns", "rules")
+
+
 @pytest.mark.parametrize("one", rows())
-def test_it_says_what_it_said(one: snapshot.Subject, tmp_path: Path) -> None:
+def test_it_says_what_it_said_whichever_way_it_is_asked(one: snapshot.Subject, tmp_path: Path) -> None:
     known = KNOWN[one.name]
-    scene, verdicts = snapshot.judged(one, one.dump(tmp_path, steps=known["steps"]))
+    dump = one.dump(tmp_path / "bad", steps=known["steps"])
+    scene, verdicts = snapshot.judged(one, dump)
     assert snapshot.told(verdicts, scene) == {key: known[key] for key in known if key != "steps"}
+    good = replace(one, fault=None, ranks=None).dump(tmp_path / "good", steps=known["steps"])
+    for golden in (f"golden:{snapshot.GOLDEN / one.case}", str(good.folder)):
+        scene, verdicts = snapshot.compared(golden, str(dump.folder))
+        found = snapshot.told(verdicts, scene)
+        assert {key: found.get(key) for key in SAME} == {key: known.get(key) for key in SAME}
 
 
 def test_the_snapshot_has_every_fault_and_no_other() -> None:

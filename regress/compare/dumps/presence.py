@@ -16,6 +16,7 @@ from regress.compare.dumps.listing import Listed
 from regress.compare.dumps.match import Matching
 from regress.compare.dumps.selection import Selection
 from regress.compare.dumps.sides import Side
+from regress.compare.dumps.tokens import told_tokens
 from regress.compare.quantities import LOSS_STAGES, UPDATE_STAGES, source_of
 from regress.compare.updates.coverage import QUANTITY, judge_coverage
 from regress.compare.verdicts.case import element
@@ -44,6 +45,7 @@ class Stage:
 
     Attributes:
         index, actual_index: sample of the one or the other side -> its number in the frame.
+        telling: golden records that tell loss tokens.
         copies: samples that only repeat others; they need not be anywhere.
     """
 
@@ -59,6 +61,7 @@ class Stage:
     place: Place
     only: Selection
     notes: list[str] = field(default_factory=list)
+    telling: Sequence[str] = ()
 
     def verdicts(self) -> Iterator[Verdict]:
         """Everything that is not where it should be."""
@@ -90,6 +93,10 @@ class Stage:
                 f"{self.name} is in the {has} dump only: {side.system} writes none of the kind ({side.folder}), so it "
                 "was not compared"
             )
+            return
+        options = (side.config.get("debug") or {}).get("dump_options") or {}
+        if self.golden and self.ours.system == "golden" and options.get(self.name) is False:
+            self.notes.append(f"{self.name} was not compared: {side.folder} was recorded without it")
             return
         status = Status.MISSING if self.golden else Status.EXTRA
         detail = f"{self.name} was recorded in the {has} dump only: enable it for both, or leave it out with --only"
@@ -156,9 +163,12 @@ class Stage:
         if not twice.ok:
             yield _named(twice, f"golden dump: {twice.detail}")
         wanted = mine > 0
+        if self.ours.system == "golden" and self.name in LOSS_STAGES:  # a case has no values of other tokens
+            _, loss = told_tokens(self.ours, self.telling, self.index, self.frame)
+            wanted &= True if loss is None else loss
         verdict = judge_coverage(self.name, actual, self.frame, self.place, locator, wanted=wanted)
         yield verdict
-        extra = np.flatnonzero((its > 0) & ~wanted)
+        extra = np.flatnonzero((its > 0) & (mine == 0))
         if extra.size:
             detail = (
                 f"{locator.token(int(extra[0]))} is in the actual dump only{_more(int(extra.size), 'token')}"

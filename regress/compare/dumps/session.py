@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
+from regress.compare.dumps.canonical import golden_update
 from regress.compare.dumps.findings import Finding, settle
+from regress.compare.dumps.golden import GoldenSide
 from regress.compare.dumps.options import AnyUnit, Options, Planned
 from regress.compare.dumps.planning import plan_units
 from regress.compare.dumps.rollouts import RolloutUnit, compare_rollouts
@@ -97,6 +99,10 @@ def compare_dumps(
     """
     asked = options or Options()
     open_side.cache_clear()  # what lies there may have changed since
+    golden_update.cache_clear()
+    ours = open_side(golden)
+    if isinstance(ours, GoldenSide) and asked.bounds.case == "":
+        asked = replace(asked, bounds=asked.bounds.over(ours.case))
     planned = limited(plan_units(golden, actual, asked), asked)
     advance(-len(planned.units))
     run = engine or serial
