@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ def recorded(
     return Path(str(replay(GoldenStore(GOLDEN).case(case), chosen, precision, folder, **rest).folder))
 
 
-def rewritten(dump: Path, folder: Path, change: Change, config: Mapping[str, Any] | None = None) -> Path:
+def rewritten(dump: Path, folder: Path, change: Change, config: dict[str, Any] | None = None) -> Path:
     """A complete dump of what a change makes of the records of another one."""
     reader = DumpReader(dump)
     encode, entries = FORMATS[reader.manifest.format].encode, {}

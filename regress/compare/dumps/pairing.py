@@ -14,6 +14,7 @@ from regress.compare.dumps.options import Options, Planned
 from regress.compare.dumps.presence import Stage
 from regress.compare.dumps.shares import Group, ShareUnit
 from regress.compare.dumps.sides import Side
+from regress.compare.dumps.single import lost_ranks, single_units
 from regress.compare.dumps.units import Unit
 from regress.compare.quantities import (
     MASKS,
@@ -71,6 +72,8 @@ class Update:
 
     def plan(self, planned: Planned) -> None:
         """Add the units, and what headers alone tell."""
+        if not self.options.only.pattern:
+            planned.verdicts += lost_ranks(self.sides[1], self.actual, self.place)
         for stage in (stage.name for stage in STAGES if stage.name != "trajectory"):
             golden, actual = (
                 [record for record in side if record.key.stage == stage]
@@ -101,6 +104,9 @@ class Update:
             if stage != "loss":
                 planned.units += self._tokens(stage, golden, actual)
             planned.units += self._shares(stage, golden, actual, planned)
+        planned.units += single_units(
+            self.paths, self.sides[1], self.golden, self.actual, self.place, self.options.only
+        )
 
     def _repeated(self, stage: str) -> bool:
         """Whether both sides have the values of a stage beside those of the loss."""
