@@ -9,6 +9,7 @@ import pytest
 
 from regress.plugin.options import said
 from regress.plugin.settings import SETTINGS
+from regress.redaction import redacted
 from regress.report.call import link
 from regress.report.text import explain, headline
 
@@ -53,7 +54,7 @@ def environment_differences(case: GoldenCase, config: pytest.Config) -> list[str
 
 def commands(item: Item, node: pytest.Item) -> dict[str, str]:
     """How to repeat this test alone, with its dump kept, and how to accept the new values, where an update can."""
-    run, test = shlex.join(["pytest", *said(node.config)]), shlex.quote(node.nodeid)
+    run, test = redacted(shlex.join(["pytest", *said(node.config)])), shlex.quote(node.nodeid)
     found = {
         "reproduce": f"{run} {test}",
         "keep the dump": f"{run} {test} --regress-keep-dumps",

@@ -34,6 +34,12 @@ def regress(request: pytest.FixtureRequest) -> Regress:
     return Regress(request)
 
 
+@pytest.fixture
+def regress_check(regress: Regress) -> Regress:
+    """Give the fixture `regress` under a name that leaves ``import regress`` visible in the test."""
+    return regress
+
+
 def owner(node: pytest.Item) -> str:
     """Id of a test, without the group that pytest-xdist may add to its `nodeid`."""
     return node.nodeid if node.parent is None else f"{node.parent.nodeid}::{node.name}"
@@ -110,12 +116,10 @@ class Regress:
     ) -> None:
         """Compare two values by the rules of `check`; raises `AssertionError` whose first line is the verdict."""
         __tracebackhide__ = True
-        from regress.golden.tree import Tree
-        from regress.plugin.comparing import compare, tolerance_of
+        from regress.plugin.closeness import verdicts_on
 
         try:
-            tolerance = tolerance_of(rtol, atol, why, self._settings.tolerance_scale)
-            verdicts = compare(Tree.of(actual), Tree.of(expected), tolerance, "assert_close")
+            verdicts = verdicts_on(actual, expected, rtol, atol, why, self._settings.tolerance_scale)
         except RegressError as error:
             raise error.with_traceback(None) from None
         self._judge(verdicts, "assert_close", None)

@@ -18,6 +18,7 @@ from regress.plugin.summary import SUMMARY
 from regress.replay.workspace import Workspace
 
 if TYPE_CHECKING:
+    from regress.replay.adapter import Adapter
     from regress.replay.matrix import Item
 
 _SHARED = "regress_shared"
@@ -58,10 +59,36 @@ class ReplaySession:
                 raise ConfigError(
                     f"pytest_regress_variants gave {added!r}; give a list of regress.replay.variants.Variant"
                 )
+            adapter = self._adapter()
             variants = project_variants(self._config.rootpath, [row for rows in added for row in rows])
             overrides = read_overrides(self._config.rootpath)
-            self._config.stash[SUITE] = Suite(self._config.stash[SETTINGS], self.shared, variants, overrides)
+            settings = self._config.stash[SETTINGS]
+            self._config.stash[SUITE] = Suite(settings, self.shared, variants, overrides, adapter)
         return self._config.stash[SUITE]
+
+    def _adapter(self) -> Adapter | None:
+        """What replays golden cases in place of the engine: a hook, or what pyproject.toml names.
+
+        Raises:
+            ConfigError: if there are two, or goldens are to be updated.
+        """
+        from regress.replay.adapter import hook_adapter, project_adapter
+
+        name = "pytest_regress_replay"
+        hooks = [impl.function for impl in getattr(self._config.hook, name).get_hookimpls()]
+        found = [hook_adapter(function, name) for function in hooks]
+        found += [named] if (named := project_adapter(self._config.rootpath)) is not None else []
+        if len(found) > 1:
+            told = " and ".join(adapter.name for adapter in found)
+            raise ConfigError(
+                f"{told} both replay golden cases; keep one of {name} and [tool.regress] replay in pyproject.toml"
+            )
+        if found and self._config.stash[SETTINGS].update is not None:
+            raise ConfigError(
+                f"--update-golden makes golden what the engine of this package computes, but {found[0].name} replays "
+                "the cases; update without it, or compare without --update-golden"
+            )
+        return found[0] if found else None
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
@@ -93,6 +120,8 @@ class ReplaySession:
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int | pytest.ExitCode) -> None:
         """Write the updates that tests have prepared, unless the session broke off."""
         settings = self._config.stash[SETTINGS]
+        if self._worker is None and exitstatus in _ENDED and not self._config.stash[SUMMARY].supported():
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
         if self._worker is not None or settings.update is None or self._own is None:
             return
         staged = self.shared / "staged"

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from regress.dump.reader import DumpReader
     from regress.golden.case import GoldenCase
     from regress.plugin.settings import Settings
+    from regress.replay.adapter import Adapter
     from regress.replay.cache import ReplayCache
+    from regress.replay.foreign import ForeignReplays
     from regress.replay.matrix import Item
     from regress.replay.staging import Selection, Staging
     from regress.replay.variants import Variant
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
 REPLAYS = "replays"
 """Folder of a session's replays, below what its processes share."""
+EXPORTS = "exports"
+"""Folder of its exported cases."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,7 @@ class Suite:
         shared: directory that all processes of the session see.
         variants: the table, with the project's rows.
         overrides: tolerances that the project sets by hand.
+        adapter: the function of somebody's own trainer that replays cases, in place of the engine.
         selection: of a case, the updates and quantities that the tests of this session are about; see `Staging`.
     """
 
@@ -50,6 +55,7 @@ class Suite:
     shared: Path
     variants: dict[str, Variant]
     overrides: Overrides
+    adapter: Adapter | None = None
     selection: dict[str, Selection] = field(default_factory=dict)
 
     @cached_property
@@ -105,7 +111,14 @@ class Suite:
             keep=self.settings.keep_dumps,
             tokens=self.settings.report is not None,
             golden=self._golden,
+            foreign=self._foreign,
         )
+
+    @property
+    def _foreign(self) -> ForeignReplays | None:
+        from regress.replay.foreign import ForeignReplays
+
+        return None if self.adapter is None else ForeignReplays(self.adapter, self.shared / EXPORTS)
 
     @cached_property
     def staging(self) -> Staging | None:
@@ -159,6 +172,7 @@ class Suite:
             ConfigError: if a pattern finds nothing, or none of the variants is replayed on any of the cases, or a
                 tolerance is set for what nobody recorded.
         """
+        from regress.replay.foreign import foreign_items
         from regress.replay.matrix import items, replays
         from regress.replay.variants import TIERS, Extent, select
 
@@ -180,7 +194,7 @@ class Suite:
             if not named(replay.name):
                 continue
             try:
-                found += items(replay)
+                found += items(replay) if self.adapter is None else foreign_items(replay)
             except RegressError as error:
                 found.append(Broken(f"{replay.name}/unplanned", str(error), replay.case.name))
         return [*found, *(broken for broken in self.broken if broken.case in (None, *chosen))]

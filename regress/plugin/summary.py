@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from regress.plugin.rows import CALL, KEPT, UPDATE, UpdateRow, told_call, update_row
+from regress.plugin.foreign import foreign_lines, supported
+from regress.plugin.rows import CALL, FOREIGN, KEPT, UPDATE, UpdateRow, foreign_row, told_call, update_row
 from regress.plugin.settings import SETTINGS
+from regress.redaction import redacted
 
 if TYPE_CHECKING:
     from regress.report.call import Call
@@ -54,6 +56,10 @@ class Summary:
         """All verdicts that tests told; none unless a report was asked for."""
         return [told_call(text) for _, text in self.properties(CALL)]
 
+    def supported(self) -> bool:
+        """Whether a trainer of one's own, if one replays golden cases, has any of the variants of this session."""
+        return supported(foreign_row(text) for _, text in self.properties(FOREIGN))
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep what a test told; each of its reports holds what the one before held."""
         found = [(key, value) for key, value in report.user_properties if key in KEPT]
@@ -65,6 +71,8 @@ class Summary:
         if hasattr(self._config, "workerinput"):  # a worker of pytest-xdist, which knows its own tests only
             return
         self._write_report(terminalreporter)
+        for line in foreign_lines(foreign_row(text) for _, text in self.properties(FOREIGN)):
+            terminalreporter.line(f"regress: {line}")
         for note in self._notes:
             terminalreporter.line(f"regress: {note}")
         rows = self.updates()
@@ -114,7 +122,7 @@ class Summary:
         from regress.report.model import Report
 
         replays = self._config.stash[SESSION].replays
-        command = shlex.join(["pytest", *self._config.invocation_params.args])
+        command = redacted(shlex.join(["pytest", *self._config.invocation_params.args]))
         environment = {"command": command, **told(provenance_of(self._config))}
         if replays is None:
             return Report("pytest", calls, environment=environment)

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from regress.errors import ConfigError
 from regress.golden.commands import directory_option, open_store
+from regress.redaction import redacted
 from regress.replay.launch import LAUNCHERS, Launch
 from regress.replay.variants import TIERS, Extent, Precision, Variant
 from regress.report.numbers import plural
@@ -241,7 +242,7 @@ def _tell(results: Results, report: Path | None, console: Console) -> None:
             diagnoses=results.diagnoses,
             tensors=results.tensors,
             environment={
-                "command": shlex.join(["regress", *sys.argv[1:]]),
+                "command": redacted(shlex.join(["regress", *sys.argv[1:]])),
                 **surroundings(results.cases.values()),
             },
             matrix=matrix(rows),

@@ -13,7 +13,7 @@ from regress.compare.diagnosis.causes import Diagnosis
 from regress.compare.diagnosis.divergence import Divergence
 from regress.compare.verdicts.overrides import Overrides, read_overrides
 from regress.dump.files import remove_tree
-from regress.dump.location import Location
+from regress.dump.location import Location, address
 from regress.errors import ConfigError, GoldenError
 from regress.golden.case import GoldenCase
 from regress.golden.location import project_root
@@ -219,7 +219,7 @@ class Machine:
         """Configuration that a replay has here, by dotted key."""
         found = {} if self.device is None else {"device": self.device}
         if self.work is not None:
-            found["debug.dump_dir"] = str(self.work / replay.name / "dump")
+            found["debug.dump_dir"] = address(self.work / replay.name / "dump")
         return found
 
     @contextmanager

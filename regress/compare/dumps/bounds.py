@@ -8,19 +8,20 @@ from dataclasses import dataclass, field, replace
 
 import ml_dtypes
 
-from regress.compare.quantities import Kind, quantity_named
+from regress.compare.quantities import OTHER, Kind, quantity_named
 from regress.compare.verdicts.overrides import Overrides
 from regress.compare.verdicts.tolerance import BITWISE, EXACT, Tolerance, tolerance_of
 from regress.dump.arrays import DTYPES, is_float
 from regress.golden.case import GoldenCase
 from regress.golden.tolerance import ToleranceEntry
 
-NATIVE = ("activations", "gradient", "param", "optimizer")
+NATIVE = ("activations", "logit_gradient", "gradient", "param", "optimizer")
 """Quantities in the dtype of the model, whatever the others are stored in."""
 
 EPS_MULTIPLES: Mapping[str, int] = {
     "activations": 64,
     "gradient": 512,
+    "gradient_clipped": 512,
     "grad_norm": 256,
     "optimizer": 512,
     "param": 256,
@@ -43,6 +44,7 @@ COARSE: Mapping[str, int] = {
     "activations": 32,
     "entropy": 8,
     "gradient": 32,
+    "gradient_clipped": 32,
     "optimizer": 32,
     "param": 8,
     "ratio": 16,
@@ -92,7 +94,7 @@ class Bounds:
         Args:
             dtypes: of the two tensors, and of the two models where known: the coarsest of them decides.
         """
-        if quantity_named(quantity).exact:
+        if quantity_named(quantity).exact or (quantity == OTHER and not any(map(_is_float, dtypes))):
             return BITWISE if self.given is not None and self.given.bitwise else EXACT
         if self.given is not None:
             return self.given
@@ -116,8 +118,12 @@ class Bounds:
 
 def coarsest(dtypes: Sequence[str]) -> str:
     """The floating dtype with the widest spacing; float64 where there is none."""
-    floats = [name for name in dtypes if name in DTYPES and is_float(DTYPES[name])]
+    floats = [name for name in dtypes if _is_float(name)]
     return max(floats, key=spacing, default="float64")
+
+
+def _is_float(dtype: str) -> bool:
+    return dtype in DTYPES and is_float(DTYPES[dtype])
 
 
 def spacing(dtype: str) -> float:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from regress.compare.dumps.canonical import golden_update
-from regress.compare.dumps.findings import Finding, settle
+from regress.compare.dumps.findings import Finding, settle, told
 from regress.compare.dumps.golden import GoldenSide
 from regress.compare.dumps.options import AnyUnit, Options, Planned
 from regress.compare.dumps.planning import plan_units
@@ -108,8 +108,12 @@ def compare_dumps(
     planned = limited(plan_units(golden, actual, asked), asked)
     advance(-len(planned.units))
     run = engine or serial
-    done = _done(planned.units, run([(unit, None) for unit in planned.units]), advance)
-    results = _without_common(list(done), planned)
+    results = list(_done(planned.units, run([(unit, None) for unit in planned.units]), advance))
+    results = _without_common(results, planned)
+    notes, problems = told(results)
+    planned.notes += notes
+    planned.problems += problems
+    results = [(unit, [finding for finding in findings if not finding.problem]) for unit, findings in results]
     verdicts, again = settle(results)
     for (_, scales), findings in zip(again, run(again), strict=True):
         found = (finding.verdict for finding in findings)
