@@ -10,6 +10,7 @@ from rich.console import Console
 
 from regress import __version__
 from regress.errors import DumpError, RegressError
+from regress.explain.commands import explain
 from regress.golden.commands import golden
 from regress.replay.commands import calibrate, record, study
 from regress.replay.export_commands import export
@@ -192,6 +193,7 @@ main.add_command(study)
 main.add_command(replay)
 main.add_command(variants)
 main.add_command(compare)
+main.add_command(explain)
 
 
 if __name__ == "__main__":

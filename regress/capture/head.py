@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from regress.capture.anatomy import Anatomy, Head, is_distributed, whole
+from regress.capture.linear_head import LinearHead
 from regress.errors import CaptureError
 
 AGREE = {torch.float64: 1e-9, torch.float32: 1e-3}
@@ -34,10 +35,29 @@ def make_head(anatomy: Anatomy) -> Head:
     return logits
 
 
+def solver_head(anatomy: Anatomy) -> Head:
+    """Build the same function for float64 states, differentiable in them, as the token gradient needs it."""
+    head = anatomy.head
+    weight = getattr(head, "weight", None)
+    if isinstance(head, nn.Module) and isinstance(weight, Tensor) and _is_linear(head, weight):
+        bias = getattr(head, "bias", None)
+        factor, cap = _scaling(anatomy.root)
+        full_bias = whole(bias.detach()) if isinstance(bias, Tensor) else None
+        return LinearHead(whole(weight.detach()), full_bias, scale=factor, soft_cap=cap)
+    native = make_head(anatomy)
+    parameters = head.parameters() if isinstance(head, nn.Module) else anatomy.root.parameters()
+    dtype = next((p.dtype for p in parameters if p.is_floating_point()), torch.float32)
+    return lambda states: native(states.to(dtype)).to(states.dtype)
+
+
+def _is_linear(head: nn.Module, weight: Tensor) -> bool:
+    plain = type(head).forward in (nn.Linear.forward, nn.Embedding.forward)
+    return weight.dim() == 2 and (plain or is_distributed(weight))
+
+
 def _project(head: nn.Module) -> Head:
     weight = getattr(head, "weight", None)
-    plain = type(head).forward in (nn.Linear.forward, nn.Embedding.forward)
-    if isinstance(weight, Tensor) and (plain or is_distributed(weight)) and weight.dim() == 2:
+    if isinstance(weight, Tensor) and _is_linear(head, weight):
         bias = getattr(head, "bias", None)
         full = whole(weight.detach())
         full_bias = whole(bias.detach()) if isinstance(bias, Tensor) else None
@@ -70,7 +90,21 @@ def _without_dropout(module: nn.Module) -> Iterator[None]:
 
 
 def _finish(root: nn.Module) -> Callable[[Tensor], Tensor] | None:
-    """What Hugging Face models do to the output of the head: a scale, then a soft cap."""
+    """Scale and soft cap as a function of logits; None where there are none."""
+    factor, cap = _scaling(root)
+    if factor == 1.0 and not cap:
+        return None
+
+    def finish(logits: Tensor) -> Tensor:
+        if factor != 1.0:
+            logits = logits * factor
+        return torch.tanh(logits / cap) * cap if cap else logits
+
+    return finish
+
+
+def _scaling(root: nn.Module) -> tuple[float, float | None]:
+    """Factor on the logits and their bound, as Hugging Face models apply them to the output of the head."""
     config: Any = getattr(root, "config", None)
     text = getattr(config, "text_config", None) or config
     scale = getattr(root, "logit_scale", None)  # Cohere
@@ -81,15 +115,7 @@ def _finish(root: nn.Module) -> Callable[[Tensor], Tensor] | None:
     for value, exponent in ((scale, 1), (divide, -1), (multiply, 1)):
         if isinstance(value, int | float):
             factor *= float(value) ** exponent
-    if factor == 1.0 and not cap:
-        return None
-
-    def finish(logits: Tensor) -> Tensor:
-        if factor != 1.0:
-            logits = logits * factor
-        return torch.tanh(logits / cap) * cap if cap else logits
-
-    return finish
+    return factor, float(cap) if isinstance(cap, int | float) and cap else None
 
 
 def check_logits(own: Tensor, hidden: Tensor, head: Head, name: str) -> None:

@@ -34,6 +34,9 @@ class Pass:
         extra: ``(record type, name) -> [B, T]`` values that were tapped for this pass.
         samples: key of each segment of the layout, where given.
         activations: module name -> output.
+        gradients: token gradients, by tensor name; ``temperatures`` those that they were solved at,
+            ``accuracy`` bounds of their errors.
+        strays: rows that predict no token and have a gradient.
         reached: the backward call that reached it first.
     """
 
@@ -46,6 +49,8 @@ class Pass:
     activations: dict[str, Any] = field(default_factory=dict)
     gradients: dict[str, Array] = field(default_factory=dict)
     temperatures: list[float] = field(default_factory=list)
+    accuracy: dict[str, float] = field(default_factory=dict)
+    strays: int = 0
     reached: int | None = None
 
 

@@ -50,6 +50,11 @@ class Precision:
         found = next((name for name in ORDER if name in self.computed), "float32")
         return "float16" if self.tf32 and found == "float32" else found
 
+    @property
+    def eps(self) -> float:
+        """Spacing of that dtype."""
+        return float(torch.finfo(getattr(torch, self.dtype)).eps)
+
     def to_json(self) -> dict[str, Any]:
         """What the manifest tells."""
         return {"autocast": self.autocast, "parameters": self.parameters, "tf32": self.tf32}

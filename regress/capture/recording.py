@@ -34,7 +34,7 @@ def record(
     param: bool | str = True,
     optimizer_state: bool | str = True,
     token_gradient: bool = False,
-    temperature: float = 1.0,
+    temperature: float | None = None,
     classify: Classify | None = None,
     every_n_steps: int = 1,
     decoder: str | nn.Module | None = None,

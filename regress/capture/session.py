@@ -19,12 +19,13 @@ from torch.optim import Optimizer
 
 from regress.capture.anatomy import Anatomy, last_hidden_state
 from regress.capture.gradients import versions
-from regress.capture.head import check_logits, make_head
+from regress.capture.head import check_logits, make_head, solver_head
 from regress.capture.inference import infer_layout
 from regress.capture.inputs import arguments_of, arrangement_of
 from regress.capture.passes import Pass, content_key, open_pass, stacked, together, token_values
 from regress.capture.precision import Precision
 from regress.capture.settings import Settings, sample_key
+from regress.capture.shares import add_token_gradient, told_of, unscaled
 from regress.capture.world import World
 from regress.dump.arrays import to_numpy
 from regress.dump.coordinates import Coordinates
@@ -127,7 +128,7 @@ class Session:
         p = open_pass(found, layout, first, _absolute(self.anatomy.root))
         p.samples = self._samples(arguments, layout)
         head = make_head(self.anatomy)
-        p.values = token_values(p, states, head, self.settings.temperature, self.settings.chunk)
+        p.values = token_values(p, states, head, self.settings.temperature or 1.0, self.settings.chunk)
         self.forwards += 1
         if not self._checked:
             self._probe = (states[-1:, -1:].clone(), head)
@@ -189,6 +190,11 @@ class Session:
                 self._micros.append(Micro(task))
                 self._backwards = len(self._micros)
             self._micros[-1].passes.append(p)
+        if hidden is not None and self._wanted_here("token_gradient"):
+            head = solver_head(self.anatomy)
+            add_token_gradient(
+                p, hidden, _plain(gradient), head, self.settings.temperature, self.precision.eps
+            )
 
     def scaled(self, scaler: Any) -> None:
         """The loss was multiplied by the scale of a GradScaler."""
@@ -348,16 +354,26 @@ class Session:
         self._add("batch_inputs", number, inputs, meta)
         values = {name: gathered(name, "values") for name in micro.passes[0].values}
         values["input_ids"] = np.where(targets.attention_mask, inputs["input_ids"], 0)
-        told = {"temperature": self.settings.temperature}
+        told = {"temperature": self.settings.temperature or 1.0}
         self._add("forward_data", number, values, {**at_targets, **told})
+        scale = self._backward_scale()
         if micro.loss is not None:
-            scale = (
-                self._scale * self.world.averaged
-                if self.settings.backward_scale is None
-                else self.settings.backward_scale
-            )
             loss = torch.tensor(micro.loss / scale, dtype=_loss_dtype(values["log_probs"]))
             self._add("loss", number, {"loss": loss}, {**at_targets, "backward_scale": scale})
+        names = dict.fromkeys(name for p in micro.passes for name in p.gradients)
+        if names:
+            found = {name: gathered(name, "gradients") for name in names}
+            self._add(
+                "token_gradient",
+                number,
+                unscaled(found, scale),
+                {**at_targets, **told_of(micro.passes, scale)},
+            )
+
+    def _backward_scale(self) -> float:
+        """The factor between the loss of the mini-batch and what is back-propagated."""
+        given = self.settings.backward_scale
+        return self._scale * self.world.averaged if given is None else given
 
 
 class _Reached:
@@ -381,6 +397,10 @@ def _matches(wanted: bool | str, name: str) -> bool:
 
 def _local(name: str, value: Any) -> Any:
     return local(value) if isinstance(value, Tensor) else value
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def _shard(name: str, value: Any) -> Any:

@@ -25,7 +25,7 @@ class Settings:
     param: bool | str = True
     optimizer_state: bool | str = True
     token_gradient: bool = False
-    temperature: float = 1.0
+    temperature: float | None = None
     classify: Classify | None = None
     backward_scale: float | None = None
     chunk: int | None = None

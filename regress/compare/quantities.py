@@ -156,6 +156,7 @@ SOURCES: tuple[Source, ...] = (
     *(Source("loss", name, "loss", name) for name in ("loss", "pg_loss", "kl_loss", "entropy_loss")),
     Source("is_loss_debug", "loss", "loss", "loss", primary=False),
     *(Source("token_gradient", name, name, name) for name in TOKEN_GRADIENTS),
+    Source("token_gradient", "recoverable", "token_residual", "recoverable"),
     Source("old_log_probs", "old_log_probs", "old_log_probs", "old_log_probs", primary=False),
     Source("ref_log_probs", "ref_log_probs", "ref_log_probs", "ref_log_probs", primary=False),
 )

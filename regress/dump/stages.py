@@ -40,7 +40,7 @@ FOLDERS = (*(stage.name for stage in STAGES), "train", "val")
 """Sub-folders of a dump: one for each type, and those of recorded rollouts by their use."""
 
 _INDEX = {stage.name: index for index, stage in enumerate(STAGES)}
-_LATER = ("token_gradient",)
+_LATER = ("token_gradient", "gradient_clipped")
 """Types that came after the first release, in the order in which they came."""
 _NUMBERS = {
     name: number

@@ -10,6 +10,7 @@ variants="packed*")`` narrows it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -102,15 +103,18 @@ def parametrize(metafunc: pytest.Metafunc, suite: Callable[[], Suite]) -> None:
             "them"
         )
     try:
-        parameters = suite().parameters(chosen["cases"], chosen["variants"], _named(metafunc.config))
+        parameters = _parameters(metafunc, suite(), (chosen["cases"], chosen["variants"]))
     except RegressError as error:
         raise pytest.Collector.CollectError(f"{stated}: {error}") from None
     metafunc.parametrize(FIXTURE, parameters, ids=[parameter.id for parameter in parameters], indirect=True)
 
 
-def _named(config: pytest.Config) -> Callable[[str], bool]:
-    """Of the name of a replay: whether the command line, if it has ids of tests only, has any of its tests."""
-    ids = [argument.partition("[")[2] for argument in config.args]
-    if not ids or not all(ids):
-        return lambda _: True
-    return lambda name: any(f"{name}/" in text for text in ids)
+def _parameters(metafunc: pytest.Metafunc, suite: Suite, patterns: tuple[str, str]) -> list[Item | Broken]:
+    """The tests that could be selected; if there are none, the first of all, for pytest to deselect."""
+    from regress.plugin.narrowing import choices
+
+    for wanted in choices(metafunc):
+        found = list(suite.parameters(*patterns, wanted))
+        if found:
+            return found
+    return list(islice(suite.parameters(*patterns), 1))

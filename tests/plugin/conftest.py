@@ -173,6 +173,11 @@ ALIKE = {
 """Modules and tests in which workers make little difference: with workers they are extended tests."""
 
 
+def pytest_regress_keywords() -> tuple[str, ...]:
+    """Tests of golden cases get no markers here."""
+    return ()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark those."""

@@ -16,7 +16,6 @@ ALLOWED: dict[str, set[str]] = {
     "layout": set(),
     "dump": {"layout"},
     "grpo": set(),
-    "capture": {"dump", "layout", "grpo"},
     "tasks": set(),
     "golden": {"dump", "layout"},
     "interop": {"dump", "layout"},

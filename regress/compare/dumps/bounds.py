@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import ml_dtypes
 
-from regress.compare.quantities import OTHER, Kind, quantity_named
+from regress.compare.quantities import Kind, quantity_named
 from regress.compare.verdicts.overrides import Overrides
 from regress.compare.verdicts.tolerance import BITWISE, EXACT, Tolerance, tolerance_of
 from regress.dump.arrays import DTYPES, is_float
@@ -92,9 +93,10 @@ class Bounds:
         """The tolerance of a quantity.
 
         Args:
-            dtypes: of the two tensors, and of the two models where known: the coarsest of them decides.
+            dtypes: of the two tensors, and of the two models where known: the coarsest of them decides. What has none
+                with fractions is compared exactly.
         """
-        if quantity_named(quantity).exact or (quantity == OTHER and not any(map(_is_float, dtypes))):
+        if quantity_named(quantity).exact or (dtypes and not any(map(_is_float, dtypes))):
             return BITWISE if self.given is not None and self.given.bitwise else EXACT
         if self.given is not None:
             return self.given
@@ -114,6 +116,22 @@ class Bounds:
         if found is None:
             return _by_dtype(quantity, dtype)
         return replace(found, reason=f"{found.reason} (golden case {self.case})")
+
+
+def widened(tolerance: Tolerance, tensor: str, *sides: Iterable[Mapping[str, Any]]) -> Tolerance:
+    """Add the errors that estimated values were recorded with, as ``meta["accuracy"]`` tells them.
+
+    Args:
+        sides: metadata of the records of each side.
+    """
+    error = 0.0
+    for records in sides:
+        told = (meta.get("accuracy") for meta in records)
+        error += max((float(a[tensor]) for a in told if isinstance(a, Mapping) and tensor in a), default=0.0)
+    if not error or tolerance.bitwise:
+        return tolerance
+    reason = f"{tolerance.reason}; the values are estimates, good to {error:.2g} where they were recorded"
+    return replace(tolerance, absolute=tolerance.absolute + error, reason=reason)
 
 
 def coarsest(dtypes: Sequence[str]) -> str:

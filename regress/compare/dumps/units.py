@@ -18,7 +18,7 @@ from regress.compare.alignment.keys import key_of
 from regress.compare.alignment.locate import Locator
 from regress.compare.alignment.project import Projection
 from regress.compare.diagnosis.surroundings import Surroundings
-from regress.compare.dumps.bounds import Bounds
+from regress.compare.dumps.bounds import Bounds, widened
 from regress.compare.dumps.boxes import Shard, shard_blocks
 from regress.compare.dumps.canonical import golden_update
 from regress.compare.dumps.columns import Column
@@ -32,7 +32,6 @@ from regress.compare.dumps.surroundings import with_affected
 from regress.compare.dumps.tokens import Mask, selected_rows, token_words, tokens_of, told_tokens
 from regress.compare.metrics.stripes import Measures
 from regress.compare.quantities import (
-    OTHER,
     UPDATE_STAGES,
     Kind,
     Source,
@@ -211,8 +210,11 @@ class _Work:
         return told_tokens(self.ours, self.unit.telling, self._indices()[0], self.unit.frame)
 
     def tolerance(self, source: Source, *arrays: Array) -> Tolerance:
-        """That of a tensor."""
-        return self._tolerance(source.quantity, *arrays).of(source.name)
+        """That of a tensor, wider by the error that its values were estimated with."""
+        found = self._tolerance(source.quantity, *arrays).of(source.name)
+        if self.unit.bounds.given is not None:
+            return found
+        return widened(found, source.tensor, [self.actual.meta], [r.meta for r in self.golden.values()])
 
     def _indices(self) -> tuple[dict[SampleKey, int], dict[SampleKey, int]]:
         """Number in the frame of each golden and each actual sample."""
@@ -282,7 +284,7 @@ class _Work:
 
     def _tolerance(self, quantity: str, *arrays: Array) -> Tolerance:
         models = [side.precision for side in (self.ours, self.theirs) if side.precision is not None]
-        if quantity == OTHER and not any(is_float(array.dtype) for array in arrays):
+        if arrays and not any(is_float(array.dtype) for array in arrays):
             models = []  # ids and masks are no less exact for the model's precision
         return self.unit.bounds.of(quantity, [*(dtype_name(array.dtype) for array in arrays), *models])
 

@@ -104,7 +104,7 @@ def steps(
 ) -> Iterator[int]:
     """Train; yields before each update."""
     rows = list(samples or make_samples())
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
     total = sum(len(row) - 1 for row in rows)
     size = len(rows) // accumulation
     for update in range(updates):
