@@ -8,7 +8,7 @@ are as wide as the responses; since then all rows are padded on the right, and t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -42,7 +42,6 @@ class NexrlDump:
     """
 
     system = "NexRL"
-    text: Callable[[int], str] | None = None
 
     def __init__(self, folder: Location) -> None:
         self.folder = folder

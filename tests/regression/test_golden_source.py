@@ -76,7 +76,8 @@ def run(*arguments: object) -> Result:
 def test_a_healthy_dump_is_equal(case: str, variant: str, precision: Precision, tmp_path: Path) -> None:
     dump = recorded(case, variant, tmp_path, precision)
     found = compare_dumps(f"golden:{GOLDEN / case}", str(dump))
-    assert (found.failed, found.problems, found.notes, found.exit_code) == ([], [], [], 0)
+    notes = [note for note in found.notes if not note.startswith("token_gradient was not compared")]
+    assert (found.failed, found.problems, notes, found.exit_code) == ([], [], [], 0)
     recordings = GoldenStore(GOLDEN).case(case)
     quantities = {q for where in recordings.wheres() for q in recordings.quantities(where)}
     assert {verdict.quantity for verdict in found.verdicts} >= quantities
@@ -140,4 +141,4 @@ def test_two_cases_and_a_pending_update(tmp_path: Path) -> None:
     truth = {where: {"kl": {"kl": case.truth_of(where, "kl")["kl"] * 2}}}
     propose(store, "dense", truth=truth, provenance={"why": "a test"})
     found = compare_dumps(f"golden:{tmp_path}/golden/dense", f"golden:{tmp_path}/golden/dense@pending")
-    assert {verdict.quantity for verdict in found.failed} == {"kl"}
+    assert {verdict.quantity for verdict in found.failed} == {"kl", "invariants"}  # the loss is not their sum

@@ -221,6 +221,12 @@ class GoldenSide:
         return values if whole else values[None]
 
 
+def text_of(*sides: object) -> Callable[[int], str] | None:
+    """Text of a token id, by the first of some sources that knows it."""
+    found = (side.text for side in sides if isinstance(side, GoldenSide))
+    return next((text for text in found if text is not None), None)
+
+
 def _placed(frame: TokenFrame) -> dict[str, Any]:
     """The metadata of records of tokens: all samples end to end in one row."""
     offsets = frame.offsets.tolist()

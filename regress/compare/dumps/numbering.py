@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -38,11 +38,6 @@ class Numbered:
         self._numbers = numbers
         self.folder, self.system, self.mesh, self.config = side.folder, side.system, side.mesh, side.config
         self.precision, self.notes = side.precision, side.notes
-
-    @property
-    def text(self) -> Callable[[int], str] | None:
-        """Text of a token id."""
-        return self._side.text
 
     @cached_property
     def entries(self) -> Mapping[str, tuple[str, Coordinates]]:

@@ -94,6 +94,9 @@ class Stage:
     def _absent(self) -> Iterator[Verdict]:
         """A stage that one side does not have at all."""
         has, side = ("golden", self.theirs) if self.golden else ("actual", self.ours)
+        if not side.writes(self.name) and side.system == "golden":
+            self.notes.append(f"{self.name} was not compared: {side.folder} has no golden values of it")
+            return
         if not side.writes(self.name):
             self.notes.append(
                 f"{self.name} is in the {has} dump only: {side.system} writes none of the kind ({side.folder}), so it "

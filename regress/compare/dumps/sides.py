@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any, Protocol
 
@@ -34,10 +34,6 @@ class Side(Protocol):
     system: str
     mesh: Mapping[str, int]
     config: Mapping[str, Any]
-
-    @property
-    def text(self) -> Callable[[int], str] | None:
-        """Text of a token id, None where nothing tells it."""
 
     @property
     def precision(self) -> str | None:
@@ -72,7 +68,6 @@ class OwnDump:
 
     system = "regress"
     notes: Sequence[str] = ()
-    text: Callable[[int], str] | None = None
 
     def __init__(self, path: Location) -> None:
         self.folder = path

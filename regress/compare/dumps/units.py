@@ -23,6 +23,7 @@ from regress.compare.dumps.boxes import Shard, shard_blocks
 from regress.compare.dumps.canonical import golden_update
 from regress.compare.dumps.columns import Column
 from regress.compare.dumps.findings import Defect, Finding
+from regress.compare.dumps.golden import text_of
 from regress.compare.dumps.listing import listed
 from regress.compare.dumps.padding import Aligned, judge_padding
 from regress.compare.dumps.pieces import Index, Part, blocks
@@ -186,7 +187,7 @@ class _Work:
         frame, (ours, theirs) = self.unit.frame, self._indices()
         ids, loss = self.told()
         _, actual_loss = told_tokens(self.theirs, self.unit.actual_telling, theirs, frame)
-        locator = Locator(frame, ids, self.ours.text or self.theirs.text)
+        locator = Locator(frame, ids, text_of(self.ours, self.theirs))
         for source in self._sources():
             if quantity_named(source.quantity).kind is Kind.SHARE:
                 continue  # shares belong to microbatches, not to tokens
