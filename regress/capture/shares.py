@@ -97,9 +97,8 @@ def _solved(
     found = solve(states, slopes, head, targets, temperature=None)
     if found.temperature is None:
         return first
-    error = max(found.temperature_error or 0.0, 1e-3)
     meant = round(found.temperature, 2)
-    if meant <= 0 or abs(meant - found.temperature) > error:
+    if meant <= 0:
         return found
     again = solve(states, slopes, head, targets, temperature=meant)
     return again if _rest(again, slopes) <= 2 * _rest(found, slopes) else found

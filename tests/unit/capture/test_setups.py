@@ -40,7 +40,7 @@ def records(folder: Path, type: str) -> list[Record]:
     return [reader.read(name) for name in reader.names() if name.startswith(f"{type}/")]
 
 
-SMALL = {
+SMALL: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 16,
     "intermediate_size": 32,
