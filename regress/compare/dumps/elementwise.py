@@ -195,9 +195,10 @@ def _fits(record: Listed, name: str) -> bool:
         return all(size == 1 for size in shape)
     if record.bare:
         return False
-    source = source_of(record.key.stage, name)
-    rows = source is not None and quantity_named(source.quantity).kind is Kind.HIDDEN
-    if record.spans is None or rows or isinstance(record.meta.get(name), str):
+    known = source_of(record.key.stage, name)
+    # such tensors may have rows of loss tokens only
+    hidden = known is not None and quantity_named(known.quantity).kind is Kind.HIDDEN
+    if record.spans is None or hidden or isinstance(record.meta.get(name), str):
         return True
     layout = record.layout(name)
     whole = shape if layout is None else layout.shape
