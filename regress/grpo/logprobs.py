@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 from regress.grpo.inputs import InputError
 
 BLOCK = 1 << 20
-"""Elements of the largest scratch buffer: small enough to stay in a processor's cache."""
+"""Elements of the largest scratch buffer, chosen to fit a processor's cache."""
 
 VOCAB_CHUNK = 1 << 14
 
