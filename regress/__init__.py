@@ -1,3 +1,70 @@
-"""regress: the numerical regression harness for GRPO and RL post-training."""
+"""Numerical regression harness for GRPO and RL post-training: did you change how it is computed, or what?
+
+The names below are the public API. They load on first use, so that ``import regress`` starts neither torch nor numpy.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from regress.compare.dumps.session import Comparison as Comparison
+    from regress.compare.verdicts.tolerance import Tolerance as Tolerance
+    from regress.compare.verdicts.verdict import Verdict as Verdict
+    from regress.dump.reader import DumpReader as DumpReader
+    from regress.dump.record import Record as Record
+    from regress.dump.recorder import Recorder as Recorder
+    from regress.dump.taps import at as at
+    from regress.dump.taps import recording as recording
+    from regress.dump.taps import tap as tap
+    from regress.dump.taps import tap_trajectories as tap_trajectories
+    from regress.dump.trajectory import Trajectory as Trajectory
+    from regress.engine.precision import true_float64 as true_float64
+    from regress.errors import RegressError as RegressError
+    from regress.golden.case import GoldenCase as GoldenCase
+    from regress.golden.store import GoldenStore as GoldenStore
+    from regress.layout.shards import ShardLayout as ShardLayout
+    from regress.layout.tokens import Segment as Segment
+    from regress.layout.tokens import TokenLayout as TokenLayout
+    from regress.plugin.closeness import assert_close as assert_close
+    from regress.replay.variants import Variant as Variant
+
+_HOMES = {
+    "Comparison": "compare.dumps.session",
+    "DumpReader": "dump.reader",
+    "GoldenCase": "golden.case",
+    "GoldenStore": "golden.store",
+    "Record": "dump.record",
+    "Recorder": "dump.recorder",
+    "RegressError": "errors",
+    "Segment": "layout.tokens",
+    "ShardLayout": "layout.shards",
+    "TokenLayout": "layout.tokens",
+    "Tolerance": "compare.verdicts.tolerance",
+    "Trajectory": "dump.trajectory",
+    "Variant": "replay.variants",
+    "Verdict": "compare.verdicts.verdict",
+    "assert_close": "plugin.closeness",
+    "at": "dump.taps",
+    "recording": "dump.taps",
+    "tap": "dump.taps",
+    "tap_trajectories": "dump.taps",
+    "true_float64": "engine.precision",
+}
+__all__ = [*sorted(_HOMES), "__version__"]
+
+if not TYPE_CHECKING:  # to a type checker a module with `__getattr__` has every name
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+        globals()[name] = found
+        return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

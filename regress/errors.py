@@ -1,13 +1,20 @@
 """Errors meant for people: one sentence that names the culprit, the rule and the remedy.
 
-The command line prints them without a traceback and exits with ``exit_code``.
+The command line prints them without a traceback and exits with ``exit_code``. No message holds a credential of a URL.
 """
+
+from __future__ import annotations
+
+from regress.redaction import redacted
 
 
 class RegressError(Exception):
     """Base of every error a user can cause or mend."""
 
     exit_code = 1
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(redacted(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 class ConfigError(RegressError):
@@ -26,6 +33,12 @@ class CompareError(RegressError):
 
 class DumpError(RegressError):
     """A dump cannot be written, or is missing, incomplete or damaged."""
+
+
+class CaptureError(RegressError):
+    """A trainer cannot be recorded as it is: something cannot be found, is ambiguous or is not supported."""
+
+    exit_code = 2
 
 
 class GoldenError(RegressError):
@@ -50,13 +63,17 @@ class RankError(ReplayError):
         self.rank = rank
 
 
+class NotSupported(RegressError):  # noqa: N818  # reads as what an adapter says
+    """A trainer of one's own does not have what a variant asks for; the message is the reason."""
+
+
 class TaskError(RegressError):
     """A task, reward or tokenizer cannot do what the configuration asks."""
 
 
 def reason(error: BaseException, limit: int = 200) -> str:
     """What an error of another library says, on one line, to stand in brackets in one of our sentences."""
-    text = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    text = redacted(f"{type(error).__name__}: {' '.join(str(error).split())}")
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 

@@ -5,7 +5,24 @@ Names below load on first use, so that importing this package starts neither tor
 """
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from regress.dump.hooks import matching_parameters as matching_parameters
+    from regress.dump.hooks import record_activations as record_activations
+    from regress.dump.manifest import Manifest as Manifest
+    from regress.dump.reader import DumpReader as DumpReader
+    from regress.dump.reader import read as read
+    from regress.dump.reader import read_all as read_all
+    from regress.dump.record import Record as Record
+    from regress.dump.recorded import read_trajectories as read_trajectories
+    from regress.dump.recorder import Recorder as Recorder
+    from regress.dump.taps import at as at
+    from regress.dump.taps import recording as recording
+    from regress.dump.taps import tap as tap
+    from regress.dump.taps import tap_trajectories as tap_trajectories
+    from regress.dump.taps import wanted as wanted
+    from regress.dump.trajectory import Trajectory as Trajectory
 
 _HOMES = {
     "Record": "record",
@@ -26,8 +43,9 @@ _HOMES = {
 }
 __all__ = sorted(_HOMES)
 
+if not TYPE_CHECKING:  # to a type checker a module with `__getattr__` has every name
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    def __getattr__(name: str) -> Any:
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -41,6 +41,11 @@ def is_remote(path: str) -> bool:
     return "://" in path and not path.startswith(_LOCAL)
 
 
+def address(place: Location) -> str:
+    """Text that `location` turns into the same place again; unlike `str` it holds a user's name, so never show it."""
+    return str(place) if isinstance(place, Path) else place.url
+
+
 def children(folder: Location) -> list[Location]:
     """What lies directly in a folder, by name; nothing if there is no such folder.
 

@@ -17,6 +17,7 @@ from regress.dump.files import Stamp, sync_folder, unreadable, write_atomically
 from regress.dump.jsontext import Json, dumps, loads, plain, tag_floats
 from regress.dump.location import Location
 from regress.errors import DumpError
+from regress.redaction import redacted_tree
 
 MANIFEST = "manifest.json"
 SCHEMA_VERSION = 1
@@ -70,7 +71,7 @@ class Manifest:
         files = {name: _entry_json(entry) for name, entry in self.files.items()}
         tree = {
             "schema_version": SCHEMA_VERSION,
-            **vars(self.provenance),
+            **redacted_tree(vars(self.provenance)),
             "format": self.format,
             "files": files,
             "complete": True,

@@ -7,6 +7,7 @@ system behind the URL (s3fs, gcsfs, adlfs, ...), which is configured as fsspec i
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -16,14 +17,21 @@ from typing import Any
 from fsspec.core import url_to_fs
 
 from regress.errors import DumpError, reason
+from regress.redaction import redacted_url
+
+_PATH = r"[^@:?#;]+(:\d+)?(/[^?#;]*)?"
+_NAMELESS = re.compile(_PATH)
+_NAMED = re.compile(rf"[\w.-]+@{_PATH}")
+_WITH_NAMES = ("abfs", "abfss", "ftp", "hdfs", "sftp", "smb", "ssh", "wasb", "wasbs", "webhdfs")
+"""Protocols whose URLs name a user or a container before an ``@``."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RemotePath:
     """A file or a folder of a store, with the part of `pathlib.Path` that dumps need.
 
     Attributes:
-        url: how people name it.
+        url: its address, credentials included; `str` leaves them out.
         files: the fsspec file system it belongs to.
         path: its name there.
         entry: what a listing told about it.
@@ -32,12 +40,15 @@ class RemotePath:
     """
 
     url: str
-    files: Any = field(repr=False, compare=False)
-    path: str = field(repr=False, compare=False)
-    entry: Mapping[str, Any] | None = field(default=None, repr=False, compare=False)
+    files: Any = field(compare=False)
+    path: str = field(compare=False)
+    entry: Mapping[str, Any] | None = field(default=None, compare=False)
 
     def __str__(self) -> str:
-        return self.url
+        return redacted_url(self.url)
+
+    def __repr__(self) -> str:
+        return f"RemotePath({str(self)!r})"
 
     def __truediv__(self, name: str) -> RemotePath:
         return RemotePath(f"{self.url}/{name}", self.files, f"{self.path}/{name}")
@@ -181,19 +192,20 @@ def open_url(url: str) -> RemotePath:
     Raises `DumpError` if this installation does not speak its protocol, or if it names no single place.
     """
     protocol, _, rest = url.partition("://")
-    host = rest.partition("/")[0]
+    shown = redacted_url(url)
     if "::" in url:
         raise DumpError(
-            f"{url} chains several file systems, but a dump lies in one: give the URL of the store"
+            f"{shown} chains several file systems, but a dump lies in one: give the URL of the store"
         )
     if not rest.strip("/"):
         raise DumpError(
-            f"{url} names no place in the store: add a bucket or a folder, such as {protocol}://run"
+            f"{shown} names no place in the store: add a bucket or a folder, such as {protocol}://run"
         )
-    if ":" in host.rpartition("@")[0]:
+    harmless = _NAMED if protocol.lower() in _WITH_NAMES else _NAMELESS
+    if shown != url and not harmless.fullmatch(rest) and not _NAMELESS.fullmatch(rest):
         raise DumpError(
-            f"{protocol}://...@{host.rpartition('@')[2]} holds a password, which manifests and logs would repeat: "
-            "give it in the environment or in ~/.config/fsspec"
+            f"{shown} holds a password or a signature, which manifests and logs would repeat: give it in the "
+            "environment or in ~/.config/fsspec"
         )
     url = url.rstrip("/")
     try:
@@ -201,11 +213,11 @@ def open_url(url: str) -> RemotePath:
     except ImportError as error:
         why = f"{error}; {error.__cause__}" if error.__cause__ is not None else str(error)
         raise DumpError(
-            f"{url} cannot be opened ({why}): install the package that the protocol {protocol} needs"
+            f"{shown} cannot be opened ({why}): install the package that the protocol {protocol} needs"
         ) from error
     except Exception as error:
         raise DumpError(
-            f"{url} cannot be opened ({reason(error)}): correct the protocol {protocol}, or its configuration "
+            f"{shown} cannot be opened ({reason(error)}): correct the protocol {protocol}, or its configuration "
             "in the environment and ~/.config/fsspec"
         ) from error
     return RemotePath(url, files, path.rstrip("/"))

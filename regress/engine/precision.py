@@ -6,8 +6,8 @@ softmax and router scores to float32 whatever the weights are. :class:`TrueFloat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -43,6 +43,23 @@ class TrueFloat64(TorchFunctionMode):
 
 def _widen(value: Any) -> Any:
     return torch.float64 if value is torch.float32 else value
+
+
+@contextmanager
+def true_float64() -> Iterator[None]:
+    """Compute in float64 wherever float32 is the default or is asked for.
+
+    Enter it around the whole of a training run, forward and backward passes included: what is made inside from Python
+    numbers is float64, and so is every explicit cast to float32. Weights and inputs that exist already stay as they
+    are: load them inside, or call ``model.double()``. It is in force in the thread that enters it.
+    """
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with TrueFloat64():
+            yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def arithmetic(dtype: torch.dtype) -> AbstractContextManager[Any]:

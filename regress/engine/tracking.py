@@ -13,6 +13,7 @@ from regress.engine.config import flat
 from regress.engine.config.schema import Config
 from regress.engine.outputs import Outputs
 from regress.errors import ConfigError
+from regress.redaction import redacted_tree
 
 Log = Callable[[int, Mapping[str, float]], None]
 """``log(step, metrics)``; call it once a step, because trackers refuse to go back."""
@@ -53,7 +54,7 @@ def _tracker(name: str, config: Config) -> Iterator[Log]:
             f"tracking.trackers: {name} is not installed ({error}); run pip install 'grpo-regress[{name}]'"
         ) from error
     try:
-        tracker.store_init_configuration(flat(config))
+        tracker.store_init_configuration(redacted_tree(flat(config)))
         yield lambda step, metrics: tracker.log(dict(metrics), step=step)
     finally:
         tracker.finish()

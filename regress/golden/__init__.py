@@ -4,7 +4,13 @@ Names below load on first use.
 """
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from regress.golden.case import GoldenCase as GoldenCase
+    from regress.golden.manifest import Manifest as Manifest
+    from regress.golden.store import GoldenStore as GoldenStore
+    from regress.golden.tolerance import ToleranceEntry as ToleranceEntry
 
 _HOMES = {
     "GoldenStore": "store",
@@ -14,8 +20,9 @@ _HOMES = {
 }
 __all__ = sorted(_HOMES)
 
+if not TYPE_CHECKING:  # to a type checker a module with `__getattr__` has every name
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    def __getattr__(name: str) -> Any:
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -8,14 +8,14 @@ from __future__ import annotations
 import pytest
 
 from regress.plugin import hooks, session
-from regress.plugin.fixture import regress
+from regress.plugin.fixture import regress, regress_check
 from regress.plugin.options import add_options, spell_out
 from regress.plugin.orphans import Orphans
 from regress.plugin.replays import regress_record
 from regress.plugin.settings import SETTINGS, read_settings
 from regress.plugin.summary import SUMMARY, Summary
 
-__all__ = ["regress", "regress_record"]
+__all__ = ["regress", "regress_check", "regress_record"]
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:

@@ -17,11 +17,12 @@ import pytest
 
 from regress.errors import RegressError
 from regress.plugin.fixture import owner
-from regress.plugin.rows import tell_calls, tell_properties
+from regress.plugin.rows import ForeignRow, tell_calls, tell_foreign, tell_properties
 from regress.plugin.suite import Broken, Suite
 
 if TYPE_CHECKING:
     from regress.replay.matrix import Item
+    from regress.replay.outcome import ReplayOutcome
 
 FIXTURE = "regress_record"
 MARKER = "regress"
@@ -55,6 +56,7 @@ class RecordCheck:
         found = self._suite.cache.outcome(item.replay)
         if found.error is not None:
             pytest.fail(f"{item.replay.name} cannot be replayed: {found.error}", pytrace=False)
+        self._leave_out(item, found)
         outcome = found.outcomes.get((str(item.place), item.quantity))
         if outcome is None or not outcome.tensors:
             pytest.fail(
@@ -69,9 +71,23 @@ class RecordCheck:
         if outcome.failed:
             from regress.plugin.failures import explain_replay
 
-            headline, details = explain_replay(item, outcome, found, self._node)
+            updates = self._suite.adapter is None
+            headline, details = explain_replay(item, outcome, found, self._node, updates=updates)
             self._node.add_report_section("call", "regress", details)
             pytest.fail(headline, pytrace=False)
+
+    def _leave_out(self, item: Item, found: ReplayOutcome) -> None:
+        """Skip what a trainer of one's own does not have, and have it counted."""
+        adapter = self._suite.adapter
+        if adapter is None:
+            return
+        replay, reason = item.replay.name, found.unsupported
+        missing = item.quantity if reason is None and item.quantity not in found.quantities else None
+        tell_foreign(self._node, ForeignRow(adapter.name, replay, reason, missing))
+        if reason is not None:
+            pytest.skip(f"{adapter.name} does not support {replay}: {reason}")
+        if missing is not None:
+            pytest.skip(f"{adapter.name} did not record {missing}")
 
 
 def parametrize(metafunc: pytest.Metafunc, suite: Callable[[], Suite]) -> None:

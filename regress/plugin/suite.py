@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from regress.golden.case import GoldenCase
     from regress.golden.store import GoldenStore
     from regress.plugin.settings import Settings
+    from regress.replay.adapter import Adapter
     from regress.replay.cache import ReplayCache
+    from regress.replay.foreign import ForeignReplays
     from regress.replay.matrix import Item
     from regress.replay.staging import Selection, Staging
     from regress.replay.variants import Extent, Variant
@@ -30,6 +32,10 @@ EVERYTHING = Wanted()
 
 REPLAYS = "replays"
 """Folder of a session's replays, below what its processes share."""
+STAGED = "staged"
+"""Folder of what is to become golden, beside it."""
+EXPORTS = "exports"
+"""Folder of its exported cases."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +56,7 @@ class Suite:
         shared: directory that all processes of the session see.
         variants: the table, with the project's rows.
         overrides: tolerances that the project sets by hand.
+        adapter: the function of somebody's own trainer that replays cases, in place of the engine.
         selection: of a case, the updates and quantities that the tests of this session are about; see `Staging`.
     """
 
@@ -57,6 +64,7 @@ class Suite:
     shared: Path
     variants: dict[str, Variant]
     overrides: Overrides
+    adapter: Adapter | None = None
     selection: dict[str, Selection] = field(default_factory=dict)
     _opened: dict[str, GoldenCase | Broken] = field(default_factory=dict)
 
@@ -110,7 +118,14 @@ class Suite:
             keep=self.settings.keep_dumps,
             tokens=self.settings.report is not None,
             golden=self._golden,
+            foreign=self._foreign,
         )
+
+    @property
+    def _foreign(self) -> ForeignReplays | None:
+        from regress.replay.foreign import ForeignReplays
+
+        return None if self.adapter is None else ForeignReplays(self.adapter, self.shared / EXPORTS)
 
     @cached_property
     def staging(self) -> Staging | None:
@@ -121,7 +136,7 @@ class Suite:
         if update is None:
             return None
         return Staging(
-            self.shared / "staged",
+            self.shared / STAGED,
             everything=update.all,
             selection=self.selection.__getitem__,
             scale=self.settings.tolerance_scale,
@@ -195,6 +210,7 @@ class Suite:
         self, chosen: Sequence[str], table: Mapping[str, Variant], extent: Extent, wanted: Wanted
     ) -> Iterator[Item | Broken]:
         """The tests of all replays that can be made, or of one that cannot the test that says so."""
+        from regress.replay.foreign import foreign_items
         from regress.replay.matrix import Replay, combinations, items
         from regress.replay.variants import TIERS, Extent
 
@@ -208,7 +224,8 @@ class Suite:
                 continue
             replay = Replay(case, variant, precision)
             try:
-                found: Sequence[Item | Broken] = list(items(replay))
+                made = items(replay) if self.adapter is None else foreign_items(replay)
+                found: Sequence[Item | Broken] = list(made)
             except RegressError as error:
                 found = [Broken(f"{replay.name}/unplanned", str(error), name)]
             yield from (item for item in found if wanted.test(item.id)) if wanted.narrowed else found

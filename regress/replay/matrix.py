@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from weakref import WeakKeyDictionary
 
-from regress.compare.quantities import QUANTITIES, Kind
+from regress.compare.quantities import QUANTITIES, TOKEN_GRADIENTS, Kind
 from regress.compare.verdicts.verdict import Place
 from regress.dump.trajectory import Trajectory
 from regress.errors import ConfigError
@@ -129,7 +129,8 @@ def _items_of_update(replay: Replay, update: PlannedUpdate) -> Iterator[Item]:
             place = Place(update.step, update.update, rank, micro)
             kinds = _kinds(update, rank, layout)
             for quantity in judged:
-                if quantity.per_microbatch and quantity.kind in kinds:
+                kind = Kind.TOKEN if quantity.name in TOKEN_GRADIENTS else quantity.kind
+                if quantity.per_microbatch and kind in kinds:
                     yield Item(replay, place, quantity.name)
     yield Item(replay, where, "coverage")
     for rank in range(len(update.layouts)):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from regress.compare.verdicts.sequence import Verdicts
 from regress.dump.jsontext import plain, tag_floats
+from regress.redaction import redacted_tree
 from regress.report.call import Call
 from regress.report.headroom import Closest, Matrix, closest_calls
 from regress.report.numbers import plural
@@ -56,6 +57,10 @@ class Report:
     tensors: int = 0
     matrix: Matrix | None = None
     sections: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("title", "errors", "environment", "notes", "sections"):
+            object.__setattr__(self, name, redacted_tree(getattr(self, name)))
 
     @property
     def verdicts(self) -> Verdicts:

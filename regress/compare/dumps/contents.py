@@ -33,7 +33,7 @@ def samples_of(side: Side, records: Sequence[Listed]) -> list[Sample]:
                 found[t.key] = Sample(t.key, Tokens.of(t.tokens))
                 release(t.tokens)
     unknown = [r for r in records if not {*r.samples} <= found.keys()]
-    contents = _contents(side, [r for r in records if r.key.stage in TELLING], found) if unknown else {}
+    contents = tokens_in(side, [r for r in records if r.key.stage in TELLING], found) if unknown else {}
     for record in unknown:
         copies = {_key(copy): _key(original) for copy, original in record.meta.get("copies", ())}
         for key in record.samples:
@@ -61,7 +61,9 @@ def _key(value: Any) -> SampleKey:
     return str(value[0]), int(value[1])
 
 
-def _contents(side: Side, records: Sequence[Listed], known: Iterable[SampleKey]) -> dict[SampleKey, Tokens]:
+def tokens_in(
+    side: Side, records: Sequence[Listed], known: Iterable[SampleKey] = ()
+) -> dict[SampleKey, Tokens]:
     """The tokens of samples whose every position some record holds."""
     skipped = set(known)
     telling = [
@@ -74,11 +76,14 @@ def _contents(side: Side, records: Sequence[Listed], known: Iterable[SampleKey])
     told: dict[SampleKey, NDArray[np.bool_]] = {}
     for record in telling:
         ids = side.read(record.name).tensors["input_ids"]
-        for key, start, stop, row, col in () if record.spans is None else record.spans.segments:
+        if record.spans is None or ids.shape != record.spans.shape:
+            continue
+        for key, start, stop, row, col in record.spans.segments:
             if key not in skipped:
-                tokens.setdefault(key, np.zeros(sizes[key], np.int64))[start:stop] = ids[
-                    row, col : col + stop - start
-                ]
+                with np.errstate(invalid="ignore"):  # of NaN, which is no id
+                    tokens.setdefault(key, np.zeros(sizes[key], np.int64))[start:stop] = ids[
+                        row, col : col + stop - start
+                    ]
                 told.setdefault(key, np.zeros(sizes[key], bool))[start:stop] = True
     return {key: Tokens.of(found) for key, found in tokens.items() if told[key].all()}
 
@@ -107,7 +112,7 @@ def _values(side: Side, records: Sequence[Listed], key: SampleKey) -> ValuesOf:
                 continue
             array = side.read(record.name).tensors[name]
             for other, start, stop, row, col in record.spans.segments:
-                if other == key and array.ndim == 2:
+                if other == key and array.shape == record.spans.shape:
                     here = array[row, col : col + stop - start].astype(np.float64).tolist()
                     values |= dict(zip(range(start, stop), here, strict=True))
         if values:

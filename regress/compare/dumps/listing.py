@@ -14,12 +14,19 @@ from regress.compare.quantities import UPDATE_STAGES
 from regress.dump.arrays import dtype_name
 from regress.dump.record import Record
 from regress.errors import CompareError
-from regress.layout import SampleKey, ShardLayout
+from regress.layout import SampleKey, Segment, ShardLayout, TokenFrame, TokenLayout
 
 PADDING = -1
 
+PLACES = 1 << 24
+"""So many tokens may a layout have, however small the tensors of its record are."""
+
 LIGHT = ("grad_norm", "own_mean", "copies", "unnamed", "unplaced", "open", "derived", "sampler")
 """Metadata that a comparison is planned by."""
+
+
+NO_LAYOUT = 'tap it with layout= and meta={"samples": [(group_id, run_id), ...]}, one for each segment, or by tap_batch'
+"""What makes tensors of tokens comparable."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +43,10 @@ class Spans:
     @classmethod
     def of(cls, meta: Mapping[str, Any], name: str) -> Spans:
         """The layout in a record's metadata; raises `CompareError` for none, or an unusable one."""
+        if "layout" in meta and "samples" not in meta:
+            raise CompareError(
+                f"{name} has a token layout, but nothing tells whose tokens these are: {NO_LAYOUT}"
+            )
         try:
             rows, columns = (int(size) for size in meta["layout"]["shape"])
             keys = [(str(group), int(run)) for group, run in meta["samples"]]
@@ -45,8 +56,7 @@ class Spans:
             )
         except (KeyError, TypeError, ValueError) as error:
             raise CompareError(
-                f"{name} has no usable token layout ({type(error).__name__}: {error}); tap it with layout= and "
-                'meta={"samples": [(group_id, run_id), ...]}, one for each segment'
+                f"{name} has no usable token layout ({type(error).__name__}: {error}): {NO_LAYOUT}"
             ) from None
         for key, start, stop, row, col in segments:
             inside = 0 <= row < rows and 0 <= col <= columns - (stop - start)
@@ -65,6 +75,19 @@ class Spans:
                 found[place : place + stop - start] = np.arange(start, stop) + offsets[index[key]]
         return found
 
+    def layout(self, index: Mapping[SampleKey, int], frame: TokenFrame) -> TokenLayout:
+        """The layout in the numbers of a frame; what does not belong to it is padding.
+
+        Args:
+            index: the frame's number of each sample, by the key that it has here.
+        """
+        segments = (
+            Segment(index[key], start, min(stop, frame.lengths[index[key]]), row, col)
+            for key, start, stop, row, col in self.segments
+            if key in index
+        )
+        return TokenLayout(self.shape, tuple(segment for segment in segments if segment.start < segment.stop))
+
     @property
     def samples(self) -> tuple[SampleKey, ...]:
         """The samples that have a token here."""
@@ -82,6 +105,7 @@ class Listed:
         shards: tensor -> the part of it that lies here, as JSON.
         local: why its tensors mean something on their own rank only; empty where they do not.
         problem: why it cannot be placed, if so.
+        bare: whether it should have a token layout, and has none.
     """
 
     name: str
@@ -94,6 +118,7 @@ class Listed:
     local: str = ""
     problem: str = ""
     meta: Mapping[str, Any] = field(default_factory=dict)
+    bare: bool = False
 
     @property
     def samples(self) -> tuple[SampleKey, ...]:
@@ -114,18 +139,33 @@ def listed(name: str, record: Record) -> Listed:
     """What a record's header says."""
     key = key_of(record)
     spans, rows, problem = None, None, ""
-    if record.type not in (*UPDATE_STAGES, "trajectory") and not record.meta.get("unplaced"):
+    placed = record.type not in (*UPDATE_STAGES, "trajectory") and not record.meta.get("unplaced")
+    bare = placed and record.meta.get("layout") is None
+    if placed and not bare:
         try:
             spans = Spans.of(record.meta, str(key))
             told: Any = record.meta.get("rows")
             rows = spans if told is None else Spans.of(told, f"meta['rows'] of {key}")
+            _refuse_more_than_held(key, (spans, rows), record)
         except CompareError as error:
             problem = str(error)
     tensors = {name: (dtype_name(array.dtype), array.shape) for name, array in record.tensors.items()}
     shards: Any = record.meta.get("shards") or {}
     light = {k: v for k, v in record.meta.items() if k in LIGHT or (k in tensors and isinstance(v, str))}
     local = str(record.meta.get("rank_local") or "")
-    return Listed(name, key, record.update or 0, tensors, spans, rows, shards, local, problem, light)
+    return Listed(name, key, record.update or 0, tensors, spans, rows, shards, local, problem, light, bare)
+
+
+def _refuse_more_than_held(key: Key, layouts: Iterable[Spans], record: Record) -> None:
+    """Refuse layouts of so many tokens that no record of this size is of them: arrays of as many would be made."""
+    most = max(PLACES, 64 * max((array.size for array in record.tensors.values()), default=0))
+    for spans in layouts:
+        claimed = max(spans.shape[0] * spans.shape[1], *(stop for _, _, stop, _, _ in spans.segments), 0)
+        if claimed > most:
+            raise CompareError(
+                f"the token layout of {key} claims {claimed} tokens, far more than its tensors have elements; record "
+                "it again"
+            )
 
 
 def has_rows_of_loss_tokens(record: Listed) -> bool:

@@ -8,24 +8,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
 
 from regress.compare.dumps.bounds import Bounds
 from regress.compare.dumps.boxes import Shard, shard_blocks
+from regress.compare.dumps.canonical import golden_update
 from regress.compare.dumps.findings import Finding
+from regress.compare.dumps.listing import listed
 from regress.compare.dumps.selection import Selection
 from regress.compare.dumps.sides import Side, open_side
 from regress.compare.metrics.stripes import largest
 from regress.compare.quantities import SHARES, Source, source_of
 from regress.compare.verdicts.case import Case
+from regress.compare.verdicts.tensor import judge_tensor
+from regress.compare.verdicts.tolerance import Tolerance
 from regress.compare.verdicts.values import judge_blocks
 from regress.compare.verdicts.verdict import Place, Status, Verdict
 from regress.dump.arrays import Array, dtype_name
 from regress.dump.record import Record
-from regress.layout import ShardLayout
+from regress.layout import SampleKey, ShardLayout, TokenLayout
 
 QUANTITY = "loss"
 
@@ -37,12 +41,14 @@ class Group:
     Attributes:
         golden, actual: names of their records.
         words: whose sum it is, for the reader of a failure.
+        samples: actual key -> golden key, where the golden share is the sum of weights times terms of these tokens.
     """
 
     golden: tuple[str, ...]
     actual: tuple[str, ...]
     place: Place
     words: str
+    samples: Mapping[SampleKey, SampleKey] | None = None
 
 
 @dataclass(frozen=True)
@@ -52,6 +58,7 @@ class ShareUnit:
     Attributes:
         stage: type of the records.
         terms: golden record -> the one that holds weights and terms of its tokens, where there is one.
+        without: tensors that are compared otherwise.
     """
 
     golden: str
@@ -61,6 +68,7 @@ class ShareUnit:
     terms: Mapping[str, str] = field(default_factory=dict)
     bounds: Bounds = field(default_factory=Bounds)
     only: Selection = field(default_factory=Selection)
+    without: frozenset[str] = frozenset()
 
     @property
     def golden_names(self) -> tuple[str, ...]:
@@ -92,7 +100,12 @@ def compare_shares(unit: ShareUnit) -> list[Finding]:
 def _sources(unit: ShareUnit, records: Sequence[Record]) -> Iterator[Source]:
     for name in dict.fromkeys(name for record in records for name in record.tensors):
         source = source_of(unit.stage, name)
-        if source is not None and source.quantity == QUANTITY and unit.only.has(QUANTITY, source.label):
+        if (
+            source is not None
+            and name not in unit.without
+            and source.quantity == QUANTITY
+            and unit.only.has(QUANTITY, source.label)
+        ):
             yield source
 
 
@@ -115,22 +128,48 @@ def _judged(
     def plain(status: Status, detail: str) -> Finding:
         return Finding(Verdict(status, QUANTITY, source.label, group.place, detail), tolerance)
 
+    if group.samples is not None and actual:
+        return _summed(unit, group, source, records[1][0], tolerance)
     if len(golden) < len(records[0]) or len(actual) < len(records[1]):
         lacking = "golden dump" if len(golden) < len(records[0]) else "actual dump"
         status = Status.EXTRA if lacking.startswith("golden") else Status.MISSING
         return plain(status, f"the {lacking} has no {source.label} for {group.words}")
-    for side, arrays in (("golden", golden), ("actual", actual)):
-        if any(array.size != 1 for array in arrays):
-            shapes = ", ".join(str(list(array.shape)) for array in arrays)
-            return plain(
-                Status.SHAPE, f"a loss is one number, but those of the {side} dump have the shapes {shapes}"
-            )
+    wrong = [
+        f"a loss is one number, but those of the {side} dump have the shapes "
+        + ", ".join(str(list(array.shape)) for array in arrays)
+        for side, arrays in (("golden", golden), ("actual", actual))
+        if any(array.size != 1 for array in arrays)
+    ]
+    if wrong:
+        problem = f"{group.place}: {source.label}: {wrong[0]}" if len(wrong) > 1 else ""
+        return replace(plain(Status.SHAPE, wrong[0]), problem=problem)
     sums = [_sum(side) for side in (golden, actual)]
     case = Case(QUANTITY, source.label, group.place, tolerance, lambda _: group.words, ())
     share, expected = (Shard(value, ShardLayout.whole(())) for value in (sums[1], sums[0]))
     scale = scales.of(group.golden, source.name, golden)
     found = partial(shard_blocks, share, [expected])
     return Finding(judge_blocks(case, found, share.array, expected.array, scale), tolerance)
+
+
+def _summed(unit: ShareUnit, group: Group, source: Source, record: Record, tolerance: Tolerance) -> Finding:
+    """One share beside the sum of golden weights times terms of its tokens."""
+    golden = golden_update(unit.golden, unit.actual, group.golden[0])
+    number = {key: i for i, key in enumerate(golden.frame.samples)}
+    index = {key: number[to] for key, to in (group.samples or {}).items() if to in number}
+    actual, spans = record.tensors[source.tensor], listed("", record).spans
+    layout = TokenLayout((0, 0), ()) if spans is None else spans.layout(index, golden.frame)
+    expected = golden.local(source, layout)
+    verdict = judge_tensor(
+        actual,
+        expected.values,
+        tolerance,
+        quantity=QUANTITY,
+        name=source.label,
+        place=group.place,
+        scale=expected.scale,
+        locate=expected.locate,
+    )
+    return Finding(verdict, tolerance)
 
 
 def _sum(shares: Sequence[Array]) -> Array:

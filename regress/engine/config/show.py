@@ -11,6 +11,7 @@ from regress.engine.config.compose import Loaded
 from regress.engine.config.origins import DEFAULT, Origin
 from regress.engine.config.plain import to_plain
 from regress.engine.config.text import in_yaml
+from regress.redaction import redacted_tree
 
 
 def print_config(loaded: Loaded, console: Console | None = None) -> None:
@@ -31,7 +32,7 @@ def config_rows(loaded: Loaded) -> Iterator[tuple[str, str, Origin]]:
 def _rows(path: tuple[str, ...], value: Any, origins: dict[str, Origin]) -> Iterator[tuple[str, str, Origin]]:
     key = ".".join(path)
     if key in origins:
-        yield key, in_yaml(value), origins[key]
+        yield key, in_yaml(redacted_tree(value)), origins[key]
         return
     for name, member in value.items():
         yield from _rows((*path, name), member, origins)

@@ -91,7 +91,7 @@ def test_marks_of_empty_folders_are_no_files(memory: Any, monkeypatch: pytest.Mo
         ("simplecache::memory://run", "chains several file systems, but a dump lies in one: give the URL"),
         (
             "ftp://me:secret@host/run",
-            r"ftp://\.\.\.@host holds a password, which manifests and logs would repeat",
+            r"ftp://\*\*\*@host/run holds a password or a signature, which manifests and logs would repeat",
         ),
     ],
 )

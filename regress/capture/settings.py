@@ -1,0 +1,92 @@
+"""What is recorded, as the arguments of `record` say it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from regress.capture.inputs import Finders
+from regress.errors import CaptureError
+from regress.layout import SampleKey, TokenLayout
+
+Samples = str | Callable[[Mapping[str, Any]], Sequence[Any]] | None
+"""The name of a forward argument, or a function of all of them: an id for each sample, by row and column."""
+
+CLASSES = {"old": "old_log_probs", "reference": "ref_log_probs"}
+"""What a pass without gradients can be, and the type of its record."""
+
+Classify = Callable[[Mapping[str, Any]], str | None]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """See `regress.capture.recording.record`, whose arguments these are."""
+
+    samples: Samples = None
+    activations: str | None = None
+    gradient: bool | str = True
+    param: bool | str = True
+    optimizer_state: bool | str = True
+    token_gradient: bool = False
+    temperature: float | None = None
+    classify: Classify | None = None
+    backward_scale: float | None = None
+    finders: Finders = field(default_factory=Finders)
+
+    @property
+    def options(self) -> dict[str, bool]:
+        """Record types that are kept."""
+        return {
+            "batch_inputs": True,
+            "forward_data": True,
+            "loss": True,
+            "is_loss_debug": True,
+            "trajectory": True,
+            "old_log_probs": True,
+            "ref_log_probs": True,
+            "activations": self.activations is not None,
+            "token_gradient": self.token_gradient,
+            "gradient": bool(self.gradient),
+            "gradient_clipped": bool(self.gradient),
+            "param": bool(self.param),
+            "optimizer": bool(self.optimizer_state),
+        }
+
+
+def sample_key(value: Any) -> SampleKey:
+    """A sample's id as ``(group_id, run_id)``: a pair as it is, anything else as a group of one."""
+    if isinstance(value, tuple | list) and len(value) == 2:
+        return str(value[0]), int(value[1])
+    return str(value.item() if hasattr(value, "item") else value), 0
+
+
+def as_keys(values: Any, layout: TokenLayout) -> list[SampleKey]:
+    """Ids as keys, one for each sample of a layout; raises `CaptureError` for another number of them."""
+    keys = [sample_key(value) for value in values]
+    if len(keys) != len(layout.segments):
+        raise CaptureError(
+            f"samples= tells {len(keys)} ids, but the batch holds {len(layout.segments)} samples: give one "
+            "for each, by "
+            "row and column"
+        )
+    return keys
+
+
+def segment_keys(told: Samples, arguments: Mapping[str, Any], layout: TokenLayout) -> list[SampleKey] | None:
+    """Keys of the samples of a forward pass, where the caller names them.
+
+    Raises:
+        CaptureError: if there is no such argument, or another number of ids than of samples.
+    """
+    if told is None:
+        return None
+    if callable(told):
+        return as_keys(told(arguments), layout)
+    if told not in arguments:
+        raise CaptureError(
+            f"record(samples={told!r}) names no argument of the forward pass, which has "
+            f"{', '.join(arguments)}: correct "
+            "it, or give a function of them"
+        )
+    return as_keys(arguments[told], layout)

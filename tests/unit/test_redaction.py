@@ -1,0 +1,136 @@
+"""No credential of a URL reaches a message, a log, a manifest or a report, whatever its form."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from regress.cli import main
+from regress.dump import DumpReader, Recorder, at, recording, tap
+from regress.dump.location import address, location
+from regress.dump.manifest import Provenance
+from regress.errors import DumpError, RegressError, reason
+from regress.redaction import redacted, redacted_tree, redacted_url
+from regress.report.model import Report
+
+SECRET = "hunter2"
+FORMS = [
+    f"s3://KEY:{SECRET}@bucket/run",
+    f"s3://{SECRET}@bucket/run",
+    f"https://user:{SECRET}@host/run",
+    f"https://{SECRET}@host/run",
+    f"simplecache::s3://KEY:{SECRET}@bucket/run",
+    f"filecache::https://user:{SECRET}@host/run",
+    f"zip://inner.zip::https://user:{SECRET}@host/run.zip",
+    f"s3://KEY:pa/{SECRET}/x@bucket/run",
+    f"s3://KEY:{SECRET}/@bucket",
+    f"s3://KEY:p@ss{SECRET}@bucket/run",
+    f"s3://KEY:{SECRET}%2Fx@bucket",
+    f"s3://KEY%3A{SECRET}%40bucket/run",
+    f"https://host/run?X-Amz-Signature={SECRET}",
+    f"https://host/run?sig={SECRET}&se=2",
+    f"https://host/run#access_token={SECRET}",
+    f"https://host/run%3Ftoken={SECRET}",
+    f"az://container/run;AccountKey={SECRET}",
+    f"S3://KEY:{SECRET}@bucket",
+    f"s3:/KEY:{SECRET}@bucket/run",
+    f"sftp://user:{SECRET}@host:22/run",
+    f"ftp://me:{SECRET}@host",
+    f"gs://{SECRET}@bucket",
+    f"hf://{SECRET}@datasets/x",
+    f"abfs://container@account.dfs.core.windows.net/run?{SECRET}",
+    f"//user:{SECRET}@host/run",
+    f"s3://KEY:{SECRET}::more@bucket",
+    f"redis://:{SECRET}@host:1/0",
+    f"http://[user:{SECRET}@::1]/run",
+    f"s3://KEY:{SECRET}",
+    f"dropbox://{SECRET}:@run",
+    f"git+https://oauth2:{SECRET}@host/run.git",
+    f"s3://K:a'{SECRET}@bucket",
+    f"s3://K:a){SECRET}@bucket",
+]
+HARMLESS = [
+    "s3://bucket/run",
+    "memory://run/3",
+    "s3://bucket:9000/run",
+    "http://localhost:8000/run",
+    "file:///home/me@host/run",
+    "/home/me@host/run",
+    "pytest 'tests/test_a.py::test_golden[dense/base/step0]'",
+    "x == y // 2 @ z: a matrix product",
+    "what? s3://bucket/run, or s3://other/run; then 127.0.0.1:29500/x",
+]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    "sentence", ["{}", "cannot open {}: no", "'{}'", "debug.dump_dir={}", "({}, 1)", "error:{}."]
+)
+def test_no_form_of_a_url_tells_its_credential(form: str, sentence: str) -> None:
+    text = sentence.format(form)
+    assert SECRET not in redacted(text)
+    assert SECRET not in redacted_url(form)
+    assert SECRET not in str(RegressError(text))
+    assert SECRET not in reason(ValueError(text))
+
+
+@pytest.mark.parametrize("text", HARMLESS)
+def test_texts_without_credentials_stay(text: str) -> None:
+    assert redacted(text) == text
+
+
+@given(st.text(st.characters(exclude_categories=("Z", "C")), min_size=6, max_size=20))
+def test_any_password_without_spaces_is_removed(password: str) -> None:
+    said = redacted(f"cannot read s3://KEY:{password}QQ@bucket/run (x)")
+    assert f"{password}QQ" not in said
+    assert said.startswith("cannot read s3://")
+    assert said.endswith("@bucket/run (x)")
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if "://" in form])
+def test_nothing_opens_or_repeats_a_url_with_a_credential(form: str, tmp_path: Path) -> None:
+    for use in (location, DumpReader, lambda url: Recorder(url, options={"loss": True})):
+        with pytest.raises(DumpError) as caught:
+            use(form)
+        assert SECRET not in repr(caught.value)
+    for command in (["dump", "show", form], ["compare", form, str(tmp_path)], ["dump", "check", form]):
+        done = CliRunner().invoke(main, command)
+        assert done.exit_code in (1, 2)
+        assert SECRET not in done.output + done.stderr + str(done.exception)
+
+
+def test_a_name_in_a_url_is_used_and_not_shown() -> None:
+    place = location("memory://bucket/a@b")
+    assert address(place) == "memory://bucket/a@b"
+    assert str(place) == "memory://***@b"
+    assert "a@" not in repr(place)
+
+
+def test_manifests_hold_no_credentials(tmp_path: Path) -> None:
+    config = {"debug": {"dump_dir": FORMS[0]}, "model": {"pad_token": "<pad>"}}
+    told = Provenance(
+        config=config, environment={"variables": {"WANDB_API_KEY": SECRET, "OMP_NUM_THREADS": "1"}}
+    )
+    with recording(Recorder(str(tmp_path / "dump"), options={"loss": True}, provenance=told)), at(step=0):
+        tap("loss", loss=1.0)
+    text = (tmp_path / "dump" / "manifest.json").read_text()
+    assert SECRET not in text
+    read = DumpReader(tmp_path / "dump").manifest.provenance
+    assert read.config["model"] == {"pad_token": "<pad>"}
+    assert read.environment["variables"]["OMP_NUM_THREADS"] == "1"
+
+
+def test_reports_hold_no_credentials() -> None:
+    report = Report(
+        f"compare {FORMS[4]}", environment={"command": f"regress compare {FORMS[0]} b"}, notes=[FORMS[1]]
+    )
+    assert SECRET not in json.dumps(report.to_json())
+
+
+def test_trees_keep_what_is_no_text() -> None:
+    assert redacted_tree({"a": [1, None, "x", (2.5,)]}) == {"a": [1, None, "x", [2.5]]}
