@@ -1,4 +1,4 @@
-"""`regress calibrate`: what it shows, and how tolerances come into force."""
+"""`regress golden calibrate`: what it shows, and how tolerances come into force."""
 
 from __future__ import annotations
 
