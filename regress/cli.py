@@ -13,8 +13,7 @@ from rich.console import Console
 from regress import __version__
 from regress.errors import DumpError, RegressError
 from regress.explain.commands import explain
-from regress.golden.commands import diff as golden_diff
-from regress.golden.commands import golden
+from regress.golden.commands import golden, hint_at
 from regress.replay.commands import calibrate, record, study
 from regress.replay.export_commands import export
 from regress.replay.replay_commands import replay, variants
@@ -202,7 +201,7 @@ def renamed(command: click.Command, old: str, new: str) -> click.Command:
 
     @wraps(run)
     def hinted(*arguments: object, **options: object) -> object:
-        click.echo(f"hint: 'regress {old}' will go with the next release; say '{new}'", err=True)
+        hint_at(old, new)
         return run(*arguments, **options)
 
     again.callback = hinted
@@ -216,13 +215,6 @@ for command in (golden, replay, variants, compare, explain):
 main.add_command(renamed(calibrate, "calibrate", "regress golden calibrate CASE"))
 main.add_command(renamed(study, "study", "regress golden validate CASE"))
 dump.add_command(renamed(diff, "dump diff", "regress compare --bitwise GOLDEN ACTUAL"))
-golden.add_command(
-    renamed(
-        golden_diff,
-        "golden diff",
-        "regress golden review CASE', or 'regress compare golden:CASE OTHER",
-    )
-)
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ def test_help(arguments: tuple[str, ...], flag: str, teaches: list[str], command
         (("calibrate",), "'regress golden calibrate CASE'"),
         (("study",), "'regress golden validate CASE'"),
         (("dump", "diff"), "'regress compare --bitwise GOLDEN ACTUAL'"),
-        (("golden", "diff"), "'regress golden review CASE', or 'regress compare golden:CASE OTHER'"),
+        (("golden", "diff"), "'regress golden review CASE' or 'regress compare golden:CASE OTHER'"),
     ],
 )
 def test_an_old_spelling_works_and_says_the_new_one(
@@ -211,7 +211,7 @@ def test_record_replay_and_compare(
     other = command("dump", "diff", "first", "third")
     assert other.exit_code == 1
     assert "trajectory" not in other.output
-    assert other.output.splitlines()[0].startswith("param/step_000000_rank0.safetensors: ")
+    assert other.stdout.splitlines()[0].startswith("param/step_000000_rank0.safetensors: ")
     (case.folder / "third" / "manifest.json").unlink()
     assert "third is no complete dump" in sentence(command("dump", "diff", "first", "third"))
 
