@@ -10,8 +10,10 @@ from rich.console import Console
 
 from regress import __version__
 from regress.errors import DumpError, RegressError
+from regress.explain.commands import explain
 from regress.golden.commands import golden
 from regress.replay.commands import calibrate, record, study
+from regress.replay.export_commands import export
 from regress.replay.replay_commands import replay, variants
 from regress.report.compare_commands import compare
 
@@ -184,12 +186,14 @@ def diff(ctx: click.Context, first: str, second: str) -> None:
 
 
 golden.add_command(record)
+golden.add_command(export)
 main.add_command(golden)
 main.add_command(calibrate)
 main.add_command(study)
 main.add_command(replay)
 main.add_command(variants)
 main.add_command(compare)
+main.add_command(explain)
 
 
 if __name__ == "__main__":

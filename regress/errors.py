@@ -35,6 +35,12 @@ class DumpError(RegressError):
     """A dump cannot be written, or is missing, incomplete or damaged."""
 
 
+class CaptureError(RegressError):
+    """A trainer cannot be recorded as it is: something cannot be found, is ambiguous or is not supported."""
+
+    exit_code = 2
+
+
 class GoldenError(RegressError):
     """A golden case is missing, damaged or without signal, or an update of it cannot be made."""
 
@@ -55,6 +61,10 @@ class RankError(ReplayError):
     def __init__(self, message: str, rank: int | None = None) -> None:
         super().__init__(message)
         self.rank = rank
+
+
+class NotSupported(RegressError):  # noqa: N818  # reads as what an adapter says
+    """A trainer of one's own does not have what a variant asks for; the message is the reason."""
 
 
 class TaskError(RegressError):

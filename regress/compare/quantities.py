@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from enum import StrEnum
 
 from regress.errors import CompareError
@@ -80,10 +81,24 @@ QUANTITIES: tuple[Quantity, ...] = (
     Quantity("entropy_loss", Kind.TOKEN, "entropy of each token as it enters the loss"),
     Quantity("token_loss", Kind.TOKEN, "loss of each token, all terms"),
     Quantity("loss", Kind.SHARE, "a microbatch's share of the loss and of its terms"),
+    Quantity("token_gradient", Kind.TOKEN, "gradient of the loss with respect to the log-prob of each token"),
+    Quantity(
+        "entropy_gradient", Kind.TOKEN, "gradient of the loss with respect to the entropy of each token"
+    ),
+    Quantity(
+        "token_residual", Kind.TOKEN, "part of a token's gradient that log-prob and entropy leave unexplained"
+    ),
+    Quantity(
+        "logit_gradient", Kind.HIDDEN, "gradient of the loss with respect to the logits of the loss tokens"
+    ),
     Quantity("gradient", Kind.WHOLE, "gradients after full accumulation, before clipping", "update"),
+    Quantity(
+        "gradient_clipped", Kind.WHOLE, "gradients that were changed before anything could see them", "update"
+    ),
     Quantity("grad_norm", Kind.SCALAR, "norm of the gradient before clipping", "update"),
     Quantity("optimizer", Kind.WHOLE, "optimizer state after the update", "update"),
     Quantity("param", Kind.WHOLE, "parameters after the update", "update"),
+    Quantity("other", Kind.HIDDEN, "tensors of microbatches under names that belong to no quantity"),
     Quantity("replicas", Kind.STRUCTURE, "what several ranks hold is the same bit for bit", "update"),
     Quantity("invariants", Kind.STRUCTURE, "what is true of every update, whatever was recorded", "update"),
 )
@@ -115,6 +130,9 @@ class Source:
         return self.name if self.primary else f"{self.stage}/{self.tensor}"
 
 
+TOKEN_GRADIENTS = ("token_gradient", "entropy_gradient", "token_residual", "logit_gradient")
+"""Quantities of the stage ``token_gradient``, each a tensor of the same name."""
+
 SOURCES: tuple[Source, ...] = (
     *(
         Source("batch_inputs", name, "batch_inputs", name)
@@ -137,6 +155,8 @@ SOURCES: tuple[Source, ...] = (
     ),
     *(Source("loss", name, "loss", name) for name in ("loss", "pg_loss", "kl_loss", "entropy_loss")),
     Source("is_loss_debug", "loss", "loss", "loss", primary=False),
+    *(Source("token_gradient", name, name, name) for name in TOKEN_GRADIENTS),
+    Source("token_gradient", "recoverable", "token_residual", "recoverable"),
     Source("old_log_probs", "old_log_probs", "old_log_probs", "old_log_probs", primary=False),
     Source("ref_log_probs", "ref_log_probs", "ref_log_probs", "ref_log_probs", primary=False),
 )
@@ -145,17 +165,32 @@ SOURCES: tuple[Source, ...] = (
 SHARES = {"loss": "token_loss", "pg_loss": "policy_loss", "kl_loss": "kl", "entropy_loss": "entropy_loss"}
 """Which quantity, weighted and summed over a microbatch's loss tokens, is its share of which sum."""
 
-OPEN_STAGES = ("activations", "gradient", "param", "optimizer")
+OPEN_STAGES = ("activations", "gradient", "gradient_clipped", "param", "optimizer")
 """Stages whose tensors bear the names of modules and parameters."""
 
 MASKS = {"batch_inputs": "response_mask", "forward_data": "response_mask", "is_loss_debug": "effective_valid"}
 """The tensor of each stage that tells the loss tokens."""
 
-MICRO_STAGES = ("batch_inputs", "activations", "forward_data", "is_loss_debug", "loss")
-LOSS_STAGES = ("forward_data", "is_loss_debug", "loss")
+MICRO_STAGES = ("batch_inputs", "activations", "forward_data", "is_loss_debug", "loss", "token_gradient")
+LOSS_STAGES = ("forward_data", "is_loss_debug", "loss", "token_gradient")
 """Stages of values of the loss, which has none for the first token of a sample."""
-UPDATE_STAGES = ("gradient", "optimizer", "param")
+UPDATE_STAGES = ("gradient", "gradient_clipped", "optimizer", "param")
 STEP_STAGES = ("old_log_probs", "ref_log_probs")
+
+OTHER = "other"
+"""The quantity of tensors that no other one knows, where two dumps are compared."""
+
+ALIASES: Mapping[str, str] = {
+    **dict.fromkeys(("per_token_loss", "token_loss", "loss_per_token"), "elementwise_loss"),
+    **dict.fromkeys(("coef_1", "ratio", "importance_ratio", "importance_weights"), "prob_ratio"),
+    **dict.fromkeys(("per_token_logps", "logps", "logprobs", "token_logprobs"), "log_probs"),
+    **dict.fromkeys(("old_per_token_logps", "old_logps", "old_logprobs"), "old_log_probs"),
+    **dict.fromkeys(("ref_per_token_logps", "ref_logps", "ref_logprobs", "ref_log_prob"), "ref_log_probs"),
+    **dict.fromkeys(("per_token_kl", "kld", "kl_div"), "kl"),
+    **dict.fromkeys(("completion_mask", "loss_mask"), "response_mask"),
+    **dict.fromkeys(("entropies", "token_entropy"), "entropy"),
+}
+"""Names that other trainers give to tensors that are known here."""
 
 _SOURCES = {(source.stage, source.tensor): source for source in SOURCES}
 
@@ -182,6 +217,23 @@ def source_of(stage: str, tensor: str) -> Source | None:
     if stage in OPEN_STAGES:
         return Source(stage, tensor, stage, tensor)
     return _SOURCES.get((stage, tensor))
+
+
+def source_or_other(stage: str, tensor: str) -> Source:
+    """The source of a recorded tensor; one of quantity `OTHER` for a tensor that no quantity knows."""
+    return source_of(stage, tensor) or Source(stage, tensor, OTHER, f"{stage}/{tensor}")
+
+
+def nearest_tensor(stage: str, tensor: str) -> str | None:
+    """The known tensor whose name comes closest, with its stage if that is another one; None if none is close."""
+    here = {source.tensor for source in SOURCES if source.stage == stage}
+    everywhere = {source.tensor: source.stage for source in reversed(SOURCES)}
+    for names in (here, everywhere):
+        alias = ALIASES.get(tensor, tensor)
+        found = [alias] if alias in names else get_close_matches(tensor, sorted(names), n=1)
+        if found:
+            return found[0] if found[0] in here else f"{everywhere[found[0]]}/{found[0]}"
+    return None
 
 
 def quantity_of(stage: str, tensor: str) -> str | None:

@@ -69,6 +69,7 @@ def _from_torch(tensor: torch.Tensor, name: str) -> Array:
 
     dtype = str(tensor.dtype).removeprefix("torch.")
     _check_dtype(dtype, name)
+    _check_held(tensor, name)
     if tensor.layout != torch.strided:
         raise DumpError(f"tensor {name!r} is sparse, but a dump holds dense tensors: call to_dense() on it")
     copy = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
@@ -80,6 +81,20 @@ def _from_torch(tensor: torch.Tensor, name: str) -> Array:
         return viewed
     plain: Array = copy.numpy()
     return plain
+
+
+def _check_held(tensor: torch.Tensor, name: str) -> None:
+    """Refuse tensors that this process does not hold the values of."""
+    distributed = sys.modules.get("torch.distributed.tensor")  # loaded by whoever made a DTensor
+    if distributed is not None and isinstance(tensor, distributed.DTensor):
+        raise DumpError(
+            f"tensor {name!r} is a DTensor, of which this rank holds a part: tap its to_local() with its shard layout "
+            'in meta["shards"], or its full_tensor(), or let regress.record() do it'
+        )
+    if tensor.is_meta:
+        raise DumpError(
+            f"tensor {name!r} is on the meta device, where tensors have no values: tap it after it was materialized"
+        )
 
 
 def to_torch(array: Array) -> torch.Tensor:

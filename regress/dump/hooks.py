@@ -73,7 +73,7 @@ def _hook(name: str, shard: Shard) -> Callable[[nn.Module, Any, Any], None]:
 
     def hook(module: nn.Module, args: Any, output: Any) -> None:
         nonlocal last, repeats
-        if not wanted("activations") or torch._C._current_graph_task_id() != -1:
+        if not wanted("activations") or in_backward():
             return
         tensor = _first_tensor(output)
         if tensor is None:
@@ -88,6 +88,11 @@ def _hook(name: str, shard: Shard) -> Callable[[nn.Module, Any, Any], None]:
             _tap_output(name, label, tensor, shard)
 
     return hook
+
+
+def in_backward() -> bool:
+    """Tell whether a backward pass runs in this thread, as it does where gradient checkpointing computes again."""
+    return bool(torch._C._current_graph_task_id() != -1)
 
 
 def _tap_output(name: str, label: str, tensor: torch.Tensor, shard: Shard) -> None:

@@ -11,7 +11,7 @@ from regress.dump.arrays import DTYPES, Array, dtype_name, raw, to_numpy
 from regress.dump.coordinates import Coordinates
 from regress.dump.damage import Damage
 from regress.dump.jsontext import Json, dumps, plain
-from regress.dump.stages import stage_index
+from regress.dump.stages import stage_index, stage_number
 from regress.errors import DumpError
 
 SCHEMA_VERSION = 1
@@ -76,8 +76,8 @@ class Record:
 
     @property
     def dataflow(self) -> int:
-        """Place of the record's type in the order of computation."""
-        return stage_index(self.type)
+        """Number of the record's type, see `stage_number`."""
+        return stage_number(self.type)
 
     @property
     def nbytes(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
 from regress.dump.coordinates import Coordinates
@@ -19,6 +19,11 @@ from regress.dump.writer import Writer
 from regress.errors import DumpError
 
 T = TypeVar("T")
+
+_GATHER = (
+    "ranks that record one run into one directory give rank= and gather= (torch.distributed.all_gather_object), "
+    "others a directory each"
+)
 
 
 class Recorder:
@@ -37,7 +42,8 @@ class Recorder:
             writes the manifest once all have written their records. A writer that fails on one of several ranks
             interrupts nothing (the others would wait): look at `failure` where all ranks meet.
 
-    Raises `DumpError` at once for an unknown format or type, or a directory in use or not writable.
+    Raises `DumpError` at once for an unknown format or type, a rank without `gather`, or a directory in use or not
+    writable.
     """
 
     def __init__(
@@ -68,6 +74,8 @@ class Recorder:
         self._gather = gather
         prepared = self._together(lambda: _prepare(self.folder, overwrite) if rank == 0 else None)
         self._alone = len(prepared) == 1
+        if self._alone and rank != 0:
+            raise DumpError(f"rank {rank} would record into {self.folder} without rank 0: {_GATHER}")
         self._writer = Writer(self._format)
 
     @property
@@ -76,8 +84,11 @@ class Recorder:
         return self._writer.failure
 
     def wanted(self, type: str, step: int) -> bool:
-        """Whether records of this type are kept at this step."""
-        return type in self._types and step % self._every == 0
+        """Whether records of this type are kept at this step; raises `DumpError` for a type that does not exist."""
+        if type not in self._types:
+            stage_index(type)  # a type that does not exist is a mistake, and no type that nobody asked for
+            return False
+        return step % self._every == 0
 
     def add(
         self, type: str, where: Coordinates, tensors: Mapping[str, Any], meta: Mapping[str, Any] | None = None
@@ -136,6 +147,7 @@ class Recorder:
         parts = self._together(self._finish)
         if self._rank == 0:
             files = {name: entry for part in parts for name, entry in part.items()}
+            _refuse_others(self.folder, files)
             write_manifest(self.folder, Manifest(self._provenance, self._format.name, files))
 
     def _finish(self) -> dict[str, Entry]:
@@ -165,6 +177,13 @@ class Recorder:
         if failure is not None and str(failure) == first:
             raise failure  # which knows its cause
         raise DumpError(first)
+
+
+def _refuse_others(folder: Location, files: Collection[str]) -> None:
+    """Refuse to complete a dump that somebody else has written into."""
+    found = {f"{path.parent.name}/{path.name}" for path in files_within(folder) if is_dump_file(path)}
+    if others := sorted(found - set(files)):
+        raise DumpError(f"another recorder has written into {folder} ({others[0]}), too: {_GATHER}")
 
 
 def _refuse_twice(old: Record, new: Record) -> None:

@@ -26,7 +26,13 @@ STAGES: tuple[Stage, ...] = (
     Stage("forward_data", True, "log-probs and entropy of the training forward pass"),
     Stage("is_loss_debug", True, "intermediate values of the loss, token by token"),
     Stage("loss", True, "the loss of a microbatch, its parts and metrics"),
+    Stage("token_gradient", True, "gradient of the loss with respect to each token's log-prob and entropy"),
     Stage("gradient", True, "gradients after full accumulation"),
+    Stage(
+        "gradient_clipped",
+        True,
+        "gradients that were changed after the backward pass before anything saw them",
+    ),
     Stage("param", True, "parameters after the optimizer update"),
     Stage("optimizer", True, "optimizer state after the update"),
 )
@@ -34,6 +40,18 @@ FOLDERS = (*(stage.name for stage in STAGES), "train", "val")
 """Sub-folders of a dump: one for each type, and those of recorded rollouts by their use."""
 
 _INDEX = {stage.name: index for index, stage in enumerate(STAGES)}
+_LATER = ("token_gradient", "gradient_clipped")
+"""Types that came after the first release, in the order in which they came."""
+_NUMBERS = {
+    name: number
+    for number, name in enumerate((*(stage.name for stage in STAGES if stage.name not in _LATER), *_LATER))
+}
+
+
+def stage_number(name: str) -> int:
+    """Number of a record type in files, which no later type changes; raises `DumpError` for an unknown one."""
+    stage_index(name)
+    return _NUMBERS[name]
 
 
 def stage_index(name: str) -> int:

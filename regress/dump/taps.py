@@ -15,10 +15,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from regress.dump.coordinates import Coordinates
+from regress.dump.record import Record
 from regress.dump.recorder import Recorder
 from regress.dump.trajectory import Trajectory, to_record
 from regress.errors import DumpError
@@ -53,12 +54,51 @@ def tap(
         return
     where = _here(type)
     if recorder.wanted(type, where.step):
-        info = dict(meta or {})
-        if layout is not None:
-            info["layout"] = layout.to_json()
-        recorder.add(type, where, {**(tensors or {}), **named}, info)
+        recorder.add(type, where, {**(tensors or {}), **named}, _info(meta, layout))
         if (watcher := _watcher.get()) is not None:
             watcher(type, where)
+
+
+@dataclass(frozen=True)
+class BoundTap:
+    """A tap that keeps the recorder and the coordinates of the place where it was made.
+
+    For values that come up elsewhere, such as gradients in a backward pass, whose threads have no context variables.
+    A call records one whole record.
+    """
+
+    recorder: Recorder
+    type: str
+    where: Coordinates
+    watcher: Callable[[str, Coordinates], None] | None
+
+    def __call__(
+        self,
+        tensors: Mapping[str, Any],
+        *,
+        layout: Layout | None = None,
+        meta: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Record tensors as `tap` does; raises `DumpError` for a second record at the same coordinates."""
+        self.recorder.put(Record.of(self.type, self.where, tensors, _info(meta, layout)))
+        if self.watcher is not None:
+            self.watcher(self.type, self.where)
+
+
+def bound(type: str) -> BoundTap | None:
+    """A tap of this type that is bound to the coordinates in force; None where it would not be kept.
+
+    Raises `DumpError` outside of `at(step=...)`.
+    """
+    recorder = _recorder.get()
+    if recorder is None:
+        return None
+    where = _here(type)
+    return BoundTap(recorder, type, where, _watcher.get()) if recorder.wanted(type, where.step) else None
+
+
+def _info(meta: Mapping[str, Any] | None, layout: Layout | None) -> dict[str, Any]:
+    return {**(meta or {}), **({} if layout is None else {"layout": layout.to_json()})}
 
 
 def tap_trajectories(

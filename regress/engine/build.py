@@ -77,6 +77,7 @@ def build(config: Config, resources: ExitStack, progress: Progress, world: World
         if config.debug.dump_options.activations:
             pattern = config.debug.target_module_pattern
             found = {name: module for name, module in policy.modules().items() if re.search(pattern, name)}
+            policy.recorded_modules = frozenset(found)
             resources.enter_context(record_modules(found, policy.output_shard))
     if config.warm_start.steps:
         advance = progress("warm start", config.warm_start.steps)

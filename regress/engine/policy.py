@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from regress.dump.hooks import joined
 from regress.dump.taps import at
-from regress.engine import taps
+from regress.engine import taps, token_gradients
 from regress.engine.attention import VARLEN, block_causal_mask
 from regress.engine.batch import Microbatch
 from regress.engine.compiled import CompiledBlocks
@@ -70,6 +70,9 @@ class LocalPolicy:
         entropy_gradient: whether the loss has an entropy term.
         compile: backend of ``torch.compile`` under which the transformer blocks run; ``None``: uncompiled.
         log_prob_chunk_size: loss tokens whose logits are held at once; ``None``: those of the whole microbatch.
+
+    Attributes:
+        recorded_modules: names of those whose outputs are dumped.
     """
 
     def __init__(
@@ -90,6 +93,9 @@ class LocalPolicy:
         self._blocks = None if compile is None else CompiledBlocks(model, compile)
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
+        self.recorded_modules: frozenset[str] = frozenset()
+        head = model.get_output_embeddings()
+        self._head = next((name for name, module in model.named_modules() if module is head), "")
 
     @property
     def backward_scale(self) -> float:
@@ -116,6 +122,7 @@ class LocalPolicy:
                     share, result = loss(micro, self._forward(micro, entropy=self._entropy))
                 with arithmetic(self.dtype):
                     self._backward(share)
+            token_gradients.write()
             results.append(result)
         return results
 
@@ -200,7 +207,7 @@ class LocalPolicy:
         if self.log_prob_chunk_size is None:
             with arithmetic(self.dtype), logits_at(model, micro.predictors):
                 logits = self._run(model, micro, hidden).squeeze(0)
-            return self._token_log_probs(logits, micro.targets, entropy)
+            return self._of_logits(logits, micro.targets, entropy)
         with arithmetic(self.dtype), joined(dim=1):
             with hidden_at(model, micro.predictors) as found:
                 self._run(model, micro, hidden)
@@ -208,9 +215,15 @@ class LocalPolicy:
                 model,
                 found[0],
                 micro.targets,
-                functools.partial(self._token_log_probs, entropy=entropy),
+                functools.partial(self._of_logits, entropy=entropy),
                 chunk=self.log_prob_chunk_size,
             )
+
+    def _of_logits(self, logits: Tensor, targets: Tensor, entropy: Entropy) -> TokenLogProbs:
+        """Log-probs of the loss tokens of logits ``[K, V]``, whose gradient is caught where they are recorded."""
+        if self._head in self.recorded_modules:
+            token_gradients.catch_logits(logits, functools.partial(self.output_shard, self._head))
+        return self._token_log_probs(logits, targets, entropy)
 
     def _token_log_probs(self, logits: Tensor, targets: Tensor, entropy: Entropy) -> TokenLogProbs:
         return token_log_probs(logits, targets, temperature=self.temperature, entropy=entropy)

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from regress.dump.taps import failure
-from regress.engine import optim, taps
+from regress.engine import optim, taps, token_gradients
 from regress.engine.batch import LossTokens, Microbatch
 from regress.engine.policy import Policy
 from regress.engine.world import Alone, World
@@ -105,6 +105,7 @@ def train_step(
         assert part.weights is not None
         assert part.advantages is not None
         taps.forward(micro, out)
+        token_gradients.catch(micro, out)
         if _missed(policy, out, part):
             return _no_loss(out)
         try:
@@ -132,7 +133,8 @@ def train_step(
         return share, Share(share.detach(), metrics)
 
     policy.zero_grad()
-    shares = policy.forward_backward(microbatches, loss)
+    with token_gradients.recorded(policy.backward_scale):
+        shares = policy.forward_backward(microbatches, loss)
     taps.gradients(policy, target_params)
     grad_norm = policy.clip_grad_norm(max_grad_norm)
     taps.grad_norm(grad_norm)

@@ -15,8 +15,8 @@ from regress.layout import RankPlan
 T = TypeVar("T")
 
 
-class World(Protocol):
-    """A process among others that run the same program. All methods but ``policy`` are called by all of them.
+class Ranks(Protocol):
+    """A process among others that run the same program. All methods are called by all of them.
 
     Attributes:
         rank: number of this process.
@@ -35,6 +35,10 @@ class World(Protocol):
 
     def gather(self, value: Any) -> list[Any]:
         """The value of every rank, in their order, on all of them."""
+
+
+class World(Ranks, Protocol):
+    """The ranks of a run, which make a policy of a model."""
 
     def policy(self, model: PreTrainedModel, **settings: Any) -> LocalPolicy:
         """The model as a policy over all ranks; ``settings`` are those of `LocalPolicy`."""
@@ -62,7 +66,7 @@ class Alone:
         return LocalPolicy(model, **settings)
 
 
-def agreed(world: World, work: Callable[[], T]) -> T:
+def agreed(world: Ranks, work: Callable[[], T]) -> T:
     """What the work of this rank comes to, if no rank fails at its own; the work waits for no other rank.
 
     Raises:

@@ -9,7 +9,7 @@ from typing import Any
 
 from regress.errors import ConfigError
 
-KEYS = ("variants", "tolerances")
+KEYS = ("variants", "tolerances", "replay", "allow_code")
 
 
 def project_section(root: Path, key: str) -> Any:
@@ -29,7 +29,7 @@ def project_section(root: Path, key: str) -> Any:
     if not isinstance(section, Mapping) or (unknown := section.keys() - set(KEYS)):
         named = ", ".join(sorted(unknown)) if isinstance(section, Mapping) else repr(section)
         raise ConfigError(
-            f"{path}: [tool.regress] holds {named}, which nothing reads; its keys are {' and '.join(KEYS)}, options of "
+            f"{path}: [tool.regress] holds {named}, which nothing reads; its keys are {', '.join(KEYS)}, options of "
             "pytest stand in [tool.pytest.ini_options]"
         )
     return section.get(key)

@@ -23,13 +23,13 @@ from regress.engine.world import agreed
 from regress.grpo.logprobs import TokenLogProbs
 from regress.layout import ShardLayout
 from regress.parallel import context, expert, sharded, shards, tensor, transformers_tensor
+from regress.parallel.groups import ProcessGroups
 from regress.parallel.pipeline import Pipeline
 from regress.parallel.reduction import place_gradients, sum_gradients
 from regress.parallel.replicas import replicated
 from regress.parallel.schedules import ranks_of_stages
 from regress.parallel.stages import Stages, split
 from regress.parallel.vocabulary import vocab_parallel_log_probs
-from regress.parallel.world import ProcessWorld
 
 
 class ParallelPolicy(LocalPolicy):
@@ -47,7 +47,7 @@ class ParallelPolicy(LocalPolicy):
         ConfigError: if the model cannot be split as the configuration asks.
     """
 
-    def __init__(self, model: PreTrainedModel, world: ProcessWorld, **settings: Any) -> None:
+    def __init__(self, model: PreTrainedModel, world: ProcessGroups, **settings: Any) -> None:
         self._world = world
         self._whole = copy.deepcopy(model)
         self._stages = _cut(model, world)
@@ -277,7 +277,7 @@ class ParallelPolicy(LocalPolicy):
                     target[torch.from_numpy(shard.indices()).to(target.device)] = flat
 
 
-def _cut(model: PreTrainedModel, world: ProcessWorld) -> Stages:
+def _cut(model: PreTrainedModel, world: ProcessGroups) -> Stages:
     """The stages of this rank; without a pipeline the model is the only one."""
     pp = world.mesh.pp
     if pp == 1:
@@ -287,7 +287,7 @@ def _cut(model: PreTrainedModel, world: ProcessWorld) -> Stages:
     return split(model, [stage for stage, rank in enumerate(ranks) if rank == place], len(ranks))
 
 
-def _tensor_parallel(stage: PreTrainedModel, world: ProcessWorld) -> tensor.TensorPlan:
+def _tensor_parallel(stage: PreTrainedModel, world: ProcessGroups) -> tensor.TensorPlan:
     mesh, config = world.device_mesh["tp"], world.config
     if config.tp_implementation == "transformers":
         return transformers_tensor.apply(stage, mesh)

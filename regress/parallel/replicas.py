@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 
 from regress.errors import ConfigError
-from regress.parallel.world import ProcessWorld
+from regress.parallel.groups import ProcessGroups
 
 DIMENSIONS = ("dp", "cp")
 PLUGINS = (
@@ -39,7 +39,7 @@ class Replicas:
     backward: Callable[[Tensor], None]
 
 
-def replicated(model: PreTrainedModel, world: ProcessWorld) -> Replicas | None:
+def replicated(model: PreTrainedModel, world: ProcessGroups) -> Replicas | None:
     """The model under the wrapper that the configuration names; None if gradients are summed without one."""
     chosen = world.config.data_parallel
     size = world.size(*DIMENSIONS)

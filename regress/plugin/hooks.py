@@ -3,14 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
-    from regress.replay.variants import Variant
+    from regress.replay.variants import Precision, Variant
 
 
 @pytest.hookspec
 def pytest_regress_variants(config: pytest.Config) -> Iterable[Variant]:  # type: ignore[empty-body]  # a specification
     """Further variants under which golden cases are replayed (`regress.replay.variants.Variant`)."""
+
+
+@pytest.hookspec(firstresult=True)
+def pytest_regress_replay(case: Path, variant: Variant, precision: Precision, folder: Path) -> object:
+    """Replay an exported golden case by your own trainer; called on every rank, in a process of its own.
+
+    Where a conftest.py or plugin implements it, all replays of the session are yours: the tests keep their names,
+    without rank and microbatch, which are your trainer's affair. There may be one implementation, a function of a
+    module.
+
+    Args:
+        case: folder of the export (``regress golden export``); its README.md explains every file.
+        variant: name and configuration overrides (`regress.replay.variants.Variant`), such as the mesh; the process
+            group has as many ranks as it asks for.
+        precision: what to compute in: ``float64``, ``float32``, ``bfloat16`` or ``mixed``.
+        folder: where to leave the dump, which does not exist yet.
+
+    Raises:
+        NotSupported: with the reason, on every rank and before any communication, for a variant that you do not have.
+    """
+
+
+@pytest.hookspec
+def pytest_regress_keywords(config: pytest.Config) -> Iterable[str]:  # type: ignore[empty-body]  # a specification
+    """Name the markers and keywords that hooks of this conftest.py may add to tests of golden cases.
+
+    A conftest.py that changes collected tests (``pytest_collection_modifyitems`` and the like) should say so: without
+    it ``-k`` and ``-m`` cannot be applied before all tests of golden cases are made, which takes longer. What its hooks
+    do with one of these tests must not depend on which others there are.
+    """

@@ -10,17 +10,19 @@ variants="packed*")`` narrows it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from regress.errors import RegressError
 from regress.plugin.fixture import owner
-from regress.plugin.rows import tell_calls, tell_properties
+from regress.plugin.rows import ForeignRow, tell_calls, tell_foreign, tell_properties
 from regress.plugin.suite import Broken, Suite
 
 if TYPE_CHECKING:
     from regress.replay.matrix import Item
+    from regress.replay.outcome import ReplayOutcome
 
 FIXTURE = "regress_record"
 MARKER = "regress"
@@ -54,6 +56,7 @@ class RecordCheck:
         found = self._suite.cache.outcome(item.replay)
         if found.error is not None:
             pytest.fail(f"{item.replay.name} cannot be replayed: {found.error}", pytrace=False)
+        self._leave_out(item, found)
         outcome = found.outcomes.get((str(item.place), item.quantity))
         if outcome is None or not outcome.tensors:
             pytest.fail(
@@ -72,6 +75,19 @@ class RecordCheck:
             self._node.add_report_section("call", "regress", details)
             pytest.fail(headline, pytrace=False)
 
+    def _leave_out(self, item: Item, found: ReplayOutcome) -> None:
+        """Skip what a trainer of one's own does not have, and have it counted."""
+        adapter = self._suite.adapter
+        if adapter is None:
+            return
+        replay, reason = item.replay.name, found.unsupported
+        missing = item.quantity if reason is None and item.quantity not in found.quantities else None
+        tell_foreign(self._node, ForeignRow(adapter.name, replay, reason, missing))
+        if reason is not None:
+            pytest.skip(f"{adapter.name} does not support {replay}: {reason}")
+        if missing is not None:
+            pytest.skip(f"{adapter.name} did not record {missing}")
+
 
 def parametrize(metafunc: pytest.Metafunc, suite: Callable[[], Suite]) -> None:
     """One test for each item, if the test function asks for the fixture."""
@@ -87,15 +103,18 @@ def parametrize(metafunc: pytest.Metafunc, suite: Callable[[], Suite]) -> None:
             "them"
         )
     try:
-        parameters = suite().parameters(chosen["cases"], chosen["variants"], _named(metafunc.config))
+        parameters = _parameters(metafunc, suite(), (chosen["cases"], chosen["variants"]))
     except RegressError as error:
         raise pytest.Collector.CollectError(f"{stated}: {error}") from None
     metafunc.parametrize(FIXTURE, parameters, ids=[parameter.id for parameter in parameters], indirect=True)
 
 
-def _named(config: pytest.Config) -> Callable[[str], bool]:
-    """Of the name of a replay: whether the command line, if it has ids of tests only, has any of its tests."""
-    ids = [argument.partition("[")[2] for argument in config.args]
-    if not ids or not all(ids):
-        return lambda _: True
-    return lambda name: any(f"{name}/" in text for text in ids)
+def _parameters(metafunc: pytest.Metafunc, suite: Suite, patterns: tuple[str, str]) -> list[Item | Broken]:
+    """The tests that could be selected; if there are none, the first of all, for pytest to deselect."""
+    from regress.plugin.narrowing import choices
+
+    for wanted in choices(metafunc):
+        found = list(suite.parameters(*patterns, wanted))
+        if found:
+            return found
+    return list(islice(suite.parameters(*patterns), 1))

@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 UPDATE = "regress_update"
 CALL = "regress_call"
 ASKED = "regress_golden"
-"""Property names: a row of the update table, a verdict for the report, the file of a stored check."""
-KEPT = (UPDATE, CALL, ASKED)
+FOREIGN = "regress_foreign"
+"""Property names: a row of the update table, a verdict for the report, the file of a stored check, what a trainer of
+one's own had of a replay."""
+KEPT = (UPDATE, CALL, ASKED, FOREIGN)
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,28 @@ def tell_calls(node: pytest.Item, calls: Iterable[Call]) -> None:
     """Have verdicts counted by the report of the session; worth the space only if one is asked for."""
     for call in calls:
         node.user_properties.append((CALL, _text(call.to_json())))
+
+
+@dataclass(frozen=True)
+class ForeignRow:
+    """A test of a replay by somebody's own trainer: why it does not have the variant, or what it did not record."""
+
+    adapter: str
+    replay: str
+    unsupported: str | None = None
+    not_recorded: str | None = None
+
+
+def tell_foreign(node: pytest.Item, row: ForeignRow) -> None:
+    """Have it counted at the end of the session."""
+    node.user_properties.append((FOREIGN, _text(asdict(row))))
+
+
+def foreign_row(text: str) -> ForeignRow:
+    """The row that `tell_foreign` sent."""
+    from regress.dump.jsontext import loads
+
+    return ForeignRow(**loads(text))
 
 
 def tell_properties(node: pytest.Item, call: Call) -> None:

@@ -8,13 +8,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from regress.compare.verdicts.overrides import Overrides
 from regress.dump.files import remove_tree, write_atomically
 from regress.dump.location import Location
 from regress.dump.manifest import MANIFEST
 from regress.dump.reader import DumpReader, files_within
-from regress.errors import ReplayError, reason
+from regress.errors import NotSupported, ReplayError, reason
 from regress.golden.case import GoldenCase
 from regress.replay.imports import imported_for_good
 from regress.replay.matrix import Replay, items
@@ -23,6 +24,9 @@ from regress.replay.scene import scene_of
 from regress.replay.slots import Slots
 from regress.replay.turns import stated, turn
 from regress.replay.variants import Precision, Variant
+
+if TYPE_CHECKING:
+    from regress.replay.foreign import ForeignReplays
 
 
 def _run_here(replay: Replay, folder: Path) -> DumpReader:
@@ -56,6 +60,7 @@ class ReplayCache:
         golden: the case whose values a case is judged against; itself, unless it is being updated.
         run: what replays a case under a variant in a precision, into a folder; the engine of this package, on ranks of
             its pool, by default.
+        foreign: replays by somebody's own trainer, in place of `run`.
     """
 
     root: Path
@@ -67,6 +72,7 @@ class ReplayCache:
     tokens: bool = False
     golden: Callable[[GoldenCase], GoldenCase] = lambda case: case
     run: Callable[[Replay, Path], DumpReader] = _run_here
+    foreign: ForeignReplays | None = None
     _outcomes: dict[str, ReplayOutcome] = field(default_factory=dict)
 
     def outcome(self, replay: Replay) -> ReplayOutcome:
@@ -89,7 +95,9 @@ class ReplayCache:
             if path.is_file():
                 return ReplayOutcome.loads(path.read_text())
             try:
-                found = self._judge(replay)
+                found = self._judge(replay) if self.foreign is None else self._judge_foreign(replay)
+            except NotSupported as error:
+                found = ReplayOutcome(unsupported=str(error))
             except Exception as error:  # whatever it is, it would come again with each of the replay's tests
                 found = ReplayOutcome(error=stated(error).removeprefix(f"{replay.name}: "))
             write_atomically(path, [found.dumps().encode()])
@@ -117,6 +125,17 @@ class ReplayCache:
             keep_tables(self._folder(replay), replay, golden, dump, outcome, tolerance)
         return outcome
 
+    def _judge_foreign(self, replay: Replay) -> ReplayOutcome:
+        from regress.replay.foreign import foreign_items, place_of_test
+        from regress.replay.judge import stored_tolerances
+
+        assert self.foreign is not None
+        dump = self._dump(replay)
+        tolerance = stored_tolerances(replay.case, replay.precision, self.scale, self.overrides)
+        verdicts = self.foreign.judge(replay, dump, self.golden(replay.case), tolerance)
+        tested = {(str(item.place), item.quantity) for item in foreign_items(replay)}
+        return ReplayOutcome.of(verdicts, tested, scene_of(replay), place_of_test)
+
     def _twin(self, replay: Replay) -> DumpReader | None:
         if replay.precision is not Precision.BITWISE:
             return None
@@ -131,7 +150,7 @@ class ReplayCache:
         remove_tree(place)
         try:
             with Slots(self.root / ".slots").taken(replay.world_size, replay.name):
-                return self.run(replay, folder)
+                return (self.run if self.foreign is None else self.foreign.run)(replay, folder)
         finally:
             self._keep(folder, replay)
 

@@ -43,8 +43,21 @@ _WIDTH = 160  # columns of a table where there is no terminal
     help="Write calibration.html (a plot) and calibration.json there.",
 )
 @click.option("--accept", is_flag=True, help="Put the tolerances in force at once, without a review.")
+@click.option(
+    "--quantity",
+    "only",
+    multiple=True,
+    metavar="NAME",
+    help="Change the tolerances of this quantity alone; may be repeated.",
+)
 def calibrate(
-    case: str, golden_dir: Path | None, seeds: int, proof: bool, report: Path | None, accept: bool
+    case: str,
+    golden_dir: Path | None,
+    seeds: int,
+    proof: bool,
+    report: Path | None,
+    accept: bool,
+    only: tuple[str, ...],
 ) -> None:
     """Measure the tolerances of a golden case.
 
@@ -77,7 +90,9 @@ def calibrate(
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
         task = bars.add_task(f"calibrating {case}", total=replays_of(seeds) + (trials() if proof else 0))
-        found = measure(store, case, seeds=seeds, proof=proof, advance=lambda: bars.advance(task))
+        found = measure(
+            store, case, seeds=seeds, proof=proof, only=only or None, advance=lambda: bars.advance(task)
+        )
     rows = rows_of(found.floors, found.proof)
     wide = console if console.is_terminal else Console(width=max(console.width, _WIDTH))
     wide.print(table(case, rows))
@@ -166,23 +181,36 @@ def _written(folder: Path, found: Study) -> Path:
 @click.option(
     "--inputs", is_flag=True, help="Make weights, optimizer state and rollouts again, as the recipe says."
 )
-def record(case: str, golden_dir: Path | None, inputs: bool) -> None:
+@click.option(
+    "--quantity",
+    "quantities",
+    multiple=True,
+    metavar="NAME",
+    help="Add this quantity to what is recorded, and change nothing else; may be repeated.",
+)
+def record(case: str, golden_dir: Path | None, inputs: bool, quantities: tuple[str, ...]) -> None:
     """Record a case as its case.yaml says.
 
     \b
     regress golden record mine
+    regress golden record mine --quantity token_gradient       beside what is recorded
 
     Inputs (weights, optimizer state, rollouts) are made by its recipe if it has none; then the float64 values of
     every quantity are computed, twice. A case in which some faults could not show is refused. Measure its
     tolerances next: regress calibrate CASE.
     """
     from regress.replay.recipe import has_inputs
+    from regress.replay.record import add
     from regress.replay.record import record as run
 
+    if inputs and quantities:
+        raise click.UsageError(
+            "--inputs makes another case, whose quantities are all recorded; leave out one of both"
+        )
     store = open_store(golden_dir)
     opened = store.case(case, allow_changed_inputs=True)
     kept = has_inputs(opened) and not inputs
-    written = run(store, case, inputs=inputs)
+    written = add(store, case, quantities) if quantities else run(store, case, inputs=inputs)
     if kept and opened.recipe:
         click.echo(f"{case}: inputs are those that were there; --inputs makes them again, as the recipe says")
     if not written:
@@ -190,4 +218,5 @@ def record(case: str, golden_dir: Path | None, inputs: bool) -> None:
         return
     values = sum(path.name != MANIFEST for path in written)
     click.echo(f"{case}: wrote {opened.folder / MANIFEST} and {plural(values, 'file')} of golden values")
-    click.echo(f"next: regress calibrate {case}")
+    told = "".join(f" --quantity {quantity}" for quantity in quantities)
+    click.echo(f"next: regress calibrate {case}{told}")

@@ -9,7 +9,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from regress.compare.judge import judge_bitwise, judge_trajectories, judge_update
-from regress.compare.quantities import quantity_named
+from regress.compare.quantities import TOKEN_GRADIENTS, quantity_named
 from regress.compare.updates.invariants import judge_invariants
 from regress.compare.updates.selftest import judge_rolled
 from regress.compare.verdicts.overrides import Overrides
@@ -23,7 +23,7 @@ from regress.golden.case import GoldenCase
 from regress.replay.plan import PlannedUpdate
 from regress.replay.variants import Precision
 
-NATIVE = ("activations", "gradient", "param", "optimizer")
+NATIVE = ("activations", "logit_gradient", "gradient", "param", "optimizer")
 """Quantities in the dtype of the model; log-probs and all that is computed from them are at least float32."""
 WIDE = ("weights", "grad_norm")
 """Quantities that are float64 in every precision: denominators, and a number that is written as text."""
@@ -137,12 +137,19 @@ def stored_tolerances(
 
 
 def _measured(case: GoldenCase, precision: Precision, quantity: str) -> Tolerance | None:
-    """What the manifest says of a quantity."""
+    """What the manifest says of a quantity; one that came after the case was recorded is not judged."""
     entry = case.tolerance(quantity, precision.measured_as)
+    if entry is None and quantity in TOKEN_GRADIENTS and not _recorded(case, quantity):
+        return None
     if entry is None:
         unmeasured = Tolerance(0.0, reason=f"none was measured: run regress calibrate {case.name}")
         return EXACT if quantity_named(quantity).exact else unmeasured
     return tolerance_of(entry)
+
+
+def _recorded(case: GoldenCase, quantity: str) -> bool:
+    """Whether any update of a case has golden values of a quantity."""
+    return any(quantity in case.quantities(where) for where in case.wheres())
 
 
 def expected_dtype(truth: Truth, precision: Precision, quantity: str, name: str) -> str | None:
@@ -154,7 +161,7 @@ def expected_dtype(truth: Truth, precision: Precision, quantity: str, name: str)
         return dtype_name(golden.dtype)
     if quantity in WIDE:
         return "float64"
-    if quantity == "activations":
+    if quantity in ("activations", "logit_gradient"):
         return precision.computes_in
     return precision.dtype if quantity in NATIVE or precision is Precision.FLOAT64 else "float32"
 

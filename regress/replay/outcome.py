@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -63,17 +63,23 @@ class ReplayOutcome:
     """All outcomes of a replay by ``(place, quantity)``, or the sentence that says why it could not run.
 
     Attributes:
+        unsupported: why a trainer of one's own does not have the variant; it was not run then.
         divergence: where it went wrong first, if it did; ``diagnoses`` are the probable causes.
     """
 
     outcomes: dict[tuple[str, str], Outcome] = field(default_factory=dict)
     error: str | None = None
+    unsupported: str | None = None
     divergence: Divergence | None = None
     diagnoses: list[Diagnosis] = field(default_factory=list)
 
     @classmethod
     def of(
-        cls, verdicts: Sequence[Verdict], tested: Collection[tuple[str, str]], scene: Scene | None = None
+        cls,
+        verdicts: Sequence[Verdict],
+        tested: Collection[tuple[str, str]],
+        scene: Scene | None = None,
+        place: Callable[[Place], Place] = lambda place: place,
     ) -> ReplayOutcome:
         """Group verdicts by place and quantity.
 
@@ -81,16 +87,22 @@ class ReplayOutcome:
             tested: the places and quantities that have a test. What fails elsewhere, such as a quantity that was not
                 recorded, counts for the coverage of its update, or no test would show it.
             scene: the run, for the diagnosis.
+            place: of the test that is about a place.
         """
         divergence = find_divergence(verdicts, scene)
         diagnoses = [] if divergence is None else diagnose(divergence, scene)
         result = cls(divergence=divergence, diagnoses=diagnoses)
         for verdict in verdicts:
-            key = (str(verdict.place), verdict.quantity)
+            key = (str(place(verdict.place)), verdict.quantity)
             if key not in tested and not verdict.ok:
                 key = (str(Place(verdict.place.step, verdict.place.update)), "coverage")
             result.outcomes.setdefault(key, Outcome()).add(verdict)
         return result
+
+    @property
+    def quantities(self) -> set[str]:
+        """Quantities of which anything was compared or missed."""
+        return {quantity for _, quantity in self.outcomes}
 
     @property
     def failed(self) -> list[Verdict]:
@@ -113,8 +125,8 @@ class ReplayOutcome:
         ]
         divergence = None if self.divergence is None else self.divergence.to_json()
         diagnoses = [diagnosis.to_json() for diagnosis in self.diagnoses]
-        tree = {"error": self.error, "outcomes": rows, "divergence": divergence, "diagnoses": diagnoses}
-        return json.dumps(tree)
+        tree = {"error": self.error, "unsupported": self.unsupported, "outcomes": rows}
+        return json.dumps({**tree, "divergence": divergence, "diagnoses": diagnoses})
 
     @classmethod
     def loads(cls, text: str) -> ReplayOutcome:
@@ -124,6 +136,7 @@ class ReplayOutcome:
         return cls(
             {(row["place"], row["quantity"]): _outcome(row) for row in tree["outcomes"]},
             tree["error"],
+            tree.get("unsupported"),
             None if divergence is None else Divergence.from_json(divergence),
             [Diagnosis.from_json(diagnosis) for diagnosis in tree["diagnoses"]],
         )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import shlex
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from regress.compare.quantities import quantity_named
 from regress.dump.jsontext import Json
 from regress.errors import GoldenError, RegressError
 from regress.golden.case import GoldenCase
@@ -24,6 +26,7 @@ from regress.replay.floors import Floor
 from regress.replay.proof import Proof, prove
 from regress.replay.recipe import has_inputs, make_inputs, remove_inputs
 from regress.replay.truth import compute_truth, require_case_signal
+from regress.replay.update import propose as propose_values
 from regress.replay.workspace import Workspace
 
 
@@ -63,19 +66,55 @@ def record(store: GoldenStore, name: str, *, inputs: bool = False, signal: bool 
     return commit(case.folder, truth=truth, inputs=changed, provenance=provenance_of(case), replace=True)
 
 
+def add(store: GoldenStore, name: str, quantities: Collection[str]) -> list[Path]:
+    """Record quantities that a case lacks, or has otherwise, and leave all that is recorded of others as it is.
+
+    Returns:
+        The files written, none when nothing changes.
+
+    Raises:
+        RegressError: for a name that is no quantity, one that the case does not compute, or a recorded value of another
+            quantity that is computed otherwise now: what would be added is then not of one computation with it.
+    """
+    for quantity in quantities:
+        quantity_named(quantity)
+    case = store.case(name)
+    if case.manifest is None:
+        raise GoldenError(
+            f"{case.folder} has no golden values yet; record the case: regress golden record {name}"
+        )
+    with Workspace() as workspace:
+        found = propose_values(case, workspace, everything=False)
+    other = next((change for change in found.changes if change.quantity not in quantities), None)
+    if other is not None:
+        raise GoldenError(
+            f"case {name}: {other.quantity} {other.name} at {other.where} is not what was recorded "
+            f"({other.status}), so "
+            "nothing can be added beside it; find out why, or bring it up to date first: pytest --update-golden -k "
+            f"{shlex.quote(f'{name} and {other.quantity}')}"
+        )
+    for quantity in quantities:
+        if not any(quantity in row for row in found.truth.values()):
+            raise GoldenError(f"case {name} computes no {quantity}, so it cannot have golden values of it")
+    return commit(case.folder, truth=found.changed, provenance=provenance_of(case))
+
+
 @dataclass(frozen=True)
 class Calibration:
-    """What was measured of a case; ``proof`` is None where it was not asked for."""
+    """What was measured of a case; ``proof`` is None where it was not asked for, ``only`` for all quantities."""
 
     case: GoldenCase
     floors: list[Floor]
     proof: Proof | None = None
+    only: Collection[str] | None = None
 
     @property
     def entries(self) -> dict[str, dict[str, ToleranceEntry]]:
         """The tolerances as the manifest keeps them."""
         found: dict[str, dict[str, ToleranceEntry]] = {}
         for floor in self.floors:
+            if self.only is not None and floor.quantity not in self.only:
+                continue
             found.setdefault(floor.quantity, {})[str(floor.precision)] = floor.entry
         return found
 
@@ -86,18 +125,26 @@ def measure(
     *,
     seeds: int,
     proof: bool = False,
+    only: Collection[str] | None = None,
     advance: Callable[[], None] = lambda: None,
 ) -> Calibration:
     """Measure the tolerances of a recorded case; nothing is written.
 
     Args:
         proof: replay held-out variants and the corpus of faults, too.
+        only: keep the tolerances of these quantities; None for all.
         advance: called after each replay.
     """
     case = store.case(name)
     with Workspace() as workspace:
         floors = calibrate(case, workspace, seeds=seeds, advance=advance)
-        return Calibration(case, floors, prove(case, floors, workspace, advance) if proof else None)
+        missing = sorted({*(only or ())} - {floor.quantity for floor in floors})
+        if missing:
+            raise GoldenError(
+                f"case {name} has no golden values of {missing[0]} to measure; add them: regress golden record {name} "
+                f"--quantity {missing[0]}"
+            )
+        return Calibration(case, floors, prove(case, floors, workspace, advance) if proof else None, only)
 
 
 def keep(store: GoldenStore, found: Calibration, *, accept: bool) -> list[Path] | Pending | None:

@@ -56,7 +56,8 @@ def _table(
     units = [
         unit
         for unit in plan_units(comparison.golden, comparison.actual, options).units
-        if isinstance(unit, Unit) and unit.stage not in UPDATE_STAGES and unit.place.update == update.update
+        if isinstance(unit, Unit) and not unit.elementwise and unit.stage not in UPDATE_STAGES
+        if unit.place.update == update.update
     ]
     there = dict.fromkeys(unit.place for unit in units)
     chosen = [*dict.fromkeys(place for place in [*places, *there] if place in there)][:PLACES]

@@ -156,7 +156,11 @@ def _records(
 ) -> list[dict[str, Any]]:
     """One entry for each rank and microbatch of the other side."""
     rows = []
-    units = [u for u in (planned.units if planned else ()) if isinstance(u, Unit) and u.stage == stage]
+    units = [
+        u
+        for u in (planned.units if planned else ())
+        if isinstance(u, Unit) and u.stage == stage and not u.elementwise
+    ]
     by_place = {(unit.place.rank or 0, unit.place.micro or 0): unit for unit in units}
     for place in sorted({*by_place, *_places(dirs, step, stage, options)}):
         row: dict[str, Any] = {"section": stage, "rank": place[0], "micro": place[1], "step": step}

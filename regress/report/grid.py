@@ -22,7 +22,10 @@ STAGES: Mapping[str, tuple[str, ...]] = {
     "hidden": ("activations",),
     "log-probs": ("log_probs", "old_log_probs", "ref_log_probs", "entropy"),
     "loss": ("kl", "ratio", "policy_loss", "entropy_loss", "token_loss", "loss"),
-    "gradient": ("gradient", "grad_norm"),
+    "gradient": (
+        *("token_gradient", "entropy_gradient", "token_residual", "logit_gradient"),
+        *("gradient", "grad_norm"),
+    ),
     "update": ("optimizer", "param"),
 }
 """Quantities that share a column where there is no room for one each, in the order of computation."""

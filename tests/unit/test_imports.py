@@ -21,6 +21,7 @@ ALLOWED: dict[str, set[str]] = {
     "interop": {"dump", "layout"},
     "compare": {"interop", "golden", "dump", "layout"},
     "report": {"compare", "golden", "dump", "layout"},
+    "explain": {"dump", "layout", "grpo"},
     "engine": {"grpo", "tasks", "dump", "layout"},
     "parallel": {"engine", "grpo", "dump", "layout"},
     "faults": {"engine", "grpo", "layout"},
@@ -38,7 +39,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "plugin": {"replay", "parallel", "engine", "golden", "compare", "report", "dump", "layout"},
     "__main__": {"cli"},
-    "cli": {"replay", "parallel", "engine", "golden", "compare", "report", "dump"},
+    "cli": {"explain", "replay", "parallel", "engine", "golden", "compare", "report", "dump"},
 }
 TORCH_FREE = [
     "regress",

@@ -34,7 +34,7 @@ class Key(NamedTuple):
 def key_of(record: Record) -> Key:
     """The place of a record within its update."""
     if record.type in STEP_STAGES:
-        return Key(record.type, None, None)
+        return Key(record.type, record.rank, record.micro)
     micro = record.micro
     if micro is None and record.type in MICRO_STAGES:  # an update of one microbatch need not count it
         micro = 0

@@ -27,7 +27,14 @@ INPUTS: Mapping[str, tuple[str, ...]] = {
     "entropy_loss": ("entropy",),
     "token_loss": ("policy_loss", "kl", "entropy_loss"),
     "loss": ("token_loss", "weights"),
-    "gradient": ("loss", "token_loss", "activations", "weights"),
+    "token_gradient": ("loss", "token_loss", "weights", "ratio"),
+    "entropy_gradient": ("loss", "token_loss", "weights"),
+    "token_residual": ("token_gradient", "entropy_gradient"),
+    "logit_gradient": ("token_gradient", "entropy_gradient", "activations"),
+    "gradient": (
+        *("loss", "token_loss", "activations", "weights"),
+        *("token_gradient", "entropy_gradient", "logit_gradient"),
+    ),
     "grad_norm": ("gradient",),
     "optimizer": ("gradient", "grad_norm"),
     "param": ("optimizer", "gradient"),
@@ -36,7 +43,10 @@ INPUTS: Mapping[str, tuple[str, ...]] = {
 }
 """What each quantity is computed from, within an update. Coverage breaks what follows from tokens that are missing."""
 
-OPTIONAL = ("trajectory", "coverage", "kl", "sampler_weights", "entropy_loss")
+OPTIONAL = (
+    *("trajectory", "coverage", "kl", "sampler_weights", "entropy_loss"),
+    *("token_gradient", "entropy_gradient", "token_residual", "logit_gradient"),
+)
 """What not every objective or dump has."""
 
 CARRIED = ("param", "optimizer")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import ml_dtypes
 
@@ -14,12 +15,13 @@ from regress.dump.arrays import DTYPES, is_float
 from regress.golden.case import GoldenCase
 from regress.golden.tolerance import ToleranceEntry
 
-NATIVE = ("activations", "gradient", "param", "optimizer")
+NATIVE = ("activations", "logit_gradient", "gradient", "param", "optimizer")
 """Quantities in the dtype of the model, whatever the others are stored in."""
 
 EPS_MULTIPLES: Mapping[str, int] = {
     "activations": 64,
     "gradient": 512,
+    "gradient_clipped": 512,
     "grad_norm": 256,
     "optimizer": 512,
     "param": 256,
@@ -42,6 +44,7 @@ COARSE: Mapping[str, int] = {
     "activations": 32,
     "entropy": 8,
     "gradient": 32,
+    "gradient_clipped": 32,
     "optimizer": 32,
     "param": 8,
     "ratio": 16,
@@ -85,9 +88,10 @@ class Bounds:
         """The tolerance of a quantity.
 
         Args:
-            dtypes: of the two tensors, and of the two models where known: the coarsest of them decides.
+            dtypes: of the two tensors, and of the two models where known: the coarsest of them decides. What has none
+                with fractions is compared exactly.
         """
-        if quantity_named(quantity).exact:
+        if quantity_named(quantity).exact or (dtypes and not any(map(_is_float, dtypes))):
             return BITWISE if self.given is not None and self.given.bitwise else EXACT
         if self.given is not None:
             return self.given
@@ -107,10 +111,30 @@ class Bounds:
         return replace(found, reason=f"{found.reason} (golden case {self.case})")
 
 
+def widened(tolerance: Tolerance, tensor: str, *sides: Iterable[Mapping[str, Any]]) -> Tolerance:
+    """Add the errors that estimated values were recorded with, as ``meta["accuracy"]`` tells them.
+
+    Args:
+        sides: metadata of the records of each side.
+    """
+    error = 0.0
+    for records in sides:
+        told = (meta.get("accuracy") for meta in records)
+        error += max((float(a[tensor]) for a in told if isinstance(a, Mapping) and tensor in a), default=0.0)
+    if not error or tolerance.bitwise:
+        return tolerance
+    reason = f"{tolerance.reason}; the values are estimates, good to {error:.2g} where they were recorded"
+    return replace(tolerance, absolute=tolerance.absolute + error, reason=reason)
+
+
 def coarsest(dtypes: Sequence[str]) -> str:
     """The floating dtype with the widest spacing; float64 where there is none."""
-    floats = [name for name in dtypes if name in DTYPES and is_float(DTYPES[name])]
+    floats = [name for name in dtypes if _is_float(name)]
     return max(floats, key=spacing, default="float64")
+
+
+def _is_float(dtype: str) -> bool:
+    return dtype in DTYPES and is_float(DTYPES[dtype])
 
 
 def spacing(dtype: str) -> float:

@@ -74,11 +74,14 @@ def _contents(side: Side, records: Sequence[Listed], known: Iterable[SampleKey])
     told: dict[SampleKey, NDArray[np.bool_]] = {}
     for record in telling:
         ids = side.read(record.name).tensors["input_ids"]
-        for key, start, stop, row, col in () if record.spans is None else record.spans.segments:
+        if record.spans is None or ids.shape != record.spans.shape:
+            continue
+        for key, start, stop, row, col in record.spans.segments:
             if key not in skipped:
-                tokens.setdefault(key, np.zeros(sizes[key], np.int64))[start:stop] = ids[
-                    row, col : col + stop - start
-                ]
+                with np.errstate(invalid="ignore"):  # of NaN, which is no id
+                    tokens.setdefault(key, np.zeros(sizes[key], np.int64))[start:stop] = ids[
+                        row, col : col + stop - start
+                    ]
                 told.setdefault(key, np.zeros(sizes[key], bool))[start:stop] = True
     return {key: Tokens.of(found) for key, found in tokens.items() if told[key].all()}
 
@@ -107,7 +110,7 @@ def _values(side: Side, records: Sequence[Listed], key: SampleKey) -> ValuesOf:
                 continue
             array = side.read(record.name).tensors[name]
             for other, start, stop, row, col in record.spans.segments:
-                if other == key and array.ndim == 2:
+                if other == key and array.shape == record.spans.shape:
                     here = array[row, col : col + stop - start].astype(np.float64).tolist()
                     values |= dict(zip(range(start, stop), here, strict=True))
         if values:

@@ -14,10 +14,43 @@ U = TypeVar("U")
 
 @dataclass(frozen=True)
 class Finding:
-    """A verdict and the tolerance behind it, whose scale may turn out to be larger over all units."""
+    """A verdict and the tolerance behind it, whose scale may turn out to be larger over all units.
+
+    Attributes:
+        problem: why it is no verdict: what is wrong is wrong in both dumps, so that nothing can be compared.
+        nonfinite: elements that are NaN or infinite, the same on both sides.
+    """
 
     verdict: Verdict
     tolerance: Tolerance
+    problem: str = ""
+    nonfinite: int = 0
+
+
+class Defect(str):
+    """Why a tensor cannot be placed in either dump."""
+
+    __slots__ = ()
+
+
+def told(results: Sequence[tuple[U, Sequence[Finding]]]) -> tuple[list[str], list[str]]:
+    """Notes and problems of findings, a sentence each."""
+    alike: dict[tuple[str, str], list[int]] = {}
+    problems: dict[str, None] = {}
+    for _, findings in results:
+        for finding in findings:
+            if finding.problem:
+                problems[finding.problem] = None
+            elif finding.nonfinite:
+                found = alike.setdefault((finding.verdict.quantity, finding.verdict.name), [])
+                found.append(finding.nonfinite)
+    notes = [
+        f"warning: {name if name == quantity else f'{quantity} {name}'} has {sum(counts)} "
+        f"element{'s' * (sum(counts) > 1)} that {'are' if sum(counts) > 1 else 'is'} NaN or infinite at the same place "
+        "in both dumps, which counts as equal"
+        for (quantity, name), counts in alike.items()
+    ]
+    return notes, [*problems]
 
 
 def settle(

@@ -10,6 +10,9 @@ from regress.compare.dumps.boxes import Nearby
 from regress.compare.dumps.listing import Listed
 from regress.layout import ShardLayout
 
+_At = tuple[int | None, int | None]
+"""Rank and microbatch; gradients and parameters are of no microbatch, if their taps did not say so."""
+
 
 class Holders:
     """The golden records of a stage, by the parts of the tensors that they hold."""
@@ -31,39 +34,42 @@ class Holders:
     def of(self, record: Listed) -> list[Listed]:
         """The golden records that an actual one is compared with, that of its own rank first.
 
-        Several ranks may hold a part: one of them stands for all, that of the same rank if it is among them. A record
-        whose tensor has another shape is among them, too, for the shapes to be compared, and so is one that cannot be
-        used, for it to be told. If nobody has anything of it there is still one to compare metadata with.
+        Several ranks may hold a part: one of them stands for all, that of the same rank if it is among them. Where no
+        golden tensor has that shape those of other shapes are among them, for the shapes to be compared. So is one that
+        cannot be used, for it to be told. If nobody has anything of it there is still one to compare metadata with.
         """
         found = {other.name: other for other in self._unusable}
         for name in record.tensors:
             layout = record.layout(name)
             if layout is None:
                 continue
-            for shape, other in self._shapes.get(name, {}).items():
-                if shape != layout.shape:
-                    found[other.name] = other
             known = self._tensors.get((name, layout.shape))
-            for holder in () if known is None else known.holders(layout, record.key.rank):
+            for other in () if known is not None else self._shapes.get(name, {}).values():
+                found[other.name] = other
+            for holder in () if known is None else known.holders(layout, record):
                 found[holder.name] = holder
-        rank = record.key.rank
-        return sorted(found.values() or self._golden[:1], key=lambda g: (g.key.rank != rank, g.key.rank or 0))
+        rank, micro = record.key.rank, record.key.micro
+        return sorted(
+            found.values() or self._golden[:1],
+            key=lambda g: (g.key.rank != rank, g.key.micro != micro, g.key.rank or 0, g.key.micro or 0),
+        )
 
 
 @dataclass(eq=False)
 class _Tensor:
-    """One tensor: layout -> rank -> the record that holds this part of it."""
+    """One tensor: layout -> rank and microbatch -> the record that holds this part of it."""
 
-    parts: dict[ShardLayout, dict[int | None, Listed]] = field(default_factory=dict)
+    parts: dict[ShardLayout, dict[_At, Listed]] = field(default_factory=dict)
 
     def add(self, record: Listed, layout: ShardLayout) -> None:
-        self.parts.setdefault(layout, {}).setdefault(record.key.rank, record)
+        at = record.key.rank, record.key.micro
+        self.parts.setdefault(layout, {}).setdefault(at, record)
 
-    def holders(self, layout: ShardLayout, rank: int | None) -> Iterable[Listed]:
+    def holders(self, layout: ShardLayout, record: Listed) -> Iterable[Listed]:
         """One record for each part that has an element of a layout; one alone where somebody holds just the same."""
         if layout in self.parts:
-            return [_one(self.parts[layout], rank)]
-        return [_one(self.parts[self._layouts[i]], rank) for i in self._near.of(layout.ranges)]
+            return [_one(self.parts[layout], record)]
+        return [_one(self.parts[self._layouts[i]], record) for i in self._near.of(layout.ranges)]
 
     @cached_property
     def _layouts(self) -> Sequence[ShardLayout]:
@@ -74,5 +80,11 @@ class _Tensor:
         return Nearby(self._layouts)
 
 
-def _one(holders: dict[int | None, Listed], rank: int | None) -> Listed:
-    return holders[rank] if rank in holders else next(iter(holders.values()))
+def _one(holders: dict[_At, Listed], record: Listed) -> Listed:
+    """The one of the same rank and microbatch, else of the same rank, else the first."""
+    same = (record.key.rank, record.key.micro)
+    if same in holders:
+        return holders[same]
+    return next(
+        (known for (rank, _), known in holders.items() if rank == same[0]), next(iter(holders.values()))
+    )

@@ -22,6 +22,10 @@ LIGHT = ("grad_norm", "own_mean", "copies", "unnamed", "unplaced", "open", "deri
 """Metadata that a comparison is planned by."""
 
 
+NO_LAYOUT = 'tap it with layout= and meta={"samples": [(group_id, run_id), ...]}, one for each segment, or by tap_batch'
+"""What makes tensors of tokens comparable."""
+
+
 @dataclass(frozen=True)
 class Spans:
     """Where tokens lie in local ``[B, T]`` tensors.
@@ -36,6 +40,10 @@ class Spans:
     @classmethod
     def of(cls, meta: Mapping[str, Any], name: str) -> Spans:
         """The layout in a record's metadata; raises `CompareError` for none, or an unusable one."""
+        if "layout" in meta and "samples" not in meta:
+            raise CompareError(
+                f"{name} has a token layout, but nothing tells whose tokens these are: {NO_LAYOUT}"
+            )
         try:
             rows, columns = (int(size) for size in meta["layout"]["shape"])
             keys = [(str(group), int(run)) for group, run in meta["samples"]]
@@ -45,8 +53,7 @@ class Spans:
             )
         except (KeyError, TypeError, ValueError) as error:
             raise CompareError(
-                f"{name} has no usable token layout ({type(error).__name__}: {error}); tap it with layout= and "
-                'meta={"samples": [(group_id, run_id), ...]}, one for each segment'
+                f"{name} has no usable token layout ({type(error).__name__}: {error}): {NO_LAYOUT}"
             ) from None
         for key, start, stop, row, col in segments:
             inside = 0 <= row < rows and 0 <= col <= columns - (stop - start)
@@ -82,6 +89,7 @@ class Listed:
         shards: tensor -> the part of it that lies here, as JSON.
         local: why its tensors mean something on their own rank only; empty where they do not.
         problem: why it cannot be placed, if so.
+        bare: whether it should have a token layout, and has none.
     """
 
     name: str
@@ -94,6 +102,7 @@ class Listed:
     local: str = ""
     problem: str = ""
     meta: Mapping[str, Any] = field(default_factory=dict)
+    bare: bool = False
 
     @property
     def samples(self) -> tuple[SampleKey, ...]:
@@ -114,7 +123,9 @@ def listed(name: str, record: Record) -> Listed:
     """What a record's header says."""
     key = key_of(record)
     spans, rows, problem = None, None, ""
-    if record.type not in (*UPDATE_STAGES, "trajectory") and not record.meta.get("unplaced"):
+    placed = record.type not in (*UPDATE_STAGES, "trajectory") and not record.meta.get("unplaced")
+    bare = placed and record.meta.get("layout") is None
+    if placed and not bare:
         try:
             spans = Spans.of(record.meta, str(key))
             told: Any = record.meta.get("rows")
@@ -125,7 +136,7 @@ def listed(name: str, record: Record) -> Listed:
     shards: Any = record.meta.get("shards") or {}
     light = {k: v for k, v in record.meta.items() if k in LIGHT or (k in tensors and isinstance(v, str))}
     local = str(record.meta.get("rank_local") or "")
-    return Listed(name, key, record.update or 0, tensors, spans, rows, shards, local, problem, light)
+    return Listed(name, key, record.update or 0, tensors, spans, rows, shards, local, problem, light, bare)
 
 
 def has_rows_of_loss_tokens(record: Listed) -> bool:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeAlias
 
+from regress.compare.dumps.elementwise import Elementwise, is_share, layouts_of, told_notes
 from regress.compare.dumps.holders import Holders
-from regress.compare.dumps.listing import Listed, has_rows_of_loss_tokens
+from regress.compare.dumps.listing import Listed, Spans, has_rows_of_loss_tokens
 from regress.compare.dumps.match import Matching
 from regress.compare.dumps.options import Options, Planned
 from regress.compare.dumps.presence import Stage
@@ -22,8 +24,9 @@ from regress.compare.quantities import (
     Kind,
     quantity_named,
     source_of,
+    source_or_other,
 )
-from regress.compare.verdicts.verdict import Place
+from regress.compare.verdicts.verdict import Place, Status, Verdict
 from regress.dump.stages import STAGES
 from regress.layout import SampleKey, TokenFrame
 
@@ -91,15 +94,56 @@ class Update:
                 why = "nothing tells whose rows they are"
                 planned.problems.append(f"{self.place}: {stage} cannot be compared: {why}")
                 continue
-            planned.verdicts += self._stage(stage, golden, actual, planned.notes).verdicts()
-            if not golden or not actual:
-                continue
-            if stage in UPDATE_STAGES:
-                planned.units += self._whole(stage, golden, actual, planned)
-                continue
-            if stage != "loss":
-                planned.units += self._tokens(stage, golden, actual)
-            planned.units += self._shares(stage, golden, actual, planned)
+            self._compare(stage, golden, actual, planned)
+
+    def _compare(
+        self, stage: str, golden: Sequence[Listed], actual: Sequence[Listed], planned: Planned
+    ) -> None:
+        """Add the units of one stage."""
+        places = Elementwise(stage, str(self.place), golden, actual, self._layouts, self.matching)
+        if golden and actual and places.bare and (why := places.refusal()) is not None:
+            planned.problems.append(why)
+            return
+        known = len(planned.problems)
+        planned.verdicts += self._stage(stage, golden, actual, planned).verdicts()
+        if not golden or not actual or (len(planned.problems) > known and stage not in UPDATE_STAGES):
+            return
+        planned.notes += told_notes(stage, (*golden, *actual), bare=places.bare)
+        if stage in UPDATE_STAGES:
+            planned.units += self._whole(stage, golden, actual, planned)
+            return
+        apart = {*places.apart()}
+        names = dict.fromkeys(name for record in actual for name in record.tensors)
+        placed = tuple(name for name in names if name not in apart and not is_share(stage, name))
+        if placed:
+            planned.units += self._tokens(stage, golden, actual, placed)
+        planned.units += self._elementwise(places, apart, planned)
+        planned.units += self._shares(stage, golden, actual, frozenset(apart), planned)
+
+    def _elementwise(self, places: Elementwise, names: Iterable[str], planned: Planned) -> Iterator[Unit]:
+        """Tensors whose tokens nothing tells."""
+        only = self.options.only
+        sources = [(name, source_or_other(places.stage, name)) for name in sorted(names)]
+        asked = [name for name, source in sources if only.has(source.quantity, source.label)]
+        chosen, problems = places.places(asked)
+        planned.problems += problems
+        here = {name for record in places.golden for name in record.tensors}
+        for name, has, _ in places.lacking(name for name in asked if name in here):
+            source, side = source_or_other(places.stage, name), "golden" if has in places.golden else "actual"
+            where = replace(self.place, rank=has.key.rank, micro=has.key.micro)
+            status = Status.MISSING if side == "golden" else Status.EXTRA
+            detail = f"only in the {side} dump"
+            planned.verdicts.append(
+                Verdict(status, source.quantity, source.label, where, detail, multiple=math.inf)
+            )
+        for golden, actual in places.pairs():
+            if actual.name in chosen:
+                unit = self._unit(places.stage, actual, [golden])
+                yield replace(unit, tensors=chosen[actual.name], elementwise=True)
+
+    @cached_property
+    def _layouts(self) -> tuple[Mapping[tuple[int, int], Spans], Mapping[tuple[int, int], Spans]]:
+        return layouts_of(self.golden), layouts_of(self.actual)
 
     def _repeated(self, stage: str) -> bool:
         """Whether both sides have the values of a stage beside those of the loss."""
@@ -109,7 +153,7 @@ class Update:
         )
 
     def _stage(
-        self, name: str, golden: Sequence[Listed], actual: Sequence[Listed], notes: list[str]
+        self, name: str, golden: Sequence[Listed], actual: Sequence[Listed], planned: Planned
     ) -> Stage:
         index = {key: number for number, key in enumerate(self.frame.samples)}
         ours = {**index, **{key: index[to] for key, to in self.matching.alias.items() if to in index}}
@@ -133,7 +177,8 @@ class Update:
             frozenset(copies),
             self.place,
             self.options.only,
-            notes,
+            planned.notes,
+            planned.problems,
         )
 
     def _whole(
@@ -147,10 +192,10 @@ class Update:
         local = bool(*told)
         planned.notes += [f"{stage}: {text}" for text in told if text]
         ranks = {record.key.rank for record in actual}
-        own = {record.key.rank: [record] for record in golden}
+        own = {(record.key.rank, record.key.micro): [record] for record in golden}
         holders = Holders(golden)
         for record in actual:
-            same = own.get(record.key.rank, []) if local else holders.of(record)
+            same = own.get((record.key.rank, record.key.micro), []) if local else holders.of(record)
             if same:
                 yield self._unit(stage, record, same)
         first: dict[str, Listed] = {}
@@ -161,7 +206,9 @@ class Update:
                 yield replace(unit, suffix=f" (golden rank {g.key.rank})")
             first.setdefault(held, g)
 
-    def _tokens(self, stage: str, golden: Sequence[Listed], actual: Sequence[Listed]) -> Iterator[Unit]:
+    def _tokens(
+        self, stage: str, golden: Sequence[Listed], actual: Sequence[Listed], names: tuple[str, ...]
+    ) -> Iterator[Unit]:
         holders = self._by_sample(golden)
         for record in actual:
             samples = self._golden_samples(record)
@@ -177,7 +224,7 @@ class Update:
                     g.key.micro or 0,
                 ),
             )
-            yield self._token_unit(stage, record, order)
+            yield replace(self._token_unit(stage, record, order), tensors=names)
 
     def _token_unit(self, stage: str, record: Listed, order: Sequence[Listed]) -> Unit:
         """Rows of loss tokens are counted through all samples of a record, also those that are not compared."""
@@ -251,7 +298,12 @@ class Update:
         return found
 
     def _shares(
-        self, stage: str, golden: Sequence[Listed], actual: Sequence[Listed], planned: Planned
+        self,
+        stage: str,
+        golden: Sequence[Listed],
+        actual: Sequence[Listed],
+        without: frozenset[str],
+        planned: Planned,
     ) -> Iterator[ShareUnit]:
         if not any(_has_share(stage, record) for record in (*golden, *actual)):
             return
@@ -273,7 +325,7 @@ class Update:
                     "means of microbatches that hold other samples in the two dumps, and means do not add up"
                 )
             groups = tuple(whole)
-        yield ShareUnit(*self.paths, stage, groups, terms, self.options.bounds, self.options.only)
+        yield ShareUnit(*self.paths, stage, groups, terms, self.options.bounds, self.options.only, without)
 
     def _groups(self, golden: Sequence[Listed], actual: Sequence[Listed]) -> Iterator[Group]:
         """The fewest microbatches that hold the same samples on both sides."""

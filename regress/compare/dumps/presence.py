@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from regress.compare.dumps.listing import Listed
 from regress.compare.dumps.match import Matching
 from regress.compare.dumps.selection import Selection
 from regress.compare.dumps.sides import Side
-from regress.compare.quantities import LOSS_STAGES, UPDATE_STAGES, source_of
+from regress.compare.quantities import LOSS_STAGES, UPDATE_STAGES, source_or_other
 from regress.compare.updates.coverage import QUANTITY, judge_coverage
 from regress.compare.verdicts.case import element
 from regress.compare.verdicts.verdict import Place, Status, Verdict
@@ -45,6 +45,7 @@ class Stage:
     Attributes:
         index, actual_index: sample of the one or the other side -> its number in the frame.
         copies: samples that only repeat others; they need not be anywhere.
+        problems: is told what is wrong with the golden records, so that nothing can be compared with them.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Stage:
     place: Place
     only: Selection
     notes: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
 
     def verdicts(self) -> Iterator[Verdict]:
         """Everything that is not where it should be."""
@@ -69,6 +71,10 @@ class Stage:
             yield from self._absent()
             return
         yield from self._tensors(wanted)
+        wrong = [f"{self.place}: {detail}" for _, detail in _wrong_records("golden", self.golden)]
+        self.problems.extend(wrong)
+        if wrong:
+            return
         yield from self._records()
         if self.name in UPDATE_STAGES:
             yield from self._elements(wanted)
@@ -79,8 +85,8 @@ class Stage:
         return dict.fromkeys(name for record in records for name in record.tensors)
 
     def _asked(self, name: str) -> bool:
-        source = source_of(self.name, name)
-        return source is None or self.only.has(source.quantity, source.label)
+        source = source_or_other(self.name, name)
+        return self.only.has(source.quantity, source.label)
 
     def _absent(self) -> Iterator[Verdict]:
         """A stage that one side does not have at all."""
@@ -102,12 +108,8 @@ class Stage:
             if name not in wanted or (name in ours and name in theirs):
                 continue
             side, has = (self.theirs, "golden") if name in ours else (self.ours, "actual")
-            source = source_of(self.name, name)
-            label = f"{self.name}/{name}" if source is None else source.label
-            if source is None:
-                detail = f"{self.name} of the {has} dump holds a tensor {name!r} that belongs to no quantity"
-                yield Verdict(Status.EXTRA, QUANTITY, label, self.place, detail, multiple=math.inf)
-            elif not side.writes(self.name, name):
+            source = source_or_other(self.name, name)
+            if not side.writes(self.name, name):
                 self.notes.append(
                     f"{self.name}/{name} is in the {has} dump only: {side.system} does not write it ({side.folder}), "
                     "so it was not compared"
@@ -117,7 +119,7 @@ class Stage:
                 yield Verdict(
                     status,
                     source.quantity,
-                    label,
+                    source.label,
                     self.place,
                     f"only in the {has} dump",
                     multiple=math.inf,
@@ -125,27 +127,13 @@ class Stage:
 
     def _records(self) -> Iterator[Verdict]:
         """Records that cannot be placed, and places that were recorded twice."""
-        for side, records in (("golden", self.golden), ("actual", self.actual)):
-            seen: dict[Key, str] = {}
-            for record in records:
-                if record.problem:
-                    detail = f"{side} dump: {record.problem}"
-                    yield Verdict(
-                        Status.COVERAGE, QUANTITY, str(record.key), self.place, detail, multiple=math.inf
-                    )
-                if record.key in seen:
-                    detail = (
-                        f"{side} dump: {record.key} was recorded twice ({seen[record.key]}, {record.name})"
-                    )
-                    yield Verdict(
-                        Status.COVERAGE, QUANTITY, str(record.key), self.place, detail, multiple=math.inf
-                    )
-                seen[record.key] = record.name
+        for key, detail in _wrong_records("actual", self.actual):
+            yield Verdict(Status.COVERAGE, QUANTITY, str(key), self.place, detail, multiple=math.inf)
 
     def _tokens(self) -> Iterator[Verdict]:
         """Every golden token exactly once, and none besides; tensor by tensor where records differ in them."""
-        if any(record.meta.get("open") for record in (*self.golden, *self.actual)):
-            return  # nothing tells where samples end, so none of their tokens can be said to be missing
+        if any(record.bare or record.meta.get("open") for record in (*self.golden, *self.actual)):
+            return  # nothing tells which tokens lie here, so none can be said to be missing
         golden = self._layouts(self.golden, self.index, self.ours)
         actual = self._layouts(self.actual, self.actual_index, self.theirs)
         mine, its = self._count(golden), self._count(actual)
@@ -154,7 +142,11 @@ class Stage:
             self.name, golden, self.frame, self.place, locator, wanted=np.zeros(self.frame.size, bool)
         )
         if not twice.ok:
-            yield _named(twice, f"golden dump: {twice.detail}")
+            self.problems.append(
+                f"{self.place}: golden dump: {self.name} of {twice.detail}; ranks that repeat each other's tokens need "
+                "their mesh in the manifest (provenance=Provenance(mesh=...))"
+            )
+            return
         wanted = mine > 0
         verdict = judge_coverage(self.name, actual, self.frame, self.place, locator, wanted=wanted)
         yield verdict
@@ -187,8 +179,7 @@ class Stage:
             )
             lost = np.flatnonzero((mine > 0) & (its == 0))
             if lost.size:
-                source = source_of(self.name, name)
-                assert source is not None
+                source = source_or_other(self.name, name)
                 detail = f"{locator.token(int(lost[0]))} has none{_more(int(lost.size), 'token')}"
                 yield Verdict(
                     Status.MISSING, source.quantity, source.label, self.place, detail, multiple=math.inf
@@ -233,6 +224,15 @@ class Stage:
             layouts = [shape for shape in shapes if shape is not None]
             missing = uncovered(layouts[0].shape, [s for s in layouts if s.shape == layouts[0].shape])
             if missing is not None and not any(record.local for record in holders):
+                own = [
+                    part for r in self.golden if name in r.tensors and (part := r.layout(name)) is not None
+                ]
+                if uncovered(layouts[0].shape, [s for s in own if s.shape == layouts[0].shape]) == missing:
+                    self.problems.append(
+                        f"{self.place}: {element(missing[1], layouts[0].shape, f'{self.name}/{name}')} is held "
+                        f"by no rank of either dump{others(missing[0])}: record all ranks"
+                    )
+                    continue
                 count, at = missing
                 detail = f"{element(at, layouts[0].shape, name)} is held by no rank{others(count)}"
                 found.append(
@@ -249,8 +249,18 @@ class Stage:
         yield from found
 
 
-def _named(verdict: Verdict, detail: str) -> Verdict:
-    return replace(verdict, detail=detail)
+def _wrong_records(side: str, records: Iterable[Listed]) -> Iterator[tuple[Key, str]]:
+    """Records that cannot be placed, and places that were recorded twice."""
+    seen: dict[Key, str] = {}
+    for record in records:
+        if record.problem:
+            yield record.key, f"{side} dump: {record.problem}"
+        if record.key in seen:
+            yield (
+                record.key,
+                f"{side} dump: {record.key} was recorded twice ({seen[record.key]}, {record.name})",
+            )
+        seen[record.key] = record.name
 
 
 def _more(count: int, word: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from regress.compare.dumps.findings import Finding, settle
+from regress.compare.dumps.findings import Finding, settle, told
 from regress.compare.dumps.options import AnyUnit, Options, Planned
 from regress.compare.dumps.planning import plan_units
 from regress.compare.dumps.rollouts import RolloutUnit, compare_rollouts
@@ -101,6 +101,10 @@ def compare_dumps(
     advance(-len(planned.units))
     run = engine or serial
     results = list(_done(planned.units, run([(unit, None) for unit in planned.units]), advance))
+    notes, problems = told(results)
+    planned.notes += notes
+    planned.problems += problems
+    results = [(unit, [finding for finding in findings if not finding.problem]) for unit, findings in results]
     verdicts, again = settle(results)
     for (_, scales), findings in zip(again, run(again), strict=True):
         found = (finding.verdict for finding in findings)

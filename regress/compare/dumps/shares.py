@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -52,6 +52,7 @@ class ShareUnit:
     Attributes:
         stage: type of the records.
         terms: golden record -> the one that holds weights and terms of its tokens, where there is one.
+        without: tensors that are compared otherwise.
     """
 
     golden: str
@@ -61,6 +62,7 @@ class ShareUnit:
     terms: Mapping[str, str] = field(default_factory=dict)
     bounds: Bounds = field(default_factory=Bounds)
     only: Selection = field(default_factory=Selection)
+    without: frozenset[str] = frozenset()
 
     @property
     def golden_names(self) -> tuple[str, ...]:
@@ -92,7 +94,12 @@ def compare_shares(unit: ShareUnit) -> list[Finding]:
 def _sources(unit: ShareUnit, records: Sequence[Record]) -> Iterator[Source]:
     for name in dict.fromkeys(name for record in records for name in record.tensors):
         source = source_of(unit.stage, name)
-        if source is not None and source.quantity == QUANTITY and unit.only.has(QUANTITY, source.label):
+        if (
+            source is not None
+            and name not in unit.without
+            and source.quantity == QUANTITY
+            and unit.only.has(QUANTITY, source.label)
+        ):
             yield source
 
 
@@ -119,12 +126,15 @@ def _judged(
         lacking = "golden dump" if len(golden) < len(records[0]) else "actual dump"
         status = Status.EXTRA if lacking.startswith("golden") else Status.MISSING
         return plain(status, f"the {lacking} has no {source.label} for {group.words}")
-    for side, arrays in (("golden", golden), ("actual", actual)):
-        if any(array.size != 1 for array in arrays):
-            shapes = ", ".join(str(list(array.shape)) for array in arrays)
-            return plain(
-                Status.SHAPE, f"a loss is one number, but those of the {side} dump have the shapes {shapes}"
-            )
+    wrong = [
+        f"a loss is one number, but those of the {side} dump have the shapes "
+        + ", ".join(str(list(array.shape)) for array in arrays)
+        for side, arrays in (("golden", golden), ("actual", actual))
+        if any(array.size != 1 for array in arrays)
+    ]
+    if wrong:
+        problem = f"{group.place}: {source.label}: {wrong[0]}" if len(wrong) > 1 else ""
+        return replace(plain(Status.SHAPE, wrong[0]), problem=problem)
     sums = [_sum(side) for side in (golden, actual)]
     case = Case(QUANTITY, source.label, group.place, tolerance, lambda _: group.words, ())
     share, expected = (Shard(value, ShardLayout.whole(())) for value in (sums[1], sums[0]))

@@ -12,7 +12,7 @@ from regress.dump.manifest import MANIFEST
 from regress.dump.reader import DumpReader
 from regress.dump.record import Record
 from regress.errors import DumpError
-from regress.interop.nexrl import NexrlDump, is_nexrl
+from regress.interop.readers import open_source
 from regress.layout import DIMENSIONS, Mesh
 
 Entries = Mapping[str, tuple[str, Coordinates]]
@@ -107,7 +107,7 @@ class OwnDump:
 
 @lru_cache(maxsize=8)
 def open_side(path: str) -> Side:
-    """The dump in a folder, or one that a URL names.
+    """The dump, the file or the checkpoint that a path or a URL names.
 
     Raises:
         DumpError: if there is none, or it is incomplete.
@@ -115,11 +115,12 @@ def open_side(path: str) -> Side:
     folder = location(path)
     if (folder / MANIFEST).is_file():
         return OwnDump(folder)
-    if is_nexrl(folder):
-        return NexrlDump(folder)
+    source = open_source(folder)
+    if source is not None:
+        return source
     if not folder.is_dir():
-        raise DumpError(f"{path} is not a folder, but a dump is one: check the path")
+        raise DumpError(f"{path} is not a folder, but a dump is one, and no file of tensors: check the path")
     raise DumpError(
         f"{path} is no complete dump: it has neither the {MANIFEST} that ours end with, nor folders of NexRL with "
-        "step_* files; give the dump directory itself, or record again if the run was interrupted"
+        "step_* files, nor files of weights; give the dump directory itself, or record again if the run was interrupted"
     )

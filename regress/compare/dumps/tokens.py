@@ -44,7 +44,8 @@ def told_tokens(
         tokens = canonical[here]
         values = record.tensors.get("input_ids")
         if values is not None and values.size == canonical.size:
-            ids[tokens] = values.reshape(-1)[here]
+            with np.errstate(invalid="ignore"):  # of NaN, which is no id
+                ids[tokens] = values.reshape(-1)[here]
             known = True
         mask = record.tensors.get(MASKS.get(record.type, ""))
         if mask is not None and mask.size == canonical.size:

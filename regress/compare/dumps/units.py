@@ -18,29 +18,30 @@ from regress.compare.alignment.keys import key_of
 from regress.compare.alignment.locate import Locator
 from regress.compare.diagnosis.surroundings import Surroundings
 from regress.compare.diagnosis.traits import Traits, traits_at
-from regress.compare.dumps.bounds import Bounds
+from regress.compare.dumps.bounds import Bounds, widened
 from regress.compare.dumps.boxes import Shard, shard_blocks
 from regress.compare.dumps.columns import Column
-from regress.compare.dumps.findings import Finding
+from regress.compare.dumps.findings import Defect, Finding
 from regress.compare.dumps.listing import listed
 from regress.compare.dumps.padding import Aligned, judge_padding
-from regress.compare.dumps.pieces import Index, blocks
+from regress.compare.dumps.pieces import Index, Part, blocks
 from regress.compare.dumps.selection import Selection
 from regress.compare.dumps.sides import Side, open_side
 from regress.compare.dumps.surroundings import classes_of, with_affected
 from regress.compare.dumps.tokens import Mask, selected_rows, token_words, tokens_of, told_tokens
+from regress.compare.metrics.stripes import Measures
 from regress.compare.quantities import (
     UPDATE_STAGES,
     Kind,
     Source,
     quantity_named,
-    source_of,
+    source_or_other,
 )
 from regress.compare.verdicts.case import Case, Locate, element
 from regress.compare.verdicts.tolerance import Tolerance
 from regress.compare.verdicts.values import Blocks, judge_blocks
 from regress.compare.verdicts.verdict import Place, Status, Verdict
-from regress.dump.arrays import Array, dtype_name
+from regress.dump.arrays import Array, dtype_name, is_float
 from regress.dump.record import Record
 from regress.errors import CompareError
 from regress.layout import Range, SampleKey, ShardLayout, TokenFrame
@@ -60,6 +61,8 @@ class Unit:
         telling, actual_telling: records of each side that tell loss tokens and token ids of these samples.
         bounds, only: tolerances, and which tensors are compared.
         suffix: what a verdict's name ends with, such as ``(golden rank 1)``.
+        tensors: those that are compared; by default all.
+        elementwise: whether they are compared element by element, because nothing tells their tokens.
     """
 
     golden: str
@@ -76,6 +79,8 @@ class Unit:
     bounds: Bounds = field(default_factory=Bounds)
     only: Selection = field(default_factory=Selection)
     suffix: str = ""
+    tensors: tuple[str, ...] | None = None
+    elementwise: bool = False
 
     @property
     def golden_names(self) -> tuple[str, ...]:
@@ -98,7 +103,8 @@ def compare_unit(unit: Unit, scales: Mapping[tuple[str, str], float] | None = No
         DumpError: if a file cannot be read.
     """
     work = _opened(unit, scales)
-    return [*(work.whole() if unit.stage in UPDATE_STAGES else work.tokens())]
+    whole = unit.elementwise or unit.stage in UPDATE_STAGES
+    return [*(work.whole() if whole else work.tokens())]
 
 
 def aligned(unit: Unit) -> dict[str, Aligned | str]:
@@ -140,28 +146,29 @@ class _Work:
         for source in self._sources():
             array = self.actual.tensors[source.tensor]
             layout = held(key_of(self.actual), self.actual, source.tensor).layout
-            shards = []
-            for record in self.golden.values():
-                if source.tensor in record.tensors:
-                    known = held(key_of(record), record, source.tensor).layout
-                    if known.shape != layout.shape:
-                        detail = f"golden {list(known.shape)}, actual {list(layout.shape)}"
-                        yield self._plain(Status.SHAPE, source, detail)
-                        break
-                    shards.append(Shard(record.tensors[source.tensor], known))
-            else:
-                if shards:
-                    actual, golden = Shard(array, layout), shards[0].array
-                    words = _elements(layout, source.label)
-                    case = self._case(source, words, array.shape, array, golden)
-                    pairs = partial(shard_blocks, actual, shards)
-                    yield self._judged(case, pairs, array, golden, Surroundings())
+            known = [
+                (record.tensors[source.tensor], held(key_of(record), record, source.tensor).layout)
+                for record in self.golden.values()
+                if source.tensor in record.tensors
+            ]
+            shards = [Shard(found, at) for found, at in known if at.shape == layout.shape]
+            if shards:
+                actual, golden = Shard(array, layout), shards[0].array
+                words = _elements(layout, source.label)
+                case = self._case(source, words, array.shape, array, golden)
+                pairs = partial(shard_blocks, actual, shards)
+                yield self._judged(case, pairs, array, golden, Surroundings())
+            elif known:
+                detail = f"golden {list(known[0][1].shape)}, actual {list(layout.shape)}"
+                yield self._plain(Status.SHAPE, source, detail)
         yield from self._grad_norm()
 
     def tokens(self) -> Iterator[Finding]:
         """Tensors of tokens."""
         for source, found in self.aligned():
-            if isinstance(found, str):
+            if isinstance(found, Defect):
+                yield replace(self._plain(Status.SHAPE, source, found), problem=f"{self.unit.place}: {found}")
+            elif isinstance(found, str):
                 yield self._plain(Status.SHAPE, source, found)
             else:
                 part, golden = found.part, found.parts[0].array
@@ -183,17 +190,17 @@ class _Work:
         for source in self._sources():
             if quantity_named(source.quantity).kind is Kind.SHARE:
                 continue  # shares belong to microbatches, not to tokens
-            try:
-                part, lead = tokens_of(self.actual, source, theirs, frame, actual_loss)
-                parts = [
-                    tokens_of(record, source, ours, frame, loss)[0]
-                    for record in self.golden.values()
-                    if source.tensor in record.tensors
-                ]
-            except CompareError as error:
-                yield source, str(error)
-                continue
-            if parts:
+            records = [record for record in self.golden.values() if source.tensor in record.tensors]
+            found = _placed(self.actual, source, theirs, frame, actual_loss)
+            placed = [_placed(record, source, ours, frame, loss) for record in records]
+            parts = [one[0] for one in placed if not isinstance(one, str)]
+            wrong = next((one for one in placed if isinstance(one, str)), None)
+            if isinstance(found, str):
+                yield source, found if wrong is None else Defect(wrong)
+            elif wrong is not None:
+                yield source, wrong
+            elif parts:
+                part, lead = found
                 selected = selected_rows(source, part, loss)
                 traits = partial(_traits, part.rows, frame, classes)
                 around = Surroundings(traits, part.shape[:lead])
@@ -204,8 +211,11 @@ class _Work:
         return told_tokens(self.ours, self.unit.telling, self._indices()[0], self.unit.frame)
 
     def tolerance(self, source: Source, *arrays: Array) -> Tolerance:
-        """That of a tensor."""
-        return self._tolerance(source.quantity, *arrays).of(source.name)
+        """That of a tensor, wider by the error that its values were estimated with."""
+        found = self._tolerance(source.quantity, *arrays).of(source.name)
+        if self.unit.bounds.given is not None:
+            return found
+        return widened(found, source.tensor, [self.actual.meta], [r.meta for r in self.golden.values()])
 
     def _indices(self) -> tuple[dict[SampleKey, int], dict[SampleKey, int]]:
         """Number in the frame of each golden and each actual sample."""
@@ -214,9 +224,10 @@ class _Work:
         return ours, {key: index[to] for key, to in self.unit.golden_of.items() if to in index}
 
     def _sources(self) -> Iterator[Source]:
+        chosen = self.unit.tensors
         for name in self.actual.tensors:
-            source = source_of(self.unit.stage, name)
-            if source is not None and self.unit.only.has(source.quantity, source.label):
+            source = source_or_other(self.unit.stage, name)
+            if (chosen is None or name in chosen) and self.unit.only.has(source.quantity, source.label):
                 yield source
 
     def _case(self, source: Source, words: Locate, shape: tuple[int, ...], *arrays: Array) -> Case:
@@ -227,11 +238,16 @@ class _Work:
         self, case: Case, pairs: Blocks, actual: Array, golden: Array, around: Surroundings
     ) -> Finding:
         scale, bitwise = self.scales.get((case.quantity, case.name)), case.tolerance.bitwise
-        verdict = judge_blocks(case, pairs, actual, golden, scale)
-        return Finding(with_affected(verdict, pairs, actual, golden, around, bitwise=bitwise), case.tolerance)
+        seen: list[Measures] = []
+        verdict = judge_blocks(case, pairs, actual, golden, scale, seen)
+        alike = sum(one.count - one.finite - one.mismatched for one in seen) if is_float(golden.dtype) else 0
+        affected = with_affected(verdict, pairs, actual, golden, around, bitwise=bitwise)
+        return Finding(affected, case.tolerance, nonfinite=alike)
 
     def _tolerance(self, quantity: str, *arrays: Array) -> Tolerance:
         models = [side.precision for side in (self.ours, self.theirs) if side.precision is not None]
+        if arrays and not any(is_float(array.dtype) for array in arrays):
+            models = []  # ids and masks are no less exact for the model's precision
         return self.unit.bounds.of(quantity, [*(dtype_name(array.dtype) for array in arrays), *models])
 
     def _grad_norm(self) -> Iterator[Finding]:
@@ -254,6 +270,16 @@ class _Work:
         return Finding(
             Verdict(status, source.quantity, source.label + self.unit.suffix, place, detail), tolerance
         )
+
+
+def _placed(
+    record: Record, source: Source, index: Mapping[SampleKey, int], frame: TokenFrame, loss: Mask | None
+) -> tuple[Part, int] | str:
+    """A tensor by its tokens, or why it cannot be placed."""
+    try:
+        return tokens_of(record, source, index, frame, loss)
+    except CompareError as error:
+        return str(error)
 
 
 def _traits(rows: Index, frame: TokenFrame, classes: Callable[[], Mapping[str, NDArray[np.bool_]]]) -> Traits:

@@ -29,7 +29,10 @@ class Names:
         """The tensors that a record holds, in its order, then those that it should hold besides."""
         found = [source_of(key.stage, name) for name in self._recorded(key)]
         known = [source for source in found if source is not None]
-        wanted = self._golden.stage(key.stage)
+        wanted = [*self._golden.stage(key.stage)]
+        if not self._plan.repeated:
+            told = {name for other in self._placed.of_stages([key.stage]) for name in self._recorded(other)}
+            wanted = [source for source in wanted if source.primary or source.tensor in told]
         if key.stage in OPEN_STAGES and self._plan.divided:
             names = self._of_part(key.stage, self._plan.part(key.rank))
             wanted = [source for source in wanted if source.name in names]

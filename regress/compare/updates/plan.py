@@ -20,12 +20,15 @@ class Plan:
         parts: rank -> which part of the model it holds, such as its pipeline stage; the others hold part 0. Ranks of
             one part have tensors of the same names.
         without_loss: ranks that record no values of the loss, such as all but the last pipeline stage's.
+        repeated: whether a stage has to repeat tensors of another, such as the log-probs beside the terms of the loss,
+            where no record does.
     """
 
     micros: tuple[tuple[int, int], ...]
     replicas: Mapping[int, int] = field(default_factory=dict)
     parts: Mapping[int, int] = field(default_factory=dict)
     without_loss: frozenset[int] = frozenset()
+    repeated: bool = True
 
     @classmethod
     def of(cls, planned: Plan | Iterable[tuple[int, int]]) -> Plan:

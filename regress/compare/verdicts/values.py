@@ -19,7 +19,12 @@ Blocks = Callable[[], Iterable[Block]]
 
 
 def judge_blocks(
-    case: Case, blocks: Blocks, actual: Array, golden: Array, scale: float | None = None
+    case: Case,
+    blocks: Blocks,
+    actual: Array,
+    golden: Array,
+    scale: float | None = None,
+    seen: list[Measures] | None = None,
 ) -> Verdict:
     """Judge a tensor from the blocks of its elements: dtype, non-finite values, values.
 
@@ -28,8 +33,11 @@ def judge_blocks(
     Args:
         actual, golden: arrays of the two dtypes.
         scale: of the tolerance; by default the largest golden value of the blocks.
+        seen: is told what was measured, if anything was.
     """
-    return wrong_dtype(case, actual, golden) or judge_values(case, blocks, is_float(golden.dtype), scale)
+    return wrong_dtype(case, actual, golden) or judge_values(
+        case, blocks, is_float(golden.dtype), scale, seen
+    )
 
 
 def wrong_dtype(case: Case, actual: Array, golden: Array, dtype: str | None = None) -> Verdict | None:
@@ -46,13 +54,21 @@ def wrong_dtype(case: Case, actual: Array, golden: Array, dtype: str | None = No
     return case.verdict(Status.DTYPE, detail=f"golden {wanted or dtype_name(golden.dtype)}, actual {found}")
 
 
-def judge_values(case: Case, blocks: Blocks, floats: bool, scale: float | None = None) -> Verdict:
+def judge_values(
+    case: Case,
+    blocks: Blocks,
+    floats: bool,
+    scale: float | None = None,
+    seen: list[Measures] | None = None,
+) -> Verdict:
     """Judge the values of a tensor from its blocks, of floats or of what is compared exactly."""
     if scale is None:
         scale = max((largest(block.golden) for block in blocks()), default=0.0)
     values = _Values(case, scale, _bound(case.tolerance, scale), floats)
     for block in blocks():
         values.add(block)
+    if seen is not None:
+        seen.append(values.measures)
     return values.verdict(blocks)
 
 
@@ -65,9 +81,11 @@ def _bound(tolerance: Tolerance, scale: float) -> float:
 class _Values:
     """Measures of all blocks so far, and what is named; of the blocks themselves none is kept."""
 
+    measures: Measures
+
     def __init__(self, case: Case, scale: float, bound: float, floats: bool) -> None:
         self._case, self._scale, self._bound, self._floats = case, scale, bound, floats
-        self._measures = Measures()
+        self.measures = Measures()
         self._worst: Worst | None = None
         self._mismatch: Worst | None = None
         self._row: WorstRow | None = None
@@ -75,7 +93,7 @@ class _Values:
 
     def add(self, block: Block) -> None:
         """Look at the block that follows."""
-        case, so_far = self._case, self._measures
+        case, so_far = self._case, self.measures
         part = measure(block.actual, block.golden, self._bound, bitwise=case.tolerance.bitwise, row=block.row)
         if part.worst is not None and (self._worst is None or part.max_error > so_far.max_error):
             self._worst = case.worst(block, part.worst)
@@ -88,11 +106,11 @@ class _Values:
             alike = not part.max_error
             found = LogRatios(part.finite) if alike else log_ratios(block.actual, block.golden)
             self._ratios = self._ratios.then(found)
-        self._measures = so_far.then(part)
+        self.measures = so_far.then(part)
 
     def verdict(self, blocks: Blocks) -> Verdict:
         """What it all comes to."""
-        found, bitwise = self._measures, self._case.tolerance.bitwise
+        found, bitwise = self.measures, self._case.tolerance.bitwise
         if self._mismatch is not None:
             at = self._mismatch
             detail = (
@@ -111,7 +129,7 @@ class _Values:
     def _told(
         self, status: Status, blocks: Blocks, detail: str, worst: Worst | None, multiple: float, over: int
     ) -> Verdict:
-        found, ratios = self._measures, self._ratios
+        found, ratios = self.measures, self._ratios
         figures: dict[str, Any] = {}
         if found.max_error:
             figures = {
@@ -142,7 +160,7 @@ class _Values:
 
     def _residual(self, blocks: Blocks) -> float | None:
         """What scaling does not explain; where it explains nearly everything the values are looked at once more."""
-        found, alpha, residual = self._measures, self._measures.alpha, self._measures.residual
+        found, alpha, residual = self.measures, self.measures.alpha, self.measures.residual
         if found.over and alpha is not None and residual is not None and residual < 1e-6 * found.relative_l2:
             return scaled_residual(((block.actual, block.golden) for block in blocks()), alpha)
         return residual

@@ -329,6 +329,9 @@ class DumpOptions:
     forward_data: bool = _value(False, "log-probs and entropy of the forward pass")
     loss: bool = _value(False, "loss values and what they were divided by")
     is_loss_debug: bool = _value(False, "every intermediate value of the policy loss")
+    token_gradient: bool = _value(
+        False, "gradient of the loss by the log-prob and entropy of each token, and by recorded logits"
+    )
     batch_inputs: bool = _value(False, "model inputs")
     activations: bool = _value(False, "outputs of the modules that target_module_pattern names")
     param: bool = _value(False, "parameters that target_param_pattern names")

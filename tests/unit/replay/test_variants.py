@@ -115,7 +115,8 @@ def test_variants_of_a_hook_are_checked_and_completed(tmp_path: Path) -> None:
 def test_a_misspelt_section_is_named(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text('[tool.regress.variant.mine]\nwhy = "x"\n')
     with pytest.raises(
-        ConfigError, match="holds variant, which nothing reads; its keys are variants and tolerances"
+        ConfigError,
+        match="holds variant, which nothing reads; its keys are variants, tolerances, replay, allow_code",
     ):
         project_variants(tmp_path)
 

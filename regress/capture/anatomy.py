@@ -1,0 +1,165 @@
+"""The parts of a model that are hooked: the decoder, whose output is the last hidden state, and the output head."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regress.errors import CaptureError
+
+Head = Callable[[Tensor], Tensor]
+"""Logits ``[K, V]`` of hidden states ``[K, H]``."""
+
+_INNER = re.compile(r"(^|(?<=\.))(_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module)\.")
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """A model, taken out of its wrappers.
+
+    Attributes:
+        root: the model itself, whose parameter names are recorded.
+        decoder: the module whose output (or, with ``at_input``, whose input) is the last hidden state.
+        head: the output embedding, or a function that makes logits of hidden states.
+        at_input: whether the hidden state is read at the input of the head, for models without a separate decoder.
+    """
+
+    root: nn.Module
+    decoder: nn.Module
+    head: nn.Module | Head
+    at_input: bool = False
+
+    def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Parameters by the names of the unwrapped model; each once."""
+        for name, parameter in self.root.named_parameters():
+            yield plain_name(name), parameter
+
+
+def plain_name(name: str) -> str:
+    """Strip what wrappers inside a model add to the names of its parameters and modules."""
+    return _INNER.sub("", name + ".").removesuffix(".") if "_" in name else name
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Take a model out of torch.compile, DDP, FSDP1, peft and other wrappers that hold it as their only content."""
+    while True:
+        inner = _inside(model)
+        if inner is None:
+            return model
+        model = inner
+
+
+def _inside(model: nn.Module) -> nn.Module | None:
+    for name in ("_orig_mod", "_fsdp_wrapped_module"):
+        found = model._modules.get(name)
+        if found is not None:
+            return found
+    if list(model._modules) == ["module"] and not hasattr(model, "get_output_embeddings"):
+        return model._modules["module"]
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        return model.module  # type: ignore[no-any-return]
+    get_base = getattr(model, "get_base_model", None)  # peft
+    if callable(get_base) and hasattr(model, "peft_config"):
+        found = get_base()
+        return found if isinstance(found, nn.Module) and found is not model else None
+    return None
+
+
+def dissect(
+    model: nn.Module, decoder: str | nn.Module | None, head: str | nn.Module | Head | None
+) -> Anatomy:
+    """Find decoder and head, by the API of Hugging Face models or as given.
+
+    Args:
+        decoder: module, or its name, whose output is the last hidden state.
+        head: module, its name, or a function from hidden states ``[K, H]`` to logits ``[K, V]``.
+
+    Raises:
+        CaptureError: if one of the two cannot be found.
+    """
+    root = unwrapped(model)
+    found_head = _named(root, head, "head") if isinstance(head, str) else head
+    found_decoder = _named(root, decoder, "decoder") if isinstance(decoder, str) else decoder
+    if found_head is None:
+        found_head = _output_embeddings(root)
+    if found_decoder is None:
+        found_decoder = _decoder(root)
+    if found_head is None:
+        raise CaptureError(
+            f"{type(root).__name__} does not tell its output head (get_output_embeddings() is missing or "
+            "gives none): name "
+            'it with record(head="lm_head"), or give a function from hidden states to logits'
+        )
+    if found_decoder is not None:
+        return Anatomy(root, found_decoder, found_head)
+    if isinstance(found_head, nn.Module):
+        return Anatomy(root, found_head, found_head, at_input=True)
+    raise CaptureError(
+        f"{type(root).__name__} does not tell its decoder, and the head that was given is a function and "
+        "no module: name "
+        'the module that gives the last hidden state with record(decoder="model")'
+    )
+
+
+def _named(root: nn.Module, name: str, what: str) -> nn.Module:
+    try:
+        return root.get_submodule(name)
+    except AttributeError:
+        near = ", ".join(list(dict(root.named_children()))[:8])
+        raise CaptureError(
+            f"{what}={name!r} is no module of {type(root).__name__}: its children are {near}"
+        ) from None
+
+
+def _output_embeddings(root: nn.Module) -> nn.Module | None:
+    get = getattr(root, "get_output_embeddings", None)
+    found = get() if callable(get) else None
+    return found if isinstance(found, nn.Module) else None
+
+
+def _decoder(root: nn.Module) -> nn.Module | None:
+    """The decoder of a Hugging Face model; None for a plain module, whose head is hooked at its input."""
+    for name in ("get_decoder",):
+        get = getattr(root, name, None)
+        if callable(get):
+            found = get()
+            if isinstance(found, nn.Module) and found is not root:
+                return unwrapped_compile(found)
+    base = getattr(root, "base_model", None)
+    if isinstance(base, nn.Module) and base is not root:
+        return base
+    return None
+
+
+def unwrapped_compile(module: nn.Module) -> nn.Module:
+    """The module inside of a torch.compile wrapper."""
+    found = module._modules.get("_orig_mod")
+    return module if found is None else found
+
+
+def last_hidden_state(output: Any) -> Tensor | None:
+    """The hidden states among what a decoder returns: ``last_hidden_state``, or the first tensor."""
+    if isinstance(output, Tensor):
+        return output
+    found = getattr(output, "last_hidden_state", None)
+    if isinstance(found, Tensor):
+        return found
+    if isinstance(output, tuple | list) and output and isinstance(output[0], Tensor):
+        return output[0]
+    return None
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A distributed tensor put together on every rank of its mesh; any other tensor as it is."""
+    full = getattr(tensor, "full_tensor", None)
+    return full() if callable(full) else tensor
+
+
+def is_distributed(tensor: Any) -> bool:
+    """Tell a `DTensor` from a plain one without importing torch.distributed."""
+    return isinstance(tensor, torch.Tensor) and hasattr(tensor, "placements")

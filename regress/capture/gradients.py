@@ -1,0 +1,152 @@
+"""When gradients are ready: before anything clips them, and after everything was accumulated.
+
+torch's clip functions, whoever calls them (a trainer, accelerate, transformers, FSDP's own method) and however they
+were imported, group the gradients with one helper of `torch.nn.utils.clip_grad`; that look-up, the public names and the
+methods of FSDP and GradScaler are intercepted while somebody records.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.utils import clip_grad
+
+
+class Listener(Protocol):
+    """Is told of what happens to gradients, in the order in which it happens."""
+
+    def before_clip(self, tensors: list[Tensor]) -> None:
+        """Gradients (some of these tensors) are about to be measured or clipped."""
+
+    def clip_norm(self, norm: Any) -> None:
+        """The norm by which gradients are clipped."""
+
+    def before_backward(self, roots: Any, gradients: Any) -> None:
+        """A backward pass starts at these tensors."""
+
+    def after_backward(self) -> None:
+        """It ended without an error."""
+
+    def scaled(self, scaler: Any) -> None:
+        """A GradScaler multiplied a loss."""
+
+    def unscaled(self, optimizer: Any) -> None:
+        """A GradScaler divided the gradients of an optimizer by its scale."""
+
+    def stepped_by_scaler(self, optimizer: Any) -> None:
+        """A GradScaler made or skipped the step of an optimizer."""
+
+
+_listeners: list[Listener] = []
+_installed = ExitStack()
+_lock = threading.RLock()
+
+
+@contextmanager
+def listening(listener: Listener) -> Iterator[None]:
+    """Tell a listener of everything that happens inside; several may overlap in any order."""
+    with _lock:
+        if not _listeners:
+            _install()
+        _listeners.append(listener)
+    try:
+        yield
+    finally:
+        with _lock:
+            _listeners.remove(listener)
+            if not _listeners:
+                _installed.close()
+
+
+def _tell(name: str, *args: Any) -> None:
+    for listener in _listeners:
+        getattr(listener, name)(*args)
+
+
+def _install() -> None:
+    _replace(clip_grad, "_group_tensors_by_device_and_dtype", _grouping)
+    _replace(clip_grad, "_clip_grads_with_norm_", _clipping)
+    _replace(torch.nn.utils, "clip_grads_with_norm_", _clipping)
+    _replace(torch.autograd, "backward", _backward)
+    scaler = torch.amp.GradScaler
+    _replace(scaler, "scale", _after("scaled", own=True))
+    _replace(scaler, "unscale_", _after("unscaled"))
+    _replace(scaler, "step", _after("stepped_by_scaler"))
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is not None:
+        _replace(fsdp.FullyShardedDataParallel, "clip_grad_norm_", _fsdp_clip)
+
+
+def _replace(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    if name not in vars(owner):
+        return
+    original = vars(owner)[name]
+    setattr(owner, name, make(original))
+    _installed.callback(setattr, owner, name, original)
+
+
+def _grouping(original: Callable[..., Any]) -> Callable[..., Any]:
+    def wrapper(tensorlists: Any, *args: Any, **kwargs: Any) -> Any:
+        _tell("before_clip", [t for found in tensorlists for t in found if isinstance(t, Tensor)])
+        return original(tensorlists, *args, **kwargs)
+
+    return wrapper
+
+
+def _clipping(original: Callable[..., Any]) -> Callable[..., Any]:
+    def wrapper(parameters: Any, max_norm: Any, total_norm: Any, *args: Any, **kwargs: Any) -> Any:
+        found = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+        _tell("before_clip", [p.grad for p in found if p.grad is not None])
+        _tell("clip_norm", total_norm)
+        return original(found, max_norm, total_norm, *args, **kwargs)
+
+    return wrapper
+
+
+def _fsdp_clip(original: Callable[..., Any]) -> Callable[..., Any]:
+    def wrapper(module: Any, *args: Any, **kwargs: Any) -> Any:
+        _tell("before_clip", [p.grad for p in module.parameters() if p.grad is not None])
+        norm = original(module, *args, **kwargs)
+        _tell("clip_norm", norm)
+        return norm
+
+    return wrapper
+
+
+def _backward(original: Callable[..., Any]) -> Callable[..., Any]:
+    def wrapper(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if torch._C._current_graph_task_id() != -1:  # of a checkpoint, within another backward pass
+            return original(tensors, grad_tensors, *args, **kwargs)
+        _tell("before_backward", tensors, grad_tensors)
+        result = original(tensors, grad_tensors, *args, **kwargs)
+        _tell("after_backward")
+        return result
+
+    return wrapper
+
+
+def _after(event: str, own: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(scaler: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(scaler, *args, **kwargs)
+            _tell(event, scaler if own else (args[0] if args else kwargs.get("optimizer")))
+            return result
+
+        return wrapper
+
+    return make
+
+
+def versions(gradients: Mapping[str, Tensor]) -> dict[str, tuple[int, int]]:
+    """Storage and version of each gradient, by which a later change in place is seen; holds no tensor."""
+    found = {}
+    for name, grad in gradients.items():
+        local = getattr(grad, "_local_tensor", grad)
+        found[name] = (local.data_ptr(), local._version)
+    return found

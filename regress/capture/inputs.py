@@ -1,0 +1,142 @@
+"""What a forward pass was called with: ids, masks, positions and borders among its arguments."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from regress.capture.inference import Arrangement
+from regress.errors import CaptureError
+
+Find = str | Callable[[Mapping[str, Any]], Any] | None
+"""The name of a forward argument, or a function of all of them that returns the tensor."""
+
+IDS = ("input_ids", "input", "inputs", "tokens", "ids", "idx", "x")
+BORDERS = ("cu_seq_lens_q", "cu_seq_lens", "cu_seqlens", "cu_seqlens_q", "cu_seqlens_padded")
+
+
+@dataclass(frozen=True)
+class Finders:
+    """Where the layout of a batch is told, if not under the usual names.
+
+    Attributes:
+        pad_token_id: id of padding; ``"none"`` if every token counts; None for that of the model's configuration.
+    """
+
+    input_ids: Find = None
+    attention_mask: Find = None
+    position_ids: Find = None
+    cu_seq_lens: Find = None
+    pad_token_id: int | str | None = None
+
+
+def arguments_of(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a forward call by name; positional ones that no signature names as ``arg0``, ``arg1`` ..."""
+    try:
+        bound = inspect.signature(type(module).forward).bind_partial(module, *args, **kwargs).arguments
+    except (TypeError, ValueError):
+        return {**{f"arg{number}": value for number, value in enumerate(args)}, **kwargs}
+    found: dict[str, Any] = {}
+    for name, value in list(bound.items())[1:]:
+        if isinstance(value, dict) and name not in kwargs:
+            found |= value
+        elif isinstance(value, tuple) and name not in kwargs:
+            found |= {f"arg{number}": item for number, item in enumerate(value)}
+        else:
+            found[name] = value
+    return found
+
+
+def arrangement_of(arguments: Mapping[str, Any], finders: Finders, pad_token_id: int | None) -> Arrangement:
+    """Find what tells the layout among the arguments of a forward pass.
+
+    Raises:
+        CaptureError: if there are no token ids, or a named argument is not there.
+    """
+    ids = _ids(arguments, finders.input_ids)
+    mask = _optional("attention_mask", arguments, finders.attention_mask, ("attention_mask",))
+    positions = _optional("position_ids", arguments, finders.position_ids, ("position_ids",))
+    borders = _optional("cu_seq_lens", arguments, finders.cu_seq_lens, BORDERS)
+    flat = ids.ndim == 1
+    grid = ids.reshape(1, -1) if flat else ids
+    if finders.attention_mask is None and mask is not None and mask.ndim != 2 and not flat:
+        mask = None  # of pairs of tokens: it tells no layout
+    pad = finders.pad_token_id
+    pad_id = pad_token_id if pad is None else (None if isinstance(pad, str) else pad)
+    return Arrangement(
+        grid,
+        _like(mask, grid),
+        _like(positions, grid),
+        None if borders is None else borders.reshape(-1),
+        pad_id,
+    )
+
+
+def _ids(arguments: Mapping[str, Any], find: Find) -> NDArray[np.int64]:
+    if find is not None:
+        return _found("input_ids", arguments, find)
+    for name in IDS:
+        value = arguments.get(name)
+        if _is_ids(value):
+            return _numpy(value)
+    others = [name for name, value in arguments.items() if _is_ids(value) and "mask" not in name]
+    if len(others) == 1:
+        return _numpy(arguments[others[0]])
+    raise CaptureError(
+        f"the token ids are not among the forward arguments ({', '.join(arguments) or 'none'}): name the "
+        "argument that "
+        "holds them, or give a function of all arguments, with record(input_ids=...)"
+    )
+
+
+def _is_ids(value: Any) -> bool:
+    return (
+        isinstance(value, Tensor)
+        and value.dim() in (1, 2)
+        and not value.is_floating_point()
+        and value.numel() > 0
+    )
+
+
+def _optional(
+    name: str, arguments: Mapping[str, Any], find: Find, usual: Sequence[str]
+) -> NDArray[np.int64] | None:
+    if find is not None:
+        return _found(name, arguments, find)
+    value = next((arguments[key] for key in usual if isinstance(arguments.get(key), Tensor)), None)
+    return None if value is None else _numpy(value)
+
+
+def _found(name: str, arguments: Mapping[str, Any], find: str | Callable[..., Any]) -> NDArray[np.int64]:
+    value = arguments.get(find) if isinstance(find, str) else find(arguments)
+    if value is None:
+        raise CaptureError(
+            f"record({name}={find!r}) names no argument of the forward pass, which has "
+            f"{', '.join(arguments)}: correct it"
+        )
+    return _numpy(value)
+
+
+def _numpy(value: Any) -> NDArray[np.int64]:
+    local = value.full_tensor() if hasattr(value, "full_tensor") else value
+    array = local.detach().cpu().numpy() if isinstance(local, Tensor) else np.asarray(local)
+    return np.array(array, dtype=np.int64)
+
+
+def _like(value: NDArray[np.int64] | None, ids: NDArray[np.int64]) -> NDArray[np.int64] | None:
+    """One value for each token: of a flat batch, or of positions that all rows share."""
+    if value is None:
+        return None
+    if value.ndim == 3:  # positions of several axes, as of images: the first axis counts
+        value = value[0]
+    if value.size == ids.size:
+        return value.reshape(ids.shape)
+    if value.ndim <= 2 and value.shape[-1] == ids.shape[-1] and value.size == ids.shape[-1]:
+        return np.broadcast_to(value.reshape(1, -1), ids.shape).copy()
+    return value

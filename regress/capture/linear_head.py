@@ -1,0 +1,74 @@
+"""The output head of a model as a function that float64 states can pass, without a float64 copy of its weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+PIECE = 1 << 22
+"""Elements of the largest part of the weights that is held in the dtype of the states at once."""
+
+
+class LinearHead:
+    """Map states ``[K, H]`` to logits ``[K, V]`` in the dtype of the states: scaled and soft-capped linear head.
+
+    ``logits = cap * tanh(scale * (x W^T + bias) / cap)``; without `soft_cap` it is the linear part alone. Weights are
+    converted piece by piece, forwards and backwards, so that no second copy of them exists.
+
+    Args:
+        weight_VH: weights of the head, of any floating dtype; the embeddings themselves where they are tied.
+        bias_V: its bias, or None.
+        scale: factor on the logits (Cohere's ``logit_scale``, the inverse of Granite's ``logits_scaling``).
+        soft_cap: bound of the logits (Gemma's ``final_logit_softcapping``), or None.
+    """
+
+    def __init__(
+        self,
+        weight_VH: Tensor,
+        bias_V: Tensor | None = None,
+        *,
+        scale: float = 1.0,
+        soft_cap: float | None = None,
+    ) -> None:
+        self._weight = weight_VH.detach()
+        self._bias = None if bias_V is None else bias_V.detach()
+        self._scale = scale
+        self._soft_cap = soft_cap
+
+    def __call__(self, states_KH: Tensor) -> Tensor:
+        """Return the logits ``[K, V]``, differentiable in the states."""
+        logits: Tensor = _Linear.apply(states_KH, self._weight)
+        if self._bias is not None:
+            logits = logits + self._bias.to(logits.dtype)
+        if self._scale != 1.0:
+            logits = logits * self._scale
+        if self._soft_cap is not None:
+            logits = self._soft_cap * torch.tanh(logits / self._soft_cap)
+        return logits
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(weight)
+        logits = states.new_empty(states.shape[0], weight.shape[0])
+        for rows in _pieces(weight):
+            logits[:, rows] = states @ weight[rows].to(states.dtype).T
+        return logits
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (weight,) = ctx.saved_tensors
+        out = grad.new_zeros(grad.shape[0], weight.shape[1])
+        for rows in _pieces(weight):
+            out += grad[:, rows] @ weight[rows].to(grad.dtype)
+        return out, None
+
+
+def _pieces(weight: Tensor) -> list[slice]:
+    step = max(1, PIECE // max(weight.shape[1], 1))
+    return [slice(start, min(start + step, weight.shape[0])) for start in range(0, weight.shape[0], step)]

@@ -1,0 +1,186 @@
+"""One forward pass: what it read, where its tokens lie, and what the recorder computes of it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from regress.capture.anatomy import Head
+from regress.capture.inference import Arrangement, predicted
+from regress.errors import CaptureError
+from regress.grpo.logprobs import token_log_probs
+from regress.layout import SampleKey, Segment, TokenLayout
+
+Array = NDArray[Any]
+LOGITS = 1 << 24
+"""Elements of the logits that are held at once."""
+
+
+@dataclass(eq=False)
+class Pass:
+    """A forward pass of the policy.
+
+    Attributes:
+        layout: where its tokens lie; ``targets`` those of them that a hidden state of this pass predicts.
+        inputs: ``[B, T]`` ids, positions and mask, by tensor name.
+        values: ``[B, T]`` token quantities, each at its own token.
+        extra: ``(record type, name) -> [B, T]`` values that were tapped for this pass.
+        samples: key of each segment of the layout, where given.
+        activations: module name -> output.
+        gradients: token gradients, by tensor name; ``temperatures`` those that they were solved at,
+            ``accuracy`` bounds of their errors.
+        strays: rows that predict no token and have a gradient.
+        reached: the backward call that reached it first.
+    """
+
+    layout: TokenLayout
+    targets: TokenLayout
+    inputs: dict[str, Array]
+    values: dict[str, Array] = field(default_factory=dict)
+    extra: dict[tuple[str, str], Array] = field(default_factory=dict)
+    samples: list[SampleKey] | None = None
+    activations: dict[str, Any] = field(default_factory=dict)
+    gradients: dict[str, Array] = field(default_factory=dict)
+    temperatures: list[float] = field(default_factory=list)
+    accuracy: dict[str, float] = field(default_factory=dict)
+    strays: int = 0
+    reached: int | None = None
+
+
+def open_pass(found: Arrangement, layout: TokenLayout, first: int, absolute: bool) -> Pass:
+    """Describe a forward pass by its inputs.
+
+    Args:
+        first: the first column whose hidden state is known.
+        absolute: whether the model has position embeddings, so that not only distances between positions matter.
+    """
+    inputs: dict[str, Array] = {
+        "input_ids": np.where(layout.attention_mask, found.input_ids, 0),
+        "position_ids": positions_of(found, layout, absolute),
+        "attention_mask": layout.attention_mask.copy(),
+    }
+    return Pass(layout, predicted(layout, first), inputs)
+
+
+def positions_of(found: Arrangement, layout: TokenLayout, absolute: bool) -> Array:
+    """``[B, T]`` positions as the model sees them, 0 on padding.
+
+    Without learned position embeddings only distances count, so each sample starts at 0.
+    """
+    B, T = layout.shape
+    given = found.position_ids
+    if given is None and found.cu_seq_lens is not None:
+        return layout.position_ids.copy()
+    actual = np.broadcast_to(np.arange(T), (B, T)) if given is None else given
+    out = np.zeros((B, T), np.int64)
+    for s in layout.segments:
+        here = actual[s.row, s.col : s.col + s.stop - s.start]
+        out[s.row, s.col : s.col + here.size] = here if absolute else here - here[0] + s.start
+    return out
+
+
+def content_key(tokens: Array) -> str:
+    """An id made of the tokens of a sample, the same in every layout."""
+    return hashlib.sha256(np.ascontiguousarray(tokens, np.int64).tobytes()).hexdigest()[:16]
+
+
+def source_rows(p: Pass, width: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Paired flat indices: rows of the hidden states ``[B * width, H]``, and tokens ``[B * T]`` that they predict.
+
+    Args:
+        width: columns of the hidden states; fewer than those of the ids are aligned from the right.
+    """
+    T = p.layout.shape[1]
+    shift = T - width
+    sources, targets = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    for s in p.targets.segments:
+        columns = np.arange(s.col, s.col + s.stop - s.start)
+        sources.append(s.row * width + columns - 1 - shift)
+        targets.append(s.row * T + columns)
+    return np.concatenate(sources), np.concatenate(targets)
+
+
+def token_values(
+    p: Pass, hidden: Tensor, head: Head, temperature: float, chunk: int | None = None
+) -> dict[str, Array]:
+    """Log-prob and entropy of each predicted token, ``[B, T]``, at its own place; 0 where there is none.
+
+    Args:
+        hidden: ``[B, T', H]`` last hidden states.
+        chunk: rows of logits held at once.
+
+    Raises:
+        CaptureError: if a token lies outside of the vocabulary.
+    """
+    rows, places = source_rows(p, hidden.shape[1])
+    flat = hidden.detach().reshape(-1, hidden.shape[-1])
+    ids = p.inputs["input_ids"].reshape(-1)[places]
+    parts: dict[str, list[Tensor]] = {"log_probs": [], "entropy": []}
+    step = chunk or 64
+    start = 0
+    while start < rows.size:
+        here = torch.from_numpy(rows[start : start + step]).to(flat.device)
+        logits = head(flat.index_select(0, here))
+        if chunk is None and start == 0:
+            step = max(64, LOGITS // max(logits.shape[-1], 1))
+        targets = torch.from_numpy(ids[start : start + here.numel()]).to(flat.device)
+        if targets.numel() and int(targets.max()) >= logits.shape[-1]:
+            raise CaptureError(
+                f"token id {int(targets.max())} lies outside of the {logits.shape[-1]} logits of the head: "
+                "check that "
+                "record(head=...) and the input ids belong to one model"
+            )
+        found = token_log_probs(logits, targets, temperature=temperature, entropy="no_grad")
+        assert found.entropy is not None
+        parts["log_probs"].append(found.log_probs.cpu())
+        parts["entropy"].append(found.entropy.cpu())
+        start += here.numel()
+    return {
+        name: scattered(torch.cat(found) if found else None, places, p.layout.shape)
+        for name, found in parts.items()
+    }
+
+
+def scattered(values: Tensor | None, places: NDArray[np.int64], shape: tuple[int, int]) -> Array:
+    """Values ``[K]`` at flat places of a ``[B, T]`` array of zeros."""
+    array = np.zeros(0, np.float32) if values is None else values.detach().cpu().numpy()
+    out = np.zeros(shape[0] * shape[1], array.dtype)
+    out[places] = array
+    return out.reshape(shape)
+
+
+def stacked(passes: Sequence[Pass]) -> tuple[TokenLayout, TokenLayout, list[tuple[int, int]]]:
+    """Join the passes of a microbatch: one layout with their rows under one another, first row and width of each."""
+    width = max(p.layout.shape[1] for p in passes)
+    tokens: list[Segment] = []
+    targets: list[Segment] = []
+    places: list[tuple[int, int]] = []
+    row = number = 0
+    for p in passes:
+        places.append((row, p.layout.shape[1]))
+        for found, out in ((p.layout, tokens), (p.targets, targets)):
+            out += [s._replace(sample=s.sample + number, row=s.row + row) for s in found.segments]
+        row += p.layout.shape[0]
+        number += len(p.layout.segments)
+    return TokenLayout((row, width), tuple(tokens)), TokenLayout((row, width), tuple(targets)), places
+
+
+def together(
+    arrays: Sequence[Array | None], places: Sequence[tuple[int, int]], shape: tuple[int, int]
+) -> Array:
+    """``[B, T]`` arrays of several passes under one another; zeros where a pass has none."""
+    known = [array for array in arrays if array is not None]
+    if len(arrays) == 1 and known and known[0].shape == shape:
+        return known[0]
+    out = np.zeros(shape, np.result_type(*known))
+    for array, (row, width) in zip(arrays, places, strict=True):
+        if array is not None:
+            out[row : row + array.shape[0], :width] = array
+    return out

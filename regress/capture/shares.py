@@ -1,0 +1,135 @@
+"""The token gradient of a forward pass: what a backward call leaves at its last hidden state, read token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from regress.capture.anatomy import Head
+from regress.capture.passes import Array, Pass, scattered, source_rows
+from regress.capture.token_gradient import TokenGradient, solve
+
+ROUNDING = 32
+"""Residuals of so many units in the last place are taken for rounding; those of healthy trainers have 2."""
+
+SCALED = ("token_gradient", "entropy_gradient")
+"""Values in units of the loss that was back-propagated."""
+
+
+def add_token_gradient(
+    p: Pass, hidden: Tensor, gradient: Tensor, head: Head, temperature: float | None, eps: float
+) -> None:
+    """Solve for the token gradient of one backward call and add it to those of earlier calls.
+
+    Args:
+        hidden: ``[B, T', H]`` last hidden states.
+        gradient: d loss / d hidden.
+        temperature: what the trainer divides logits by; None finds it.
+        eps: spacing of the coarsest dtype that the gradient was computed in.
+    """
+    rows, places = source_rows(p, hidden.shape[1])
+    width = hidden.shape[-1]
+    flat, slope = hidden.detach().reshape(-1, width), gradient.detach().reshape(-1, width)
+    _note_strays(p, slope, rows)
+    here = torch.from_numpy(rows).to(flat.device)
+    targets = torch.from_numpy(p.inputs["input_ids"].reshape(-1)[places]).to(flat.device)
+    live = (slope.index_select(0, here) != 0).any(-1)
+    kept = here[live]
+    states, slopes = flat.index_select(0, kept), slope.index_select(0, kept)
+    with torch.enable_grad():
+        found = _solved(states, slopes, head, targets[live], temperature)
+    spots = places[live.cpu().numpy()]
+    lost = ~found.recoverable_K
+    values = {
+        "token_gradient": found.log_prob_K.masked_fill(lost, 0),
+        "entropy_gradient": found.entropy_K.masked_fill(lost, 0),
+        "token_residual": found.residual_K.masked_fill(lost, 0),
+    }
+    for name, value in values.items():
+        _add(p, name, scattered(value, spots, p.layout.shape))
+    _note_errors(p, found, eps)
+    recoverable = np.ones(p.layout.shape, bool)
+    recoverable.reshape(-1)[spots] = found.recoverable_K.cpu().numpy()
+    known = p.gradients.get("recoverable")
+    p.gradients["recoverable"] = recoverable if known is None else known & recoverable
+    if found.temperature is not None:
+        p.temperatures.append(found.temperature)
+
+
+def _note_errors(p: Pass, found: TokenGradient, eps: float) -> None:
+    """Bound what rounding does to the values; what is left unexplained beyond rounding is a finding, not an error."""
+    residual = found.residual_K.nan_to_num(nan=1.0)
+    share = (ROUNDING * eps / residual.clamp(min=1e-30)).clamp(max=1.0)
+    errors = {"token_gradient": found.log_prob_error_K, "entropy_gradient": found.entropy_error_K}
+    for name, error in errors.items():
+        usable = found.recoverable_K & error.isfinite()
+        worst = float((error * share)[usable].max()) if bool(usable.any()) else 0.0
+        p.accuracy[name] = p.accuracy.get(name, 0.0) + 2 * worst
+    p.accuracy["token_residual"] = ROUNDING * eps
+
+
+def _solved(
+    states: Tensor, slopes: Tensor, head: Head, targets: Tensor, temperature: float | None
+) -> TokenGradient:
+    """Solve at the temperature given, else at the one found; a round one, where it explains as much, is meant."""
+    found = solve(states, slopes, head, targets, temperature=temperature)
+    if temperature is not None or found.temperature is None:
+        return found
+    meant = round(found.temperature, 2)
+    if meant <= 0 or abs(meant - found.temperature) > 0.004:
+        return found
+    again = solve(states, slopes, head, targets, temperature=meant)
+    return again if _rest(again, slopes) <= 2 * _rest(found, slopes) else found
+
+
+def _rest(found: TokenGradient, slopes: Tensor) -> float:
+    """Norm of what is left unexplained of all gradients."""
+    return float((found.residual_K.nan_to_num() * slopes.double().nan_to_num().norm(dim=-1)).norm())
+
+
+def _add(p: Pass, name: str, new: Array) -> None:
+    known = p.gradients.get(name)
+    if known is None:
+        p.gradients[name] = new
+    else:
+        p.gradients[name] = np.maximum(known, new) if name == "token_residual" else known + new
+
+
+def _note_strays(p: Pass, slope: Tensor, rows: NDArray[np.int64]) -> None:
+    """Count rows that predict no token of their sample and have a gradient all the same."""
+    stray = (slope != 0).any(-1)
+    stray[torch.from_numpy(rows).to(stray.device)] = False
+    p.strays += int(stray.sum())
+
+
+def unscaled(found: Mapping[str, Array], scale: float) -> dict[str, Array]:
+    """Divide derivatives by the factor of the backward pass."""
+    return {
+        name: value / scale if name in SCALED and scale != 1.0 else value for name, value in found.items()
+    }
+
+
+def told_of(passes: Sequence[Pass], scale: float) -> dict[str, Any]:
+    """Tell what a reader has to know of the token gradients of a microbatch."""
+    temperatures = sorted({temperature for p in passes for temperature in p.temperatures})
+    told: dict[str, Any] = {"backward_scale": scale, "accuracy": _accuracy(passes, scale)}
+    if temperatures:
+        told["temperatures"] = temperatures
+    strays = sum(p.strays for p in passes)
+    if strays:
+        told["rows_without_target"] = strays
+    return told
+
+
+def _accuracy(passes: Sequence[Pass], scale: float) -> dict[str, float]:
+    """The largest error of each tensor, in the units that it is recorded in."""
+    found: dict[str, float] = {}
+    for p in passes:
+        for name, error in p.accuracy.items():
+            found[name] = max(found.get(name, 0.0), error / scale if name in SCALED else error)
+    return found

@@ -1,0 +1,213 @@
+"""Tensors whose places nothing tells: element beside element, where both dumps have the same of them.
+
+Without a token layout a tensor can be compared with one of the same shape only, recorded by the same rank for the same
+microbatch. What else is known (the layouts of other records of that microbatch) must not speak against it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from regress.compare.dumps.listing import NO_LAYOUT, Listed, Spans
+from regress.compare.dumps.match import Matching
+from regress.compare.quantities import (
+    OTHER,
+    UPDATE_STAGES,
+    Kind,
+    nearest_tensor,
+    quantity_named,
+    source_of,
+    source_or_other,
+)
+
+Pair = tuple[Listed, Listed]
+At = tuple[int, int]
+"""Rank and microbatch."""
+
+
+@dataclass(frozen=True)
+class Elementwise:
+    """The records of one stage of an update on both sides.
+
+    Attributes:
+        where: of the problems, in words.
+        layouts: of each side, where the tokens of each rank and microbatch lie, as far as any record tells.
+    """
+
+    stage: str
+    where: str
+    golden: Sequence[Listed]
+    actual: Sequence[Listed]
+    layouts: tuple[Mapping[At, Spans], Mapping[At, Spans]]
+    matching: Matching
+
+    @property
+    def bare(self) -> bool:
+        """Whether a record has no token layout."""
+        return any(record.bare for record in (*self.golden, *self.actual))
+
+    def refusal(self) -> str | None:
+        """Why records without a layout cannot be compared at all, if so."""
+        for side, records in (("golden", self.golden), ("actual", self.actual)):
+            other = next((r for r in (*self.golden, *self.actual) if not r.bare), None)
+            first = next((record for record in records if record.bare), None)
+            if first is not None and other is not None:
+                return (
+                    f"{self.where}: {first.key} of the {side} dump has no token layout, but {other.key} has one"
+                    f"{'' if other in records else ' in the other dump'}: {NO_LAYOUT}"
+                )
+        for side, records in (("golden", self.golden), ("actual", self.actual)):
+            twice = next((r for i, r in enumerate(records) if r.key in [s.key for s in records[:i]]), None)
+            if twice is not None:
+                return f"{self.where}: {twice.key} was recorded twice in the {side} dump: number what differs"
+        own, theirs = ({_at(record) for record in side} for side in (self.golden, self.actual))
+        if own != theirs:
+            return (
+                f"{self.where}: {self.stage} has no token layout, and was recorded by other ranks or for other "
+                f"microbatches (golden: {_places(own)}; actual: {_places(theirs)}): {NO_LAYOUT}"
+            )
+        moved = next((r for r in self.actual if not self._alike(_at(r), whole=False)), None)
+        if moved is not None:
+            why = "has no token layout, and holds other samples in the two dumps"
+            return f"{self.where}: {moved.key} {why}: {NO_LAYOUT}"
+        return None
+
+    def pairs(self) -> Iterator[Pair]:
+        """The records of the same rank and microbatch."""
+        own = {record.key: record for record in self.golden}
+        yield from ((own[record.key], record) for record in self.actual if record.key in own)
+
+    def lacking(self, names: Iterable[str]) -> Iterator[tuple[str, Listed, Listed]]:
+        """Tensors of these that a record has on one side only: name, the record that has it, the one that has not."""
+        for name in names:
+            for golden, actual in self.pairs():
+                if name in golden.tensors and name not in actual.tensors:
+                    yield name, golden, actual
+                elif name in actual.tensors and name not in golden.tensors:
+                    yield name, actual, golden
+
+    def places(self, names: Iterable[str]) -> tuple[dict[str, tuple[str, ...]], list[str]]:
+        """Which of these tensors can be compared element by element.
+
+        Returns:
+            Actual record -> its tensors that can, and a problem for each of the others.
+        """
+        wanted, known = [*names], {record.key: record for record in self.golden}
+        chosen: dict[str, tuple[str, ...]] = {}
+        problems: dict[str, str] = {}
+        for record in self.actual:
+            here = []
+            for name in (name for name in wanted if name in record.tensors):
+                golden = known.get(record.key)
+                if golden is not None and name not in golden.tensors:
+                    continue  # see `lacking`
+                why = self._why_not(name, golden, record)
+                if why is None:
+                    here.append(name)
+                else:
+                    problems.setdefault(name, f"{self.where}: {why}: {NO_LAYOUT}")
+            if here:
+                chosen[record.name] = tuple(here)
+        return chosen, [*problems.values()]
+
+    def _why_not(self, name: str, golden: Listed | None, actual: Listed) -> str | None:
+        if golden is None:
+            return f"{name} of {actual.key} has no places of tokens, and no golden record of the same place"
+        shapes = [list(record.tensors[name][1]) for record in (golden, actual)]
+        words = f"{name} of {actual.key}"
+        if shapes[0] != shapes[1] or golden.layout(name) != actual.layout(name):
+            return (
+                f"{words} has the shape {shapes[0]} in the golden dump and {shapes[1]} in the actual one, and nothing "
+                "tells which of its elements are the same"
+            )
+        if not self._alike(_at(actual), whole=True):
+            return f"{words} has no places of tokens, and the microbatch holds other tokens in the two dumps"
+        return None
+
+    def _alike(self, at: At, *, whole: bool) -> bool:
+        """Whether a microbatch holds the same samples, or all of it the same tokens, as far as anything tells."""
+        ours, theirs = (side.get(at) for side in self.layouts)
+        if ours is None or theirs is None:
+            return True
+        names, alias = self.matching.golden_of, self.matching.alias
+        if not whole:
+            return {alias.get(key, key) for key in ours.samples} == {
+                names.get(key, key) for key in theirs.samples
+            }
+        mine = [(alias.get(key, key), *rest) for key, *rest in ours.segments]
+        other = [(names.get(key, key), *rest) for key, *rest in theirs.segments]
+        return ours.shape == theirs.shape and sorted(mine) == sorted(other)
+
+    def apart(self) -> list[str]:
+        """The tensors that have no place for each token, on both sides, but for numbers of microbatches."""
+        names = dict.fromkeys(name for record in self.actual for name in record.tensors)
+        records = (*self.golden, *self.actual)
+        return [
+            name
+            for name in names
+            if not any(name in record.tensors and _fits(record, name) for record in records)
+        ]
+
+
+def layouts_of(records: Iterable[Listed]) -> dict[At, Spans]:
+    """Where the tokens of each rank and microbatch lie, as far as any record tells."""
+    found: dict[At, Spans] = {}
+    for record in records:
+        if record.spans is not None and record.key.micro is not None:
+            found.setdefault(_at(record), record.spans)
+    return found
+
+
+def told_notes(stage: str, records: Iterable[Listed], *, bare: bool) -> Iterator[str]:
+    """What is not known of the tensors of a stage."""
+    if bare:
+        known = [*records]
+        scalars = all(not shape for record in known for _, shape in record.tensors.values())
+        how = (
+            "each rank and microbatch was compared with the same one, and another split of the batch cannot be"
+            if scalars
+            else "it was compared element by element: differences have no sample and position, and other batch layouts "
+            "cannot be compared"
+        )
+        yield f"{stage} has no token layout, so {how}; {NO_LAYOUT}"
+        records = known
+    if stage in UPDATE_STAGES:
+        return
+    for name in dict.fromkeys(name for record in records for name in record.tensors):
+        if source_of(stage, name) is None:
+            near = nearest_tensor(stage, name)
+            nearest = f"the nearest is {near}" if near is not None else "and none is near"
+            yield (
+                f"{stage}/{name} is no tensor that regress knows, {nearest}; it was compared as quantity {OTHER}"
+            )
+
+
+def is_share(stage: str, name: str) -> bool:
+    """Whether a tensor is a microbatch's part of a sum."""
+    return quantity_named(source_or_other(stage, name).quantity).kind is Kind.SHARE
+
+
+def _fits(record: Listed, name: str) -> bool:
+    """Whether a tensor has a place for each token, or rows that its quantity knows."""
+    shape = record.tensors[name][1]
+    if is_share(record.key.stage, name):
+        return all(size == 1 for size in shape)
+    if record.bare:
+        return False
+    if record.spans is None or record.key.stage == "activations" or isinstance(record.meta.get(name), str):
+        return True
+    layout = record.layout(name)
+    whole = shape if layout is None else layout.shape
+    rows, columns = record.spans.shape
+    return whole[:2] == (rows, columns) or whole[:1] == (rows * columns,)
+
+
+def _at(record: Listed) -> At:
+    return record.key.rank or 0, record.key.micro or 0
+
+
+def _places(found: Iterable[At]) -> str:
+    known = sorted(found)
+    some = ", ".join(f"rank {rank} microbatch {micro}" for rank, micro in known[:4])
+    return some + (f" and {len(known) - 4} more" if len(known) > 4 else "")

@@ -1,0 +1,117 @@
+"""From one recorded update to what its trainer really does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from regress.dump.reader import DumpReader
+from regress.explain import basics, clip, loss
+from regress.explain.advantages import candidates
+from regress.explain.centred import centred
+from regress.explain.entropy import entropies
+from regress.explain.mask import Mask, find_mask
+from regress.explain.presets import agreements
+from regress.explain.readings import read
+from regress.explain.search import search
+from regress.explain.statement import Explanation, Statement
+from regress.explain.terms import Policies, policies
+from regress.explain.update import Update, read_update
+from regress.explain.weights import rules
+
+
+def explain_dump(path: str | Path, *, step: int | None = None, update: int | None = None) -> Explanation:
+    """Say from one recorded update what its trainer really does, each statement with its evidence.
+
+    Args:
+        path: a dump with token gradients; log-probs, reference log-probs, rewards or advantages add to what can be told.
+        step, update: which update; by default the first with token gradients.
+
+    Raises:
+        DumpError: if the dump cannot be read. CompareError: if it has no token gradients there.
+    """
+    found = read_update(DumpReader(str(path)), step, update)
+    statements = list(_statements(found))
+    return Explanation(
+        str(path), found.step, found.update, tuple(statements), _undetermined(found, statements)
+    )
+
+
+def _statements(update: Update) -> Iterator[Statement]:
+    mask = find_mask(update)
+    yield from basics.temperature(mask)
+    sound = True
+    for statement in basics.dependence(mask):
+        sound = sound and not statement.departure
+        yield statement
+    if not sound:
+        return  # the derivatives are those of another loss
+    mask, known = _with_clipped(mask)
+    yield from basics.masks(mask)
+    yield from entropies(mask, rules(mask))
+    advantages = candidates(update)
+    found = search(mask, known, advantages, rules(mask))
+    readings = read(found, mask)
+    if readings:
+        yield from loss.statements(found, readings, mask, known)
+        yield from clip.clips(found, readings, mask, known)
+        yield from agreements(mask, known, readings, found)
+    elif not advantages:
+        yield from centred(mask, known)
+
+
+def _with_clipped(mask: Mask) -> tuple[Mask, Policies]:
+    """The mask with the tokens whose ratio is out of range; those between tokens that have a gradient are masked out."""
+    known = policies(replace(mask, clipped=mask.missing))
+    missing = mask.missing
+    ratio = known.log_ratio()
+    if ratio is None or not missing.any() or known.on_policy(mask.policy | missing):
+        return mask, policies(mask)
+    inside = mask.policy & ~np.isnan(ratio)
+    high, low = ratio[inside].max(initial=-np.inf), ratio[inside].min(initial=np.inf)
+    advantages = _signs(mask)
+    clipped = np.zeros_like(missing)
+    for sign in (1, -1):
+        own = inside & (advantages == sign) if advantages is not None else inside
+        top, bottom = ratio[own].max(initial=-np.inf), ratio[own].min(initial=np.inf)
+        mine = missing & (advantages == sign) if advantages is not None else missing
+        clipped |= mine & ((ratio > top) | (ratio < bottom))
+    _ = high, low
+    return replace(mask, clipped=clipped), policies(replace(mask, clipped=clipped))
+
+
+def _signs(mask: Mask) -> np.ndarray | None:  # type: ignore[type-arg]
+    """Sign of each token's advantage, from its sample's other tokens."""
+    total = np.bincount(mask.update.sample[mask.policy], -mask.g[mask.policy], minlength=len(mask.speaking))
+    return np.sign(total)[mask.update.sample]
+
+
+def _undetermined(update: Update, statements: list[Statement]) -> dict[str, str]:
+    """Why nothing is said on what an explanation should have."""
+    said = {statement.subject for statement in statements}
+    out: dict[str, str] = {}
+    if "targets" in said or any(s.subject == "loss" and s.departure for s in statements):
+        return {"everything else": "the gradients are not those of the next tokens' log-probs"}
+    if "temperature" not in said:
+        out["temperature"] = "the recording did not find one"
+    if "mask" not in said:
+        out["mask"] = "no token has a gradient"
+    if not said & {"aggregation", "weights"}:
+        without = update.get("is_loss_debug/advantages") is None and not update.trajectories
+        why = update.notes.get("rewards", "tap rewards or advantages")
+        out["aggregation"] = (
+            why if without else "no known combination of advantages, weights and ratio explains it"
+        )
+        out["advantages"] = out["aggregation"]
+    if "kl" not in said and "detached" not in said:
+        has = update.get("is_loss_debug/ref_log_probs", "ref_log_probs/ref_log_probs") is not None
+        out["kl"] = "policy and reference agree, or nothing explains it" if has else "tap ref_log_probs"
+    if "ratio" not in said and "detached" not in said:
+        has = update.get("is_loss_debug/old_log_probs", "old_log_probs/old_log_probs") is not None
+        out["ratio"] = "nothing explains it" if has else "tap old_log_probs"
+    if "entropy" not in said:
+        out["entropy"] = "its derivatives are too small or follow no known weights"
+    return out

@@ -1,0 +1,276 @@
+"""Replays of golden cases by somebody's own trainer: run on the ranks of the pool, judged by what it recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from regress.compare.judge import judge_trajectories, judge_update
+from regress.compare.quantities import MICRO_STAGES, QUANTITIES, UPDATE_STAGES, source_of
+from regress.compare.updates.invariants import judge_invariants
+from regress.compare.updates.plan import Plan
+from regress.compare.verdicts.tolerance import Tolerances
+from regress.compare.verdicts.verdict import Place, Status, Verdict
+from regress.dump.arrays import Array
+from regress.dump.files import remove_tree
+from regress.dump.reader import DumpReader
+from regress.dump.record import Record
+from regress.dump.trajectory import to_record
+from regress.errors import DumpError, NotSupported, ReplayError
+from regress.golden.case import GoldenCase
+from regress.replay.adapter import Adapter, call_on_rank, require_agreement
+from regress.replay.judge import token_text
+from regress.replay.matrix import Item, Replay
+from regress.replay.plan import PlannedUpdate
+from regress.replay.turns import turn
+from regress.replay.variants import Precision
+
+WEIGHTY = ("log_probs", "gradient", "param")
+"""Quantities of which one at least has to be recorded: the others do not show what a trainer computes."""
+_STRICT = ("gradient", "param")
+"""Quantities of which every golden tensor has to be there, once any is."""
+
+Truth = Mapping[str, Mapping[str, Array]]
+
+
+@dataclass(frozen=True)
+class ForeignReplays:
+    """Runs and judges replays by an adapter.
+
+    Attributes:
+        adapter: the function that replays a case.
+        exports: folder of the exported cases, which all processes of the session see.
+    """
+
+    adapter: Adapter
+    exports: Path
+
+    def run(self, one: Replay, folder: Path) -> DumpReader:
+        """Replay a case; the dump lies in ``folder/dump``.
+
+        Raises:
+            NotSupported: if the adapter does not have the variant.
+            RegressError: if it fails, or leaves no dump.
+        """
+        from regress.replay.pool import shared_pool
+
+        if one.precision is Precision.BITWISE:
+            raise NotSupported("byte-for-byte replays are judged for the engine of this package only")
+        arguments = {
+            "adapter": self.adapter,
+            "case": self._exported(one.case),
+            "variant": one.variant,
+            "precision": one.precision,
+            "folder": folder / "dump",
+        }
+        what = f"{one.name}: {self.adapter.name}"
+        found = shared_pool().run(call_on_rank, arguments, one.world_size, folder=folder / "ranks", what=what)
+        try:
+            require_agreement(self.adapter, found)
+        except NotSupported:
+            remove_tree(folder / "dump")
+            raise
+        try:
+            return DumpReader(folder / "dump")
+        except DumpError as error:
+            raise ReplayError(
+                f"{self.adapter.name} left no complete dump in the folder that it was given ({error}); record with "
+                "regress.record(folder, ...) or a Recorder"
+            ) from None
+
+    def _exported(self, case: GoldenCase) -> Path:
+        """The exported case, written unless any process did."""
+        from regress.replay.export import export_case
+
+        target = self.exports / case.name
+        self.exports.mkdir(parents=True, exist_ok=True)
+        with turn(target, f"the export of {case.name}"):
+            if not target.is_dir():
+                export_case(case, target)
+        return target
+
+    def judge(self, one: Replay, dump: DumpReader, case: GoldenCase, bound: Tolerances) -> list[Verdict]:
+        """All verdicts on a dump, in the order of computation; quantities that it does not hold have none.
+
+        Without a plan of microbatches, every golden token has to be there once, over all ranks that hold different
+        tokens by the mesh of the variant; every rank has to have recorded.
+
+        Args:
+            case: whose values are golden.
+            bound: tolerance of each quantity.
+
+        Raises:
+            ReplayError: if the optimizer updates are not those of the case.
+        """
+        found = list(_updates(one, dump, self.adapter.name))
+        known = _Recorded.of(record for _, records in found for record in records)
+        judge = _Judge(one, case, known, bound, whole_config(one), self.adapter.name)
+        verdicts = list(_rollouts(one, dump))
+        for update, records in found:
+            verdicts += judge.update(update, records)
+        return verdicts
+
+
+def foreign_items(replay: Replay) -> Iterator[Item]:
+    """The tests of a replay by somebody else's trainer: a quantity of an update, wherever it was recorded."""
+    for step in dict.fromkeys(update.step for update in replay.plan):
+        yield Item(replay, Place(step), "trajectory")
+        for update in (update for update in replay.plan if update.step == step):
+            recorded = set(replay.case.quantities(update.where))
+            place = Place(update.step, update.update)
+            for quantity in QUANTITIES:
+                structure = quantity.name in ("coverage", "invariants") or (
+                    quantity.name == "replicas" and replay.world_size > 1
+                )
+                if structure or (quantity.name in recorded and _bounded(replay, quantity.name)):
+                    yield Item(replay, place, quantity.name)
+
+
+def place_of_test(place: Place) -> Place:
+    """The place of the test that a verdict belongs to: which rank and microbatch hold what is the trainer's affair."""
+    return Place(place.step, place.update)
+
+
+def whole_config(one: Replay) -> dict[str, Any]:
+    """The configuration of a replay, defaults included, nested: the objective that the golden values have."""
+    from regress.engine.config import to_plain
+    from regress.replay.configure import replay_config
+
+    with TemporaryDirectory(prefix="regress-config-") as folder:
+        config = replay_config(
+            one.case, one.variant, one.precision, len(one.case.trajectories()), Path(folder)
+        )
+    return to_plain(config)
+
+
+def _bounded(replay: Replay, quantity: str) -> bool:
+    if replay.precision is Precision.BITWISE:
+        return True
+    entry = replay.case.tolerance(quantity, replay.precision.measured_as)
+    return entry is None or entry.relative is not None
+
+
+def _updates(one: Replay, dump: DumpReader, name: str) -> Iterator[tuple[PlannedUpdate, list[Record]]]:
+    """The updates of the case with their records: by step and update, or the k-th optimizer step is the k-th update."""
+    entries = dump.manifest.files
+    files: dict[tuple[int, int | None], list[str]] = {}
+    for file in dump.names():
+        entry = entries[file]
+        if entry.type != "trajectory":
+            files.setdefault((entry.where.step, entry.where.update), []).append(file)
+    planned = [(update.step, update.update) for update in one.plan]
+    found = sorted(files, key=lambda place: (place[0], -1 if place[1] is None else place[1]))
+    counted: list[tuple[int, int | None]] = [(number, None) for number in range(len(planned))]
+    if set(found) != set(planned) and found != counted:
+        told = ", ".join(str(Place(*place)) for place in found) or "none"
+        raise ReplayError(
+            f"{name} recorded the optimizer updates {told}, but {one.case.name} has {len(planned)} "
+            f"({', '.join(str(Place(*place)) for place in planned)}); count them as the case does, or from 0"
+        )
+    keys = planned if set(found) == set(planned) else counted
+    for update, key in zip(one.plan, keys, strict=True):
+        yield update, [dump.read(file) for file in files[key]]
+
+
+@dataclass(frozen=True)
+class _Recorded:
+    """The tensors that a dump holds anywhere: ``(quantity, name)``."""
+
+    names: frozenset[tuple[str, str]]
+
+    @classmethod
+    def of(cls, records: Iterator[Record]) -> _Recorded:
+        found = set()
+        for record in records:
+            sources = (source_of(record.type, name) for name in record.tensors)
+            found |= {(source.quantity, source.name) for source in sources if source is not None}
+            if record.type == "gradient" and record.meta.get("grad_norm") is not None:
+                found.add(("grad_norm", "grad_norm"))
+        return cls(frozenset(found))
+
+    def truth(self, golden: Truth) -> dict[str, dict[str, Array]]:
+        """The golden tensors that a dump has to hold because it holds others of their kind."""
+        kept: dict[str, dict[str, Array]] = {}
+        for quantity, tensors in golden.items():
+            own = {name for known, name in self.names if known == quantity}
+            if quantity == "optimizer":
+                kinds = {name.rpartition("/")[2] for name in own}
+                chosen = {n: v for n, v in tensors.items() if n.rpartition("/")[2] in kinds}
+            elif quantity in _STRICT:
+                chosen = dict(tensors) if own else {}
+            else:
+                chosen = {name: value for name, value in tensors.items() if name in own}
+            if chosen:
+                kept[quantity] = chosen
+        return kept
+
+    def only(self, record: Record, truth: Truth) -> Record:
+        """A record without the tensors that no golden value is about, such as those of a trainer's own."""
+        if record.type in _STRICT:
+            return record
+        sources = {name: source_of(record.type, name) for name in record.tensors}
+        kept = {
+            name: record.tensors[name]
+            for name, source in sources.items()
+            if source is not None and source.name in truth.get(source.quantity, {})
+        }
+        return replace(record, tensors=kept)
+
+
+@dataclass(frozen=True)
+class _Judge:
+    replay: Replay
+    case: GoldenCase
+    recorded: _Recorded
+    bound: Tolerances
+    config: Mapping[str, Any]
+    name: str
+
+    def update(self, update: PlannedUpdate, records: Sequence[Record]) -> Iterator[Verdict]:
+        """Verdicts on one optimizer update."""
+        truth = self.recorded.truth(self.case.truth(update.where))
+        kept = [own for record in records if (own := self.recorded.only(record, truth)).tensors]
+        plan = _plan(update, kept, self.replay.world_size)
+        place, config = (update.step, update.update), self.config
+        text = token_text(self.case)
+        yield from judge_update(
+            kept, truth, update.frame, self.bound, place=place, planned=plan, text=text, config=config
+        )
+        yield from judge_invariants(records, update.frame, place=place, planned=plan, config=config)
+        yield from self._coverage(truth, kept, Place(*place))
+
+    def _coverage(self, truth: Truth, records: Sequence[Record], place: Place) -> Iterator[Verdict]:
+        """Verdicts on ranks that recorded nothing, and on a dump that shows nothing of weight."""
+        for rank in range(self.replay.world_size):
+            if all((record.rank or 0) != rank for record in records):
+                detail = f"rank {rank} recorded nothing, but the replay has {self.replay.world_size} ranks"
+                yield Verdict(Status.COVERAGE, "coverage", f"rank{rank}", place, detail)
+        if not any(quantity in truth for quantity in WEIGHTY):
+            detail = (
+                f"{self.name} recorded none of {', '.join(WEIGHTY)}, so nothing that it computes was judged"
+            )
+            yield Verdict(Status.COVERAGE, "coverage", "recorded", place, detail)
+
+
+def _plan(update: PlannedUpdate, records: Sequence[Record], world_size: int) -> Plan:
+    """The microbatches that were recorded; which ranks repeat each other's tokens the mesh of the variant says."""
+    micros = {
+        (record.rank or 0, record.micro or 0)
+        for record in records
+        if record.type in MICRO_STAGES and (record.rank or 0) < world_size
+    }
+    holders = {record.rank or 0 for record in records if record.type in UPDATE_STAGES}
+    micros |= {(rank, 0) for rank in holders if all(own != rank for own, _ in micros)}
+    shared = update.records
+    return Plan(tuple(sorted(micros)), shared.replicas, shared.parts, shared.without_loss, repeated=False)
+
+
+def _rollouts(one: Replay, dump: DumpReader) -> Iterator[Verdict]:
+    """Verdicts on recorded rollouts, of steps that have any."""
+    for step, trajectories in sorted(one.case.trajectories().items()):
+        record = next(dump.records("trajectory", step), None)
+        if record is not None:
+            yield from judge_trajectories(record, to_record(trajectories, step))

@@ -1,0 +1,165 @@
+"""Trains on several gloo ranks under `record`: ``python capture_ranks.py WORLD_SIZE JOB FOLDER``."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, distributed, nn
+
+HERE = Path(__file__).parent
+
+
+def run_ranks(world: int, job: str, folder: Path) -> None:
+    """Run a job of this file on so many ranks; each records into ``folder``."""
+    command = [sys.executable, __file__, str(world), job, str(folder)]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def rows_of(rank: int, ranks: int) -> list[Tensor]:
+    """Every ``ranks``-th sample."""
+    from capture_loops import make_samples
+
+    return make_samples()[rank::ranks]
+
+
+def averaged_loss(ranks: int) -> Callable[[Tensor, dict[str, Tensor], int], Tensor]:
+    """The loss of the whole batch, times the ranks over which the wrapper averages gradients."""
+    from capture_loops import make_samples, token_losses
+
+    total = sum(len(row) - 1 for row in make_samples())
+
+    def loss(logits: Tensor, inputs: dict[str, Tensor], _: int) -> Tensor:
+        losses, mask = token_losses(logits, inputs)
+        return (losses * mask).sum() * ranks / total
+
+    return loss
+
+
+def train(
+    folder: Path, model: nn.Module, parallel: nn.Module, *, data: int, index: int, clip: float | None = 0.1
+) -> None:
+    from capture_loops import steps
+
+    from regress.capture import record
+
+    rows, loss = rows_of(index, data), averaged_loss(data)
+    with record(folder, model, token_gradient=True):
+        for _ in steps(parallel, samples=rows, accumulation=2, loss=loss, updates=2, clip=clip):
+            pass
+
+
+def ddp(folder: Path, rank: int, world: int) -> None:
+    from capture_loops import tiny_model
+
+    model = tiny_model()
+    wrapped = nn.parallel.DistributedDataParallel(model)
+    train(folder, wrapped, wrapped, data=world, index=rank)
+
+
+def ddp_inner(folder: Path, rank: int, world: int) -> None:
+    """As a trainer does that wraps the model itself."""
+    from capture_loops import tiny_model
+
+    model = tiny_model()
+    train(folder, model, nn.parallel.DistributedDataParallel(model), data=world, index=rank)
+
+
+def fsdp2(folder: Path, rank: int, world: int) -> None:
+    from capture_loops import tiny_model
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor
+
+    model = tiny_model()
+    for layer in model.model.layers:
+        fully_shard(layer)
+    fully_shard(model)
+    assert all(isinstance(p, DTensor) for p in model.parameters())
+    train(folder, model, model, data=world, index=rank)
+
+
+def hsdp(folder: Path, rank: int, world: int) -> None:
+    from capture_loops import tiny_model
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("replicate", "shard"))
+    model = tiny_model()
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    train(folder, model, model, data=world, index=rank)
+
+
+def tp(folder: Path, rank: int, world: int) -> None:
+    from capture_loops import tiny_model
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh = init_device_mesh("cpu", (world,), mesh_dim_names=("tp",))
+    model = tiny_model()
+    plan = {"lm_head": ColwiseParallel(output_layouts=Replicate())}
+    for number in range(len(model.model.layers)):
+        mlp = f"model.layers.{number}.mlp"
+        plan |= {f"{mlp}.gate_proj": ColwiseParallel(), f"{mlp}.up_proj": ColwiseParallel()}
+        plan |= {f"{mlp}.down_proj": RowwiseParallel()}  # type: ignore[dict-item]
+    parallelize_module(model, mesh, plan)  # type: ignore[arg-type]
+    train(folder, model, model, data=1, index=0, clip=None)  # torch cannot clip both kinds at once
+
+
+def nothing_told(folder: Path, rank: int, world: int) -> None:
+    """Ranks whose gradients nobody sums, as far as anybody can see."""
+    from capture_loops import tiny_model
+
+    from regress.errors import CaptureError
+
+    model = tiny_model()
+    try:
+        train(folder, model, model, data=world, index=rank)
+    except CaptureError as error:
+        assert "nothing tells what the 2 ranks share" in str(error)
+        assert "record(mesh={" in str(error)
+    else:
+        raise AssertionError("no error")
+
+
+JOBS = {job.__name__: job for job in (ddp, ddp_inner, fsdp2, hsdp, tp, nothing_told)}
+
+
+def main(world: int, job: str, folder: Path) -> int:
+    sys.path.insert(0, str(HERE))
+    import capture_loops  # noqa: F401  (once, before the ranks part)
+
+    children = []
+    for rank in range(world):
+        child = os.fork()
+        if child == 0:
+            os._exit(_rank(rank, world, job, folder))
+        children.append(child)
+    return max(abs(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])) for child in children)
+
+
+def _rank(rank: int, world: int, job: str, folder: Path) -> int:
+    torch.set_num_threads(1)
+    store = distributed.FileStore(f"{folder}.store", world)
+    distributed.init_process_group("gloo", store=store, rank=rank, world_size=world)
+    try:
+        JOBS[job](folder, rank, world)
+        distributed.barrier()
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])))
