@@ -39,7 +39,11 @@ def _dropped(found: Found, readings: list[Reading], mask: Mask) -> Iterator[Stat
         has = np.bincount(mask.update.sample, np.abs(advantages) > 1e-6 * size, minlength=len(silent)) > 0
         silent = silent & has
     if silent.any():
-        names = [f"{group}/{run}" for (group, run), gone in zip(mask.update.frame.samples, silent, strict=True) if gone]
+        names = [
+            f"{group}/{run}"
+            for (group, run), gone in zip(mask.update.frame.samples, silent, strict=True)
+            if gone
+        ]
         count = len(names)
         text = f"{count} sample{'s' * (count > 1)} with an advantage {'have' if count > 1 else 'has'} no gradient at all"
         yield Statement("mask", text, tuple(names), {"samples": names[:SHOWN]}, departure=True)

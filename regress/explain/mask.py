@@ -43,7 +43,9 @@ class Mask:
         """Tokens with a derivative by their log-prob, rounding beside that by their entropy aside."""
         residual = self.update.get("token_gradient/token_residual")
         left = np.zeros_like(self.g) if residual is None else np.nan_to_num(residual)
-        return self.known & (np.abs(self.g) > np.maximum(BESIDE * (residual is not None), 50 * left) * np.abs(self.h))
+        return self.known & (
+            np.abs(self.g) > np.maximum(BESIDE * (residual is not None), 50 * left) * np.abs(self.h)
+        )
 
     @cached_property
     def entropy(self) -> Bools:

@@ -71,7 +71,8 @@ class RecordCheck:
         if outcome.failed:
             from regress.plugin.failures import explain_replay
 
-            headline, details = explain_replay(item, outcome, found, self._node)
+            updates = self._suite.adapter is None
+            headline, details = explain_replay(item, outcome, found, self._node, updates=updates)
             self._node.add_report_section("call", "regress", details)
             pytest.fail(headline, pytrace=False)
 

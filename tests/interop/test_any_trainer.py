@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -226,6 +227,35 @@ def test_old_log_probs_of_each_microbatch(tmp_path: Path) -> None:
     assert compare(golden, golden).exit_code == 0
     taps[0, 1] = [("old_log_probs", {"old_log_probs": torch.zeros(2, 8)})]
     assert compare(golden, record(tmp_path / "b", taps)).exit_code == 1
+
+
+@dataclass
+class Claim:
+    """A layout that `TokenLayout` would never make."""
+
+    shape: tuple[int, int]
+    segment: tuple[int, int, int, int, int]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"shape": list(self.shape), "segments": [list(self.segment)]}
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Claim((1, 1 << 40), (0, 0, 1 << 40, 0, 0)),
+        Claim((2, 8), (0, 1 << 50, (1 << 50) + 8, 0, 0)),
+    ],
+    ids=["columns", "positions"],
+)
+def test_a_layout_that_claims_more_tokens_than_there_can_be(tmp_path: Path, layout: Claim) -> None:
+    """Arrays of as many tokens would be made."""
+    taps = one("forward_data", log_probs=torch.ones(2, 8), layout=layout, meta={"samples": [["a", 0]]})
+    folder = record(tmp_path / "a", taps)
+    done = compare(folder, folder)
+    assert done.exit_code == 2
+    assert "the token layout of forward_data of rank 0 microbatch 0 claims" in done.output + done.stderr
+    assert "far more than its tensors have elements; record it again" in done.output + done.stderr
 
 
 def _values(draw: Callable[[Any], Any], shape: Sequence[int]) -> Any:

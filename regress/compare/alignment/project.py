@@ -15,7 +15,15 @@ from regress.compare.alignment.locate import Locator, TokenText
 from regress.compare.diagnosis.around import Around
 from regress.compare.diagnosis.surroundings import Surroundings
 from regress.compare.metrics.stripes import largest
-from regress.compare.quantities import MICRO_STAGES, SHARES, Kind, Source, quantity_named, sources_in
+from regress.compare.quantities import (
+    EVERYWHERE,
+    MICRO_STAGES,
+    SHARES,
+    Kind,
+    Source,
+    quantity_named,
+    sources_in,
+)
 from regress.compare.verdicts.case import Locate, element
 from regress.dump.arrays import Array
 from regress.errors import CompareError
@@ -145,6 +153,8 @@ class Projection:
     def _mask(self, source: Source, kind: Kind, layout: TokenLayout) -> NDArray[np.bool_] | None:
         if kind is Kind.EXACT:
             return None if source.name.endswith("_mask") else layout.attention_mask
+        if source.quantity in EVERYWHERE:
+            return layout.attention_mask
         mask: NDArray[np.bool_] = layout.scatter(self.loss_mask, self.frame.offsets)
         return mask
 
