@@ -38,6 +38,7 @@ CORPUS: tuple[Fault, ...] = (
     Fault(loss.minimum_before_the_advantage, small=True),
     Fault(loss.another_estimator, small=True),
     Fault(loss.ratio_of_sums),
+    Fault(loss.ratio_inverted),
     Fault(loss.entropy_bonus_reversed),
     Fault(loss.coefficients_off, small=True),
     Fault(gradient.kl_detached),

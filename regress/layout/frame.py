@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -45,3 +45,20 @@ class TokenFrame:
     def select(self, samples: Sequence[int]) -> TokenFrame:
         """The frame of some of the samples, in the order given."""
         return TokenFrame(tuple(self.samples[i] for i in samples), tuple(self.lengths[i] for i in samples))
+
+    def updates(self, epochs: int = 1, size: int | None = None) -> Iterator[tuple[int | None, TokenFrame]]:
+        """The optimizer updates of a step that trains on these samples.
+
+        Args:
+            epochs: how often all samples are gone through.
+            size: samples of an update; by default all of them.
+
+        Yields:
+            Number of the update within the step (None where the step has one), and its samples.
+        """
+        count = len(self.samples)
+        cut = size or count
+        parts = [range(start, min(start + cut, count)) for start in range(0, count, cut)]
+        several = epochs * len(parts) > 1
+        for index, part in enumerate(part for _ in range(epochs) for part in parts):
+            yield (index if several else None), self.select(part)

@@ -115,7 +115,7 @@ def compare(
     ray_address: str | None,
     golden_dir: Path | None,
 ) -> None:
-    """Compare two dumps, whatever their layouts: the second is judged by the first.
+    """Compare two dumps, or a golden case and a dump: the second is judged by the first.
 
     Padding side, packing, microbatches, row order, data, context, tensor and pipeline parallelism may differ: samples
     are matched by id, else by their tokens, and parameters element by element. Dumps of NexRL (self-hosted, remote API,
@@ -125,6 +125,8 @@ def compare(
     regress compare outputs/base/debug_dump outputs/packed/debug_dump
     regress compare A B --step 3:5 --only 'gradient/*q_proj*'
     regress compare A B --tolerances dense --report out
+    regress compare golden:dense outputs/mine/debug_dump     by its truth and measured tolerances
+    regress compare golden:dense golden:dense@pending
     regress compare A B --engine ray --ray-address head:6379
     As NexRL's compare_debug_dumps.py, whose sections the JSON report has:
       regress compare --self_hosted_dir A --weaver_dir B --step 0 --output report.json
@@ -132,7 +134,7 @@ def compare(
     Exit codes: 0 equal within tolerance, 1 they differ, 2 something could not be compared.
     """
     try:
-        pairs, dirs = _pairs(golden, actual, self_hosted_dir, remote_api_dir, weaver_dir)
+        pairs, dirs = _pairs(golden, actual, self_hosted_dir, remote_api_dir, weaver_dir, golden_dir)
         options = _options(
             step, only, num_ranks, num_micros, _bounds(rtol, atol, bitwise, tolerances, golden_dir)
         )
@@ -154,8 +156,10 @@ def _pairs(
     self_hosted: str | None,
     remote_api: str | None,
     weaver: str | None,
+    folder: Path | None,
 ) -> tuple[dict[str, tuple[str, str]], Directories | None]:
     """What is compared with what, by name."""
+    from regress.compare.dumps.golden import located
     from regress.report.documented import Directories
 
     others = {"remote API": remote_api, "weaver": weaver}
@@ -165,7 +169,7 @@ def _pairs(
                 "two dumps are compared: give GOLDEN and ACTUAL, or --self_hosted_dir with --weaver_dir or "
                 "--remote_api_dir"
             )
-        return {"compare": (golden, actual)}, None
+        return {"compare": (located(golden, folder), located(actual, folder))}, None
     if golden is not None or actual is not None:
         raise ConfigError("give either GOLDEN and ACTUAL, or --self_hosted_dir and the others, not both")
     pairs = {name: (self_hosted, path) for name, path in others.items() if path is not None}

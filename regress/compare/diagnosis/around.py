@@ -39,6 +39,9 @@ class Around:
 
     def tokens(self, source: Source, layout: TokenLayout, leading: tuple[int, ...]) -> Surroundings:
         """Of a tensor ``[*leading, ...]`` with a place for each of the layout's."""
+        known = self.truth.get(source.quantity, {}).get(source.name)
+        if known is None:
+            return Surroundings(lambda: self.traits(layout), leading)
         canonical, local = layout.indices(self.frame.offsets)
 
         def placed(values: NDArray[Any], fill: float) -> NDArray[Any]:
@@ -61,7 +64,7 @@ class Around:
             return placed(found[0], math.nan), placed(found[1], 0)
 
         def pool() -> NDArray[np.float64]:
-            values = self.truth[source.quantity][source.name].astype(np.float64)
+            values = known.astype(np.float64)
             return values if self.loss_mask is None else values[self.loss_mask]
 
         return Surroundings(
@@ -70,7 +73,7 @@ class Around:
             guesses,
             logits,
             source.quantity == "entropy",
-            pool if self.truth[source.quantity][source.name].ndim == 1 else None,
+            pool if known.ndim == 1 else None,
             usual=self._usual(source, placed, leading),
         )
 
@@ -95,8 +98,9 @@ class Around:
             return known.at(place[tokens])
 
         def guesses() -> Iterator[Guess]:
-            assert self.loss_mask is not None
-            values = self.truth[source.quantity][source.name]
+            values = self.truth.get(source.quantity, {}).get(source.name)
+            if values is None or self.loss_mask is None:
+                return
             whole = np.full((self.frame.size, *values.shape[1:]), np.nan)
             whole[self.loss_mask] = values
             for by in (1, -1):

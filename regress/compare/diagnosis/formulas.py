@@ -94,7 +94,8 @@ class TokenGuesses:
     @cached_property
     def logits(self) -> tuple[Floats, NDArray[np.int64]] | None:
         """``[frame.size, V]`` golden logits that predict each token (NaN where there are none), and the tokens."""
-        found = next((a for n, a in self.truth.get("activations", {}).items() if n.endswith("lm_head")), None)
+        outputs = self.truth.get("activations", {})
+        found = next((outputs[name] for name in outputs if name.endswith("lm_head")), None)
         ids = self.truth.get("batch_inputs", {}).get("input_ids")
         if found is None or ids is None or self.loss_mask is None or found.ndim != 2:
             return None

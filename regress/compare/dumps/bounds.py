@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -81,8 +82,12 @@ class Bounds:
     @classmethod
     def of_case(cls, case: GoldenCase, overrides: Overrides | None = None) -> Bounds:
         """The tolerances that were measured for a golden case."""
+        return cls(overrides=overrides or Overrides()).over(case)
+
+    def over(self, case: GoldenCase) -> Bounds:
+        """The same with what was measured for a case before the table."""
         measured = {} if case.manifest is None else case.manifest.tolerances
-        return cls(measured=measured, case=case.name, overrides=overrides or Overrides())
+        return replace(self, measured=measured, case=case.name)
 
     def of(self, quantity: str, dtypes: Sequence[str]) -> Tolerance:
         """The tolerance of a quantity.
@@ -106,6 +111,8 @@ class Bounds:
         """As measured for the case, else by the table."""
         entry = (self.measured or {}).get(quantity, {}).get(dtype)
         found = None if entry is None else tolerance_of(entry)
+        if entry is not None and found is None:
+            return Tolerance(math.inf, basis=entry.basis, reason=f"not judged: {entry.reason}")
         if found is None:
             return _by_dtype(quantity, dtype)
         return replace(found, reason=f"{found.reason} (golden case {self.case})")

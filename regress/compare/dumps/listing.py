@@ -14,7 +14,7 @@ from regress.compare.quantities import UPDATE_STAGES
 from regress.dump.arrays import dtype_name
 from regress.dump.record import Record
 from regress.errors import CompareError
-from regress.layout import SampleKey, ShardLayout
+from regress.layout import SampleKey, Segment, ShardLayout, TokenFrame, TokenLayout
 
 PADDING = -1
 
@@ -74,6 +74,19 @@ class Spans:
                 place = row * self.shape[1] + col
                 found[place : place + stop - start] = np.arange(start, stop) + offsets[index[key]]
         return found
+
+    def layout(self, index: Mapping[SampleKey, int], frame: TokenFrame) -> TokenLayout:
+        """The layout in the numbers of a frame; what does not belong to it is padding.
+
+        Args:
+            index: the frame's number of each sample, by the key that it has here.
+        """
+        segments = (
+            Segment(index[key], start, min(stop, frame.lengths[index[key]]), row, col)
+            for key, start, stop, row, col in self.segments
+            if key in index
+        )
+        return TokenLayout(self.shape, tuple(segment for segment in segments if segment.start < segment.stop))
 
     @property
     def samples(self) -> tuple[SampleKey, ...]:
