@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from regress.cli import main
-from regress.dump import Recorder, at, recording, tap
+from regress.dump import Recorder, Trajectory, at, recording, tap, tap_trajectories
 from regress.layout import Segment, TokenLayout
 
 README = Path(__file__).parents[2] / "README.md"
@@ -197,6 +197,24 @@ def test_a_tensor_that_one_microbatch_lacks(tmp_path: Path) -> None:
     done = compare(golden, record(tmp_path / "b", part))
     assert done.exit_code == 1
     assert "step0/rank0/micro1: missing: other is_loss_debug/mine: only in the golden dump" in done.output
+
+
+def test_rollouts_of_several_ranks(tmp_path: Path) -> None:
+    """Those of the first rank alone were compared."""
+
+    def rollouts(name: str, reward: float) -> Path:
+        with recording(Recorder(tmp_path / name, options={"trajectory": True})):
+            for rank in range(2):
+                with at(step=0, rank=rank):
+                    value = reward if rank else 1.0
+                    tap_trajectories([Trajectory(f"g{rank}", 0, [1, 2, 3], [0, 1, 1], value, 1)])
+        return tmp_path / name
+
+    golden = rollouts("a", 1.0)
+    assert compare(golden, golden).exit_code == 0
+    done = compare(golden, rollouts("b", 2.0))
+    assert done.exit_code == 1
+    assert "trajectory reward: sample g1/0" in done.output
 
 
 def test_integers_that_nobody_knows_are_exact(tmp_path: Path) -> None:

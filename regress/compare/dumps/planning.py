@@ -176,7 +176,7 @@ class _Step:
         if own and theirs:
             unit = RolloutUnit(
                 *self.paths,
-                (own[0].name, theirs[0].name),
+                (tuple(r.name for r in own), tuple(r.name for r in theirs)),
                 step,
                 dict(matching.golden_of),
                 self.options.bounds,
