@@ -144,10 +144,12 @@ class Projection:
         size, loss = self.frame.size, self.known_loss_mask
 
         def chosen(values: Array) -> Array:
+            found: Array = values
             if values.shape[:1] == (size,):
-                return values[tokens]
-            rows: Array = values if loss is None else values[self._loss_rows[tokens[loss[tokens]]]]
-            return rows
+                found = values[tokens]
+            elif loss is not None:
+                found = values[self._loss_rows[tokens[loss[tokens]]]]
+            return found
 
         truth = {
             name: Chosen(tensors, chosen) if quantity_named(name).kind in AT_TOKENS else tensors
