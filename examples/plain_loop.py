@@ -3,7 +3,6 @@
 import sys
 
 import torch
-from torch.nn.utils.rnn import pad_sequence
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from regress import record
@@ -20,7 +19,7 @@ advantages, total = [1.1, -0.3, -0.8, 0.2, 0.8, -1.0], sum(4 + 2 * n for n in ra
 
 
 def arrange(rows: list[torch.Tensor]) -> torch.Tensor:
-    return torch.cat(rows)[None] if layout == "packed" else pad_sequence(rows, batch_first=True)
+    return torch.cat(rows)[None] if layout == "packed" else torch.nn.utils.rnn.pad_sequence(rows, True)
 
 
 with record(folder, model, token_gradient=True):
@@ -33,8 +32,12 @@ with record(folder, model, token_gradient=True):
             weights = [
                 advantages[n] / total * (torch.arange(len(samples[n])) >= len(prompts[n])) for n in micro
             ]
-            log_p = model(**inputs).logits[:, :-1].log_softmax(-1)
-            log_p = log_p.gather(-1, inputs["input_ids"][:, 1:, None])[..., 0]
+            log_p = (
+                model(**inputs)
+                .logits[:, :-1]
+                .log_softmax(-1)
+                .gather(-1, inputs["input_ids"][:, 1:, None])[..., 0]
+            )
             (-(log_p - log_p.detach()).exp() * arrange(weights)[:, 1:]).sum().backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
