@@ -21,7 +21,8 @@ def run(*arguments: str | Path) -> None:
 
 
 def test_plain_loop(tmp_path: Path) -> None:
-    run(EXAMPLES / "plain_loop.py", tmp_path / "a", tmp_path / "b")
+    run(EXAMPLES / "plain_loop.py", tmp_path / "a")
+    run(EXAMPLES / "plain_loop.py", tmp_path / "b", "packed", "2")
     report = compare(tmp_path / "a", tmp_path / "b")
     assert report.exit_code == 0, failed(report)
 
