@@ -117,7 +117,7 @@ def _parameters(metafunc: pytest.Metafunc, suite: Suite, patterns: tuple[str, st
     for wanted in choices(metafunc):
         found = list(suite.parameters(*patterns, wanted))
         if found:
-            if wanted.narrowed and not metafunc.config.getoption("collectonly"):
+            if wanted.narrowed and suite.adapter is None and not metafunc.config.getoption("collectonly"):
                 _warm_ranks(found)
             return found
     return list(islice(suite.parameters(*patterns), 1))
