@@ -138,19 +138,27 @@ def check(ctx: click.Context, path: str) -> None:
 
     Exit codes: 0 all true, 1 something is not, 2 nothing could be checked.
     """
-    from regress.compare.updates.alone import check_invariants
-    from regress.dump.reader import DumpReader
+    from regress.compare.diagnosis.causes import UNKNOWN, diagnose
+    from regress.compare.diagnosis.rules.loss import OF_GOLDEN
+    from regress.compare.diagnosis.divergence import find_divergence
+    from regress.compare.dumps.checked import check_dump, scene_of_side
+    from regress.compare.dumps.sides import open_side
     from regress.errors import CompareError
     from regress.report.text import headline
 
     try:
-        verdicts = check_invariants(DumpReader(path))
+        verdicts = check_dump(path)
     except (CompareError, DumpError) as error:
         click.echo(f"error: {error}", err=True)
         ctx.exit(2)
     failed = [verdict for verdict in verdicts if not verdict.ok]
     for verdict in failed:
         click.echo(headline(verdict, path))
+    scene = scene_of_side(open_side(path))
+    divergence = find_divergence(verdicts, scene)
+    for cause in () if divergence is None else diagnose(divergence, scene):
+        if cause.rule not in (UNKNOWN, OF_GOLDEN):
+            click.echo(str(cause))
     names = ", ".join(dict.fromkeys(verdict.name for verdict in verdicts))
     elements = sum(verdict.count for verdict in verdicts)
     click.echo(
