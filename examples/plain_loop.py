@@ -1,4 +1,4 @@
-"""A plain PyTorch loop under test, padded and packed: ``python examples/plain_loop.py A B``; ``regress compare A B``."""
+"""A plain PyTorch loop under test, padded and packed: python examples/plain_loop.py A B; regress compare A B."""
 
 import sys
 
@@ -8,13 +8,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from regress.capture import record
 
 SAMPLES = [torch.randint(2, 64, (n,), generator=torch.Generator().manual_seed(n)) for n in (5, 9, 7, 4)]
-CONFIG = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "use_cache": False,
-}
+CONFIG = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "head_dim": 8, "use_cache": False}
 
 
 def padded():
@@ -29,7 +23,7 @@ def packed():
 
 def train(folder, inputs, mask):
     torch.manual_seed(0)
-    model = Qwen3ForCausalLM(Qwen3Config(num_attention_heads=4, num_key_value_heads=2, head_dim=8, **CONFIG))
+    model = Qwen3ForCausalLM(Qwen3Config(num_attention_heads=4, num_key_value_heads=2, **CONFIG))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     with record(folder, model, token_gradient=True):
         for _ in range(2):

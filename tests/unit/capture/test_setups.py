@@ -161,7 +161,7 @@ def test_compiled(tmp_path: Path, how: str) -> None:
     recorded(tmp_path / "a", updates=1)
     model = tiny_model()
     if how == "wrapped":
-        recorded(tmp_path / "b", torch.compile(model, backend="eager"), updates=1)  # type: ignore[arg-type]
+        recorded(tmp_path / "b", torch.compile(model, backend="eager"), updates=1)
     else:
         model.compile(backend="eager")
         recorded(tmp_path / "b", model, updates=1)
