@@ -30,6 +30,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if not item.get_closest_marker(EXTENDED)]
 
 
+def pytest_regress_keywords() -> tuple[str, ...]:
+    """Tests of golden cases may become extended ones."""
+    return (EXTENDED,)
+
+
 def _thin(items: list[pytest.Item]) -> None:
     """Of the cases of a test marked ``one_in(n)`` every n-th runs by default; the others are extended tests."""
     seen: Counter[str] = Counter()

@@ -1,37 +1,41 @@
-"""TRL's GRPOTrainer under test, as it is: ``python examples/trl_grpo.py MODEL FOLDER [ACCUMULATION]``.
-
-MODEL is a small local checkpoint. Runs with another accumulation hold the same samples: regress compare A B.
-"""
+"""TRL's GRPOTrainer under test, unmodified: ``python examples/trl_grpo.py FOLDER [MICROBATCHES]``."""
 
 import sys
-import tempfile
+from tempfile import mkdtemp
+from typing import Any
 
+import torch
 from datasets import Dataset
-from transformers import AutoTokenizer
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
 from regress.capture import record
 
-path, folder, accumulation = sys.argv[1], sys.argv[2], int((*sys.argv, 1)[3])
-tokenizer = AutoTokenizer.from_pretrained(path)
-prompts = [" ".join(tokenizer.convert_ids_to_tokens([i, i + 1])) for i in (5, 9, 14, 20)]
-options = {"use_cpu": True, "bf16": False, "report_to": [], "save_strategy": "no", "shuffle_dataset": False}
-sizes = {"per_device_train_batch_size": 16 // accumulation, "gradient_accumulation_steps": accumulation}
+folder, micros = [*sys.argv[1:], *["1"][len(sys.argv) - 2 :]]
+torch.manual_seed(0)
+sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 8}
+heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+model = Qwen3ForCausalLM(Qwen3Config(vocab_size=64, initializer_range=0.3, **sizes, **heads))
+words = WordLevel({f"w{number}": number for number in range(64)}, unk_token="w2")
+tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words), pad_token="w0", eos_token="w1")
+prompts = [torch.randint(2, 64, (3 + group,)).tolist() for group in (0, 0, 0, 0, 1, 1, 1, 1)]
+completions = [torch.randint(2, 64, (4 + number,)).tolist() for number in range(8)]
 
 
-def rollout(prompts, trainer):
-    ids = [tokenizer(prompt)["input_ids"] for prompt in prompts]
-    turns = [prompts[:i].count(prompt) for i, prompt in enumerate(prompts)]
-    texts = [[3 + (own[0] * 7 + t + k) % 40 for k in range(3 + t)] for own, t in zip(ids, turns, strict=True)]
-    return {"prompt_ids": ids, "completion_ids": texts, "logprobs": [[0.0] * len(text) for text in texts]}
+def rollout(texts: list[str], trainer: Any) -> dict[str, Any]:  # recorded: both runs train on the same tokens
+    return {"prompt_ids": prompts, "completion_ids": completions, "logprobs": None}
 
 
-trainer = GRPOTrainer(
-    model=path,
-    reward_funcs=lambda completion_ids, **_: [float(sum(ids) % 5) for ids in completion_ids],
-    args=GRPOConfig(tempfile.mkdtemp(), max_steps=2, num_generations=4, **options, **sizes),
-    train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in prompts]),
-    rollout_func=rollout,
-)
+def reward(completion_ids: list[list[int]], **others: Any) -> list[float]:
+    return [float(ids[-1] % 5) for ids in completion_ids]
+
+
+settings = {"per_device_train_batch_size": 8 // int(micros), "gradient_accumulation_steps": int(micros)}
+quiet = {"report_to": "none", "disable_tqdm": True, "save_strategy": "no", "output_dir": mkdtemp()}
+config = GRPOConfig(**settings, **quiet, num_generations=4, max_completion_length=12, max_steps=2, use_cpu=True, bf16=False)
+texts = Dataset.from_dict({"prompt": ["w3", "w4"]})
+trainer = GRPOTrainer(model, reward, config, texts, processing_class=tokenizer, rollout_func=rollout)
 with record(folder, trainer.model, token_gradient=True):
     trainer.train()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -14,12 +13,16 @@ from regress.capture.directions import Head, Linearized, Reduce
 LOWEST, HIGHEST, POINTS = 0.05, 20.0, 49
 TOKENS = 32
 """Positions that take part in the search: those with the largest gradients."""
-LARGEST_ERROR = 0.1
-"""Relative error of a minimum from which on it counts as none: the residual does not say which temperature it was."""
+LARGEST_ERROR = 0.03
+"""Relative error from which on a temperature counts as not found."""
+WINDOW = 0.3
+"""Half width, in logarithms, from which on a valley counts as none: the residual does not say which it was."""
 PROMINENCE = 3.0
 """Times by which every other valley of the residual must lie above the lowest."""
-CONVERGED = 1e-8
-ITERATIONS = 25
+NARROWINGS = 24
+REFINEMENTS = 6
+CONSISTENT = 4.0
+"""Times its noise that the derivative by the entropy may lie off a pattern that is to explain it."""
 
 
 @dataclass(frozen=True)
@@ -62,37 +65,109 @@ def search_temperature(
 ) -> Temperature | None:
     """Return the temperature like `find_temperature`, with the bound of its error.
 
-    A coarse grid of logarithms finds the valleys; Gauss-Newton steps on the rest, as a function of the logarithm, find
-    the bottom of the lowest. The bound is the rest there over the rate at which a wrong temperature adds to it.
+    A coarse grid of logarithms finds the valleys of what is left, and sections the bottom of the lowest. There the
+    rest grows with the square of the error only: to first order a temperature that is too high by a factor 1 + x
+    moves the gradient along the entropy, by x times d loss / d log-prob. So if the derivatives by the entropy are
+    that multiple of those by the log-prob (no bonus), or that and a constant (a bonus, averaged over tokens), x
+    follows to rounding.
     """
     chosen = _chosen(grad_KH)
     if chosen.numel() == 0:
         return None
     lines = Linearized(hidden_KH[chosen], head, targets_K[chosen], reduce, vocabulary_start)
     d = grad_KH[chosen].double()
-    d = d / d.abs().amax(-1, keepdim=True)
-    d = d / d.norm(dim=-1, keepdim=True)
+    d = d / d.abs().max()
+    eps = torch.finfo(grad_KH.dtype).eps
+    valley = _valley(lines, d, eps)
+    if valley is None:
+        return None
+    log_t, window = valley
+    value, error = math.exp(log_t), window
+    refined = _refine(lines, d, eps, value, window)
+    if refined is not None:
+        value, error = refined
+    if error > LARGEST_ERROR:
+        return None
+    return Temperature(value, error * value, _height(lines, d, math.log(value)) / math.sqrt(len(d)))
 
-    def rest(log_t: float) -> Tensor:
-        return lines.at(math.exp(log_t)).fit(d).rest
 
+def _height(lines: Linearized, d: Tensor, log_t: float) -> float:
+    """Norm over all positions of the relative rest."""
+    return float((lines.at(math.exp(log_t)).fit(d).rest / d.norm(dim=-1, keepdim=True)).norm())
+
+
+def _valley(lines: Linearized, d: Tensor, eps: float) -> tuple[float, float] | None:
+    """Bottom of the lowest valley, as a logarithm, and the half width in which the rest is not above noise."""
     grid = torch.linspace(math.log(LOWEST), math.log(HIGHEST), POINTS).tolist()
-    heights = [float(rest(point).norm()) for point in grid]
+    heights = [_height(lines, d, point) for point in grid]
     best = min(range(POINTS), key=heights.__getitem__)
     if best in (0, POINTS - 1):
         return None
-    log_t, bottom, slope = _descend(rest, grid[best], (grid[best - 1], grid[best + 1]))
-    valleys = [
+    low, high = grid[best - 1], grid[best + 1]
+    for _ in range(NARROWINGS):
+        left, right = low + (high - low) * 0.382, low + (high - low) * 0.618
+        if _height(lines, d, left) < _height(lines, d, right):
+            high = right
+        else:
+            low = left
+    log_t = (low + high) / 2
+    bottom = max(_height(lines, d, log_t), eps * math.sqrt(len(d)))
+    step = grid[1] - grid[0]
+    rise = max(min(heights[best - 1], heights[best + 1]), 1e-300) / step**2
+    window = math.sqrt(bottom / rise)
+    others = [
         heights[i]
         for i in range(1, POINTS - 1)
         if abs(i - best) > 1 and heights[i] <= min(heights[i - 1], heights[i + 1])
     ]
-    rounding = torch.finfo(grad_KH.dtype).eps * math.sqrt(chosen.numel())
-    error = max(bottom, rounding) / slope if slope > 0 else math.inf
-    if error > LARGEST_ERROR or min(valleys, default=math.inf) < PROMINENCE * bottom:
+    if window > WINDOW or min(others, default=math.inf) < PROMINENCE * bottom:
         return None
-    value = math.exp(log_t)
-    return Temperature(value, error * value, bottom / math.sqrt(chosen.numel()))
+    return log_t, window
+
+
+def _refine(
+    lines: Linearized, d: Tensor, eps: float, value: float, window: float
+) -> tuple[float, float] | None:
+    """Temperature and relative error at which the derivatives by the entropy follow a pattern; None if they do not."""
+    start = value
+    for with_bonus in (False, True):
+        value, error, holds = start, math.inf, False
+        for _ in range(REFINEMENTS):
+            step = _excess(lines, d, eps, value, with_bonus)
+            if step is None or abs(step[0]) > 0.5:
+                holds = False
+                break
+            value, error, holds = value / (1 + step[0]), step[1], step[2]
+            if abs(step[0]) < 1e-10:
+                break
+        holds = holds and abs(math.log(value / start)) <= 3 * window
+        if holds and error <= window:
+            return value, error
+    return None
+
+
+def _excess(
+    lines: Linearized, d: Tensor, eps: float, value: float, with_bonus: bool
+) -> tuple[float, float, bool] | None:
+    """Relative excess of a temperature, its error, and whether the pattern explains the derivatives by the entropy."""
+    at = lines.at(value)
+    fit = at.fit(d)
+    usable = fit.has_entropy & (fit.sine > 1e-3)
+    if int(usable.sum()) < 3:
+        return None
+    noise = torch.maximum(fit.rest.norm(dim=-1), eps * d.norm(dim=-1)) / (at.norm_b * fit.sine)
+    g, h, weight = fit.g[usable], fit.h[usable], 1 / noise[usable]
+    columns = [g * weight, weight] if with_bonus else [g * weight]
+    system = torch.stack(columns, 1)
+    scale = system.norm(dim=0)
+    gram = (system / scale).T @ (system / scale)
+    if float(torch.linalg.det(gram)) < 1e-6:
+        return None
+    inverse = torch.linalg.inv(gram)
+    solution = (inverse @ ((system / scale).T @ (h * weight))) / scale
+    left = h * weight - system @ solution
+    error = float(inverse[0, 0].sqrt() / scale[0])
+    return float(solution[0]), error, float(left.square().mean().sqrt()) <= CONSISTENT
 
 
 def _chosen(grad: Tensor) -> Tensor:
@@ -101,24 +176,3 @@ def _chosen(grad: Tensor) -> Tensor:
     live = torch.nonzero(size.isfinite() & (size > 0))[:, 0]
     order = torch.argsort(size[live], descending=True, stable=True)
     return live[order[:TOKENS]]
-
-
-def _descend(
-    rest: Callable[[float], Tensor], start: float, bracket: tuple[float, float]
-) -> tuple[float, float, float]:
-    """Bottom of the valley: its place, the norm of the rest there, and the norm of its derivative."""
-    log_t, step, slope = start, math.inf, 0.0
-    width = bracket[1] - bracket[0]
-    here = rest(log_t)
-    for _ in range(ITERATIONS):
-        delta = max(min(abs(step), width) * 1e-2, 1e-6)
-        change = (rest(log_t + delta) - here) / delta
-        slope = float(change.norm())
-        if slope == 0.0:
-            break
-        step = -float((change * here).sum()) / slope**2
-        log_t = min(max(log_t + step, bracket[0]), bracket[1])
-        here = rest(log_t)
-        if abs(step) < CONVERGED:
-            break
-    return log_t, float(here.norm()), slope

@@ -188,6 +188,23 @@ def is_nexrl(folder: Location) -> bool:
     return first is not None and not is_own(folder / first[0])
 
 
+class NexrlReader:
+    """The reader of dump directories of NexRL."""
+
+    name = "NexRL"
+
+    def matches(self, path: Location) -> bool:
+        """Whether it is one."""
+        return is_nexrl(path)
+
+    def open(self, path: Location) -> NexrlDump:
+        """The dump."""
+        return NexrlDump(path)
+
+
+READER = NexrlReader()
+
+
 def _files(folder: Location) -> Iterator[tuple[str, tuple[str, Coordinates]]]:
     """Relative name, type and place of each file."""
     for below in children(folder):

@@ -21,15 +21,21 @@ if TYPE_CHECKING:
 _ENVIRONMENT = pytest.StashKey[dict[str, list[str]]]()
 
 
-def explain_replay(item: Item, outcome: Outcome, replay: ReplayOutcome, node: pytest.Item) -> tuple[str, str]:
-    """The first line and the details of a failing test."""
+def explain_replay(
+    item: Item, outcome: Outcome, replay: ReplayOutcome, node: pytest.Item, *, updates: bool = True
+) -> tuple[str, str]:
+    """The first line and the details of a failing test.
+
+    Args:
+        updates: whether its values can become golden, which those of a trainer of one's own cannot.
+    """
     details = explain(
         outcome.failed,
         where=item.id,
         divergence=replay.divergence,
         diagnoses=replay.diagnoses,
         environment=environment_differences(item.replay.case, node.config),
-        commands=commands(item, node) | _report(item, outcome, node),
+        commands=commands(item, node, updates=updates) | _report(item, outcome, node),
     )
     return headline(outcome.failed[0], item.replay.name), details
 
@@ -52,14 +58,14 @@ def environment_differences(case: GoldenCase, config: pytest.Config) -> list[str
     return found[case.name]
 
 
-def commands(item: Item, node: pytest.Item) -> dict[str, str]:
+def commands(item: Item, node: pytest.Item, *, updates: bool = True) -> dict[str, str]:
     """How to repeat this test alone, with its dump kept, and how to accept the new values, where an update can."""
     run, test = redacted(shlex.join(["pytest", *said(node.config)])), shlex.quote(node.nodeid)
     found = {
         "reproduce": f"{run} {test}",
         "keep the dump": f"{run} {test} --regress-keep-dumps",
     }
-    if item.quantity != "trajectory" and item.replay.precision != "bitwise":
+    if updates and item.quantity != "trajectory" and item.replay.precision != "bitwise":
         end = "]" if node.name.endswith(f"{item.id}]") else ""  # without: "entropy" is in "entropy_loss", too
         expression = shlex.quote(f"[{item.replay.name}/ and /{item.quantity}{end}")
         found["update"] = f"{run} --update-golden -k {expression}"

@@ -35,3 +35,13 @@ def pytest_regress_replay(case: Path, variant: Variant, precision: Precision, fo
     Raises:
         NotSupported: with the reason, on every rank and before any communication, for a variant that you do not have.
     """
+
+
+@pytest.hookspec
+def pytest_regress_keywords(config: pytest.Config) -> Iterable[str]:  # type: ignore[empty-body]  # a specification
+    """Name the markers and keywords that hooks of this conftest.py may add to tests of golden cases.
+
+    A conftest.py that changes collected tests (``pytest_collection_modifyitems`` and the like) should say so: without
+    it ``-k`` and ``-m`` cannot be applied before all tests of golden cases are made, which takes longer. What its hooks
+    do with one of these tests must not depend on which others there are.
+    """

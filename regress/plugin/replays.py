@@ -10,6 +10,7 @@ variants="packed*")`` narrows it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -70,7 +71,8 @@ class RecordCheck:
         if outcome.failed:
             from regress.plugin.failures import explain_replay
 
-            headline, details = explain_replay(item, outcome, found, self._node)
+            updates = self._suite.adapter is None
+            headline, details = explain_replay(item, outcome, found, self._node, updates=updates)
             self._node.add_report_section("call", "regress", details)
             pytest.fail(headline, pytrace=False)
 
@@ -102,15 +104,28 @@ def parametrize(metafunc: pytest.Metafunc, suite: Callable[[], Suite]) -> None:
             "them"
         )
     try:
-        parameters = suite().parameters(chosen["cases"], chosen["variants"], _named(metafunc.config))
+        parameters = _parameters(metafunc, suite(), (chosen["cases"], chosen["variants"]))
     except RegressError as error:
         raise pytest.Collector.CollectError(f"{stated}: {error}") from None
     metafunc.parametrize(FIXTURE, parameters, ids=[parameter.id for parameter in parameters], indirect=True)
 
 
-def _named(config: pytest.Config) -> Callable[[str], bool]:
-    """Of the name of a replay: whether the command line, if it has ids of tests only, has any of its tests."""
-    ids = [argument.partition("[")[2] for argument in config.args]
-    if not ids or not all(ids):
-        return lambda _: True
-    return lambda name: any(f"{name}/" in text for text in ids)
+def _parameters(metafunc: pytest.Metafunc, suite: Suite, patterns: tuple[str, str]) -> list[Item | Broken]:
+    """The tests that could be selected; if there are none, the first of all, for pytest to deselect."""
+    from regress.plugin.narrowing import choices
+
+    for wanted in choices(metafunc):
+        found = list(suite.parameters(*patterns, wanted))
+        if found:
+            if wanted.narrowed and not metafunc.config.getoption("collectonly"):
+                _warm_ranks(found)
+            return found
+    return list(islice(suite.parameters(*patterns), 1))
+
+
+def _warm_ranks(chosen: list[Item | Broken]) -> None:
+    """Have the ranks' forkserver import what replays need while pytest collects further files."""
+    if any(not isinstance(item, Broken) and item.replay.world_size > 1 for item in chosen):
+        from regress.replay.pool import shared_pool
+
+        shared_pool().warm()

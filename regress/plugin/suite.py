@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from regress.errors import ConfigError, RegressError
+from regress.plugin.wanted import Wanted
 
 if TYPE_CHECKING:
     from regress.compare.verdicts.overrides import Overrides
     from regress.dump.reader import DumpReader
     from regress.golden.case import GoldenCase
+    from regress.golden.store import GoldenStore
     from regress.plugin.settings import Settings
     from regress.replay.adapter import Adapter
     from regress.replay.cache import ReplayCache
     from regress.replay.foreign import ForeignReplays
     from regress.replay.matrix import Item
     from regress.replay.staging import Selection, Staging
-    from regress.replay.variants import Variant
+    from regress.replay.variants import Extent, Variant
 
+
+PROBLEMS = ("damaged", "unrecorded", "uncalibrated")
+"""Why a case cannot be judged, as in the id of the test that says so."""
+
+EVERYTHING = Wanted()
 
 REPLAYS = "replays"
 """Folder of a session's replays, below what its processes share."""
+STAGED = "staged"
+"""Folder of what is to become golden, beside it."""
 EXPORTS = "exports"
 """Folder of its exported cases."""
 
@@ -57,46 +66,44 @@ class Suite:
     overrides: Overrides
     adapter: Adapter | None = None
     selection: dict[str, Selection] = field(default_factory=dict)
+    _opened: dict[str, GoldenCase | Broken] = field(default_factory=dict)
 
     @cached_property
-    def broken(self) -> list[Broken]:
-        """Cases that cannot be opened, and the case that there is none."""
-        return self._opened[1]
+    def names(self) -> list[str]:
+        """Names of all cases."""
+        return self._store.names()
 
     @cached_property
     def cases(self) -> list[GoldenCase]:
         """Every case that can be opened."""
-        return self._opened[0]
+        opened = (self.opened(name) for name in self.names)
+        return [case for case in opened if not isinstance(case, Broken)]
 
-    @cached_property
-    def _opened(self) -> tuple[list[GoldenCase], list[Broken]]:
+    def opened(self, name: str) -> GoldenCase | Broken:
+        """A case, verified when it is first asked for."""
+        if name not in self._opened:
+            self._opened[name] = self._open(name)
+        return self._opened[name]
+
+    @property
+    def _store(self) -> GoldenStore:
         from regress.golden.store import GoldenStore
 
-        store = GoldenStore(self.settings.golden_dir)
-        found: list[GoldenCase] = []
-        broken: list[Broken] = []
-        for name in store.names():
-            try:
-                case = store.case(name)
-                case.verify_inputs()
-            except RegressError as error:
-                broken.append(Broken(f"{name}/damaged", str(error), name))
-                continue
-            if case.manifest is None:
-                advice = f"{case.folder} is not recorded yet: run regress golden record {name}"
-                broken.append(Broken(f"{name}/unrecorded", advice, name))
-            elif not case.manifest.tolerances:
-                advice = f"{case.folder} has no measured tolerances yet: run regress calibrate {name}"
-                broken.append(Broken(f"{name}/uncalibrated", advice, name))
-            else:
-                found.append(case)
-        if not found and not broken:
-            advice = "correct --golden-dir, or record a case with regress golden record"
-            problem = (
-                f"{self.settings.golden_dir} holds no golden case, so nothing would be compared: {advice}"
-            )
-            broken.append(Broken("no-cases", problem))
-        return found, broken
+        return GoldenStore(self.settings.golden_dir)
+
+    def _open(self, name: str) -> GoldenCase | Broken:
+        try:
+            case = self._store.case(name)
+            case.verify_inputs()
+        except RegressError as error:
+            return Broken(f"{name}/damaged", str(error), name)
+        if case.manifest is None:
+            advice = f"{case.folder} is not recorded yet: run regress golden record {name}"
+            return Broken(f"{name}/unrecorded", advice, name)
+        if not case.manifest.tolerances:
+            advice = f"{case.folder} has no measured tolerances yet: run regress golden calibrate {name}"
+            return Broken(f"{name}/uncalibrated", advice, name)
+        return case
 
     @cached_property
     def cache(self) -> ReplayCache:
@@ -129,7 +136,7 @@ class Suite:
         if update is None:
             return None
         return Staging(
-            self.shared / "staged",
+            self.shared / STAGED,
             everything=update.all,
             selection=self.selection.__getitem__,
             scale=self.settings.tolerance_scale,
@@ -160,41 +167,65 @@ class Suite:
         opened.verify_inputs()
         return self.cache.dump(Replay(opened, self.variants[variant], Precision(precision)))
 
-    def parameters(
-        self, cases: str, variants: str, named: Callable[[str], bool] = lambda _: True
-    ) -> list[Item | Broken]:
+    def parameters(self, cases: str, variants: str, wanted: Wanted = EVERYTHING) -> Iterator[Item | Broken]:
         """The tests of the cases and variants that two lists of patterns name, in the tiers of this session.
 
         Args:
-            named: of the name of a replay, whether its tests are asked for; planning one that is not takes time.
+            wanted: those that are asked for; opening a case and planning a replay that has none takes time.
 
         Raises:
             ConfigError: if a pattern finds nothing, or none of the variants is replayed on any of the cases, or a
                 tolerance is set for what nobody recorded.
         """
-        from regress.replay.foreign import foreign_items
-        from regress.replay.matrix import items, replays
-        from regress.replay.variants import TIERS, Extent, select
+        from regress.replay.variants import Extent, select
 
-        self.overrides.check(self.cases)
+        if self.overrides.rows:
+            self.overrides.check(self.cases)
         extent = Extent(self.settings.matrix)
-        known = sorted({broken.case for broken in self.broken if broken.case} | {c.name for c in self.cases})
-        chosen = select(known, cases) if known else []
         table = {name: self.variants[name] for name in select(self.variants, variants)}
-        if known and not any(
-            variant.applies_to(case, extent) for variant in table.values() for case in chosen
-        ):
+        if not self.names:
+            yield self._none()
+            return
+        chosen = select(self.names, cases)
+        if not any(variant.applies_to(case, extent) for variant in table.values() for case in chosen):
             raise ConfigError(
                 f"no variant of {variants!r} is replayed on a case of {cases!r}, so nothing would be compared; "
                 f"{', '.join(table)} have cases of their own"
             )
-        found: list[Item | Broken] = []
-        wanted = [case for case in self.cases if case.name in chosen]
-        for replay in replays(wanted, table, TIERS[self.settings.tier], extent):
-            if not named(replay.name):
+        yield from self._items(chosen, table, extent, wanted)
+        for name in chosen:
+            if any(wanted.test(f"{name}/{problem}") for problem in PROBLEMS):
+                case = self.opened(name)
+                if isinstance(case, Broken):
+                    yield case
+
+    def _none(self) -> Broken:
+        advice = "correct --golden-dir, or record a case with regress golden record"
+        return Broken(
+            "no-cases",
+            f"{self.settings.golden_dir} holds no golden case, so nothing would be compared: {advice}",
+        )
+
+    def _items(
+        self, chosen: Sequence[str], table: Mapping[str, Variant], extent: Extent, wanted: Wanted
+    ) -> Iterator[Item | Broken]:
+        """The tests of all replays that can be made, or of one that cannot the test that says so."""
+        from regress.replay.foreign import foreign_items
+        from regress.replay.matrix import Replay, combinations, items
+        from regress.replay.variants import TIERS, Extent
+
+        if extent is Extent.REDUCED:  # which case a variant is replayed on depends on which can be
+            chosen = [name for name in chosen if not isinstance(self.opened(name), Broken)]
+        for name, variant, precision in combinations(chosen, table, TIERS[self.settings.tier], extent):
+            if not wanted.replay(f"{name}/{variant.name}{precision.suffix}"):
                 continue
+            case = self.opened(name)
+            if isinstance(case, Broken):
+                continue
+            replay = Replay(case, variant, precision)
             try:
-                found += items(replay) if self.adapter is None else foreign_items(replay)
+                made = items(replay) if self.adapter is None else foreign_items(replay)
+                found: Sequence[Item | Broken] = list(made)
             except RegressError as error:
-                found.append(Broken(f"{replay.name}/unplanned", str(error), replay.case.name))
-        return [*found, *(broken for broken in self.broken if broken.case in (None, *chosen))]
+                found = [Broken(f"{replay.name}/unplanned", str(error), name)]
+            yield from (item for item in found if wanted.test(item.id)) if wanted.narrowed else found

@@ -126,7 +126,7 @@ class ReplayCache:
         return outcome
 
     def _judge_foreign(self, replay: Replay) -> ReplayOutcome:
-        from regress.replay.foreign import foreign_items, place_of_test
+        from regress.replay.foreign import foreign_items, foreign_scene, place_of_test
         from regress.replay.judge import stored_tolerances
 
         assert self.foreign is not None
@@ -134,7 +134,7 @@ class ReplayCache:
         tolerance = stored_tolerances(replay.case, replay.precision, self.scale, self.overrides)
         verdicts = self.foreign.judge(replay, dump, self.golden(replay.case), tolerance)
         tested = {(str(item.place), item.quantity) for item in foreign_items(replay)}
-        return ReplayOutcome.of(verdicts, tested, scene_of(replay), place_of_test)
+        return ReplayOutcome.of(verdicts, tested, foreign_scene(replay), place_of_test)
 
     def _twin(self, replay: Replay) -> DumpReader | None:
         if replay.precision is not Precision.BITWISE:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from regress.compare.diagnosis.scene import Scene
 from regress.compare.judge import judge_trajectories, judge_update
 from regress.compare.quantities import MICRO_STAGES, QUANTITIES, UPDATE_STAGES, source_of
 from regress.compare.updates.invariants import judge_invariants
@@ -25,6 +27,7 @@ from regress.replay.adapter import Adapter, call_on_rank, require_agreement
 from regress.replay.judge import token_text
 from regress.replay.matrix import Item, Replay
 from regress.replay.plan import PlannedUpdate
+from regress.replay.scene import scene_of
 from regress.replay.turns import turn
 from regress.replay.variants import Precision
 
@@ -127,6 +130,17 @@ def foreign_items(replay: Replay) -> Iterator[Item]:
                 )
                 if structure or (quantity.name in recorded and _bounded(replay, quantity.name)):
                     yield Item(replay, place, quantity.name)
+
+
+def foreign_scene(replay: Replay) -> Scene:
+    """The run of a replay by somebody else's trainer: how it cuts microbatches is not known."""
+    name = shlex.quote(f"{replay.name}/")
+    commands = {
+        "variant": replay.variant.name,
+        "test": f"pytest -k '{replay.name}/ and {{quantity}}'",
+        "show": f"pytest -k {name} --regress-keep-dumps=dumps; regress dump show dumps/{replay.name}/dump/{{stage}}",
+    }
+    return replace(scene_of(replay, whole_config(replay)), micros=None, commands=commands)
 
 
 def place_of_test(place: Place) -> Place:

@@ -69,24 +69,37 @@ def _trajectories(case: GoldenCase) -> dict[int, list[Trajectory]]:
     return _READ[case]
 
 
+def combinations(
+    cases: Sequence[str],
+    variants: Mapping[str, Variant],
+    precisions: Sequence[Precision],
+    extent: Extent = Extent.DEFAULT,
+) -> Iterator[tuple[str, Variant, Precision]]:
+    """Yield every case, by its name, under every variant that applies to it, in the precisions asked for.
+
+    See `Extent`.
+    """
+    for case in cases:
+        for variant in variants.values():
+            wanted = [precision for precision in variant.precisions if precision in precisions]
+            if extent is Extent.REDUCED:
+                wanted = wanted[:1] if variant.first_of(cases) == case else []
+            elif not variant.applies_to(case, extent):
+                wanted = []
+            for precision in wanted:
+                yield case, variant, precision
+
+
 def replays(
     cases: Iterable[GoldenCase],
     variants: Mapping[str, Variant],
     precisions: Sequence[Precision],
     extent: Extent = Extent.DEFAULT,
 ) -> Iterator[Replay]:
-    """Every case under every variant that applies to it, in the precisions asked for; see `Extent`."""
-    known = list(cases)
-    names = [case.name for case in known]
-    for case in known:
-        for variant in variants.values():
-            wanted = [precision for precision in variant.precisions if precision in precisions]
-            if extent is Extent.REDUCED:
-                wanted = wanted[:1] if variant.first_of(names) == case.name else []
-            elif not variant.applies_to(case.name, extent):
-                wanted = []
-            for precision in wanted:
-                yield Replay(case, variant, precision)
+    """Yield the replays of some cases; see `combinations`."""
+    known = {case.name: case for case in cases}
+    for name, variant, precision in combinations(list(known), variants, precisions, extent):
+        yield Replay(known[name], variant, precision)
 
 
 def items(replay: Replay) -> Iterator[Item]:

@@ -15,7 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from regress.errors import ConfigError
-from regress.golden.commands import directory_option, open_store
+from regress.golden.commands import directory_option
+from regress.golden.location import open_store
 from regress.redaction import redacted
 from regress.replay.launch import LAUNCHERS, Launch
 from regress.replay.variants import TIERS, Extent, Precision, Variant
@@ -23,6 +24,7 @@ from regress.report.numbers import plural
 
 if TYPE_CHECKING:
     from regress.compare.verdicts.overrides import Overrides
+    from regress.replay.adapter import Adapter
     from regress.replay.matrix import Replay
     from regress.replay.session import Machine, Results
 
@@ -140,27 +142,35 @@ def replay(
     Exit codes: 0 all within tolerance, 1 something is not, 2 something could not be run.
     """
     from regress.dump.location import local_path, location
-    from regress.replay.session import Machine, chosen_replays, project_overrides, variant_table
+    from regress.replay.session import (
+        Machine,
+        adapter_around,
+        chosen_replays,
+        project_overrides,
+        variant_table,
+    )
 
     launch = _launch(launcher, nnodes, node_rank, rdzv_endpoint, work, timeout)
     table = variant_table()
     extent = Extent(matrix or (Extent.FULL if cases and variants != EVERYTHING else Extent.DEFAULT))
     store = open_store(golden_dir)
     chosen = chosen_replays(store, cases, variants, tier, table, extent)
-    overrides = project_overrides(store)
+    overrides, adapter = project_overrides(store), adapter_around()
     console = Console()
     if listing:
-        console.print(_listed(chosen))
+        console.print(_listed(chosen, adapter))
         return
     place = None if work is None else location(work)
     keep = None if keep_dumps is None else local_path(keep_dumps)
-    machine = Machine(launch, device, place, keep, tokens=report is not None)
+    machine = Machine(launch, device, place, keep, tokens=report is not None, adapter=adapter)
     if launch is not None and not launch.judges:
         for one in chosen:
             machine.attend(one)
         return
     results = _run(chosen, table, overrides, machine, console)
     _tell(results, report, console)
+    if machine.adapter is not None:
+        _tell_adapter(results, machine.adapter.name)
     ctx.exit(results.exit_code)
 
 
@@ -260,7 +270,15 @@ def _tell(results: Results, report: Path | None, console: Console) -> None:
     click.echo(f"{plural(len(results.calls), 'replay')}, {compared}: {end}{missing}")
 
 
-def _listed(chosen: list[Replay]) -> Table:
+def _tell_adapter(results: Results, name: str) -> None:
+    """Say whose replays these were, and which of them it does not have."""
+    click.echo(f"replayed by {name}, as [tool.regress] replay says")
+    for replay, reason in results.unsupported.items():
+        click.echo(f"not supported: {replay}: {reason}")
+
+
+def _listed(chosen: list[Replay], adapter: Adapter | None) -> Table:
+    from regress.replay.foreign import foreign_items
     from regress.replay.matrix import items
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
@@ -268,7 +286,7 @@ def _listed(chosen: list[Replay]) -> Table:
         table.add_column(title, justify="left" if title == "replay" else "right", no_wrap=True)
     table.add_column("what it could break")
     for one in chosen:
-        tests = str(sum(1 for _ in items(one)))
+        tests = str(sum(1 for _ in (items(one) if adapter is None else foreign_items(one))))
         table.add_row(Text(one.name), str(one.world_size), tests, Text(one.variant.why))
     return table
 

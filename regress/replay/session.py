@@ -18,6 +18,7 @@ from regress.errors import ConfigError, GoldenError
 from regress.golden.case import GoldenCase
 from regress.golden.location import project_root
 from regress.golden.store import GoldenStore
+from regress.replay.adapter import Adapter, project_adapter
 from regress.replay.cache import ReplayCache
 from regress.replay.configure import replay_config
 from regress.replay.expression import choose
@@ -33,6 +34,7 @@ from regress.report.tokens import TokenTable
 
 if TYPE_CHECKING:
     from regress.dump.reader import DumpReader
+    from regress.replay.foreign import ForeignReplays
 
 
 @dataclass
@@ -47,6 +49,7 @@ class Results:
         tokens: what was computed at the tokens of those that failed, or came closest.
         divergences, diagnoses: of those that failed.
         cases: what was replayed, by name.
+        unsupported: replay -> why a trainer of one's own does not have it.
     """
 
     calls: dict[str, list[Call]] = field(default_factory=dict)
@@ -57,12 +60,16 @@ class Results:
     divergences: dict[str, Divergence] = field(default_factory=dict)
     diagnoses: dict[str, list[Diagnosis]] = field(default_factory=dict)
     cases: dict[str, GoldenCase] = field(default_factory=dict)
+    unsupported: dict[str, str] = field(default_factory=dict)
 
     def add(self, replay: Replay, outcome: ReplayOutcome) -> None:
         """Count an outcome in."""
         self.cases[replay.case.name] = replay.case
         if outcome.error is not None:
             self.errors[replay.name] = outcome.error
+            return
+        if outcome.unsupported is not None:
+            self.unsupported[replay.name] = outcome.unsupported
             return
         if outcome.failed:
             self.failed.append(replay.name)
@@ -84,13 +91,20 @@ class Results:
     @property
     def exit_code(self) -> int:
         """0: all within tolerance, 1: something is not, 2: something could not be judged."""
-        return 2 if self.errors else int(bool(self.failed))
+        nothing = self.unsupported and not self.calls
+        return 2 if self.errors or nothing else int(bool(self.failed))
 
 
 def variant_table() -> dict[str, Variant]:
     """The variants of the project around the current directory."""
     root = project_root()
     return project_variants(Path() if root is None else root)
+
+
+def adapter_around() -> Adapter | None:
+    """What ``[tool.regress] replay`` of the project around the current directory names."""
+    root = project_root()
+    return None if root is None else project_adapter(root)
 
 
 def project_overrides(store: GoldenStore) -> Overrides:
@@ -153,7 +167,9 @@ def _opened(store: GoldenStore, name: str) -> GoldenCase:
     if case.manifest is None:
         raise GoldenError(f"{case.folder} is not recorded yet: run regress golden record {name}")
     if not case.manifest.tolerances:
-        raise GoldenError(f"{case.folder} has no measured tolerances yet: run regress calibrate {name}")
+        raise GoldenError(
+            f"{case.folder} has no measured tolerances yet: run regress golden calibrate {name}"
+        )
     return case
 
 
@@ -167,6 +183,7 @@ class Machine:
         work: folder or URL that all nodes see, which does not exist yet; None: a temporary folder.
         keep: where a copy of each dump stays.
         tokens: whether what was computed at the tokens is kept, for a report.
+        adapter: somebody's own trainer, which replays in place of the engine.
     """
 
     launch: Launch | None = None
@@ -174,6 +191,7 @@ class Machine:
     work: Location | None = None
     keep: Path | None = None
     tokens: bool = False
+    adapter: Adapter | None = None
 
     @contextmanager
     def cache(self, table: dict[str, Variant], overrides: Overrides) -> Iterator[ReplayCache]:
@@ -190,9 +208,22 @@ class Machine:
                     keep=self.keep,
                     tokens=self.tokens,
                     run=self._run,
+                    foreign=self._foreign(folder),
                 )
             finally:
                 close_shared_pool()
+
+    def _foreign(self, folder: Path) -> ForeignReplays | None:
+        if self.adapter is None:
+            return None
+        from regress.replay.foreign import ForeignReplays
+
+        if self.launch is not None or self.device is not None or self.work is not None:
+            raise ConfigError(
+                f"{self.adapter.name} replays cases on the ranks of a pool on this machine; leave --launcher, "
+                "--device and --work away"
+            )
+        return ForeignReplays(self.adapter, folder / ".exports")
 
     def attend(self, replay: Replay) -> None:
         """Run the ranks of a node that does not judge."""

@@ -15,6 +15,7 @@ FREE = {"regress", "errors", "redaction"}
 ALLOWED: dict[str, set[str]] = {
     "layout": set(),
     "dump": {"layout"},
+    "capture": {"dump", "layout", "grpo"},
     "grpo": set(),
     "tasks": set(),
     "golden": {"dump", "layout"},

@@ -1,15 +1,13 @@
 """The pt format: `torch.save` of plain dicts and tensors under NexRL's keys, for `weights_only=True`.
 
 A SHA-256 over the whole file stands in the comment that a zip archive may carry at its end, so damage is
-found before anything parses the file. A pickle is never executed: `weights_only=True` is the only way in.
+found before anything parses the file. A pickle is never executed: `regress.dump.formats.archive` reads plain values.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
-import re
-import warnings
 import zipfile
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +16,7 @@ import numpy as np
 from regress.dump.arrays import Array, to_numpy, to_torch
 from regress.dump.damage import Damage
 from regress.dump.foreign import read_foreign
+from regress.dump.formats import archive
 from regress.dump.payload import from_payload, normalized, to_payload
 from regress.dump.record import Record
 
@@ -28,7 +27,6 @@ NAME = "pt"
 
 _SEAL = b"regress-sha256:"
 _SEAL_SIZE = len(_SEAL) + 64
-_UNTRUSTED = "only plain values and tensors are read: save these with torch.save, or record again"
 _END = (
     b"PK\x05\x06"  # opens the last record of a zip archive; its last two bytes give the length of the comment
 )
@@ -77,42 +75,23 @@ def content(data: bytes) -> Any:
     if data[:1] == b"\x80":
         raise Damage("it is a bare pickle, which may hold code and was not executed")
     _check_archive(data)
-    return _load(data)
+    return archive.load(io.BytesIO(data), memoryview(data))
 
 
 def _check_archive(data: bytes) -> None:
     """Checksums of all members, which torch does not look at, and no member that grows on unpacking."""
     try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
+        with zipfile.ZipFile(io.BytesIO(data)) as members:
+            if any(member.compress_type != zipfile.ZIP_STORED for member in members.infolist()):
                 raise Damage("it is compressed, which torch.save never does")
-            damaged = archive.testzip()
+            damaged = members.testzip()
     except (zipfile.BadZipFile, NotImplementedError, EOFError, RuntimeError, OSError) as error:
         raise Damage(f"it is cut off or damaged as an archive ({error})") from None
     if damaged is not None:
         raise Damage(f"its member {damaged!r} does not match its checksum")
 
 
-def _load(data: bytes) -> Any:
-    import pickle
-
-    import torch
-
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        culprit = re.search(r"GLOBAL ([\w.]+)", str(error))
-        name = culprit[1] if culprit else "an object that is not plain data"
-        raise Damage(f"its pickle holds code ({name}), which was not executed") from None
-    except Exception as error:  # torch raises whatever a damaged stream leads it into
-        raise Damage(f"torch cannot load it ({type(error).__name__})") from None
-
-
 def _to_numpy(leaf: Any) -> Array:
-    import torch
-
-    if not isinstance(leaf, torch.Tensor):
+    if not isinstance(leaf, np.ndarray):
         raise Damage("a tensor is missing from it")
     return to_numpy(leaf, "tensor")

@@ -22,7 +22,7 @@ NAME = "safetensors"
 
 _Tensor: TypeAlias = Callable[[memoryview, np.dtype[Any], tuple[int, ...]], Array]
 
-_CODES = {
+CODES = {
     "bool": "BOOL",
     **{f"{kind}int{bits}": f"{kind or 'I'}{bits}".upper() for kind in ("", "u") for bits in (8, 16, 32, 64)},
     **{f"float{bits}": f"F{bits}" for bits in (16, 32, 64)},
@@ -32,6 +32,7 @@ _CODES = {
     "float8_e4m3fnuz": "F8_E4M3FNUZ",
     "float8_e5m2fnuz": "F8_E5M2FNUZ",
 }
+"""Element types by the names that the format gives them."""
 
 
 def encode(record: Record) -> list[bytes | memoryview]:
@@ -43,7 +44,7 @@ def encode(record: Record) -> list[bytes | memoryview]:
     end = 0
     for name, array in arrays:
         start, end = end, end + array.nbytes
-        code = _CODES[dtype_name(array.dtype)]
+        code = CODES[dtype_name(array.dtype)]
         header[name] = {"dtype": code, "shape": list(array.shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":"), allow_nan=False).encode()
     text += b" " * (-len(text) % 8)
@@ -106,7 +107,7 @@ def _tensors(
         entry = header[name]
         offsets = entry.get("data_offsets") if isinstance(entry, dict) else None
         if offsets is None or entry != {
-            "dtype": _CODES[dtype],
+            "dtype": CODES[dtype],
             "shape": list(shape),
             "data_offsets": offsets,
         }:

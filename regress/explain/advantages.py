@@ -1,0 +1,173 @@
+"""Advantage rules that trainers use, as candidates: the value of each recorded token under each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from regress.explain.update import Floats, Ints, Update
+
+EPSILONS = (1e-6, 0.0, 1e-8, 1e-5, 1e-4)
+"""Constants beside the standard deviation that released trainers use (1e-9 cannot be told from 1e-8); the first is
+tried first."""
+
+
+@dataclass(frozen=True)
+class Advantages:
+    """One rule.
+
+    Attributes:
+        name: the rule in words.
+        values: advantage of each token of the frame; NaN where the rule gives none.
+        fields: the fields of an `Objective` that say the same, where it has such.
+        eps: the constant beside the standard deviation, None without one.
+    """
+
+    name: str
+    values: Floats
+    fields: dict[str, Any] = field(default_factory=dict)
+    eps: float | None = None
+
+
+def candidates(update: Update) -> list[Advantages]:
+    """Every rule that the dump has the values for: recorded advantages, or those that follow from rewards."""
+    recorded = update.get("is_loss_debug/advantages")
+    if recorded is not None:
+        return [Advantages("as recorded", recorded)]
+    if not update.trajectories:
+        return []
+    return [*_of_objective(update), *_of_samples(update), *_of_tokens(update)]
+
+
+def named(update: Update, tokens: Ints, tolerance: float) -> list[Advantages]:
+    """Rules that give the recorded advantages of some tokens; none without rewards."""
+    recorded = update.get("is_loss_debug/advantages")
+    if recorded is None or not update.trajectories:
+        return []
+    own = recorded[tokens]
+    rules = [*_of_objective(update), *_of_samples(update), *_of_tokens(update)]
+    limit = tolerance * float(np.sqrt(own @ own))
+    return [rule for rule in rules if float(np.linalg.norm(rule.values[tokens] - own)) <= limit]
+
+
+def groups_of(update: Update) -> Ints:
+    """Number of the group of each trajectory."""
+    names = [trajectory.group_id for trajectory in update.trajectories]
+    return np.unique(np.array(names), return_inverse=True)[1].astype(np.int64)
+
+
+def _rewards(update: Update) -> Floats:
+    return np.array([trajectory.reward for trajectory in update.trajectories], np.float64)
+
+
+def _each(update: Update, of_trajectory: Floats) -> Floats:
+    return of_trajectory[update.rollout][update.sample]
+
+
+_SCALES = {
+    "group": "divided by the standard deviation of the group",
+    "batch": "divided by the standard deviation of the batch",
+    "none": "not divided",
+}
+
+
+def _of_objective(update: Update) -> Iterator[Advantages]:
+    """Rules of one value per sample that an `Objective` can say."""
+    for estimator, scale in product(("grpo", "rloo"), _SCALES):
+        baseline = "mean of the group" if estimator == "grpo" else "mean of the others of the group"
+        words = f"reward minus the {baseline}, {_SCALES[scale]}"
+        for ddof in (1, 0) if scale != "none" else (1,):
+            kind = "" if scale == "none" else f" ({'sample' if ddof else 'population'} deviation)"
+            for eps in EPSILONS if scale != "none" else (0.0,):
+                fields = {"advantage": estimator, "scale": scale, "ddof": ddof, "eps": eps}
+                values = _by_objective(update, fields)
+                shown = {k: v for k, v in fields.items() if scale != "none" or k in ("advantage", "scale")}
+                yield Advantages(words + kind, _each(update, values), shown, None if scale == "none" else eps)
+
+
+def _by_objective(update: Update, fields: dict[str, Any]) -> Floats:
+    """One advantage per trajectory, by the functions that our own trainer uses."""
+    import torch
+
+    from regress.grpo.advantages import token_advantages
+    from regress.grpo.presets import make_objective
+
+    rewards = torch.from_numpy(_rewards(update))
+    groups = torch.from_numpy(groups_of(update))
+    return token_advantages(rewards, groups, torch.arange(len(rewards)), make_objective(**fields)).numpy()
+
+
+def _of_samples(update: Update) -> Iterator[Advantages]:
+    """Rules of one value per sample that no field of an `Objective` names."""
+    rewards, groups = _rewards(update), groups_of(update)
+    lengths = np.array([sum(t.loss_mask) for t in update.trajectories], np.float64)
+    rules: dict[str, Callable[[], Floats]] = {
+        "the reward itself": lambda: rewards,
+        "reward minus the mean of the batch": lambda: rewards - rewards.mean(),
+        "reward minus the mean of the batch, divided by its sample deviation": lambda: (
+            (rewards - rewards.mean()) / rewards.std(ddof=1)
+        ),
+        "reward minus the mean of the batch, divided by its population deviation": lambda: (
+            (rewards - rewards.mean()) / rewards.std()
+        ),
+        "reward minus the mean of the group weighted by length (OPO)": lambda: (
+            rewards - _per_group(groups, rewards * lengths) / _per_group(groups, lengths)
+        ),
+        "reward minus the mean of the others of the group, divided by their sample deviation": lambda: (
+            _leave_one_out(rewards, groups)
+        ),
+    }
+    for name, rule in rules.items():
+        with np.errstate(all="ignore"):
+            values = rule()
+        if np.isfinite(values).all():
+            yield Advantages(name, _each(update, values))
+
+
+def _per_group(groups: Ints, values: Floats) -> Floats:
+    return np.asarray(np.bincount(groups, values)[groups], np.float64)
+
+
+def _leave_one_out(rewards: Floats, groups: Ints) -> Floats:
+    """NeMo-RL's default: mean and deviation of the other samples; 0 where these are equal."""
+    out = np.zeros_like(rewards)
+    for i, reward in enumerate(rewards):
+        others = np.delete(rewards[groups == groups[i]], np.flatnonzero(groups == groups[i]).searchsorted(i))
+        if len(others) < 2:
+            return np.full_like(rewards, np.nan)
+        spread = others.std(ddof=1)
+        out[i] = (reward - others.mean()) / (spread + 1e-6) if spread > 0 else reward - others.mean()
+    return out
+
+
+def _of_tokens(update: Update) -> Iterator[Advantages]:
+    """Rules that whiten over the loss tokens of the rollout batch."""
+    import torch
+
+    from regress.grpo.advantages import token_advantages
+    from regress.grpo.presets import make_objective
+
+    masks = [np.flatnonzero(t.loss_mask) for t in update.trajectories]
+    sequence = np.repeat(np.arange(len(masks)), [len(mask) for mask in masks]).astype(np.int64)
+    where = {int(t): i for i, t in enumerate(update.rollout)}
+    for estimator, ddof in product(("reinforce_plus_plus", "reinforce_plus_plus_baseline"), (1, 0)):
+        fields: dict[str, Any] = {"advantage": estimator, "ddof": ddof}
+        found = token_advantages(
+            torch.from_numpy(_rewards(update)),
+            torch.from_numpy(groups_of(update)),
+            torch.from_numpy(sequence),
+            make_objective(**fields),
+        ).numpy()
+        values = np.full(update.frame.size, np.nan)
+        for number, mask in enumerate(masks):
+            if number in where:
+                own = update.frame.offsets[where[number]] + mask
+                inside = own < update.frame.offsets[where[number] + 1]
+                values[own[inside]] = found[sequence == number][inside]
+        kind = "sample" if ddof else "population"
+        base = "reward" if estimator == "reinforce_plus_plus" else "reward minus the mean of the group"
+        yield Advantages(f"{base}, whitened over tokens ({kind} deviation)", values, fields)

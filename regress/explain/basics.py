@@ -1,0 +1,132 @@
+"""What the solution itself says: temperature, what else the loss depends on, and the mask."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from regress.explain.mask import Mask
+from regress.explain.statement import Statement
+from regress.explain.update import Bools
+
+EXPLAINED = 2e-2
+"""Unexplained part from which on a loss depends on something besides log-probs and entropies (bfloat16 leaves 3e-3)."""
+SAME_TEMPERATURE = 1e-3
+
+
+def temperature(mask: Mask) -> Iterator[Statement]:
+    """What logits are divided by, as found in or given to the recording; and a sampler that did otherwise."""
+    told = mask.update.temperatures
+    if not told:
+        return
+    errors = [meta.get("temperature_error") for meta in mask.update.meta]
+    known = [float(error) for error in errors if error is not None]
+    values = np.array(told, float)
+    evidence: dict[str, Any] = {"microbatches": len(mask.update.meta)}
+    if known:
+        evidence["error at most"] = max(known)
+    if np.ptp(values) > SAME_TEMPERATURE * values.min() + 2 * max(known, default=0.0):
+        text = f"logits are divided by different temperatures, {values.min():.6g} to {values.max():.6g}"
+        yield Statement("temperature", text, tuple(values.tolist()), evidence, departure=True)
+        return
+    value = float(np.median(values))
+    yield Statement("temperature", f"logits are divided by {value:.6g}", (value,), evidence)
+    sampled = {t.temperature for t in mask.update.trajectories if t.temperature}
+    if len(sampled) == 1:
+        other = float(next(iter(sampled)))
+        if abs(other - value) > SAME_TEMPERATURE * other + 2 * max(known, default=0.0):
+            text = f"completions were sampled at {other:.6g}, but the loss takes log-probs at {value:.6g}"
+            yield Statement("temperature", text, (value, other), evidence, departure=True)
+
+
+def dependence(mask: Mask) -> Iterator[Statement]:
+    """Whether log-probs and entropies of the next tokens explain the loss; if not, of which tokens it takes them."""
+    residual = mask.update.get("token_gradient/token_residual")
+    live = mask.known & ((mask.g != 0) | (mask.h != 0))
+    if residual is None or not live.any():
+        return
+    noise = max(mask.noise, float(np.nanmedian(residual[live])))
+    evidence: dict[str, Any] = {"unexplained": noise, "tokens": int(live.sum())}
+    if noise < EXPLAINED:
+        text = "it depends on the policy through log-probs and entropies of the next tokens"
+        yield Statement("loss", text, (), evidence)
+        return
+    shifts = _shifts(mask)
+    if shifts:
+        evidence["unexplained by shift of the targets"] = shifts
+        best = min(shifts, key=shifts.__getitem__)
+        if best != "0" and shifts[best] < min(EXPLAINED, noise / 10):
+            text = f"it takes the log-probs of other targets: those shifted by {int(best):+d} tokens"
+            yield Statement("targets", text, (int(best),), evidence, departure=True)
+            return
+    text = (
+        "log-probs and entropies of the next tokens do not explain its gradient: it depends on something else, or its "
+        "targets, temperature or head are not those of the recording"
+    )
+    yield Statement("loss", text, (), evidence, departure=True)
+
+
+def _shifts(mask: Mask) -> dict[str, float]:
+    """Largest unexplained part over microbatches, by shift of the targets; where the recording tried any."""
+    found: dict[str, float] = {}
+    for meta in mask.update.meta:
+        tried: Any = meta.get("target_residuals") or {}
+        for shift, left in tried.items():
+            found[str(shift)] = max(found.get(str(shift), 0.0), float(left))
+    return found
+
+
+def masks(mask: Mask) -> Iterator[Statement]:
+    """Which tokens the loss trains on, and where they are not the expected ones."""
+    live = int(mask.policy.sum())
+    if not live:
+        return
+    samples = int(mask.speaking.sum())
+    silent = len(mask.speaking) - samples
+    evidence: dict[str, Any] = {"tokens with a gradient": live, "samples with a gradient": samples}
+    if silent:
+        evidence["samples without"] = silent
+    missing = mask.missing if mask.clipped is None else mask.missing & ~mask.clipped
+    if mask.expected is None:
+        text = f"{live} tokens of {samples} samples have a gradient"
+        yield Statement("mask", text, (live,), evidence)
+        return
+    if not missing.any() and not mask.extra.any():
+        text = f"exactly {mask.source}, in every sample that has a gradient"
+        if mask.clipped is not None and mask.clipped.any():
+            evidence["clipped tokens"] = int(mask.clipped.sum())
+        yield Statement("mask", text, ("as expected",), evidence)
+        return
+    parts = [_where(mask, missing, "lacks"), _where(mask, mask.extra, "has in addition")]
+    evidence |= {"missing": _listed(mask, missing), "additional": _listed(mask, mask.extra)}
+    text = f"not {mask.source}: it " + " and ".join(part for part in parts if part)
+    values = tuple(part for part in parts if part)
+    yield Statement("mask", text, values, evidence, departure=True)
+
+
+def _where(mask: Mask, tokens: Bools, verb: str) -> str:
+    """Number of tokens, and what they have in common."""
+    if not tokens.any() or mask.expected is None:
+        return ""
+    sample, position = mask.update.sample[tokens], mask.update.position[tokens]
+    size = len(mask.update.frame.samples)
+    first, last = np.full(size, np.iinfo(np.int64).max), np.full(size, -1)
+    own, at = mask.update.sample[mask.expected], mask.update.position[mask.expected]
+    np.minimum.at(first, own, at)
+    np.maximum.at(last, own, at)
+    kinds = {
+        "the last token of each": (position == last[sample]).all(),
+        "the first token of each": (position == first[sample]).all(),
+        "the token before the first of each": (position == first[sample] - 1).all(),
+        "the token after the last of each": (position == last[sample] + 1).all(),
+    }
+    which = next((f", {kind}" for kind, holds in kinds.items() if holds), "")
+    count = int(tokens.sum())
+    return f"{verb} {count} token{'s' if count > 1 else ''} in {len(np.unique(sample))} samples{which}"
+
+
+def _listed(mask: Mask, tokens: Bools, limit: int = 5) -> list[str]:
+    found = [mask.update.frame.locate(int(index)) for index in np.flatnonzero(tokens)[:limit]]
+    return [f"{group}/{run} position {position}" for (group, run), position in found]

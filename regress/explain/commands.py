@@ -1,0 +1,60 @@
+"""``regress explain``: what a recorded trainer really does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from regress.errors import CompareError, DumpError
+
+
+@click.command()
+@click.argument("path", metavar="DUMP")
+@click.option("--step", type=int, metavar="N", help="By default the first with token gradients.")
+@click.option("--update", type=int, metavar="N", help="Update within the step; by default the first.")
+@click.option(
+    "--preset", metavar="NAME", help="The objective that the trainer should follow, such as trl:dapo."
+)
+@click.option(
+    "--json",
+    "--output",
+    "json_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write the explanation as JSON.",
+)
+@click.pass_context
+def explain(
+    ctx: click.Context,
+    path: str,
+    step: int | None,
+    update: int | None,
+    preset: str | None,
+    json_file: Path | None,
+) -> None:
+    """Say what the trainer of a dump really does, from one update of it.
+
+    \b
+    regress explain outputs/demo/debug_dump
+    regress explain their_dump --step 3 --output explanation.json
+
+    From the gradient of the loss by each token's log-prob: mask, temperature, weights and their denominator,
+    advantages, KL, entropy bonus, clipping, and the presets that do the same. Each statement comes with the numbers
+    that prove it; what the dump does not tell is named, with what to record for it.
+
+    Exit codes: 0 explained, 1 the trainer departs from what such a trainer has to do, 2 nothing to explain.
+    """
+    from regress.explain.explain import explain_dump
+
+    try:
+        found = explain_dump(path, step=step, update=update, preset=preset)
+    except (CompareError, DumpError) as error:
+        click.echo(f"error: {error}", err=True)
+        ctx.exit(2)
+    click.echo(found.to_text())
+    if json_file is not None:
+        json_file.write_text(json.dumps(found.to_json(), indent=1, allow_nan=False) + "\n")
+        click.echo(f"written: {json_file}")
+    ctx.exit(int(bool(found.departures)))

@@ -1,0 +1,207 @@
+"""What the fits say of the loss: advantages, aggregation and denominator, ratio, KL, and common factors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from regress.explain.advantages import named
+from regress.explain.mask import Mask
+from regress.explain.readings import Reading, epsilons
+from regress.explain.search import Found
+from regress.explain.statement import Statement
+from regress.explain.terms import Policies, penalties
+
+SHOWN = 4
+"""Readings that a sentence names."""
+NEGLIGIBLE = 1e-3
+"""Coefficient of a KL below which its absence counts as shown."""
+
+
+def statements(found: Found, readings: list[Reading], mask: Mask, known: Policies) -> Iterator[Statement]:
+    """Statements on every part of the loss that the readings agree on, or on each alternative."""
+    yield _advantages(found, readings, mask)
+    yield from _aggregation(found, readings, mask)
+    yield from _ratio(found, readings, known, mask)
+    yield from _kl(found, readings, mask, known)
+    yield from _dropped(found, readings, mask)
+
+
+def _dropped(found: Found, readings: list[Reading], mask: Mask) -> Iterator[Statement]:
+    """Samples that have an advantage under every reading, and no gradient; clipped ones were fitted with the others."""
+    silent = ~mask.speaking
+    silent[mask.update.sample[found.tokens]] = False
+    if mask.expected is None or not silent.any():
+        return
+    for reading in readings:
+        advantages = np.nan_to_num(reading.match.advantages.values) * mask.expected
+        size = np.abs(advantages).max(initial=0.0)
+        has = np.bincount(mask.update.sample, np.abs(advantages) > 1e-6 * size, minlength=len(silent)) > 0
+        silent = silent & has
+    if silent.any():
+        names = [
+            f"{group}/{run}"
+            for (group, run), gone in zip(mask.update.frame.samples, silent, strict=True)
+            if gone
+        ]
+        count = len(names)
+        verb = "samples with an advantage have" if count > 1 else "sample with an advantage has"
+        text = f"{count} {verb} no gradient at all"
+        yield Statement("mask", text, tuple(names), {"samples": names[:SHOWN]}, departure=True)
+
+
+def _advantages(found: Found, readings: list[Reading], mask: Mask) -> Statement:
+    names = _distinct(reading.match.advantages.name for reading in readings)
+    best = readings[0]
+    eps = epsilons(found, best)
+    rules = named(mask.update, found.tokens, found.tolerance)
+    if rules:
+        names = _distinct(rule.name for rule in rules)
+        eps = sorted({rule.eps for rule in rules if rule.eps is not None})
+        text = f"as recorded: {either(names)}" + _eps(eps)
+        return Statement(
+            "advantages", text, tuple(names), _evidence(found, best) | ({"eps": eps} if eps else {})
+        )
+    text = either(names)
+    if best.match.advantages.eps is not None and len(names) == 1:
+        text += _eps(eps)
+    evidence = _evidence(found, best) | ({"eps": eps} if eps else {})
+    return Statement("advantages", text, tuple(names), evidence)
+
+
+def _eps(eps: list[float]) -> str:
+    if not eps:
+        return ""
+    return f", plus {eps[0]:g}" if len(eps) == 1 else f", plus at most {eps[-1]:g}"
+
+
+def _aggregation(found: Found, readings: list[Reading], mask: Mask) -> Iterator[Statement]:
+    words = _distinct(reading.words for reading in readings)
+    names = _distinct(reading.rule.name for reading in readings)
+    best = readings[0]
+    evidence: dict[str, Any] = _evidence(found, best) | {"factor": best.factor}
+    lengths = sorted({r.length for r in readings if r.length is not None})
+    if lengths:
+        evidence["constant length"] = lengths
+    yield Statement("aggregation", f"the weight of a token is {either(words)}", tuple(names), evidence)
+    if all(abs(reading.factor - 1) <= max(2e-5, found.tolerance) for reading in readings):
+        return
+    causes = _distinct(reading.cause for reading in readings if reading.cause)
+    factor = best.factor
+    evidence = {"factor": factor, "unexplained": best.match.fit.unexplained}
+    if causes:
+        text = f"every gradient is {factor:.7g} times what its weight says: {either(causes)}"
+        if "the number of ranks" in causes and not _divided(mask):
+            text += (
+                " (right where gradients are averaged over the ranks afterwards, wrong where they are summed)"
+            )
+    else:
+        text = f"every gradient is {factor:.7g} times what this weight and these advantages say"
+    yield Statement("scale", text, tuple(causes) or (factor,), evidence, departure=True)
+
+
+def _divided(mask: Mask) -> bool:
+    """True if the recording says by which scale of the backward pass it divided."""
+    return all(meta.get("backward_scale") is not None for meta in mask.update.meta)
+
+
+def _ratio(found: Found, readings: list[Reading], known: Policies, mask: Mask) -> Iterator[Statement]:
+    best = readings[0]
+    factors = {reading.match.factor.name: reading.match.factor for reading in readings}
+    wrong = [factor for factor in factors.values() if factor.departure]
+    if wrong and len(wrong) == len(factors):
+        evidence = _evidence(found, best)
+        yield Statement("detached", wrong[0].departure, ("ratio",), evidence, departure=True)
+        return
+    if known.on_policy(mask.effective):
+        text = "every ratio is 1: what the ratio is of, its clip range and the loss around it make no difference here"
+        yield Statement("ratio", text, ("on policy",), {"tokens": len(found.tokens)})
+    elif known.on_policy(mask.effective) is False:
+        evidence = _evidence(found, best)
+        yield Statement("ratio", either(list(factors)), tuple(factors), evidence)
+
+
+def _kl(found: Found, readings: list[Reading], mask: Mask, known: Policies) -> Iterator[Statement]:
+    names = _distinct(
+        "none" if reading.match.penalty is None else reading.match.penalty.name for reading in readings
+    )
+    best = readings[0]
+    if "none" not in names:
+        coefficients = [
+            (reading.match.penalty.name, reading.match.fit.penalty / reading.match.fit.scale)
+            for reading in readings
+            if reading.match.penalty is not None
+        ]
+        words = _distinct(f"{name} with coefficient {value:.5g}" for name, value in coefficients)
+        evidence = _evidence(found, best) | {"coefficient": [c for _, c in coefficients]}
+        text = either(words)
+        yield Statement("kl", text, tuple(names), evidence)
+        return
+    if len(names) > 1:
+        return
+    bounds = _bounds(found, best, mask, known)
+    evidence = {"unexplained": best.match.fit.unexplained}
+    if bounds:
+        evidence["coefficient at most"] = bounds
+    hidden = [name for name, bound in bounds.items() if bound > NEGLIGIBLE]
+    if hidden and len(hidden) == len(bounds):
+        return
+    text = "no KL has a gradient"
+    text += f" (one of {', '.join(hidden)} could not be seen: policy and reference agree)" if hidden else ""
+    yield Statement("kl", text, ("none",), evidence)
+    reason = _recorded_kl(mask)
+    if reason and not hidden:
+        text = f"{reason}, but it has no gradient: it is detached"
+        yield Statement("detached", text, ("kl",), evidence, departure=True)
+
+
+def _bounds(found: Found, best: Reading, mask: Mask, known: Policies) -> dict[str, float]:
+    """Largest coefficient that each KL could have and not be seen."""
+    weights = best.match.rules[0].values[found.tokens] * abs(best.match.fit.scale)
+    g = mask.g[found.tokens]
+    limit = found.tolerance * float(np.sqrt(g @ g))
+    out = {}
+    for term in penalties(mask, known):
+        column = term.values[found.tokens] * weights
+        size = float(np.sqrt(column @ column))
+        out[term.name] = limit / size if size > 0 else float("inf")
+    return {name: min(bound, 1e300) for name, bound in out.items()}
+
+
+def _recorded_kl(mask: Mask) -> str:
+    """What shows that the trainer's loss has a KL term, if anything does."""
+    value = mask.update.losses.get("kl_loss")
+    if value:
+        return f"the loss has a KL term of {value:.3g}"
+    config = mask.update.config.get("algorithm")
+    coefficient = config.get("kl_coef") if isinstance(config, dict) else None
+    if coefficient:
+        return f"the configuration has a KL term with coefficient {coefficient:g}"
+    values = mask.update.get("is_loss_debug/kl")
+    if values is not None and float(np.nanmax(np.abs(values))) > 0:
+        return f"the terms of the loss have a KL of up to {float(np.nanmax(np.abs(values))):.3g}"
+    return ""
+
+
+def _evidence(found: Found, reading: Reading) -> dict[str, Any]:
+    evidence: dict[str, Any] = {
+        "unexplained": reading.match.fit.unexplained,
+        "tokens": len(found.tokens),
+    }
+    if np.isfinite(found.nearest):
+        evidence["others leave at least"] = found.nearest
+    return evidence
+
+
+def _distinct(names: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(names))
+
+
+def either(names: list[str]) -> str:
+    if len(names) == 1:
+        return names[0]
+    shown = names[:SHOWN]
+    more = f", or {len(names) - SHOWN} others" if len(names) > SHOWN else ""
+    return "; or ".join(shown) + more + " (the same here)"

@@ -1,0 +1,166 @@
+"""Which tokens the loss really trains on: those whose gradient is not 0."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from regress.explain.update import Bools, Floats, Ints, Update
+
+BESIDE = 1e-4
+"""Derivative by a log-prob, relative to the one by the entropy beside it, up to which it may be rounding."""
+MEASURES = (
+    ("is_loss_debug/effective_valid", "the recorded mask of the loss"),
+    ("forward_data/response_mask", "the recorded response mask"),
+    ("batch_inputs/response_mask", "the recorded response mask of the inputs"),
+)
+
+
+@dataclass(frozen=True)
+class Mask:
+    """Tokens with and without a gradient, beside those that should have one.
+
+    Attributes:
+        g, h: derivatives by log-prob and entropy, NaN where none was recorded.
+        known: tokens whose gradient could be recovered.
+        expected: the loss mask that the dump tells of, None if it tells none.
+        source: where that is from.
+        clipped: tokens without a gradient that belong to the loss all the same, because their ratio is clipped.
+    """
+
+    update: Update
+    g: Floats
+    h: Floats
+    known: Bools
+    expected: Bools | None
+    source: str
+    clipped: Bools | None = None
+
+    @cached_property
+    def policy(self) -> Bools:
+        """Tokens with a derivative by their log-prob, rounding beside that by their entropy aside."""
+        residual = self.update.get("token_gradient/token_residual")
+        left = np.zeros_like(self.g) if residual is None else np.nan_to_num(residual)
+        return self.known & (
+            np.abs(self.g) > np.clip(50 * left, BESIDE * (residual is not None), 0.01) * np.abs(self.h)
+        )
+
+    @cached_property
+    def entropy(self) -> Bools:
+        """Tokens with a derivative by their entropy, rounding aside."""
+        return self.known & (np.abs(self.h) > self.rounding)
+
+    @cached_property
+    def rounding(self) -> Floats:
+        """What the derivative by the entropy may be off, token by token, from what is left unexplained."""
+        residual = self.update.get("token_gradient/token_residual")
+        left = np.zeros_like(self.g) if residual is None else np.nan_to_num(residual)
+        size = np.abs(np.nan_to_num(self.g))
+        out: Floats = 1e3 * left * size + 1e-5 * size.max(initial=0.0) * (residual is not None)
+        return out
+
+    @cached_property
+    def noise(self) -> float:
+        """Relative noise of the gradients, from what log-prob and entropy leave; 0 if that was not recorded."""
+        residual = self.update.get("token_gradient/token_residual")
+        if residual is None:
+            return 0.0
+        size, left = self.g[self.policy], residual[self.policy]
+        total = float(np.sum(size**2))
+        return float(np.sqrt(np.nansum((size * left) ** 2) / total)) if total > 0 else 0.0
+
+    @cached_property
+    def speaking(self) -> Bools:
+        """``[N]`` samples with any derivative by a log-prob."""
+        return np.bincount(self.update.sample[self.policy], minlength=len(self.update.frame.samples)) > 0
+
+    @cached_property
+    def effective(self) -> Bools:
+        """Tokens of the loss: those with a gradient, and of samples without any those that are expected."""
+        if self.expected is None:
+            return self.policy
+        found = self.policy if self.clipped is None else self.policy | self.clipped
+        silent = ~self.speaking[self.update.sample]
+        return found | (self.expected & silent & (self.update.block >= 0))
+
+    @cached_property
+    def missing(self) -> Bools:
+        """Expected tokens without a gradient, in samples that have some; not those whose advantage is 0."""
+        if self.expected is None:
+            return np.zeros_like(self.policy)
+        advantages = self.update.get("is_loss_debug/advantages")
+        idle = np.zeros_like(self.policy) if advantages is None else advantages == 0
+        recorded = self.known & (self.update.block >= 0)
+        return self.expected & recorded & self.speaking[self.update.sample] & ~self.policy & ~idle
+
+    @property
+    def extra(self) -> Bools:
+        """Tokens with a gradient that are not expected to have one."""
+        return np.zeros_like(self.policy) if self.expected is None else self.policy & ~self.expected
+
+    def counts(self) -> dict[str, Ints]:
+        """Ways to count the tokens of each sample ``[N]``, by what they differ in from those found.
+
+        Of samples without a gradient the mask is not seen: they may lose as many tokens as the others do, or all.
+        """
+        found = {"": self.lengths}
+        if self.expected is None:
+            return found
+        size = len(self.lengths)
+        planned = np.bincount(self.update.sample[self.expected], minlength=size)
+        lost = np.unique((planned - self.lengths)[self.speaking])
+        if len(lost) == 1 and lost[0]:
+            found[""] = np.where(self.speaking, self.lengths, np.maximum(planned - lost[0], 0))
+        found[" (counted before the mask)"] = planned
+        found[" (counted where there is a gradient)"] = np.where(self.speaking, self.lengths, 0)
+        first = found.pop("")
+        return {"": first} | {name: own for name, own in found.items() if (own != first).any()}
+
+    @property
+    def lengths(self) -> Ints:
+        """``[N]`` tokens of each sample in the loss."""
+        return np.bincount(self.update.sample[self.effective], minlength=len(self.update.frame.samples))
+
+    @property
+    def spans(self) -> Floats:
+        """``[N]`` tokens from the first to the last of each sample in the loss, those between without loss included."""
+        position, sample = self.update.position[self.effective], self.update.sample[self.effective]
+        first = np.full(len(self.update.frame.samples), np.inf)
+        last = np.full(len(first), -1.0)
+        np.minimum.at(first, sample, position)
+        np.maximum.at(last, sample, position)
+        return np.where(last >= 0, last - first + 1, 0.0)
+
+    @property
+    def complete(self) -> bool:
+        """True if the tokens of every sample are known, so that they can be counted."""
+        return self.expected is not None or bool(self.speaking.all())
+
+
+def find_mask(update: Update) -> Mask:
+    """Read the masks of an update: the real one from its gradients, the expected one from what was tapped."""
+    g = update.values["token_gradient/token_gradient"]
+    h = update.values.get("token_gradient/entropy_gradient", np.zeros_like(g))
+    recoverable = update.values.get("token_gradient/recoverable")
+    known = np.isfinite(g) & np.isfinite(h)
+    if recoverable is not None:
+        known &= np.nan_to_num(recoverable) != 0
+    expected, source = _expected(update)
+    return Mask(update, g, h, known, expected, source)
+
+
+def _expected(update: Update) -> tuple[Bools | None, str]:
+    if update.trajectories:
+        out = np.zeros(update.frame.size, bool)
+        for number, trajectory in enumerate(update.rollout):
+            start, stop = update.frame.offsets[number : number + 2]
+            own = np.array(update.trajectories[trajectory].loss_mask, bool)[: stop - start]
+            out[start : start + len(own)] = own
+        return out, "the loss mask of the trajectories"
+    for name, words in MEASURES:
+        values = update.get(name)
+        if values is not None:
+            return np.nan_to_num(values) != 0, words
+    return None, ""

@@ -1,0 +1,135 @@
+"""What the factor of a fit says: the denominator, or how far the gradients are from every known one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from regress.explain.mask import Mask
+from regress.explain.search import Found, Match
+from regress.explain.terms import PRODUCT
+from regress.explain.weights import Rule, whole_length
+
+EXACT = 2e-5
+"""Relative error at which a factor counts as 1 (or as the number of ranks), if noise is smaller."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A match, the rule of weights that it is read as, and the factor that remains: 1 if nothing does.
+
+    Attributes:
+        length: the constant length of the denominator, where the rule has one.
+        cause: what the factor is equal to, such as "the number of ranks"; empty for 1 or an unknown factor.
+    """
+
+    match: Match
+    rule: Rule
+    factor: float
+    length: int | None = None
+    cause: str = ""
+
+    @property
+    def words(self) -> str:
+        """The weight in words, with its constant length."""
+        words = self.rule.words
+        if self.length is not None and self.rule.length == "free":
+            words = words.replace("a constant length", f"the constant length {self.length}")
+        return f"{words}, of {PRODUCT}" if self.match.factor.name == PRODUCT else words
+
+
+def read(found: Found, mask: Mask) -> list[Reading]:
+    """Every reading with factor 1; or else those whose factor has a name; or else all, global denominators first."""
+    exact = max(EXACT, found.tolerance)
+    every = [
+        reading
+        for match in found.matches
+        for rule in match.rules
+        for reading in _read(match, rule, mask, exact)
+    ]
+    ones = [r for r in every if not r.cause and abs(r.factor - 1) <= exact]
+    if ones:
+        return _unique(ones)
+    named = [r for r in every if r.cause]
+    return _unique(named or [r for r in every if r.rule.length != "free"] or every)
+
+
+def _read(match: Match, rule: Rule, mask: Mask, exact: float) -> list[Reading]:
+    factor = match.scale(rule)
+    if rule.length == "free":
+        return _constant(match, rule, factor, mask)
+    if abs(factor - 1) <= exact:
+        return [Reading(match, rule, factor)]
+    causes = [name for name, value in _named(mask).items() if abs(factor / value - 1) <= exact]
+    return [Reading(match, rule, factor, cause=" or ".join(causes))]
+
+
+def _constant(match: Match, rule: Rule, factor: float, mask: Mask) -> list[Reading]:
+    """A whole number not below the longest completion (and that of a truncated one, if there is any) as length."""
+    if factor <= 0:
+        return []
+    length = whole_length(1 / factor)
+    truncated = {
+        len(t.tokens) - t.prompt_length for t in mask.update.trajectories if t.finish_reason == "length"
+    }
+    fits = length is not None and length >= mask.spans.max(initial=0)
+    if fits and (len(truncated) != 1 or length in truncated):
+        return [Reading(match, rule, 1.0, length)]
+    return []
+
+
+def _named(mask: Mask) -> dict[str, float]:
+    """Factors that have a name: ranks and microbatches, forgotten or counted twice."""
+    ranks = len({rank for rank, _ in mask.update.blocks})
+    per_rank = len(mask.update.blocks) / ranks
+    found: dict[str, float] = {}
+    if ranks > 1:
+        found |= {"the number of ranks": ranks, "1 over the number of ranks": 1 / ranks}
+    if per_rank > 1:
+        found |= {"the number of microbatches": per_rank, "1 over the number of microbatches": 1 / per_rank}
+    if ranks > 1 and per_rank > 1:
+        both = ranks * per_rank
+        found |= {
+            "the number of ranks times that of microbatches": both,
+            "1 over the number of ranks and microbatches": 1 / both,
+        }
+    return found
+
+
+def _unique(readings: list[Reading]) -> list[Reading]:
+    """One reading of each advantage, weight, ratio and KL; of the constants beside a deviation the best."""
+    best: dict[tuple[object, ...], Reading] = {}
+    for reading in readings:
+        m = reading.match
+        key = (
+            m.advantages.name,
+            reading.rule.words,
+            reading.length,
+            m.factor.name,
+            None if m.penalty is None else m.penalty.name,
+        )
+        if key not in best or m.fit.unexplained < best[key].match.fit.unexplained:
+            best[key] = reading
+    return sorted(best.values(), key=lambda r: (_order(r), r.match.fit.unexplained))
+
+
+_SCOPES = ("global", "microbatch", "rank", "microbatch over ranks")
+
+
+def _order(reading: Reading) -> int:
+    return _SCOPES.index(reading.rule.scope)
+
+
+def epsilons(found: Found, reading: Reading) -> list[float]:
+    """Constants beside the deviation that fit as well as the one of a reading."""
+    same = {
+        match.advantages.eps
+        for match in found.matches
+        if match.advantages.name == reading.match.advantages.name
+        and any(
+            np.isclose(match.scale(rule), reading.match.scale(reading.rule), rtol=1e-3)
+            for rule in match.rules
+        )
+    }
+    return sorted(eps for eps in same if eps is not None)

@@ -1,0 +1,201 @@
+"""The search for hypotheses that explain the token gradients of an update."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+
+import numpy as np
+
+from regress.explain.advantages import Advantages
+from regress.explain.fit import Fit, fit, fit_clipped
+from regress.explain.mask import Mask
+from regress.explain.terms import Factor, Penalty, Policies, factors, penalties
+from regress.explain.update import Bools, Floats, Ints
+from regress.explain.weights import Rule
+
+TOLERANCE = 1e-5
+"""Relative norm that may stay unexplained: what trainers lose by computing advantages and losses in float32."""
+NOISE = 20.0
+"""Times the noise of the gradients themselves that may stay unexplained, where that is more."""
+PROMISING = 5e-3
+"""Unexplained part up to which another constant beside the deviation may make a hypothesis fit."""
+SCREENED = 3000
+"""Tokens on which hypotheses are tried first."""
+SAMPLES = 3
+"""Samples with an advantage that it takes to tell hypotheses apart."""
+
+
+_NOT_YET = Fit(0.0, 0.0, np.inf, np.zeros(0, bool))
+
+
+@dataclass(frozen=True)
+class Match:
+    """A hypothesis that explains the gradients, and the rules of weights that are the same but for a factor."""
+
+    advantages: Advantages
+    rules: tuple[Rule, ...]
+    factor: Factor
+    penalty: Penalty | None
+    fit: Fit
+    token: int
+
+    def scale(self, rule: Rule) -> float:
+        """Factor between the gradients and what a rule of the same direction predicts."""
+        return float(self.fit.scale * self.rules[0].values[self.token] / rule.values[self.token])
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the search came to; ``nearest`` is the smallest part that a rejected hypothesis left unexplained."""
+
+    matches: tuple[Match, ...]
+    tolerance: float
+    noise: float
+    tokens: Ints
+    nearest: float
+
+
+def search(mask: Mask, known: Policies, advantages: list[Advantages], rules: list[Rule]) -> Found:
+    """Try every combination of advantages, weights, ratio and KL, and keep those that explain the gradients.
+
+    If none explains all samples, those without any gradient are left out: they may have been dropped.
+    """
+    whole = _search(mask, known, advantages, rules, mask.effective)
+    if whole.matches or mask.speaking.all():
+        return whole
+    part = _search(mask, known, advantages, rules, mask.effective & mask.speaking[mask.update.sample])
+    return part if part.matches else whole
+
+
+def _search(
+    mask: Mask, known: Policies, advantages: list[Advantages], rules: list[Rule], used: Bools
+) -> Found:
+    noise = mask.noise
+    tolerance = max(TOLERANCE, NOISE * noise)
+    tokens = np.flatnonzero(used & mask.known & (mask.update.block >= 0))
+    some = tokens[:: max(1, -(-len(tokens) // SCREENED))]
+    matches, nearest = [], np.inf
+    for match in _hypotheses(mask, known, advantages, _classes(rules, tokens), some, 3 * tolerance):
+        if len(some) < len(tokens) and match.fit.unexplained <= 3 * tolerance:
+            again = _fit(mask, known, match, tokens)
+            match = match if again is None else replace(match, fit=again)
+        if match.fit.unexplained <= tolerance:
+            matches.append(match)
+        else:
+            nearest = min(nearest, match.fit.unexplained)
+    return Found(tuple(matches), tolerance, noise, tokens, float(nearest))
+
+
+def _classes(rules: list[Rule], tokens: Ints) -> list[tuple[Rule, ...]]:
+    """Rules whose weights differ by one factor only, together; rules that give no number for a token are left out."""
+    classes: list[list[Rule]] = []
+    units: list[Floats] = []
+    for rule in rules:
+        own = rule.values[tokens]
+        if not len(own) or not np.isfinite(own).all():
+            continue
+        unit = own / _size(own)
+        same = next((i for i, other in enumerate(units) if np.abs(unit - other).max() < 1e-12), None)
+        if same is None:
+            classes.append([rule])
+            units.append(unit)
+        else:
+            classes[same].append(rule)
+    return [tuple(members) for members in classes]
+
+
+def _hypotheses(
+    mask: Mask,
+    known: Policies,
+    advantages: list[Advantages],
+    classes: list[tuple[Rule, ...]],
+    tokens: Ints,
+    tolerance: float,
+) -> Iterator[Match]:
+    ratios = factors(mask, known)
+    terms: list[Penalty | None] = [None, *penalties(mask, known)]
+    sample = mask.update.sample[tokens]
+    same = _repeated(terms, tokens)
+    near: dict[str, set[tuple[int, int, int]]] = {}
+    tried: list[tuple[Floats, dict[tuple[int, int, int], Fit]]] = []
+    for advantage in advantages:
+        own = advantage.values[tokens]
+        if not np.isfinite(own).all() or len(np.unique(sample[own != 0])) < SAMPLES:
+            continue
+        first = advantage.name not in near
+        promising = near.setdefault(advantage.name, set())
+        known_fits, ratio = _proportional(own, tried)
+        for (i, members), (j, factor) in product(enumerate(classes), enumerate(ratios)):
+            for k, term in enumerate(terms):
+                if not first and (i, j, k) not in promising:
+                    continue
+                match = Match(advantage, members, factor, term, _NOT_YET, int(tokens[0]))
+                found = known_fits.get((i, j, same[k]))
+                if found is None:
+                    found = _fit(mask, known, match, tokens)
+                    if found is None:
+                        continue
+                    known_fits[i, j, same[k]] = replace(found, scale=found.scale * ratio)
+                else:
+                    found = replace(found, scale=found.scale / ratio)
+                if found.unexplained < PROMISING:
+                    promising.add((i, j, k))
+                yield replace(match, fit=found)
+                if term is None and found.unexplained <= tolerance:
+                    break
+
+
+def _repeated(terms: list[Penalty | None], tokens: Ints) -> list[int]:
+    """Index of the first KL with the same derivative, for each."""
+    out: list[int] = []
+    for k, term in enumerate(terms):
+        first = (
+            i
+            for i, other in enumerate(terms[:k])
+            if term is not None
+            and other is not None
+            and np.allclose(term.values[tokens], other.values[tokens], rtol=1e-12, atol=0, equal_nan=True)
+        )
+        out.append(next(first, k))
+    return out
+
+
+def _proportional(
+    own: Floats, tried: list[tuple[Floats, dict[tuple[int, int, int], Fit]]]
+) -> tuple[dict[tuple[int, int, int], Fit], float]:
+    """Fits of advantages that are the same but for a factor, and that factor."""
+    size = _size(own)
+    unit = own / size
+    for other, fits in tried:
+        if np.abs(unit - other).max() < 1e-12:
+            return fits, size
+    tried.append((unit, {}))
+    return tried[-1][1], size
+
+
+def _fit(mask: Mask, known: Policies, match: Match, tokens: Ints) -> Fit | None:
+    weights = match.rules[0].values[tokens]
+    base = -match.advantages.values[tokens] * weights
+    kl = None if match.penalty is None else match.penalty.values[tokens] * weights
+    if kl is not None and not np.isfinite(kl).all():
+        return None
+    g, factor = mask.g[tokens], match.factor.values[tokens]
+    if not np.isfinite(factor).all():
+        return None
+    if not match.factor.clips:
+        return fit(g, base * factor, kl)
+    return fit_clipped(g, base, factor, kl)
+
+
+def clipped_tokens(match: Match, found: Found, size: int) -> Bools:
+    """Tokens of the frame that a match takes as clipped."""
+    out = np.zeros(size, bool)
+    if len(match.fit.clipped) == len(found.tokens):
+        out[found.tokens] = match.fit.clipped
+    return out
+
+
+def _size(values: Floats) -> float:
+    return float(np.sqrt(values @ values))

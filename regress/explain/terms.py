@@ -1,0 +1,160 @@
+"""Derivatives of the terms of a token's loss by its log-prob, as candidates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from regress.explain.mask import Mask
+from regress.explain.update import Bools, Floats
+
+ON_POLICY = 1e-5
+"""Largest log-ratio at which a token counts as on policy: rounding of two forward passes in float32."""
+
+PRODUCT = "the product of the ratios of the sample"
+
+
+@dataclass(frozen=True)
+class Factor:
+    """What a token's advantage is multiplied with in the derivative of the policy term.
+
+    Attributes:
+        name: in words.
+        values: factor of each token of the frame where nothing is clipped.
+        clips: True if tokens may be without the term because their ratio is out of range.
+        fields: the fields of an `Objective` that say the same.
+        departure: what is wrong with it, if anything is.
+    """
+
+    name: str
+    values: Floats
+    clips: bool = False
+    fields: dict[str, Any] = field(default_factory=dict)
+    departure: str = ""
+
+
+@dataclass(frozen=True)
+class Penalty:
+    """Derivative of a KL estimate by the token's log-prob, with x = log p - log p_ref and the ratio r."""
+
+    name: str
+    values: Floats
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Policies:
+    """Log-probs of a token under the policies that a loss may use; None where they are not recorded."""
+
+    own: Floats | None
+    old: Floats | None
+    reference: Floats | None
+
+    def log_ratio(self) -> Floats | None:
+        """Log-ratio of each token against the old policy, or None."""
+        return None if self.own is None or self.old is None else self.own - self.old
+
+    def on_policy(self, tokens: Bools) -> bool | None:
+        """True if every ratio is 1 but for rounding, None if the dump does not tell."""
+        ratio = self.log_ratio()
+        if ratio is None or np.isnan(ratio[tokens]).any():
+            return None
+        return bool((np.abs(ratio[tokens]) <= ON_POLICY).all())
+
+
+def policies(mask: Mask) -> Policies:
+    """Read the log-probs of an update; values that are missing for a token of the loss count as not recorded."""
+    get = mask.update.get
+
+    def whole(values: Floats | None) -> Floats | None:
+        return None if values is None or np.isnan(values[mask.effective]).any() else values
+
+    own = get("forward_data/log_probs")
+    used = mask.update.temperatures
+    if any(abs(told - real) > 1e-3 * real for told in mask.update.forward_temperatures for real in used):
+        own = None  # log-probs of another temperature than the loss takes
+    return Policies(
+        whole(own),
+        whole(get("is_loss_debug/old_log_probs", "old_log_probs/old_log_probs")),
+        whole(get("is_loss_debug/ref_log_probs", "ref_log_probs/ref_log_probs")),
+    )
+
+
+def sample_mean(mask: Mask, values: Floats, *, total: bool = False) -> Floats:
+    """Mean (or sum) of the loss tokens of each token's sample."""
+    tokens, sample = mask.effective, mask.update.sample
+    sums = np.bincount(sample[tokens], values[tokens], minlength=len(mask.lengths))
+    out = sums if total else sums / np.maximum(mask.lengths, 1)
+    return np.asarray(out[sample], np.float64)
+
+
+def factors(mask: Mask, known: Policies) -> list[Factor]:
+    """Every factor that the recorded log-probs allow."""
+    ones = np.ones(mask.update.frame.size)
+    found = [Factor("1: on policy, or without a ratio", ones)]
+    ratio = known.log_ratio()
+    if known.on_policy(mask.effective) is False and ratio is not None:
+        found += _off_policy(mask, ratio)
+    else:
+        found.append(_product(mask, np.zeros_like(ones), False))
+    if known.own is not None:
+        r = 1.0 if ratio is None or known.on_policy(mask.effective) else np.exp(ratio)
+        wrong = "the ratio that weighs the log-prob is not detached: its own derivative is added"
+        found.append(Factor("r (1 + log p)", r * (1 + known.own), departure=wrong))
+    return found
+
+
+def _off_policy(mask: Mask, ratio: Floats) -> Iterator[Factor]:
+    yield Factor("the ratio of the token", np.exp(ratio), True, {"importance_level": "token"})
+    mean = np.exp(sample_mean(mask, ratio))
+    yield Factor("the mean ratio of the sample", mean, True, {"importance_level": "sequence"})
+    yield _product(mask, ratio, True)
+    yield Factor("SAPO's gate of the ratio, with temperatures 1 and 1.05", _gate(mask, np.exp(ratio)))
+
+
+def _product(mask: Mask, ratio: Floats, clips: bool) -> Factor:
+    """The product of a sample's ratios: each of its n tokens moves the loss of all of them."""
+    length = np.maximum(mask.lengths, 1)[mask.update.sample]
+    values = np.exp(sample_mean(mask, ratio, total=True)) * length
+    return Factor(PRODUCT, values, clips, {"importance_level": "sequence_product"})
+
+
+def _gate(mask: Mask, ratio: Floats) -> Floats:
+    """Derivative of SAPO's gate (arXiv 2511.20347) by the log-prob; the sign of the advantage is that of -g."""
+    tau = np.where(np.nan_to_num(mask.g) < 0, 1.0, 1.05)
+    opened = 1 / (1 + np.exp(-tau * (ratio - 1)))
+    return 4 * opened * (1 - opened) * ratio
+
+
+def penalties(mask: Mask, known: Policies) -> list[Penalty]:
+    """Every KL derivative that the recorded log-probs allow; none without those of a reference."""
+    if known.own is None or known.reference is None:
+        return []
+    x = known.own - known.reference
+    found = [Penalty(name, rule(x), {"kl_estimator": name}) for name, rule in _ESTIMATORS.items()]
+    found.append(Penalty("the absolute value of k1", np.sign(x)))
+    ratio = known.log_ratio()
+    if known.on_policy(mask.effective) is not False:
+        ratio = np.zeros_like(x)
+    if ratio is not None:
+        r = np.exp(ratio)
+        for name, rule in _ESTIMATORS.items():
+            fields = {"kl_estimator": name, "kl_bias_correction": True}
+            found.append(Penalty(f"{name} times the ratio", r * (rule(x) + _VALUES[name](x)), fields))
+            found.append(Penalty(f"{name} times the detached ratio", r * rule(x)))
+    return found
+
+
+_ESTIMATORS: dict[str, Callable[[Floats], Floats]] = {
+    "k1": np.ones_like,
+    "k2": lambda x: x,
+    "k3": lambda x: 1 - np.exp(-x),
+}
+_VALUES: dict[str, Callable[[Floats], Floats]] = {
+    "k1": lambda x: x,
+    "k2": lambda x: x**2 / 2,
+    "k3": lambda x: np.exp(-x) + x - 1,
+}

@@ -1,0 +1,301 @@
+"""What the records of one optimizer update say of its tokens, free of any layout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regress.dump.reader import DumpReader
+from regress.dump.record import Record
+from regress.dump.trajectory import Trajectory, from_record
+from regress.errors import CompareError
+from regress.layout import SampleKey, TokenFrame, TokenLayout
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+SAME = 1e-6
+"""Relative difference up to which two ranks that hold a token hold the same value of it."""
+_READ: Mapping[str, tuple[str, ...]] = {
+    "token_gradient": ("token_gradient", "entropy_gradient", "token_residual", "recoverable"),
+    "forward_data": ("log_probs", "entropy", "response_mask", "input_ids"),
+    "is_loss_debug": ("old_log_probs", "ref_log_probs", "advantages", "effective_valid", "kl"),
+    "batch_inputs": ("input_ids", "response_mask"),
+    "old_log_probs": ("old_log_probs",),
+    "ref_log_probs": ("ref_log_probs",),
+}
+
+
+@dataclass
+class Update:
+    """One update: flat arrays over all recorded tokens of its samples, ``[frame.size]``.
+
+    Attributes:
+        frame: the samples, and as many tokens of each as were recorded.
+        values: ``record type/tensor`` -> values; NaN where none was recorded.
+        block: index of the microbatch (of one data-parallel rank) of each token; -1 where no gradient was recorded.
+        blocks: ``(rank, microbatch)`` of each block; ranks that share samples count as their first.
+        meta: metadata of the token gradients' records, in order.
+        losses: tensors of the loss records, summed over blocks.
+        forward_temperatures: those that log-probs of the forward pass are recorded at, where that was told.
+        trajectories: those of the step, in recorded order, matched to the samples; empty if there are none.
+        rollout: index of each sample among them, -1 without.
+        config: of the run, as the manifest tells it.
+    """
+
+    step: int
+    update: int | None
+    frame: TokenFrame
+    values: dict[str, Floats]
+    block: Ints
+    blocks: tuple[tuple[int, int], ...]
+    meta: list[Mapping[str, Any]]
+    losses: dict[str, float]
+    forward_temperatures: set[float]
+    trajectories: list[Trajectory]
+    rollout: Ints
+    config: Mapping[str, Any]
+    notes: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def sample(self) -> Ints:
+        """Index of the sample of each token."""
+        return np.repeat(np.arange(len(self.frame.samples)), self.frame.lengths)
+
+    @property
+    def position(self) -> Ints:
+        """Position of each token in its sample."""
+        return np.arange(self.frame.size) - np.repeat(self.frame.offsets[:-1], self.frame.lengths)
+
+    @property
+    def temperatures(self) -> list[float]:
+        """Temperatures that the token gradients were solved at, as recorded."""
+        found: list[float] = []
+        for meta in self.meta:
+            several: Any = meta.get("temperatures") or []
+            found += [float(value) for value in (meta.get("temperature"), *several) if value is not None]
+        return found
+
+    def get(self, *names: str) -> Floats | None:
+        """Return the first of some values that were recorded for any token, or None."""
+        for name in names:
+            values = self.values.get(name)
+            if values is not None and not np.isnan(values).all():
+                return values
+        return None
+
+
+def read_update(dump: DumpReader, step: int | None = None, update: int | None = None) -> Update:
+    """Read one update of a dump; by default the first that has token gradients.
+
+    Raises:
+        CompareError: if it has no token gradients, they name no samples, or ranks contradict each other.
+    """
+    found = [_place(dump, name) for name in dump.names("token_gradient")]
+    if not found:
+        raise CompareError(
+            f"{dump.folder} has no token gradients, which tell what the loss does: record them with "
+            "record(..., token_gradient=True), or with the option token_gradient of our own trainer"
+        )
+    chosen = [place for place in found if step in (None, place[0]) and update in (None, place[1])]
+    if not chosen:
+        known = ", ".join(dict.fromkeys(_named(*place) for place in found))
+        raise CompareError(
+            f"{dump.folder} has no token gradients of {_named(step, update)}: choose one of {known}"
+        )
+    place = chosen[0]
+    wanted = [*(_READ), "loss", "trajectory"]
+    records = [
+        dump.read(name)
+        for stage in wanted
+        for name in dump.names(stage, place[0])
+        if _place(dump, name)[1] in (None, place[1])
+    ]
+    return _gather(records, place, dump)
+
+
+def _place(dump: DumpReader, name: str) -> tuple[int, int | None]:
+    where = dump.manifest.files[name].where
+    return where.step, where.update
+
+
+def _named(step: int | None, update: int | None) -> str:
+    return " ".join(
+        f"{word} {value}" for word, value in (("step", step), ("update", update)) if value is not None
+    )
+
+
+def _gather(records: Sequence[Record], place: tuple[int, int | None], dump: DumpReader) -> Update:
+    gradients = [record for record in records if record.type == "token_gradient"]
+    frame = _frame([record for record in records if record.type in _READ], gradients)
+    blocks, block_of = _blocks(gradients)
+    block = np.full(frame.size, -1, np.int64)
+    index = {key: i for i, key in enumerate(frame.samples)}
+    values: dict[str, Floats] = {}
+    for record in records:
+        if record.type not in _READ:
+            continue
+        flat, local = _indices(record, frame, index)
+        if record.type == "token_gradient":
+            block[flat] = block_of[record.rank or 0, record.micro or 0]
+        for name in _READ[record.type]:
+            tensor = record.tensors.get(name)
+            if tensor is not None and flat.size and tensor.ndim >= 2:
+                own = np.asarray(tensor).reshape(-1)[local].astype(np.float64)
+                _put(
+                    values.setdefault(f"{record.type}/{name}", np.full(frame.size, np.nan)), flat, own, record
+                )
+    trajectories = [t for r in records if r.type == "trajectory" for t in from_record(r) if not t.is_val]
+    rollout, note = _match(trajectories, frame, values)
+    return Update(
+        *place,
+        frame,
+        values,
+        block,
+        blocks,
+        [record.meta for record in gradients],
+        _losses(records, block_of),
+        {float(t) for r in records if r.type == "forward_data" and (t := _number(r.meta.get("temperature")))},
+        trajectories if (rollout >= 0).all() and trajectories else [],
+        rollout,
+        dump.manifest.provenance.config,
+        {"rewards": note} if note else {},
+    )
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _segments(record: Record) -> list[tuple[SampleKey, int]]:
+    """Sample and last position of each segment of a record."""
+    try:
+        layout = TokenLayout.from_json(record.meta["layout"])  # type: ignore[arg-type]  # what is not, raises
+        names: Any = record.meta["samples"]
+        keys = [(str(group), int(run)) for group, run in names]
+    except (KeyError, TypeError, ValueError):
+        return []
+    return list(zip(keys, (segment.stop for segment in layout.segments), strict=False))
+
+
+def _frame(records: Sequence[Record], gradients: Sequence[Record]) -> TokenFrame:
+    """The samples of the token gradients, and as many tokens of each as any record holds."""
+    for record in gradients:
+        if not _segments(record):
+            raise CompareError(
+                f"the token gradients of {record.where.stem} say of no token whose it is: record them with a token "
+                "layout and the samples of its segments"
+            )
+    lengths: dict[SampleKey, int] = {}
+    for record in gradients:
+        lengths |= {key: max(lengths.get(key, 0), stop) for key, stop in _segments(record)}
+    for record in records:
+        for key, stop in _segments(record):
+            if key in lengths:
+                lengths[key] = max(lengths[key], stop)
+    return TokenFrame(tuple(lengths), tuple(lengths.values()))
+
+
+def _blocks(
+    gradients: Sequence[Record],
+) -> tuple[tuple[tuple[int, int], ...], dict[tuple[int, int], int]]:
+    """Microbatches; ranks that hold (parts of) the same samples in them are one."""
+    root: dict[int, int] = {}
+    owner: dict[tuple[int, SampleKey], int] = {}
+    for record in sorted(gradients, key=lambda r: (r.rank or 0, r.micro or 0)):
+        rank, micro = record.rank or 0, record.micro or 0
+        root.setdefault(rank, rank)
+        for key, _ in _segments(record):
+            first = owner.setdefault((micro, key), root[rank])
+            root[rank] = min(root[rank], first)
+    names = sorted({(root[r.rank or 0], r.micro or 0) for r in gradients})
+    number = {name: i for i, name in enumerate(names)}
+    places = {(r.rank or 0, r.micro or 0): number[root[r.rank or 0], r.micro or 0] for r in gradients}
+    return tuple(names), places
+
+
+def _indices(record: Record, frame: TokenFrame, index: Mapping[SampleKey, int]) -> tuple[Ints, Ints]:
+    """Paired indices of the flat arrays and of a record's ``[B, T]`` tensors."""
+    keys = _segments(record)
+    if not keys:
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    layout = TokenLayout.from_json(record.meta["layout"])  # type: ignore[arg-type]  # read before
+    flat, local = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    for (key, _), segment in zip(keys, layout.segments, strict=False):
+        if key in index:
+            width = np.arange(segment.stop - segment.start)
+            flat.append(frame.offsets[index[key]] + segment.start + width)
+            local.append(segment.row * layout.shape[1] + segment.col + width)
+    return np.concatenate(flat), np.concatenate(local)
+
+
+def _put(values: Floats, flat: Ints, own: Floats, record: Record) -> None:
+    """Write values to their tokens; where another rank has written, they have to repeat its values."""
+    known = values[flat]
+    twice = ~np.isnan(known) & ~np.isnan(own)
+    if twice.any() and record.type == "token_gradient":
+        scale = np.nanmax(np.abs(known[twice]), initial=0.0)
+        if np.abs(known[twice] - own[twice]).max() > SAME * scale:
+            raise CompareError(
+                f"{record.type} of {record.where.stem} holds tokens that another record holds with other values, so it "
+                "has no one value: give ranks that repeat each other's samples the same values, and samples of "
+                "their own other keys"
+            )
+    values[flat] = np.where(np.isnan(own), known, own)
+
+
+def _losses(records: Sequence[Record], block_of: Mapping[tuple[int, int], int]) -> dict[str, float]:
+    """Shares of the loss, of ranks that repeat each other once, added up."""
+    seen: set[int] = set()
+    total: dict[str, float] = {}
+    for record in records:
+        number = block_of.get((record.rank or 0, record.micro or 0))
+        if record.type != "loss" or number is None or number in seen:
+            continue
+        seen.add(number)
+        for name, tensor in record.tensors.items():
+            if np.asarray(tensor).size == 1:
+                total[name] = total.get(name, 0.0) + float(np.asarray(tensor).reshape(()))
+    return total
+
+
+def _match(
+    trajectories: Sequence[Trajectory], frame: TokenFrame, values: Mapping[str, Floats]
+) -> tuple[Ints, str]:
+    """Trajectory of each sample, by its key or else by its tokens; and why there is none."""
+    none = np.full(len(frame.samples), -1, np.int64)
+    if not trajectories:
+        return none, "the dump has no trajectories with rewards: tap them with tap_trajectories"
+    keys = {t.key: i for i, t in enumerate(trajectories)}
+    if all(key in keys for key in frame.samples):
+        return np.array([keys[key] for key in frame.samples]), ""
+    ids = values.get("batch_inputs/input_ids", values.get("forward_data/input_ids"))
+    if ids is None:
+        return (
+            none,
+            "the samples of trajectories and token gradients have other names: record batch_inputs, too",
+        )
+    found = none.copy()
+    free: dict[tuple[int, ...], list[int]] = {}
+    for i, t in enumerate(trajectories):
+        free.setdefault(tuple(t.tokens), []).append(i)
+    for number, own in _token_ids(frame, ids):
+        same = free.get(own, [])
+        if len({trajectories[i].reward for i in same}) != 1:
+            return (
+                none,
+                "trajectories and token gradients do not name the same samples, nor hold the same tokens",
+            )
+        found[number] = same.pop(0) if len(same) > 1 else same[0]
+    return found, ""
+
+
+def _token_ids(frame: TokenFrame, ids: Floats) -> Iterator[tuple[int, tuple[int, ...]]]:
+    for number in range(len(frame.samples)):
+        own = ids[frame.offsets[number] : frame.offsets[number + 1]]
+        yield number, tuple(int(value) for value in own if not np.isnan(value))

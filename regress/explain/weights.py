@@ -1,0 +1,121 @@
+"""How token losses may become one number: the weight of each token under every rule that trainers use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from regress.explain.mask import Mask
+from regress.explain.update import Floats, Ints
+
+INTEGER = 3e-6
+"""Relative error up to which a length that is read off a weight counts as a whole number (and at least 1e-4)."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One way to weigh tokens.
+
+    Attributes:
+        aggregation: one of the names of an `Objective`.
+        scope: what the denominator counts: "global" (the update), "rank", "microbatch" (of each rank alone) or
+            "microbatch over ranks".
+        words: the weight in words.
+        values: the weight of each token of the frame; up to the constant length where `length` is "free".
+        length: what divides a sum over tokens beside the samples: None, "longest", "free".
+    """
+
+    aggregation: str
+    scope: str
+    words: str
+    values: Floats
+    length: str | None = None
+
+    @property
+    def name(self) -> str:
+        """Aggregation and scope, as one word."""
+        return f"{self.aggregation}/{self.scope}"
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Microbatches of the update, and which of them share a denominator under a scope.
+
+    ``part[token]`` is the index of the part that the token's denominator counts; ``parts`` is how many there are, whose
+    means are averaged.
+    """
+
+    part: Ints
+    parts: int
+
+
+def scopes(mask: Mask) -> dict[str, tuple[str, Blocks]]:
+    """Scope -> words and parts; every scope is there, also where several are the same."""
+    blocks = mask.update.blocks
+    block = np.maximum(mask.update.block, 0)
+    ranks = {rank: i for i, rank in enumerate(sorted({rank for rank, _ in blocks}))}
+    micros = {micro: i for i, micro in enumerate(sorted({micro for _, micro in blocks}))}
+    of_rank = np.array([ranks[rank] for rank, _ in blocks], np.int64)
+    of_micro = np.array([micros[micro] for _, micro in blocks], np.int64)
+    return {
+        "global": ("the whole update", Blocks(np.zeros_like(block), 1)),
+        "microbatch": ("each microbatch", Blocks(block, len(blocks))),
+        "rank": ("each rank", Blocks(of_rank[block], len(ranks))),
+        "microbatch over ranks": ("each microbatch of all ranks", Blocks(of_micro[block], len(micros))),
+    }
+
+
+def rules(mask: Mask) -> list[Rule]:
+    """Every rule whose weights follow from the tokens of the update."""
+    if not mask.complete:
+        return []
+    return [
+        rule
+        for note, lengths in mask.counts().items()
+        for scope, (words, blocks) in scopes(mask).items()
+        for rule in _of_scope(mask, lengths.astype(np.float64), scope, words + note, blocks)
+    ]
+
+
+def _of_scope(mask: Mask, lengths: Floats, scope: str, words: str, blocks: Blocks) -> Iterator[Rule]:
+    token_sample = mask.update.sample
+    seen = mask.update.block >= 0
+    part_of_sample = np.zeros(len(lengths), np.int64)
+    part_of_sample[token_sample[seen]] = blocks.part[seen]
+
+    def total(values: Floats) -> Floats:
+        return np.asarray(np.bincount(part_of_sample, values, minlength=blocks.parts), np.float64)
+
+    longest = np.zeros(blocks.parts)
+    np.maximum.at(longest, part_of_sample, mask.spans)
+    samples, filled = total(np.ones_like(lengths)), total((lengths > 0).astype(np.float64))
+
+    def rule(
+        name: str, text: str, divisor: Floats, each: Floats | None = None, length: str | None = None
+    ) -> Rule:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            values = 1.0 / (divisor[blocks.part] * blocks.parts)
+            return Rule(name, scope, text, values if each is None else values / each[token_sample], length)
+
+    mean, norm, sums = "seq-mean-token-mean", "seq-mean-token-sum-norm", "seq-mean-token-sum"
+    yield rule("token-mean", f"1 / tokens of {words}", total(lengths))
+    yield rule(mean, f"1 / (samples of {words} x tokens of the sample)", samples, lengths)
+    yield rule(sums, f"1 / samples of {words}", samples)
+    yield rule(norm, f"1 / (samples of {words} x a constant length)", samples, None, "free")
+    yield rule(norm, f"1 / (samples of {words} x its longest completion)", samples * longest, None, "longest")
+    if (filled != samples).any():
+        kept = f"samples with loss tokens of {words}"
+        yield rule(mean, f"1 / ({kept} x tokens of the sample)", filled, lengths)
+        yield rule(sums, f"1 / {kept}", filled)
+        yield rule(norm, f"1 / ({kept} x a constant length)", filled, None, "free")
+    if scope == "global":
+        yield rule("token-sum", "1", np.ones(1))
+
+
+def whole_length(value: float) -> int | None:
+    """The integer that a length read off a weight is, if it is one."""
+    nearest = round(value)
+    near = abs(value - nearest) <= max(1e-4, INTEGER * value)
+    return nearest if near and nearest >= 1 else None

@@ -1,0 +1,159 @@
+"""Bare files of tensors: weights as Hugging Face and torch save them, in one file or in many.
+
+All tensors of a file, or of the files of a folder, are one record of parameters, by name. Which files of a folder
+belong together is told by the index of its shards; a folder without one has `model.safetensors`, `pytorch_model.bin`,
+or just files of tensors.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from regress.dump.arrays import Array
+from regress.dump.coordinates import Coordinates
+from regress.dump.location import Location, children
+from regress.dump.record import Record
+from regress.errors import DumpError
+from regress.interop.tensorfiles import is_tensor_file, tensors_in
+
+STAGE = "param"
+NAME = "tensors"
+
+INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+WEIGHTS = ("model.safetensors", "pytorch_model.bin", "adapter_model.safetensors", "adapter_model.bin")
+BESIDE = ("training_args.bin", "optimizer.pt", "optimizer.bin", "scheduler.pt", "rng_state.pth", "scaler.pt")
+"""Files that trainers leave beside the weights."""
+
+
+class TensorFiles:
+    """The tensors of a file, or of the files of a folder.
+
+    Raises:
+        DumpError: if there is none, a file is damaged, or an index and its files contradict each other.
+    """
+
+    system = "files"
+    mesh: Mapping[str, int] = {}
+    config: Mapping[str, Any] = {}
+    precision: str | None = None
+
+    def __init__(self, path: Location) -> None:
+        self.folder = path
+        self.notes: Sequence[str] = ()
+        self.entries = {NAME: (STAGE, Coordinates(0))}
+        self._tensors = _of_folder(path) if path.is_dir() else tensors_in(path)
+
+    def read(self, name: str) -> Record:
+        """The one record; its tensors lie in the mapped files."""
+        return Record(STAGE, 0, dict(self._tensors))
+
+    def raw(self, type: str, step: int) -> Mapping[str, Any] | None:
+        """Nothing: everything is in the record."""
+        return None
+
+    def verify(self, name: str) -> None:
+        """Nothing tells what was written."""
+
+    def root(self, rank: int) -> int:
+        """Itself."""
+        return rank
+
+    def writes(self, stage: str, tensor: str | None = None) -> bool:
+        """Parameters."""
+        return stage == STAGE
+
+
+class FilesReader:
+    """The reader of files and folders that hold tensors."""
+
+    name = "files"
+
+    def matches(self, path: Location) -> bool:
+        """Whether it is a file, or a folder with files of tensors or an index of them."""
+        if path.is_file():
+            return True
+        return any(below.name in INDEXES or is_tensor_file(below) for below in children(path))
+
+    def open(self, path: Location) -> TensorFiles:
+        """Its tensors."""
+        return TensorFiles(path)
+
+
+READER = FilesReader()
+
+
+def _of_folder(folder: Location) -> dict[str, Array]:
+    here = {below.name: below for below in children(folder)}
+    index = next((here[name] for name in INDEXES if name in here), None)
+    if index is not None:
+        return _sharded(folder, index)
+    for name in WEIGHTS:
+        if name in here:
+            return tensors_in(here[name])
+    files = [below for below in here.values() if below.name not in BESIDE and is_tensor_file(below)]
+    if not files:
+        raise DumpError(
+            f"{folder} holds no weights: give a checkpoint with one of {', '.join((*INDEXES, *WEIGHTS))}, or a file"
+        )
+    found: dict[str, Array] = {}
+    owner: dict[str, Location] = {}
+    for file in files:
+        for name, array in tensors_in(file).items():
+            _refuse_twice(name, owner.get(name), file, folder)
+            found[name], owner[name] = array, file
+    return found
+
+
+def _sharded(folder: Location, index: Location) -> dict[str, Array]:
+    """The tensors that an index names, each from the shard that it names."""
+    shards = _index(index)
+    found: dict[str, Array] = {}
+    owner: dict[str, Location] = {}
+    for shard in dict.fromkeys(shards.values()):
+        path = folder / shard
+        if not path.is_file():
+            raise DumpError(f"{index} names the shard {shard}, which is missing: copy the checkpoint again")
+        held = tensors_in(path)
+        lost = [name for name, where in shards.items() if where == shard and name not in held]
+        if lost:
+            raise DumpError(
+                f"{path} lacks {len(lost)} of the tensors that {index.name} promises ({lost[0]}): copy the checkpoint "
+                "again, or save its index anew"
+            )
+        for name, array in held.items():
+            _refuse_twice(name, owner.get(name), path, folder)
+            if name not in shards:
+                raise DumpError(
+                    f"{path} holds the tensor {name}, which {index.name} does not name: save the index anew"
+                )
+            found[name], owner[name] = array, path
+    return found
+
+
+def _index(path: Location) -> dict[str, str]:
+    try:
+        tree = json.loads(path.read_bytes())
+        shards: Any = tree["weight_map"]
+        known = {str(name): str(shard) for name, shard in shards.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise DumpError(f"{path} is no index of shards ({error}): copy the checkpoint again") from None
+    if not known:
+        raise DumpError(f"{path} names no tensor, so there is nothing to compare: copy the checkpoint again")
+    outside = next(
+        (shard for shard in known.values() if "/" in shard or "\\" in shard or ".." in shard), None
+    )
+    if outside is not None:
+        raise DumpError(
+            f"{path} names the shard {outside!r} outside of its folder: keep shards beside their index"
+        )
+    return known
+
+
+def _refuse_twice(name: str, first: Location | None, second: Location, folder: Location) -> None:
+    if first is not None:
+        raise DumpError(
+            f"{folder} holds the tensor {name} twice, in {first.name} and in {second.name}: give one file, or keep the "
+            "files of one checkpoint in the folder"
+        )

@@ -1,0 +1,166 @@
+"""Sources of other systems: who reads which folder or file.
+
+A reader is an object with a name and two functions, in a file of its own::
+
+    class MyReader:
+        name = "mysystem"
+
+        def matches(self, path: Location) -> bool:
+            ...  # cheap: look at names, or at the first bytes; nothing is executed
+
+        def open(self, path: Location) -> MySource:
+            ...  # an object with the attributes and methods of `Source`
+
+    READER = MyReader()
+
+It registers itself in the ``pyproject.toml`` of its package, under the group `GROUP`::
+
+    [project.entry-points."regress.sources"]
+    mysystem = "mypackage.regress_reader:READER"
+
+A source gives records (`regress.dump.record.Record`) by name, with the type (`regress.dump.stages`) and coordinates of
+each: tensors of tokens with ``meta["layout"]`` (`TokenLayout.to_json()`) and ``meta["samples"]``, shards with
+``meta["shards"]``. What it cannot know is a note. Damaged files are a `DumpError` of one sentence. A source
+is opened by its path alone, in each of the processes that share the work.
+
+The readers of this package are registered in the same way, and are known where its metadata is stale, too. Dumps of our
+own are asked for first, bare files of tensors last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from inspect import getattr_static
+from typing import Any, Protocol
+
+from regress.dump.coordinates import Coordinates
+from regress.dump.location import Location
+from regress.dump.record import Record
+from regress.errors import DumpError, reason
+
+GROUP = "regress.sources"
+
+BUILT_IN: Mapping[str, str] = {
+    "nexrl": "regress.interop.nexrl:READER",
+    "files": "regress.interop.files:READER",
+}
+"""Our own readers, as `pyproject.toml` registers them."""
+
+LAST = "files"
+"""The reader of whatever holds tensors, which is asked when nobody else knows a path."""
+
+
+class Source(Protocol):
+    """What a reader opens.
+
+    Attributes:
+        folder: the path it was opened with.
+        system: name of the system, for people.
+        mesh, config: extent of each dimension of the ranks, and configuration of the run; empty where unknown.
+        precision: dtype that the model computed in, None where unknown.
+        notes: what cannot be known of what was read so far, a sentence each.
+        entries: name of each record -> its type and coordinates.
+    """
+
+    folder: Location
+    system: str
+    mesh: Mapping[str, int]
+    config: Mapping[str, Any]
+
+    @property
+    def precision(self) -> str | None: ...
+
+    @property
+    def notes(self) -> Sequence[str]: ...
+
+    @property
+    def entries(self) -> Mapping[str, tuple[str, Coordinates]]: ...
+
+    def read(self, name: str) -> Record:
+        """One record; raises `DumpError` for a damaged one."""
+
+    def raw(self, type: str, step: int) -> Mapping[str, Any] | None:
+        """The content of the first file of a type that has no records; None if there is none."""
+
+    def verify(self, name: str) -> None:
+        """Raise `DumpError` if a record is not what was written, as far as the system can tell."""
+
+    def root(self, rank: int) -> int:
+        """The rank whose tokens a rank repeats, which may be itself."""
+
+    def writes(self, stage: str, tensor: str | None = None) -> bool:
+        """Whether the system could have recorded a stage, or a tensor of it."""
+
+
+class Reader(Protocol):
+    """What is registered."""
+
+    name: str
+
+    def matches(self, path: Location) -> bool:
+        """Whether this is a source of the system."""
+
+    def open(self, path: Location) -> Source:
+        """The source; raises `DumpError` for a damaged one."""
+
+
+def open_source(path: Location) -> Source | None:
+    """Open a path by the reader that knows it.
+
+    Returns:
+        The source, or None if no reader knows the path.
+
+    Raises:
+        DumpError: if the source is damaged, a reader is broken, or several know the path.
+    """
+    found = [point for point in _points() if point.name != LAST and _matches(point, path)]
+    if len(found) > 1:
+        names = " and ".join(_named(point) for point in found)
+        raise DumpError(f"{path} is claimed by {names}: uninstall one of them, or correct its matches()")
+    last = [point for point in _points() if point.name == LAST and not found and _matches(point, path)]
+    for point in (*found, *last):
+        source = _guarded(point, "open", path)
+        missing = [name for name in _PARTS if getattr_static(source, name, _PARTS) is _PARTS]
+        if missing:
+            raise DumpError(f"{_named(point)} opens {path} as something without {missing[0]}: {_REPAIR}")
+        opened: Source = source
+        return opened
+    return None
+
+
+_PARTS = (
+    *("folder", "system", "mesh", "config", "precision", "notes", "entries"),
+    *("read", "raw", "verify", "root", "writes"),
+)
+_REPAIR = "repair or uninstall the package that registers it"
+
+
+def _points() -> Iterator[EntryPoint]:
+    """Our own readers, then those of others by name."""
+    yield from (EntryPoint(name, value, GROUP) for name, value in BUILT_IN.items())
+    others = {point.value: point for point in entry_points(group=GROUP)}
+    own = set(BUILT_IN.values())
+    yield from sorted((point for point in others.values() if point.value not in own), key=lambda p: p.name)
+
+
+def _matches(point: EntryPoint, path: Location) -> bool:
+    return bool(_guarded(point, "matches", path))
+
+
+def _guarded(point: EntryPoint, name: str, path: Location) -> Any:
+    """Call a reader; whatever somebody else's raises becomes a sentence that names it."""
+    try:
+        module, _, attribute = point.value.partition(":")
+        return getattr(getattr(import_module(module), attribute), name)(path)
+    except DumpError:
+        raise
+    except Exception as error:
+        if point.value in BUILT_IN.values():
+            raise
+        raise DumpError(f"{_named(point)} failed in {name}({path}) ({reason(error)}): {_REPAIR}") from error
+
+
+def _named(point: EntryPoint) -> str:
+    return f"the reader {point.name!r} ({point.value})"

@@ -1,0 +1,35 @@
+"""What of the tests of golden cases a session asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+def _always(_: str) -> bool:
+    return True
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which replays and tests of one test function could be selected; all of them by default.
+
+    Attributes:
+        replay: of the name of a replay, ``case/variant``, whether any of its tests could be.
+        test: of the id of a test, whether it could be.
+        narrowed: whether anything is left out at all.
+    """
+
+    replay: Callable[[str], bool] = _always
+    test: Callable[[str], bool] = _always
+    narrowed: bool = False
+
+    def __and__(self, other: Wanted) -> Wanted:
+        """Those that both want."""
+        if not self.narrowed or not other.narrowed:
+            return self if self.narrowed else other
+        return Wanted(
+            lambda name: self.replay(name) and other.replay(name),
+            lambda id: self.test(id) and other.test(id),
+            narrowed=True,
+        )
