@@ -6,6 +6,9 @@ import tomllib
 from pathlib import Path
 
 from regress.errors import GoldenError
+from regress.project import project_root
+
+__all__ = ["golden_directory", "project_root"]
 
 DEFAULT = "golden"
 INI = "regress_golden_dir"
@@ -18,12 +21,6 @@ def golden_directory(start: Path | None = None) -> Path:
     """
     root = project_root(start)
     return Path(DEFAULT) if root is None else _shown(root / _configured(root / "pyproject.toml"))
-
-
-def project_root(start: Path | None = None) -> Path | None:
-    """The folder of the nearest pyproject.toml, if there is one."""
-    start = (start or Path.cwd()).absolute()
-    return next((path for path in (start, *start.parents) if (path / "pyproject.toml").is_file()), None)
 
 
 def _configured(path: Path) -> str:
