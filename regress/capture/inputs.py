@@ -129,6 +129,12 @@ def _numpy(value: Any) -> NDArray[np.int64]:
     return np.array(array, dtype=np.int64)
 
 
+def as_ids(value: Any) -> NDArray[np.int64]:
+    """Ids, a mask or positions as ``[B, T]``; one packed row may be ``[T]``."""
+    array = _numpy(value)
+    return array.reshape(1, -1) if array.ndim == 1 else array
+
+
 def _like(value: NDArray[np.int64] | None, ids: NDArray[np.int64]) -> NDArray[np.int64] | None:
     """One value for each token: of a flat batch, or of positions that all rows share."""
     if value is None:

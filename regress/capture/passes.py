@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,8 @@ from torch import Tensor
 
 from regress.capture.anatomy import Head
 from regress.capture.inference import Arrangement, predicted
+from regress.capture.settings import as_keys
+from regress.dump.arrays import to_numpy
 from regress.errors import CaptureError
 from regress.grpo.logprobs import token_log_probs
 from regress.layout import SampleKey, Segment, TokenLayout
@@ -31,20 +33,21 @@ class Pass:
         layout: where its tokens lie; ``targets`` those of them that a hidden state of this pass predicts.
         inputs: ``[B, T]`` ids, positions and mask, by tensor name.
         values: ``[B, T]`` token quantities, each at its own token.
-        extra: ``(record type, name) -> [B, T]`` values that were tapped for this pass.
+        extra: ``[B, T]`` values that were tapped for this pass, by name; ``rewards`` those of its samples.
         samples: key of each segment of the layout, where given.
         activations: module name -> output.
         gradients: token gradients, by tensor name; ``temperatures`` those that they were solved at,
             ``accuracy`` bounds of their errors.
         strays: rows that predict no token and have a gradient.
-        reached: the backward call that reached it first.
+        reached: number of the microbatch whose backward call reached it first.
     """
 
     layout: TokenLayout
     targets: TokenLayout
     inputs: dict[str, Array]
     values: dict[str, Array] = field(default_factory=dict)
-    extra: dict[tuple[str, str], Array] = field(default_factory=dict)
+    extra: dict[str, Array] = field(default_factory=dict)
+    rewards: list[float] | None = None
     samples: list[SampleKey] | None = None
     activations: dict[str, Any] = field(default_factory=dict)
     gradients: dict[str, Array] = field(default_factory=dict)
@@ -52,6 +55,57 @@ class Pass:
     accuracy: dict[str, float] = field(default_factory=dict)
     strays: int = 0
     reached: int | None = None
+
+    def hold(self, values: Mapping[str, Any]) -> None:
+        """Keep values that were tapped for this pass: of tokens ``[B, T']``, or one for each sample.
+
+        Raises:
+            CaptureError: if they have another shape.
+        """
+        for name, value in values.items():
+            if name == "samples":
+                self.samples = as_keys(value, self.layout)
+            elif name == "rewards":
+                self.rewards = [float(one) for one in per_sample(name, value, self.layout)]
+            else:
+                self.extra[name] = on_tokens(name, value, self.layout)
+
+
+def per_sample(name: str, value: Any, layout: TokenLayout) -> Array:
+    """One number for each sample, in the order of rows and columns."""
+    array = to_numpy(value if hasattr(value, "shape") else np.asarray(value), name)
+    if array.shape != (len(layout.segments),):
+        raise CaptureError(
+            f"{name} has the shape {list(array.shape)}, but the batch holds {len(layout.segments)} "
+            "samples: give one value "
+            "for each, by row and column"
+        )
+    return array
+
+
+def on_tokens(name: str, value: Any, layout: TokenLayout) -> Array:
+    """``[B, T]`` values of tokens: as given, with fewer columns aligned from the right, or one for each sample."""
+    array = to_numpy(value if hasattr(value, "shape") else np.asarray(value), name)
+    B, T = layout.shape
+    if array.ndim == 1 and B == 1 and array.size == T != len(layout.segments):
+        array = array[None]
+    if array.ndim == 2 and array.shape[0] == B and array.shape[1] <= T:
+        out = np.zeros((B, T), array.dtype)
+        out[:, T - array.shape[1] :] = array
+        return np.where(layout.attention_mask, out, np.zeros((), array.dtype))
+    if array.ndim == 2 and array.shape == (len(layout.segments), 1):
+        array = array[:, 0]
+    if array.ndim != 1 or array.size != len(layout.segments):
+        raise CaptureError(
+            f"{name} has the shape {list(array.shape)}, but the batch has {B} rows of {T} tokens and "
+            f"{len(layout.segments)} samples: give [B, T] values (fewer columns count from the right), or "
+            "one for each "
+            "sample"
+        )
+    out = np.zeros((B, T), array.dtype)
+    for s in layout.segments:
+        out[s.row, s.col : s.col + s.stop - s.start] = array[s.sample]
+    return out
 
 
 def open_pass(found: Arrangement, layout: TokenLayout, first: int, absolute: bool) -> Pass:
@@ -175,11 +229,11 @@ def stacked(passes: Sequence[Pass]) -> tuple[TokenLayout, TokenLayout, list[tupl
 def together(
     arrays: Sequence[Array | None], places: Sequence[tuple[int, int]], shape: tuple[int, int]
 ) -> Array:
-    """``[B, T]`` arrays of several passes under one another; zeros where a pass has none."""
+    """``[B, T, ...]`` arrays of several passes under one another; zeros where a pass has none."""
     known = [array for array in arrays if array is not None]
-    if len(arrays) == 1 and known and known[0].shape == shape:
+    if len(arrays) == 1 and known and known[0].shape[:2] == shape:
         return known[0]
-    out = np.zeros(shape, np.result_type(*known))
+    out = np.zeros((*shape, *known[0].shape[2:]), np.result_type(*known))
     for array, (row, width) in zip(arrays, places, strict=True):
         if array is not None:
             out[row : row + array.shape[0], :width] = array

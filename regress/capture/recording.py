@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from regress.capture.anatomy import Head, dissect
+from regress.capture.batch import sessions
 from regress.capture.gradients import listening
 from regress.capture.inputs import Find, Finders
 from regress.capture.session import Session
@@ -20,6 +21,7 @@ from regress.capture.world import World, refuse_flat
 from regress.dump.location import Location
 from regress.dump.manifest import Provenance
 from regress.dump.recorder import Recorder
+from regress.dump.taps import recording
 from regress.errors import CaptureError
 
 
@@ -28,13 +30,13 @@ def record(
     folder: str | Path | Location,
     model: nn.Module,
     *,
-    samples: Samples = None,
+    token_gradient: bool = False,
     activations: str | None = None,
     gradient: bool | str = True,
     param: bool | str = True,
     optimizer_state: bool | str = True,
-    token_gradient: bool = False,
     temperature: float | None = None,
+    samples: Samples = None,
     classify: Classify | None = None,
     every_n_steps: int = 1,
     decoder: str | nn.Module | None = None,
@@ -50,27 +52,69 @@ def record(
     format: str = "safetensors",
     overwrite: bool = False,
 ) -> Iterator[Recorder]:
-    """Record what a trainer computes inside, without a change to it, as a dump that `regress compare` reads."""
+    """Record what a trainer computes inside, without a change to it, as a dump that `regress compare` reads.
+
+    Hooks see the last hidden state of each forward pass with gradients, the backward calls that reach it, and the steps
+    of every optimizer of the model, wherever they are made. A microbatch is one backward call with the passes that it
+    reached; a step ends with the optimizer's. Training is the same, bit for bit. All ranks of a job call it with the
+    same arguments.
+
+    Args:
+        folder: of the dump; made if missing, and refused if it holds one.
+        model: plain, or inside DDP, `fully_shard`, tensor parallel, torch.compile or peft; before or after it
+            is wrapped.
+        token_gradient: solve for d loss / d log-prob and d loss / d entropy of each token; costs about three
+            products of the size of the head.
+        activations: regular expression of module names whose outputs are kept.
+        gradient, param, optimizer_state: whether they are kept, or a regular expression of parameter names.
+        temperature: what the trainer divides logits by. By default log-probs are those of 1.0, and the token
+            gradient finds it.
+        samples: name of a forward argument that holds an id for each sample, or a function of all forward
+            arguments that returns them; by default an id is made of a sample's tokens.
+        classify: function of the forward arguments of passes without gradients: ``"old"`` and ``"reference"``
+            are recorded as log-probs before the update and of the reference, None is left out; generation with
+            a cache always is.
+        every_n_steps: steps whose number divides by it are recorded.
+        decoder: module, or its name, that gives the last hidden state; head: module, its name, or a function
+            from hidden states ``[K, H]`` to logits ``[K, V]``. Models of transformers tell both.
+        input_ids, attention_mask, position_ids, cu_seq_lens: name of the forward argument, or a function of all
+            of them, where the usual names do not hold.
+        pad_token_id: id of padding for rows without a mask; ``"none"`` if every token counts.
+        mesh: extent of ``pp, dp, fsdp, ep, cp, tp``, where wrappers and parameters do not tell how ranks share
+            the work.
+        backward_scale: factor between the loss of the mini-batch and what is back-propagated; by default the
+            scale of a GradScaler times the ranks over which the wrapper averages.
+        system: name of the trainer, for the manifest.
+        format: safetensors, pt or jsonl.
+        overwrite: remove an earlier dump in the folder.
+
+    Yields:
+        The recorder, which also takes `tap` inside of `at(step=...)`.
+
+    Raises:
+        CaptureError: for what cannot be found, is ambiguous or is not supported, at once or where it is met; at
+            the end, if no forward pass was captured.
+        DumpError: if the folder cannot be used or written.
+    """
     world = World(given=mesh)
     anatomy = dissect(model, decoder, head)
     refuse_flat(model)
     finders = Finders(input_ids, attention_mask, position_ids, cu_seq_lens, pad_token_id)
     settings = Settings(
-        samples,
-        activations,
-        gradient,
-        param,
-        optimizer_state,
-        token_gradient,
-        temperature,
-        classify,
-        backward_scale,
-        None,
-        finders,
+        samples=samples,
+        activations=activations,
+        gradient=gradient,
+        param=param,
+        optimizer_state=optimizer_state,
+        token_gradient=token_gradient,
+        temperature=temperature,
+        classify=classify,
+        backward_scale=backward_scale,
+        finders=finders,
     )
     provenance = Provenance()
     recorder = Recorder(
-        folder if isinstance(folder, str) else str(folder),
+        str(folder) if isinstance(folder, Path) else folder,
         options=settings.options,
         format=format,
         every_n_steps=every_n_steps,
@@ -80,49 +124,23 @@ def record(
         gather=world.gather,
     )
     session = Session(anatomy, settings, world, recorder)
-    try:
-        with _hooks(session):
+    with recording(recorder):
+        with _hooked(session):
             yield recorder
             session.finish_step()
-    except BaseException:
-        session.active = False
-        recorder.close(complete=False)
-        raise
-    session.active = False
-    if not sum(world.gather(session.forwards)):
-        recorder.close(complete=False)
-        raise CaptureError(
-            f"no forward pass of {type(anatomy.decoder).__name__} with gradients was captured: give record "
-            "the model that "
-            "is trained (before or after it is wrapped), and train inside of the with block"
-        )
-    session.precision.count(anatomy.parameters())
-    provenance.config = {
-        "model": {"dtype": session.precision.dtype},
-        "capture": {
-            "system": system or type(anatomy.root).__module__.partition(".")[0],
-            **session.precision.to_json(),
-        },
-    }
-    provenance.mesh = {"world_size": world.size, **world.sizes(anatomy.root)}
-    recorder.close()
+        _tell(session, provenance, system)
 
 
 @contextmanager
-def _hooks(session: Session) -> Iterator[None]:
-    anatomy = session.anatomy
+def _hooked(session: Session) -> Iterator[None]:
+    """Hook model, optimizers and torch inside; everything is as before afterwards, whatever happens."""
     with ExitStack() as stack:
-        root, decoder = anatomy.root, anatomy.decoder
-        handles: list[Any] = [
-            root.register_forward_pre_hook(_eager(session.before_model), with_kwargs=True, prepend=True),
-            root.register_forward_hook(_eager(session.after_model), with_kwargs=True, always_call=True),
-            decoder.register_forward_hook(_eager(session.after_decoder), with_kwargs=True, prepend=True),
-            register_optimizer_step_pre_hook(session.before_step),
-            register_optimizer_step_post_hook(session.after_step),
-        ]
-        for handle in handles:
-            stack.callback(handle.remove)
+        stack.enter_context(session.forwards.hooked(_eager))
+        stack.callback(register_optimizer_step_pre_hook(session.before_step).remove)
+        stack.callback(register_optimizer_step_post_hook(session.after_step).remove)
         stack.enter_context(listening(session))
+        sessions.append(session)
+        stack.callback(sessions.remove, session)
         yield
 
 
@@ -130,3 +148,22 @@ def _eager(hook: Callable[..., None]) -> Callable[..., None]:
     """Keep a hook out of compiled graphs; nothing is compiled where torch's compiler was never loaded."""
     compiler: Any = sys.modules.get("torch._dynamo")
     return hook if compiler is None else compiler.disable(hook)
+
+
+def _tell(session: Session, provenance: Provenance, system: str) -> None:
+    """Complete what the manifest tells of the run.
+
+    Raises:
+        CaptureError: if no rank captured a forward pass.
+    """
+    anatomy, world, precision = session.anatomy, session.world, session.precision
+    if not sum(world.gather(session.forwards.count)):
+        raise CaptureError(
+            f"no forward pass of {type(anatomy.decoder).__name__} with gradients was captured: give record "
+            "the model that "
+            "is trained (before or after it is wrapped), and train inside of the with block"
+        )
+    precision.count(anatomy.parameters())
+    told = {"system": system or type(anatomy.root).__module__.partition(".")[0], **precision.to_json()}
+    provenance.config = {"model": {"dtype": precision.dtype}, "capture": told}
+    provenance.mesh = {"world_size": world.size, **world.sizes(anatomy.root)}

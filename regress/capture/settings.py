@@ -7,10 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from regress.capture.inputs import Finders
-from regress.layout import SampleKey
+from regress.errors import CaptureError
+from regress.layout import SampleKey, TokenLayout
 
-Samples = str | Callable[[Mapping[str, Any]], Sequence[Any]] | Sequence[Any] | None
-"""A forward argument, a function of all of them, or the ids themselves, one for each sample in order."""
+Samples = str | Callable[[Mapping[str, Any]], Sequence[Any]] | None
+"""The name of a forward argument, or a function of all of them: an id for each sample, by row and column."""
+
+CLASSES = {"old": "old_log_probs", "reference": "ref_log_probs"}
+"""What a pass without gradients can be, and the type of its record."""
 
 Classify = Callable[[Mapping[str, Any]], str | None]
 
@@ -28,7 +32,6 @@ class Settings:
     temperature: float | None = None
     classify: Classify | None = None
     backward_scale: float | None = None
-    chunk: int | None = None
     finders: Finders = field(default_factory=Finders)
 
     @property
@@ -56,3 +59,34 @@ def sample_key(value: Any) -> SampleKey:
     if isinstance(value, tuple | list) and len(value) == 2:
         return str(value[0]), int(value[1])
     return str(value.item() if hasattr(value, "item") else value), 0
+
+
+def as_keys(values: Any, layout: TokenLayout) -> list[SampleKey]:
+    """Ids as keys, one for each sample of a layout; raises `CaptureError` for another number of them."""
+    keys = [sample_key(value) for value in values]
+    if len(keys) != len(layout.segments):
+        raise CaptureError(
+            f"samples= tells {len(keys)} ids, but the batch holds {len(layout.segments)} samples: give one "
+            "for each, by "
+            "row and column"
+        )
+    return keys
+
+
+def segment_keys(told: Samples, arguments: Mapping[str, Any], layout: TokenLayout) -> list[SampleKey] | None:
+    """Keys of the samples of a forward pass, where the caller names them.
+
+    Raises:
+        CaptureError: if there is no such argument, or another number of ids than of samples.
+    """
+    if told is None:
+        return None
+    if callable(told):
+        return as_keys(told(arguments), layout)
+    if told not in arguments:
+        raise CaptureError(
+            f"record(samples={told!r}) names no argument of the forward pass, which has "
+            f"{', '.join(arguments)}: correct "
+            "it, or give a function of them"
+        )
+    return as_keys(arguments[told], layout)

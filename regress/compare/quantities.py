@@ -133,6 +133,9 @@ class Source:
 TOKEN_GRADIENTS = ("token_gradient", "entropy_gradient", "token_residual", "logit_gradient")
 """Quantities of the stage ``token_gradient``, each a tensor of the same name."""
 
+EVERYWHERE = ("token_gradient", "entropy_gradient")
+"""Quantities of tokens that are 0 at every token that the loss leaves out: they are compared there, too."""
+
 SOURCES: tuple[Source, ...] = (
     *(
         Source("batch_inputs", name, "batch_inputs", name)

@@ -75,7 +75,7 @@ def _hook(name: str, shard: Shard) -> Callable[[nn.Module, Any, Any], None]:
         nonlocal last, repeats
         if not wanted("activations") or in_backward():
             return
-        tensor = _first_tensor(output)
+        tensor = first_tensor(output)
         if tensor is None:
             return
         if (pieces := _pieces.get()) is not None:
@@ -101,31 +101,33 @@ def _tap_output(name: str, label: str, tensor: torch.Tensor, shard: Shard) -> No
     tap("activations", {label: tensor}, meta=meta)
 
 
-def _first_tensor(output: Any) -> torch.Tensor | None:
+def first_tensor(output: Any) -> torch.Tensor | None:
+    """Find the first tensor in what a module returned: a hidden state."""
     if isinstance(output, torch.Tensor):
         return output
     if isinstance(output, Mapping):
         output = list(output.values())
     parts = output if isinstance(output, list | tuple) else ()
-    return next((found for part in parts if (found := _first_tensor(part)) is not None), None)
+    return next((found for part in parts if (found := first_tensor(part)) is not None), None)
 
 
-def matching_modules(model: nn.Module, pattern: str) -> dict[str, nn.Module]:
+def matching_modules(
+    model: nn.Module, pattern: str, key: str = "target_module_pattern"
+) -> dict[str, nn.Module]:
     """All modules of a model that `re.search(pattern, name)` finds; raises `ConfigError` if there are none."""
-    return matching({name: module for name, module in model.named_modules() if name}, pattern, "module")
+    return matching({name: module for name, module in model.named_modules() if name}, pattern, key)
 
 
 def matching_parameters(parameters: Iterable[tuple[str, T]], pattern: str) -> dict[str, T]:
     """All named parameters that `re.search(pattern, name)` finds; raises `ConfigError` if there are none."""
-    return matching(dict(parameters), pattern, "param")
+    return matching(dict(parameters), pattern, "target_param_pattern")
 
 
-def matching(items: Mapping[str, T], pattern: str, kind: str) -> dict[str, T]:
+def matching(items: Mapping[str, T], pattern: str, key: str) -> dict[str, T]:
     """The items whose name the pattern finds; raises `ConfigError` with the nearest names if there are none.
 
-    `kind` is "module" or "param", as in the configuration key `target_{kind}_pattern` that holds the pattern.
+    `key` is what holds the pattern: a configuration key or an argument.
     """
-    key = f"target_{kind}_pattern"
     try:
         found = {name: item for name, item in items.items() if re.search(pattern, name)}
     except re.error as error:

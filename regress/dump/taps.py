@@ -127,6 +127,11 @@ def watching(watcher: Callable[[str, Coordinates], None]) -> Iterator[None]:
         _watcher.reset(token)
 
 
+def active_recorder() -> Recorder | None:
+    """The recorder that receives taps here, if any."""
+    return _recorder.get()
+
+
 def wanted(type: str) -> bool:
     """Whether a tap of this type would be kept here; ask before computing something only for a tap."""
     recorder, where = _recorder.get(), _where.get()

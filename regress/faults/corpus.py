@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from regress.faults import inputs, loss, model, update
+from regress.faults import gradient, inputs, loss, model, update
 from regress.faults.patch import Fault
 
 CORPUS: tuple[Fault, ...] = (
@@ -38,8 +38,14 @@ CORPUS: tuple[Fault, ...] = (
     Fault(loss.minimum_before_the_advantage, small=True),
     Fault(loss.another_estimator, small=True),
     Fault(loss.ratio_of_sums),
+    Fault(loss.ratio_inverted),
     Fault(loss.entropy_bonus_reversed),
     Fault(loss.coefficients_off, small=True),
+    Fault(gradient.kl_detached),
+    Fault(gradient.gradient_through_the_clip),
+    Fault(gradient.entropy_detached),
+    Fault(gradient.loss_divided_by_microbatches),
+    Fault(gradient.normalization_without_gradient),
     Fault(update.last_microbatch_left_out),
     Fault(update.only_the_last_survives),
     Fault(update.clipped_every_microbatch),

@@ -49,6 +49,12 @@ def ratio_of_sums(patch: Patch) -> None:
     patch.setattr(losses, "importance_ratio", wrong)
 
 
+def ratio_inverted(patch: Patch) -> None:
+    """p_old / p for p / p_old."""
+    right: Any = importance_ratio
+    patch.setattr(losses, "importance_ratio", lambda *args: 1.0 / right(*args))
+
+
 def entropy_bonus_reversed(patch: Patch) -> None:
     right: Any = token_loss
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from copy import copy
 from pathlib import Path
 
 from regress.dump.arrays import Array
@@ -41,7 +42,18 @@ class GoldenCase:
         self.name = folder.name
         self.manifest: Manifest | None = read_manifest(folder)
         self._allow_changed_inputs = allow_changed_inputs
+        self._truth_folders = [folder]
         self._file = parse_case(self._read_input(CASE_FILE), folder / CASE_FILE)
+
+    def proposed(self, manifest: Manifest, folder: Path) -> GoldenCase:
+        """The case as a pending update would make it.
+
+        Args:
+            folder: of the update, which holds what is new of the truth.
+        """
+        found = copy(self)
+        found.manifest, found._truth_folders = manifest, [folder, self.folder]
+        return found
 
     @property
     def reason(self) -> str:
@@ -105,9 +117,9 @@ class GoldenCase:
                 f"{self.folder} has no {quantity!r} at {where}: recorded are {', '.join(self.quantities(where))}"
             )
         try:
-            return truth.read([self.folder], self._truth[where][quantity], quantity)
+            return truth.read(self._truth_folders, self._truth[where][quantity], quantity)
         except GoldenError:
-            if read_manifest(self.folder) != self.manifest:
+            if len(self._truth_folders) == 1 and read_manifest(self.folder) != self.manifest:
                 raise GoldenError(f"{self.folder} was updated while it was in use: run again") from None
             raise
 

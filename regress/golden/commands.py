@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from regress.errors import GoldenError
+from regress.golden.location import open_store
 
 if TYPE_CHECKING:
     from regress.golden.difference import Difference, Side
@@ -55,20 +56,6 @@ def code_option(command: F) -> F:
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
-
-
-def open_store(golden_dir: Path | None) -> GoldenStore:
-    """The golden directory that a command is about; raises `GoldenError` if there is none."""
-    from regress.golden.location import golden_directory
-    from regress.golden.store import GoldenStore
-
-    store = GoldenStore(golden_dir or golden_directory())
-    if not store.root.is_dir():
-        raise GoldenError(
-            f"{store.root} is no golden directory: give --golden-dir, or make one with pytest --update-golden or with "
-            f"{store.root}/CASE/case.yaml"
-        )
-    return store
 
 
 def _print_json(value: Any) -> None:

@@ -1,7 +1,6 @@
-"""Changing a case: new files first, then the manifest in one rename, then the files nobody names any more.
+"""Changing a case: new files first, then the manifest, then the files nobody names any more; all or none.
 
-A process killed at any moment leaves the case as it was or as it will be; what else it leaves are files that no
-manifest names, which the next commit removes.
+A process killed at any moment leaves the case as it was or as it will be, once somebody opens it; see `journal`.
 """
 
 from __future__ import annotations
@@ -10,12 +9,12 @@ import contextlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from regress.dump.files import TEMPORARY, sync_folder
+from regress.dump.files import TEMPORARY
 from regress.dump.jsontext import Json
 from regress.errors import GoldenError
-from regress.golden.files import locked, remove, write
 from regress.golden.manifest import Manifest, read_manifest
-from regress.golden.names import CASE_FILE, MANIFEST, TRUTH, is_truth_file, truth_files
+from regress.golden.names import CASE_FILE, MANIFEST, is_truth_file, truth_files
+from regress.golden.transaction import Changes, transaction
 from regress.golden.update import Chunks, NewTolerances, NewTruth, Update
 
 
@@ -38,12 +37,17 @@ def commit(
     Raises:
         GoldenError: naming what cannot be stored, read or written; the case is then as it was.
     """
-    update = Update(provenance, truth or {}, tolerances or {}, inputs, replace)
-    with locked(folder):
-        check_case(folder)
-        old = read_manifest(folder)
-        new, files = update.applied(folder, old, [folder])
-        return write_case(folder, old, new, files)
+    with transaction(folder.parent) as changes:
+        plan_commit(changes, folder, Update(provenance, truth or {}, tolerances or {}, inputs, replace))
+        return changes.paths()
+
+
+def plan_commit(changes: Changes, folder: Path, update: Update) -> None:
+    """Add an update of a case to a transaction; raises `GoldenError` naming what is refused."""
+    check_case(folder)
+    old = read_manifest(folder)
+    new, files = update.applied(folder, old, [folder])
+    plan_case(changes, folder, old, new, files)
 
 
 def check_case(folder: Path) -> None:
@@ -52,37 +56,25 @@ def check_case(folder: Path) -> None:
         raise GoldenError(f"{folder} has no {CASE_FILE}, so it is no case: write one that says its reason")
 
 
-def write_case(folder: Path, old: Manifest | None, new: Manifest, files: Mapping[str, Chunks]) -> list[Path]:
-    """Bring a case from one manifest to the other; whoever calls holds the lock of the folder.
+def plan_case(
+    changes: Changes, folder: Path, old: Manifest | None, new: Manifest, files: Mapping[str, Chunks]
+) -> None:
+    """Add to a transaction what brings a case from one manifest to the other.
 
     `files` are the truth files of `new` by path; those that lie there already, whole, are not touched.
     """
-    changed = old is None or old.content() != new.content()
-    text = new.text if changed else ""  # what JSON cannot hold is refused before anything is written
-    written = write_truth(folder, files)
-    if changed:
-        write(folder / MANIFEST, [text.encode()])
-        sync_folder(folder)
-        written.append(folder / MANIFEST)
-    sweep(folder, new)
-    return written
+    plan_truth(changes, folder, files)
+    if old is None or old.content() != new.content():
+        changes.write(folder / MANIFEST, [new.text.encode()])
+    plan_sweep(changes, folder, new)
 
 
-def write_truth(folder: Path, files: Mapping[str, Chunks]) -> list[Path]:
-    """Write truth files, safe on disk when this returns; returns the paths of those that were not there, whole."""
-    written = []
+def plan_truth(changes: Changes, folder: Path, files: Mapping[str, Chunks]) -> None:
+    """Add truth files to a transaction, unless they lie there already, whole."""
     for name, chunks in files.items():
         path, data = folder / name, b"".join(chunks)
-        if _holds(path, data):
-            continue
-        write(path, [data])
-        written.append(path)
-    for parent in sorted({path.parent for path in written}):
-        sync_folder(parent)
-    if written:
-        sync_folder(folder / TRUTH)
-        sync_folder(folder)
-    return written
+        if not _holds(path, data):
+            changes.write(path, [data])
 
 
 def _holds(path: Path, data: bytes) -> bool:
@@ -91,15 +83,10 @@ def _holds(path: Path, data: bytes) -> bool:
     return False
 
 
-def sweep(folder: Path, manifest: Manifest | None) -> list[Path]:
-    """Remove truth files that `manifest` does not name and what killed writers left; returns their paths."""
-    gone = [folder / path for path in leftovers(folder, manifest)]
-    for path in gone:
-        remove(path)
-    for parent in {path.parent for path in gone} - {folder}:
-        with contextlib.suppress(OSError):  # it holds other files
-            parent.rmdir()
-    return gone
+def plan_sweep(changes: Changes, folder: Path, manifest: Manifest | None) -> None:
+    """Have truth files removed that `manifest` does not name, and what killed writers left."""
+    for path in leftovers(folder, manifest):
+        changes.remove(folder / path)
 
 
 def leftovers(folder: Path, manifest: Manifest | None) -> list[str]:

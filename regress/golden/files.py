@@ -40,16 +40,14 @@ def write(path: Path, chunks: Iterable[bytes | memoryview]) -> Stamp:
 def unwritable(path: Path, error: OSError | None) -> GoldenError:
     """The error of a path that cannot be written or removed; what was recorded before is still in force."""
     cause = (error.strerror if error is not None else None) or "unknown reason"
-    remedy = _REMEDIES.get(error.errno or 0 if error is not None else 0, "check the path")
-    return GoldenError(f"{path} cannot be written ({cause}), so the golden is as it was before: {remedy}")
+    return GoldenError(
+        f"{path} cannot be written ({cause}), so the golden is as it was before: {remedy(error)}"
+    )
 
 
-def remove(path: Path) -> None:
-    """Remove a file that may be gone already; raises `GoldenError` when it cannot be removed."""
-    try:
-        path.unlink(missing_ok=True)
-    except OSError as error:
-        raise GoldenError(f"{path} cannot be removed ({error.strerror}): check its permissions") from error
+def remedy(error: OSError | None) -> str:
+    """Say what to do about a path that cannot be written."""
+    return _REMEDIES.get(error.errno or 0 if error is not None else 0, "check the path")
 
 
 def read_stamped(path: Path, stamp: Stamp) -> bytes:

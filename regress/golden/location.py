@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from regress.errors import GoldenError
 from regress.project import project_root
 
 __all__ = ["golden_directory", "project_root"]
+
+if TYPE_CHECKING:
+    from regress.golden.store import GoldenStore
 
 DEFAULT = "golden"
 INI = "regress_golden_dir"
@@ -21,6 +25,19 @@ def golden_directory(start: Path | None = None) -> Path:
     """
     root = project_root(start)
     return Path(DEFAULT) if root is None else _shown(root / _configured(root / "pyproject.toml"))
+
+
+def open_store(golden_dir: Path | None) -> GoldenStore:
+    """Open the golden directory that is given, or the project's; raises `GoldenError` if there is none."""
+    from regress.golden.store import GoldenStore  # numpy starts here
+
+    store = GoldenStore(golden_dir or golden_directory())
+    if not store.root.is_dir():
+        raise GoldenError(
+            f"{store.root} is no golden directory: give --golden-dir, or make one with pytest --update-golden or with "
+            f"{store.root}/CASE/case.yaml"
+        )
+    return store
 
 
 def _configured(path: Path) -> str:

@@ -1,24 +1,24 @@
 """Pending updates: proposed changes of a case, kept beside it until somebody accepts or rejects them.
 
-A case has at most one: further proposals for the same state of the case are merged into it. All writers of
-pending updates take turns by a lock on the golden directory.
+A case has at most one: further proposals for the same state of the case are merged into it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace as changed
 from pathlib import Path
 
 from regress.dump.jsontext import Json
 from regress.errors import GoldenError
-from regress.golden.commit import check_case, sweep, write_case, write_truth
-from regress.golden.files import locked, read_stamped
+from regress.golden.commit import check_case, plan_case, plan_truth
+from regress.golden.files import read_stamped
 from regress.golden.manifest import Manifest, read_manifest
 from regress.golden.names import PENDING, PROPOSAL
 from regress.golden.proposal import Pending, discard, folder_of, read_pending, state, write_pending
-from regress.golden.selection import blend, items, select
+from regress.golden.selection import Item, blend, items, select
 from regress.golden.store import GoldenStore
+from regress.golden.transaction import Changes, transaction
 from regress.golden.update import Chunks, NewTolerances, NewTruth, Update, changed_inputs
 
 
@@ -38,25 +38,44 @@ def propose(
     Returns the pending update, earlier proposals included, or None when nothing would change. Raises `GoldenError`
     for whatever `commit` would refuse.
     """
+    update = Update(provenance, truth or {}, tolerances or {}, inputs, replace)
+    with transaction(store.root) as changes:
+        return plan_proposal(changes, store, name, update, notes)
+
+
+def plan_proposal(
+    changes: Changes,
+    store: GoldenStore,
+    name: str,
+    update: Update,
+    notes: Sequence[str] = (),
+    outdated: Collection[Item] = (),
+) -> Pending | None:
+    """Add to a transaction what keeps an update for review; see `propose`.
+
+    Args:
+        outdated: what earlier proposals said of these items is forgotten first.
+    """
     target, folder = store.folder(name), folder_of(store, name)
     check_case(target)
-    update = Update(provenance, truth or {}, tolerances or {}, inputs, replace)
-    with locked(store.root):
-        base, earlier = read_manifest(target), read_pending(store, name)
-        if earlier is not None and not earlier.fits(base):
+    base, earlier = read_manifest(target), read_pending(store, name)
+    if earlier is not None and not earlier.fits(base):
+        earlier = None
+    start = base
+    if earlier is not None:
+        start = blend(base, earlier.manifest, items(base, earlier.manifest) - set(outdated))
+        if base is not None and base.content() == start.content():
             earlier = None
-        start = base if earlier is None else earlier.manifest
-        new, files = update.applied(target, start, [folder, target])
-        if base is not None and base.content() == new.content():
-            discard(folder)
-            return None
-        lines = dict.fromkeys((*(() if earlier is None else earlier.notes), *notes))
-        pending = Pending(name, folder, target, (state(base),), new, tuple(lines))
-        here = set() if base is None else base.files
-        write_truth(folder, {path: chunks for path, chunks in files.items() if path not in here})
-        write_pending(pending)
-        sweep(folder, new)
-        return pending
+    new, files = update.applied(target, start, [folder, target])
+    if base is not None and base.content() == new.content():
+        discard(changes, folder)
+        return None
+    lines = dict.fromkeys((*(() if earlier is None else earlier.notes), *notes))
+    pending = Pending(name, folder, target, (state(base),), new, tuple(lines))
+    here = set() if base is None else base.files
+    plan_truth(changes, folder, {path: chunks for path, chunks in files.items() if path not in here})
+    write_pending(changes, pending)
+    return pending
 
 
 def pending_names(store: GoldenStore) -> list[str]:
@@ -85,26 +104,19 @@ def accept(store: GoldenStore, name: str, patterns: Sequence[str] = ()) -> list[
     and name. Returns the files written in the case. Raises `GoldenError` when the case has changed since the
     proposal, when its inputs are not those that the update was made from, or when nothing matches.
     """
-    with locked(store.root):
+    with transaction(store.root) as changes:
         pending = pending_of(store, name)
-        with locked(pending.target):
-            base = pending.current()
-            new = blend(base, pending.manifest, select(name, base, pending.manifest, patterns))
-            _check_inputs(pending)
-            return _commit(pending, base, new)
-
-
-def _commit(pending: Pending, base: Manifest | None, new: Manifest) -> list[Path]:
-    files = _new_files(pending, base, new)
-    rest = bool(items(new, pending.manifest))
-    if rest:  # until the case is written it applies to both states, so that no kill can make it stale
-        write_pending(changed(pending, bases=(state(base), state(new))))
-    written = write_case(pending.target, base, new, files)
-    if rest:
-        write_pending(changed(pending, bases=(state(read_manifest(pending.target)),)))
-    else:
-        discard(pending.folder)
-    return written
+        base = pending.current()
+        new = blend(base, pending.manifest, select(name, base, pending.manifest, patterns))
+        _check_inputs(pending)
+        plan_case(changes, pending.target, base, new, _new_files(pending, base, new))
+        written = changes.paths()
+        if items(new, pending.manifest):  # the rest applies to what the case then is
+            after = base if base is not None and base.content() == new.content() else new
+            write_pending(changes, changed(pending, bases=(state(after),)))
+        else:
+            discard(changes, pending.folder)
+        return written
 
 
 def _new_files(pending: Pending, base: Manifest | None, new: Manifest) -> dict[str, Chunks]:
@@ -124,16 +136,19 @@ def _check_inputs(pending: Pending) -> None:
 
 def reject(store: GoldenStore, name: str, patterns: Sequence[str] = ()) -> None:
     """Forget a pending update, damaged or not, or those of its quantities that match a pattern."""
-    with locked(store.root):
+    with transaction(store.root) as changes:
         if not patterns and name in pending_names(store):
-            discard(folder_of(store, name))
+            discard(changes, folder_of(store, name))
             return
         pending = pending_of(store, name)
-        base = pending.current()
-        dropped = select(name, base, pending.manifest, patterns)
-        kept = blend(base, pending.manifest, items(base, pending.manifest) - dropped)
-        if base is not None and base.content() == kept.content():
-            discard(pending.folder)
-            return
-        write_pending(changed(pending, manifest=kept))
-        sweep(pending.folder, kept)
+        plan_rejection(changes, pending, select(name, pending.current(), pending.manifest, patterns))
+
+
+def plan_rejection(changes: Changes, pending: Pending, dropped: Collection[Item]) -> None:
+    """Add to a transaction what forgets some items of a pending update."""
+    base = pending.current()
+    kept = blend(base, pending.manifest, items(base, pending.manifest) - set(dropped))
+    if base is not None and base.content() == kept.content():
+        discard(changes, pending.folder)
+    else:
+        write_pending(changes, changed(pending, manifest=kept))

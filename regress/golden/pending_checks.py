@@ -1,12 +1,10 @@
 """Pending changes of stored checks: a new file each, in `.pending/checks/`, until it is accepted or rejected.
 
-Beside the file lies a note of what it would replace. The note is written last and removed first, so that a killed
-writer leaves no change, never half of one.
+Beside the file lies a note of what it would replace.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -14,15 +12,16 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from regress.dump.arrays import Array
-from regress.dump.files import Stamp, sync_folder
+from regress.dump.files import Stamp
 from regress.dump.reader import read
 from regress.errors import DumpError, GoldenError
 from regress.golden.difference import Change, change_of
 from regress.golden.entries import stamp_from_json
-from regress.golden.files import locked, read_stamped, read_unstamped, remove, stamp_of, write
+from regress.golden.files import read_stamped, read_unstamped, stamp_of
 from regress.golden.names import CHECKS, PENDING
 from regress.golden.sealed import read_sealed, seal
 from regress.golden.store import GoldenStore
+from regress.golden.transaction import Changes, transaction
 
 SUFFIX = ".safetensors"
 _NOTE = ".json"
@@ -59,14 +58,17 @@ def propose_check(store: GoldenStore, name: str, chunks: Iterable[bytes | memory
     `name` is its path within the golden directory. Returns the path of the kept file. Raises `GoldenError` when it
     cannot be written.
     """
+    with transaction(store.root) as changes:
+        return plan_check(changes, store, name, chunks)
+
+
+def plan_check(changes: Changes, store: GoldenStore, name: str, chunks: Iterable[bytes | memoryview]) -> Path:
+    """Add to a transaction what keeps a new file for review; see `propose_check`."""
     if not is_check(name):
         raise GoldenError(f"{name!r} is no stored check: its path is {CHECKS}/...{SUFFIX}")
     path = store.root / PENDING / name
-    remove(_note(path))
-    stamp = write(path, chunks)
-    sync_folder(path.parent)
-    base = _stored(store, name)
-    write(_note(path), [seal({"base": _json(base), "file": _json(stamp)}).encode()])
+    note = {"base": _json(_stored(store, name)), "file": _json(changes.write(path, chunks))}
+    changes.write(_note(path), [seal(note).encode()])
     return path
 
 
@@ -106,7 +108,7 @@ def accept_checks(store: GoldenStore, patterns: Sequence[str] = ()) -> list[Path
 
     Raises `GoldenError` before anything is written when one is damaged, or its check was stored anew since.
     """
-    with locked(store.root):
+    with transaction(store.root) as changes:
         chosen = [pending_check(store, name) for name in _matching(store, patterns)]
         for check in chosen:
             stored = _stored(store, check.name)
@@ -115,20 +117,25 @@ def accept_checks(store: GoldenStore, patterns: Sequence[str] = ()) -> list[Path
                     f"{store.root / check.name} was changed since its update was proposed: reject the update and run "
                     "pytest --update-golden=review again"
                 )
-        for check in chosen:
-            write(store.root / check.name, [check.data])
-            sync_folder((store.root / check.name).parent)
-            _discard(store.root / PENDING / check.name)
-        return [store.root / check.name for check in chosen]
+            changes.write(store.root / check.name, [check.data])
+            discard_check(changes, store, check.name)
+        return changes.paths()
 
 
 def reject_checks(store: GoldenStore, patterns: Sequence[str] = ()) -> list[str]:
     """Forget the pending changes that match a pattern, or all; returns their names."""
-    with locked(store.root):
+    with transaction(store.root) as changes:
         names = _matching(store, patterns)
         for name in names:
-            _discard(store.root / PENDING / name)
+            discard_check(changes, store, name)
         return names
+
+
+def discard_check(changes: Changes, store: GoldenStore, name: str) -> None:
+    """Have a pending change removed, if there is one."""
+    path = store.root / PENDING / name
+    changes.remove(_note(path))
+    changes.remove(path)
 
 
 def read_or_nothing(path: Path) -> bytes | None:
@@ -159,16 +166,6 @@ def label_of(path: Path) -> tuple[str, str]:
         return str(label["test"]), str(label["name"])
     except (DumpError, LookupError, TypeError):
         return path.name, ""
-
-
-def _discard(path: Path) -> None:
-    remove(_note(path))
-    remove(path)
-    for empty in path.parents:
-        with contextlib.suppress(OSError):  # it holds other files
-            empty.rmdir()
-        if empty.name == PENDING:
-            break
 
 
 def _tensors(path: Path) -> dict[str, Array]:

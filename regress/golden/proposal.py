@@ -5,19 +5,18 @@ The file holds the manifest that the case would have; replacing it is the commit
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from regress.errors import GoldenError
-from regress.golden.commit import sweep
+from regress.golden.commit import plan_sweep
 from regress.golden.difference import Difference, Side, compare
-from regress.golden.files import remove, write
 from regress.golden.manifest import Manifest, read_manifest
-from regress.golden.names import PENDING, PROPOSAL, TRUTH
+from regress.golden.names import PENDING, PROPOSAL
 from regress.golden.sealed import read_sealed, seal
 from regress.golden.store import GoldenStore
+from regress.golden.transaction import Changes
 
 _KEYS = {"case", "bases", "manifest", "notes"}
 
@@ -91,21 +90,19 @@ def read_pending(store: GoldenStore, name: str) -> Pending | None:
     return read_sealed(folder / PROPOSAL, parse, f"reject it with regress golden reject {name}")
 
 
-def write_pending(pending: Pending) -> None:
-    """Write the update, its truth files being safe on disk."""
+def write_pending(changes: Changes, pending: Pending) -> None:
+    """Add the update to a transaction, behind its truth files."""
     tree = {
         "case": pending.case,
         "bases": list(pending.bases),
         "manifest": pending.manifest.to_json(),
         "notes": list(pending.notes),
     }
-    write(pending.folder / PROPOSAL, [seal(tree).encode()])
+    changes.write(pending.folder / PROPOSAL, [seal(tree).encode()])
+    plan_sweep(changes, pending.folder, pending.manifest)
 
 
-def discard(folder: Path) -> None:
-    """Remove an update: first what makes it one, then its files; files that are not ours stay."""
-    remove(folder / PROPOSAL)
-    sweep(folder, None)
-    for empty in (folder / TRUTH, folder, folder.parent):
-        with contextlib.suppress(OSError):  # it holds other files, or never was
-            empty.rmdir()
+def discard(changes: Changes, folder: Path) -> None:
+    """Have an update removed: first what makes it one, then its files; files that are not ours stay."""
+    changes.remove(folder / PROPOSAL)
+    plan_sweep(changes, folder, None)

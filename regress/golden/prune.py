@@ -11,13 +11,13 @@ from pathlib import Path
 
 from regress.dump.files import TEMPORARY
 from regress.errors import GoldenError
-from regress.golden.commit import leftovers, sweep
-from regress.golden.files import locked, remove
+from regress.golden.commit import leftovers
 from regress.golden.manifest import read_manifest
 from regress.golden.names import CHECKS, PENDING, PROPOSAL
 from regress.golden.pending_checks import is_check
-from regress.golden.proposal import discard, read_pending
+from regress.golden.proposal import read_pending
 from regress.golden.store import GoldenStore
+from regress.golden.transaction import transaction
 
 ORPHANS = ".pytest_cache/v/regress/orphans"
 """Where the plugin lists orphans after a full run: a JSON list of paths within the golden directory."""
@@ -36,22 +36,11 @@ def prune(store: GoldenStore, orphans: Path) -> list[Path]:
     """Remove leftovers and orphans; returns the paths of the files removed."""
     if not store.root.is_dir():
         return []
-    with locked(store.root):
+    with transaction(store.root) as changes:
         gone = prunable(store, orphans)
-        for name in store.names():
-            with locked(store.folder(name)):
-                if (manifest := read_manifest(store.folder(name))) is not None:
-                    sweep(store.folder(name), manifest)
-        for folder in _pending_folders(store):
-            if (folder / PROPOSAL).exists():
-                pending = read_pending(store, folder.name)
-                sweep(folder, None if pending is None else pending.manifest)
-            else:
-                discard(folder)
         for path in gone:
-            if path.is_relative_to(store.root / CHECKS):
-                remove(path)
-        return [path for path in gone if not path.exists()]
+            changes.remove(path)
+        return gone
 
 
 def orphaned(store: GoldenStore, listed: Path) -> list[Path]:

@@ -6,17 +6,23 @@ from pathlib import Path
 
 from regress.errors import GoldenError
 from regress.golden.case import GoldenCase
+from regress.golden.journal import settle
 from regress.golden.names import CASE_FILE, MANIFEST, check_case_name
 
 
 class GoldenStore:
-    """All cases under `root`, which need not exist yet."""
+    """All cases under `root`, which need not exist yet.
+
+    Whoever opens it finishes or discards an update that was broken off; see `regress.golden.journal.settle`.
+    """
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root)
+        settle(self.root)
 
     def names(self) -> list[str]:
         """Names of the cases, recorded or not: folders that hold a `case.yaml` or a manifest."""
+        settle(self.root)
         if not self.root.is_dir():
             return []
         found = (path.parent for file in (CASE_FILE, MANIFEST) for path in self.root.glob(f"*/{file}"))
@@ -29,6 +35,7 @@ class GoldenStore:
     def case(self, name: str, *, allow_changed_inputs: bool = False) -> GoldenCase:
         """Open a case; see `GoldenCase`. Raises `GoldenError` naming the path when it is missing or damaged."""
         folder = self.folder(name)
+        settle(self.root)
         if not folder.is_dir():
             known = ", ".join(self.names()) or "none"
             raise GoldenError(

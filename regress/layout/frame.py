@@ -1,8 +1,8 @@
-"""The canonical coordinates of a batch: whose tokens they are, in which order."""
+"""Canonical coordinates of a batch: its samples, their lengths and their order."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from regress.layout.tokens import offsets_of
 
 SampleKey = tuple[str, int]
-"""``(group_id, run_id)``: what identifies a sample within its step."""
+"""``(group_id, run_id)``: the key of a sample within its step."""
 
 
 @dataclass(frozen=True)
@@ -29,19 +29,36 @@ class TokenFrame:
 
     @cached_property
     def offsets(self) -> NDArray[np.int64]:
-        """``[N + 1]`` start of every sample, and the end of the last."""
+        """``[N + 1]`` start of every sample, and the end of the last one."""
         return offsets_of(self.lengths)
 
     @property
     def size(self) -> int:
-        """Tokens of all samples together."""
+        """Number of tokens in all samples."""
         return sum(self.lengths)
 
     def locate(self, index: int) -> tuple[SampleKey, int]:
-        """Sample and position of a flat token index."""
+        """Return the sample and the position of a flat token index."""
         sample = int(np.searchsorted(self.offsets, index, side="right")) - 1
         return self.samples[sample], index - int(self.offsets[sample])
 
     def select(self, samples: Sequence[int]) -> TokenFrame:
-        """The frame of some of the samples, in the order given."""
+        """Return the frame of some of the samples, in the order given."""
         return TokenFrame(tuple(self.samples[i] for i in samples), tuple(self.lengths[i] for i in samples))
+
+    def updates(self, epochs: int = 1, size: int | None = None) -> Iterator[tuple[int | None, TokenFrame]]:
+        """Yield the optimizer updates of a step that trains on these samples.
+
+        Args:
+            epochs: passes over all samples.
+            size: samples per update; all of them by default.
+
+        Yields:
+            The number of the update within the step (None if the step has only one) and its samples.
+        """
+        count = len(self.samples)
+        cut = size or count
+        parts = [range(start, min(start + cut, count)) for start in range(0, count, cut)]
+        several = epochs * len(parts) > 1
+        for index, part in enumerate(part for _ in range(epochs) for part in parts):
+            yield (index if several else None), self.select(part)

@@ -10,11 +10,13 @@ from regress.compare.verdicts.tolerance import Tolerance
 from regress.compare.verdicts.verdict import Verdict
 from regress.errors import GoldenError
 from regress.golden.checks import StoredCheck, read_check
+from regress.golden.store import GoldenStore
 from regress.golden.tree import Tree
 from regress.plugin.comparing import compare
 from regress.plugin.rows import UpdateRow
 from regress.plugin.settings import Settings
-from regress.plugin.updating import refuse_nonfinite, refuse_unrepeatable, withdraw, write_check
+from regress.plugin.staged import TestStage
+from regress.plugin.updating import check_row, refuse_nonfinite, refuse_unrepeatable
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,7 @@ class Outcome:
     Attributes:
         verdicts: on every leaf, the gravest first; none if there is no golden.
         golden: what the value was compared with.
-        row: what was written, if anything.
+        row: what was staged to become golden, if anything.
     """
 
     verdicts: list[Verdict]
@@ -48,28 +50,32 @@ class Call:
     again: Callable[[], Any] | None
     nonfinite: bool
 
-    def settle(self, settings: Settings, provenance: Callable[[], Mapping[str, Any]]) -> Outcome:
-        """Compare with the golden, and update it if that is asked for; `provenance` is then recorded with it.
+    def settle(
+        self, settings: Settings, provenance: Callable[[], Mapping[str, Any]], stage: TestStage | None
+    ) -> Outcome:
+        """Compare with the golden; in an update, stage the new value with its provenance if it is to become golden.
 
         Raises `GoldenError` when the golden is damaged, or the new value may not become one.
         """
         old = self._golden(settings)
         verdicts = [] if old is None else self._compare(self.new.value, old.value)
-        if settings.update is None:
+        if settings.update is None or stage is None:
             return Outcome(verdicts, old)
         if not self._replaces(old, verdicts, settings):
-            withdraw(self.new, settings.golden_dir)
+            stage.hold(self.new.path)
             return Outcome(verdicts, old)
         if not self.nonfinite:
             refuse_nonfinite(self.new.value, self.new.name)
         if self.again is not None:
             refuse_unrepeatable(self._compare(Tree.of(self.again()), self.new.value), self.new.name)
         whole = replace(self.new, provenance=provenance())
-        return Outcome(verdicts, old, write_check(whole, old, verdicts, settings))
+        stage.put(whole.path, whole.encode())
+        return Outcome(verdicts, old, check_row(whole, old, verdicts, pending=settings.update.review))
 
     def _golden(self, settings: Settings) -> StoredCheck | None:
+        store = GoldenStore(settings.golden_dir)
         try:
-            return read_check(settings.golden_dir, self.new.path)
+            return read_check(store.root, self.new.path)
         except GoldenError:
             if settings.update is None or not settings.update.all:
                 raise

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from regress.dump.reader import DumpReader
     from regress.golden.checks import StoredCheck
     from regress.plugin.checking import Call
+    from regress.plugin.staged import TestStage
 
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 
@@ -32,6 +33,15 @@ def regress(request: pytest.FixtureRequest) -> Regress:
             "not to every example: check a fixed example in a test of its own"
         )
     return Regress(request)
+
+
+def _stage_of(node: pytest.Item) -> TestStage | None:
+    """Where a test lays what is to become golden; None unless goldens are updated."""
+    if node.config.stash[SETTINGS].update is None:
+        return None
+    from regress.plugin.session import SESSION
+
+    return node.config.stash[SESSION].stage(node)
 
 
 @pytest.fixture
@@ -58,6 +68,7 @@ class Regress:
         self._node: pytest.Item = request.node
         self._config = request.config
         self._settings = request.config.stash[SETTINGS]
+        self._stage = _stage_of(request.node)
         self._names: set[str] = set()
 
     def __repr__(self) -> str:
@@ -96,7 +107,8 @@ class Regress:
         try:
             self._claim(name)
             call = self._call(name, value, rtol, atol, why, again, nonfinite)
-            outcome = call.settle(self._settings, functools.partial(provenance_of, self._config))
+            provenance = functools.partial(provenance_of, self._config)
+            outcome = call.settle(self._settings, provenance, self._stage)
         except RegressError as error:
             raise error.with_traceback(None) from None
         if outcome.row is not None:

@@ -3,76 +3,167 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from regress.errors import RegressError
+from regress.errors import GoldenError, RegressError
 from regress.plugin.rows import UpdateRow
 from regress.report.numbers import pair
 
 if TYPE_CHECKING:
     from regress.golden.store import GoldenStore
+    from regress.golden.transaction import Changes
     from regress.replay.staging import Staged
     from regress.replay.update import Change
+
+_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the reports of the session's tests say.
+
+    Attributes:
+        rows: id of a test, and the row of a check that it has staged.
+        failed: ids of the tests that failed in some phase.
+    """
+
+    rows: Sequence[tuple[str, UpdateRow]] = ()
+    failed: Collection[str] = ()
 
 
 @dataclass
 class Applied:
-    """What became of the updates: a row for each quantity of a case that changed, a sentence for each failure."""
+    """What became of an update.
+
+    Attributes:
+        rows: for each check, and for each quantity of a case, that changed.
+        problems: a sentence for each failure.
+        notes: what else is to be said.
+    """
 
     rows: list[UpdateRow] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
-def apply_staged(staged_dir: Path, golden_dir: Path, *, review: bool) -> Applied:
-    """Write what a session staged, case by case: one that cannot be written keeps no other from it."""
-    from regress.golden.store import GoldenStore
-    from regress.replay.staging import read_staged, staged_names
+def apply_staged(staged_dir: Path, golden_dir: Path, told: Told, *, review: bool) -> Applied:
+    """Write what a session staged in one transaction, without the values of tests that failed.
 
-    found = Applied()
-    for name in staged_names(staged_dir):
-        staged = read_staged(staged_dir, name)
-        if staged.case is None:
-            continue
-        try:
-            _write(GoldenStore(golden_dir), name, staged, review)
-        except RegressError as error:
-            found.problems.append(f"the update of {name} was not written: {error}")
-        else:
-            found.rows += _rows(name, staged, review)
+    A case whose update is refused keeps nothing else from being written.
+    """
+    from regress.golden.transaction import transaction
+    from regress.plugin.staged import staged_checks
+
+    found = Applied(notes=list(_dropped(told)))
+    try:
+        checks, cases = staged_checks(staged_dir, told.failed), _staged_cases(staged_dir)
+        if not checks and not cases:
+            return found
+        _make(golden_dir)
+        with transaction(golden_dir) as changes:
+            _plan_checks(changes, checks, review=review)
+            for name, staged in cases.items():
+                problem = _plan_case(changes, name, staged, review=review)
+                if problem is None:
+                    found.rows += _rows(name, staged, review)
+                else:
+                    found.problems.append(problem)
+    except GoldenError as error:
+        return Applied(problems=[f"the update was not completed: {error}"], notes=found.notes)
+    found.rows += _check_rows(told, {path for path, data in checks.items() if data})
     return found
 
 
-def _write(store: GoldenStore, name: str, staged: Staged, review: bool) -> None:
-    from regress.golden.commit import commit
-    from regress.golden.pending import propose
+def _dropped(told: Told) -> Iterable[str]:
+    """Say which tests would have written a golden, had they not failed."""
+    tests = sorted({row.owner for test, row in told.rows if test in told.failed})
+    if tests:
+        more = f" and {len(tests) - _SHOWN} more" if len(tests) > _SHOWN else ""
+        yield f"new goldens of tests that failed were not written: {', '.join(tests[:_SHOWN])}{more}"
+
+
+def _staged_cases(staged_dir: Path) -> dict[str, Staged]:
+    """The cases for which an update was prepared and not refused; without any, torch is not needed here."""
+    if not any(staged_dir.glob("*.json")):
+        return {}
+    from regress.replay.staging import read_staged, staged_names
+
+    found = {name: read_staged(staged_dir, name) for name in staged_names(staged_dir)}
+    return {name: staged for name, staged in found.items() if staged.case is not None}
+
+
+def _make(golden_dir: Path) -> None:
+    from regress.golden.files import unwritable
+
+    try:
+        golden_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise unwritable(golden_dir, error) from error
+
+
+def _plan_checks(changes: Changes, checks: Mapping[str, bytes], *, review: bool) -> None:
+    """Add to a transaction the new files of checks, and drop what earlier sessions proposed for those looked at."""
+    from regress.golden.pending_checks import discard_check, plan_check
+    from regress.golden.store import GoldenStore
+
+    store = GoldenStore(changes.root)
+    for path, data in checks.items():
+        if data and review:
+            plan_check(changes, store, path, [data])
+            continue
+        discard_check(changes, store, path)
+        if data:
+            changes.write(store.root / path, [data])
+
+
+def _plan_case(changes: Changes, name: str, staged: Staged, *, review: bool) -> str | None:
+    """Add the update of a case to a transaction; returns a sentence if it is refused, and adds nothing then."""
+    from regress.golden.commit import plan_commit
+    from regress.golden.pending import plan_proposal
+    from regress.golden.store import GoldenStore
+    from regress.golden.transaction import Changes
+    from regress.golden.update import Update
     from regress.replay.staging import changed_truth
 
-    _withdraw(store, name, staged)
-    if not staged.changes:
-        return
     assert staged.case is not None
     assert staged.case.manifest is not None
-    provenance = staged.case.manifest.provenance
-    if review:
-        propose(store, name, truth=changed_truth(staged), provenance=provenance)
-    else:
-        commit(store.folder(name), truth=changed_truth(staged), provenance=provenance)
+    own, store = Changes(changes.root), GoldenStore(changes.root)
+    update = Update(staged.case.manifest.provenance, changed_truth(staged))
+    try:
+        if review and staged.changes:
+            plan_proposal(own, store, name, update, outdated=staged.looked)
+        else:
+            _withdraw(own, store, name, staged)
+        if staged.changes and not review:
+            plan_commit(own, store.folder(name), update)
+    except RegressError as error:
+        return f"the update of {name} was not written: {error}"
+    changes.add(own)
+    return None
 
 
-def _withdraw(store: GoldenStore, name: str, staged: Staged) -> None:
+def _withdraw(changes: Changes, store: GoldenStore, name: str, staged: Staged) -> None:
     """Drop what an earlier session proposed for what this one has looked at: its values are others, or right."""
     from regress.golden.manifest import read_manifest
-    from regress.golden.pending import pending_names, pending_of, reject
+    from regress.golden.pending import pending_names, pending_of, plan_rejection
     from regress.golden.selection import items
 
     if name not in pending_names(store):
         return
     pending, base = pending_of(store, name), read_manifest(store.folder(name))
     if pending.fits(base) and (outdated := items(base, pending.manifest) & staged.looked):
-        reject(store, name, ["/".join(item) for item in sorted(outdated)])
+        plan_rejection(changes, pending, outdated)
+
+
+def _check_rows(told: Told, written: Collection[str]) -> Iterable[UpdateRow]:
+    """The rows of the checks that were written; the last run of a test counts."""
+    from regress.golden.checks import check_path
+
+    last = {check_path(row.owner, row.name): row for test, row in told.rows if test not in told.failed}
+    return (row for path, row in last.items() if path in written)
 
 
 def _rows(case: str, staged: Staged, pending: bool) -> Iterable[UpdateRow]:

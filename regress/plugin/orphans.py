@@ -118,8 +118,13 @@ class Orphans:
     def _unasked(self, asked: set[str]) -> Iterator[Unasked]:
         """Stored checks that no test has asked for, but those of tests that had no chance to."""
         from regress.golden.checks import read_check, stored_checks
+        from regress.golden.store import GoldenStore
 
-        root = self._config.stash[SETTINGS].golden_dir
+        try:
+            root = GoldenStore(self._config.stash[SETTINGS].golden_dir).root
+        except RegressError as error:
+            yield Unasked("", None, str(error))
+            return
         for path in stored_checks(root):
             if path in asked:
                 continue

@@ -14,11 +14,12 @@ import pytest
 from regress.errors import ConfigError
 from regress.plugin.replays import FIXTURE, MARKER, SUITE, parametrize
 from regress.plugin.settings import SETTINGS
-from regress.plugin.suite import REPLAYS, Broken, Suite
+from regress.plugin.suite import REPLAYS, STAGED, Broken, Suite
 from regress.plugin.summary import SUMMARY
 from regress.replay.workspace import Workspace
 
 if TYPE_CHECKING:
+    from regress.plugin.staged import TestStage
     from regress.replay.adapter import Adapter
     from regress.replay.matrix import Item
 
@@ -37,6 +38,7 @@ class ReplaySession:
         self._worker: dict[str, Any] | None = getattr(config, "workerinput", None)
         self._own: Workspace | None = None
         self._crashed = False
+        self._failed: set[str] = set()
 
     @property
     def shared(self) -> Path:
@@ -51,6 +53,13 @@ class ReplaySession:
     def replays(self) -> Path | None:
         """Where the replays of this session are, if it has any."""
         return None if self._own is None else self._own.path / REPLAYS
+
+    def stage(self, item: pytest.Item) -> TestStage:
+        """Where one run of a test lays what is to become golden at the end of the session."""
+        from regress.plugin.staged import TestStage
+
+        worker = "main" if self._worker is None else str(self._worker["workerid"])
+        return TestStage(self.shared / STAGED, worker, item.nodeid)
 
     def suite(self) -> Suite:
         """The cases and variants, opened when a test first asks for them; raises `ConfigError` for bad ones."""
@@ -144,6 +153,15 @@ class ReplaySession:
                     wanted[item.replay.case.name].add((update.where, item.quantity))
         suite.selection.update(wanted)
 
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Remember the tests that failed in any phase, expectedly or not: their values become no golden."""
+        if report.failed or (report.skipped and hasattr(report, "wasxfail")):
+            self._failed.add(report.nodeid)
+
+    def pytest_internalerror(self) -> None:
+        """Remember that a process of the session broke off."""
+        self._crashed = True
+
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: object) -> None:
         """Remember that a worker died: its share of an update may be missing."""
@@ -151,27 +169,31 @@ class ReplaySession:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int | pytest.ExitCode) -> None:
-        """Write the updates that tests have prepared, unless the session broke off."""
+        """Write what tests have staged, all of it or, if the session broke off, none."""
         settings = self._config.stash[SETTINGS]
         if self._worker is None and exitstatus in _ENDED and not self._config.stash[SUMMARY].supported():
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         if self._worker is not None or settings.update is None or self._own is None:
             return
-        staged = self.shared / "staged"
-        if not staged.is_dir():  # no test replayed a golden case, so torch is not needed here
+        staged = self.shared / STAGED
+        if not staged.is_dir():  # no test asked for a golden
             return
         summary = self._config.stash[SUMMARY]
-        if exitstatus not in _ENDED or self._crashed:
-            summary.note("no golden case was written, because the session broke off: run the update again")
+        cut_short = session.shouldfail or session.shouldstop
+        if exitstatus not in _ENDED or self._crashed or cut_short:
+            summary.note("no golden was written, because the session broke off: run the update again")
             return
-        from regress.plugin.golden_update import apply_staged
+        from regress.plugin.golden_update import Told, apply_staged
 
-        found = apply_staged(staged, settings.golden_dir, review=settings.update.review)
+        told = Told([*summary.told_updates()], self._failed)
+        found = apply_staged(staged, settings.golden_dir, told, review=settings.update.review)
         summary.add(found.rows)
-        for problem in found.problems:
-            summary.note(problem)
+        for note in found.notes:
+            summary.note(note)
         if found.problems:  # tests have passed against what could not be written
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        for problem in found.problems:
+            summary.note(problem)
 
     def pytest_unconfigure(self) -> None:
         """End the ranks' forkserver, and remove what the processes shared."""

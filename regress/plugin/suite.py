@@ -32,6 +32,8 @@ EVERYTHING = Wanted()
 
 REPLAYS = "replays"
 """Folder of a session's replays, below what its processes share."""
+STAGED = "staged"
+"""Folder of what is to become golden, beside it."""
 EXPORTS = "exports"
 """Folder of its exported cases."""
 
@@ -137,7 +139,7 @@ class Suite:
         if update is None:
             return None
         return Staging(
-            self.shared / "staged",
+            self.shared / STAGED,
             everything=update.all,
             selection=self.selection.__getitem__,
             scale=self.settings.tolerance_scale,

@@ -25,7 +25,7 @@ _UNFOLDED = 1000  # a log is searched, so that nothing in it is folded
 class Summary:
     """Gathers rows, and prints the table of an update; `config.stash[SUMMARY]` holds it.
 
-    Rows come from tests (`rows.tell_update`, on any worker) or from whoever calls `add` before the session is over.
+    The rows of what was written come from whoever calls `add` before the session is over.
     """
 
     def __init__(self, config: pytest.Config) -> None:
@@ -47,10 +47,13 @@ class Summary:
         for nodeid, found in self._told.items():
             yield from ((nodeid, str(value)) for key, value in found if key == name)
 
+    def told_updates(self) -> Iterator[tuple[str, UpdateRow]]:
+        """Ids of tests, and the rows of what each has staged (`rows.tell_update`, on any worker)."""
+        return ((nodeid, update_row(text)) for nodeid, text in self.properties(UPDATE))
+
     def updates(self) -> list[UpdateRow]:
         """All rows of the update table, in an order that knows no workers."""
-        told = [update_row(text) for _, text in self.properties(UPDATE)]
-        return sorted([*told, *self._added], key=lambda row: (row.owner, row.name))
+        return sorted(self._added, key=lambda row: (row.owner, row.name))
 
     def calls(self) -> list[Call]:
         """All verdicts that tests told; none unless a report was asked for."""
@@ -77,7 +80,7 @@ class Summary:
             terminalreporter.line(f"regress: {note}")
         rows = self.updates()
         if not rows:
-            if self._config.stash[SETTINGS].update is not None:
+            if self._config.stash[SETTINGS].update is not None and not self._notes:
                 terminalreporter.line("regress: no golden had to be written")
             return
         pending = sum(row.pending for row in rows)

@@ -1,11 +1,9 @@
-"""Writing stored checks: what becomes golden, what waits for review, and what is refused."""
+"""New goldens of stored checks: what a row of the update table says of one, and what is refused."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,44 +11,20 @@ from regress.compare.verdicts.verdict import Verdict
 from regress.dump.arrays import is_float
 from regress.errors import GoldenError
 from regress.golden.checks import StoredCheck
-from regress.golden.files import write
-from regress.golden.names import PENDING
-from regress.golden.pending_checks import propose_check, reject_checks
-from regress.golden.store import GoldenStore
 from regress.golden.tree import CONTAINERS, Tree
 from regress.plugin.rows import UpdateRow
 from regress.plugin.showing import show_briefly
 
-if TYPE_CHECKING:
-    from regress.plugin.settings import Settings
 
-
-def write_check(
-    new: StoredCheck, old: StoredCheck | None, verdicts: Sequence[Verdict], settings: Settings
-) -> UpdateRow:
-    """Make a value golden, or lay it beside the golden one for review; returns its row of the table.
-
-    Args:
-        new: with its provenance.
-        verdicts: of the new value against the old one; empty if there is no old one.
-    """
-    assert settings.update is not None
-    if settings.update.review:
-        propose_check(GoldenStore(settings.golden_dir), new.path, new.encode())
-    else:
-        write(settings.golden_dir / new.path, new.encode())
-    return _row(new, old, verdicts, pending=settings.update.review)
-
-
-def withdraw(check: StoredCheck, golden_dir: Path) -> None:
-    """Drop what an earlier run proposed for a check, now that its golden is right."""
-    if (golden_dir / PENDING / check.path).exists():
-        reject_checks(GoldenStore(golden_dir), [check.path])
-
-
-def _row(
+def check_row(
     new: StoredCheck, old: StoredCheck | None, verdicts: Sequence[Verdict], *, pending: bool
 ) -> UpdateRow:
+    """The row of a new golden.
+
+    Args:
+        verdicts: of the new value against the old one; empty if there is no old one.
+        pending: whether it is to wait for review.
+    """
     failed = [verdict for verdict in verdicts if not verdict.ok] or [v for v in verdicts if v.max_error]
     leaves = sum(node[0] not in CONTAINERS for node in new.value.nodes.values())
     row = UpdateRow(new.test, new.name, "new", leaves, leaves, pending=pending)

@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from regress.dump.files import write_atomically
-from regress.golden.commands import code_option, directory_option, open_store
+from regress.golden.commands import code_option, directory_option
+from regress.golden.location import open_store
 from regress.golden.names import MANIFEST
 from regress.report.numbers import plural
 

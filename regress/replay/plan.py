@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property, lru_cache
 from typing import Any
@@ -116,7 +116,7 @@ def plan_replay(
                 stage,
             )
             for step, samples in sorted(trajectories.items())
-            for update, frame in _updates(frame_of(samples), *cuts)
+            for update, frame in frame_of(samples).updates(*cuts)
         ]
     except (TypeError, ValueError, ArithmeticError) as error:  # values that the engine would refuse, too
         mesh = f"parallel={parallel} with " if parallel else ""
@@ -152,15 +152,6 @@ def _rank_plan(values: Mapping[str, Any]) -> RankPlan:
         "sequence_parallel": values.get("sequence_parallel"),
     }
     return RankPlan(mesh, **{name: value for name, value in given.items() if value is not None})
-
-
-def _updates(frame: TokenFrame, epochs: int, size: int | None) -> Iterator[tuple[int | None, TokenFrame]]:
-    """Update index (None where the step has one) and samples, as the trainer cuts them."""
-    count = len(frame.samples)
-    parts = [range(start, min(start + (size or count), count)) for start in range(0, count, size or count)]
-    several = epochs * len(parts) > 1
-    for index, part in enumerate(part for _ in range(epochs) for part in parts):
-        yield (index if several else None), frame.select(part)
 
 
 @lru_cache(maxsize=4096)

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from regress.compare.dumps.engines import ENGINES, engine_named
 from regress.errors import ConfigError, RegressError
-from regress.golden.commands import directory_option, open_store
+from regress.golden.commands import directory_option
 from regress.report.numbers import plural
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def compare(
     ray_address: str | None,
     golden_dir: Path | None,
 ) -> None:
-    """Compare two dumps, whatever their layouts: the second is judged by the first.
+    """Compare two dumps, or a golden case and a dump: the second is judged by the first.
 
     Padding side, packing, microbatches, row order, data, context, tensor and pipeline parallelism may differ: samples
     are matched by id, else by their tokens, and parameters element by element. Dumps of NexRL (self-hosted, remote API,
@@ -125,16 +125,20 @@ def compare(
     regress compare outputs/base/debug_dump outputs/packed/debug_dump
     regress compare A B --step 3:5 --only 'gradient/*q_proj*'
     regress compare A B --tolerances dense --report out
+    regress compare golden:dense outputs/mine/debug_dump     by its truth and measured tolerances
+    regress compare golden:dense golden:dense@pending
     regress compare A B --engine ray --ray-address head:6379
     As NexRL's compare_debug_dumps.py, whose sections the JSON report has:
       regress compare --self_hosted_dir A --weaver_dir B --step 0 --output report.json
 
     Exit codes: 0 equal within tolerance, 1 they differ, 2 something could not be compared.
     """
+    from regress.compare.request import bounds_of
+
     try:
-        pairs, dirs = _pairs(golden, actual, self_hosted_dir, remote_api_dir, weaver_dir)
+        pairs, dirs = _pairs(golden, actual, self_hosted_dir, remote_api_dir, weaver_dir, golden_dir)
         options = _options(
-            step, only, num_ranks, num_micros, _bounds(rtol, atol, bitwise, tolerances, golden_dir)
+            step, only, num_ranks, num_micros, bounds_of(rtol, atol, bitwise, tolerances, golden_dir)
         )
         work = engine_named(engine, workers=workers, address=ray_address, tell=_warn)
         found = {name: _compared(one, other, options, work) for name, (one, other) in pairs.items()}
@@ -154,8 +158,10 @@ def _pairs(
     self_hosted: str | None,
     remote_api: str | None,
     weaver: str | None,
+    folder: Path | None,
 ) -> tuple[dict[str, tuple[str, str]], Directories | None]:
     """What is compared with what, by name."""
+    from regress.compare.dumps.golden import located
     from regress.report.documented import Directories
 
     others = {"remote API": remote_api, "weaver": weaver}
@@ -165,7 +171,7 @@ def _pairs(
                 "two dumps are compared: give GOLDEN and ACTUAL, or --self_hosted_dir with --weaver_dir or "
                 "--remote_api_dir"
             )
-        return {"compare": (golden, actual)}, None
+        return {"compare": (located(golden, folder), located(actual, folder))}, None
     if golden is not None or actual is not None:
         raise ConfigError("give either GOLDEN and ACTUAL, or --self_hosted_dir and the others, not both")
     pairs = {name: (self_hosted, path) for name, path in others.items() if path is not None}
@@ -189,30 +195,6 @@ def _options(step: str | None, only: str, ranks: int | None, micros: int | None,
         if steps[0] > steps[1]:
             raise ConfigError(f"--step {step} begins after it ends: write {steps[1]}:{steps[0]}")
     return Options(steps, ranks, micros, bounds, Selection(only))
-
-
-def _bounds(
-    rtol: float | None, atol: float | None, bitwise: bool, case: str | None, golden_dir: Path | None
-) -> Bounds:
-    from regress.compare.dumps.bounds import Bounds
-    from regress.compare.verdicts.overrides import read_overrides
-    from regress.compare.verdicts.tolerance import BITWISE, Tolerance
-    from regress.golden.location import project_root
-
-    by_number = rtol is not None or atol is not None
-    if sum([by_number, bitwise, case is not None]) > 1:
-        raise ConfigError(
-            "give one of --rtol and --atol, --bitwise, or --tolerances, since each replaces the others"
-        )
-    if bitwise:
-        return Bounds(BITWISE)
-    if by_number:
-        reason = f"asked for: --rtol {rtol or 0.0:g} --atol {atol or 0.0:g}"
-        return Bounds(Tolerance(rtol or 0.0, atol or 0.0, reason=reason))
-    overrides = read_overrides(project_root())
-    if case is None:
-        return Bounds(overrides=overrides)
-    return Bounds.of_case(open_store(golden_dir).case(case), overrides)
 
 
 def _warn(text: str) -> None:

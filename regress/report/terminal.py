@@ -137,8 +137,8 @@ def headroom_table(rows: list[Closest], width: int) -> Table:
 
 
 def _nearest_first(report: Report) -> list[Closest]:
-    """What failed, then the least headroom."""
-    return sorted(report.closest, key=lambda row: (not row.failed, row.headroom))
+    """What failed in the order of computation, then the least headroom."""
+    return sorted(report.closest, key=lambda row: (not row.failed, 0.0 if row.failed else row.headroom))
 
 
 def _cut(text: Text, width: int) -> Text:

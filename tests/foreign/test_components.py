@@ -21,7 +21,7 @@ WRONG = {
     "algorithm.loss_function=pieces:local_loss": ("micro1", "token_loss"),
     "parallel.wrapper=pieces:deaf": ("dp2-ddp", "gradient"),
 }
-"""A wrong component -> a variant that catches it though the base run, or that of torch, passes, and what breaks first."""
+"""A wrong component -> a variant that catches it though the base run passes, and what breaks first."""
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from regress.cli import main
-from regress.dump import Recorder, at, recording, tap
+from regress.dump import Recorder, Trajectory, at, recording, tap, tap_trajectories
 from regress.layout import Segment, TokenLayout
 
 README = Path(__file__).parents[2] / "README.md"
@@ -198,6 +199,24 @@ def test_a_tensor_that_one_microbatch_lacks(tmp_path: Path) -> None:
     assert "step0/rank0/micro1: missing: other is_loss_debug/mine: only in the golden dump" in done.output
 
 
+def test_rollouts_of_several_ranks(tmp_path: Path) -> None:
+    """Those of the first rank alone were compared."""
+
+    def rollouts(name: str, reward: float) -> Path:
+        with recording(Recorder(tmp_path / name, options={"trajectory": True})):
+            for rank in range(2):
+                with at(step=0, rank=rank):
+                    value = reward if rank else 1.0
+                    tap_trajectories([Trajectory(f"g{rank}", 0, [1, 2, 3], [0, 1, 1], value, 1)])
+        return tmp_path / name
+
+    golden = rollouts("a", 1.0)
+    assert compare(golden, golden).exit_code == 0
+    done = compare(golden, rollouts("b", 2.0))
+    assert done.exit_code == 1
+    assert "trajectory reward: sample g1/0" in done.output
+
+
 def test_integers_that_nobody_knows_are_exact(tmp_path: Path) -> None:
     values = torch.full((2, 8), 10_000_000)
     golden = record(tmp_path / "a", one("is_loss_debug", ids=values))
@@ -226,6 +245,35 @@ def test_old_log_probs_of_each_microbatch(tmp_path: Path) -> None:
     assert compare(golden, golden).exit_code == 0
     taps[0, 1] = [("old_log_probs", {"old_log_probs": torch.zeros(2, 8)})]
     assert compare(golden, record(tmp_path / "b", taps)).exit_code == 1
+
+
+@dataclass
+class Claim:
+    """A layout that `TokenLayout` would never make."""
+
+    shape: tuple[int, int]
+    segment: tuple[int, int, int, int, int]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"shape": list(self.shape), "segments": [list(self.segment)]}
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Claim((1, 1 << 40), (0, 0, 1 << 40, 0, 0)),
+        Claim((2, 8), (0, 1 << 50, (1 << 50) + 8, 0, 0)),
+    ],
+    ids=["columns", "positions"],
+)
+def test_a_layout_that_claims_more_tokens_than_there_can_be(tmp_path: Path, layout: Claim) -> None:
+    """Arrays of as many tokens would be made."""
+    taps = one("forward_data", log_probs=torch.ones(2, 8), layout=layout, meta={"samples": [["a", 0]]})
+    folder = record(tmp_path / "a", taps)
+    done = compare(folder, folder)
+    assert done.exit_code == 2
+    assert "the token layout of forward_data of rank 0 microbatch 0 claims" in done.output + done.stderr
+    assert "far more than its tensors have elements; record it again" in done.output + done.stderr
 
 
 def _values(draw: Callable[[Any], Any], shape: Sequence[int]) -> Any:

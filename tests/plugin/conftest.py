@@ -48,6 +48,10 @@ class Project:
         """Run pytest in its mode."""
         return self._pytester.runpytest_inprocess("-p", "regress.plugin", *MODES[self.mode], *arguments)
 
+    def run_apart(self, *arguments: str) -> pytest.RunResult:
+        """Run pytest in its mode as a process of its own, which may be interrupted."""
+        return self._pytester.runpytest_subprocess("-p", "regress.plugin", *MODES[self.mode], *arguments)
+
     def passes(self, *arguments: str, count: int) -> pytest.RunResult:
         """Run pytest; `count` tests pass and nothing else happens."""
         result = self.run(*arguments)
@@ -169,6 +173,11 @@ ALIKE = {
     "test_a_broken_module_hinders_no_other",
     "test_an_interrupted_run_looks_for_no_orphans",
     "test_what_a_test_tells_reaches_junit",
+    "test_an_interrupt_changes_nothing",
+    "test_an_internal_error_changes_nothing",
+    "test_values_of_a_test_that_fails_in_any_phase_are_dropped",
+    "test_the_others_are_written_when_one_test_fails",
+    "test_a_golden_directory_that_cannot_be_written_is_told",
 }
 """Modules and tests in which workers make little difference: with workers they are extended tests."""
 

@@ -17,6 +17,7 @@ ALLOWED: dict[str, set[str]] = {
     "trust": set(),
     "layout": set(),
     "dump": {"layout"},
+    "capture": {"dump", "layout", "grpo"},
     "grpo": set(),
     "tasks": set(),
     "golden": {"dump", "layout"},

@@ -15,7 +15,15 @@ from regress.compare.alignment.locate import Locator, TokenText
 from regress.compare.diagnosis.around import Around
 from regress.compare.diagnosis.surroundings import Surroundings
 from regress.compare.metrics.stripes import largest
-from regress.compare.quantities import MICRO_STAGES, SHARES, Kind, Source, quantity_named, sources_in
+from regress.compare.quantities import (
+    EVERYWHERE,
+    MICRO_STAGES,
+    SHARES,
+    Kind,
+    Source,
+    quantity_named,
+    sources_in,
+)
 from regress.compare.verdicts.case import Locate, element
 from regress.dump.arrays import Array
 from regress.errors import CompareError
@@ -87,9 +95,14 @@ class Projection:
     ) -> None:
         self.truth = truth
         self.frame = frame
-        self.locator = Locator(frame, truth.get("batch_inputs", {}).get("input_ids"), text)
+        self._text = text
         self._scales: dict[tuple[str, str], float] = {}
         self._config = config or {}
+
+    @cached_property
+    def locator(self) -> Locator:
+        """Words for the tokens of the update."""
+        return Locator(self.frame, self.truth.get("batch_inputs", {}).get("input_ids"), self._text)
 
     @cached_property
     def loss_mask(self) -> NDArray[np.bool_]:
@@ -139,12 +152,14 @@ class Projection:
         self._check_rows(source, values, (self.frame.size,))
         local = layout.scatter(values, self.frame.offsets)
         mask = self._mask(source, kind, layout)
-        around = self._around.tokens(source, layout, layout.shape)
+        around = self.around.tokens(source, layout, layout.shape)
         return Expected(local, mask, scale, self.locator.grid(layout, layout.shape), around)
 
     def _mask(self, source: Source, kind: Kind, layout: TokenLayout) -> NDArray[np.bool_] | None:
         if kind is Kind.EXACT:
             return None if source.name.endswith("_mask") else layout.attention_mask
+        if source.quantity in EVERYWHERE:
+            return layout.attention_mask
         mask: NDArray[np.bool_] = layout.scatter(self.loss_mask, self.frame.offsets)
         return mask
 
@@ -174,23 +189,24 @@ class Projection:
                     layout.attention_mask,
                 )
             )
-            around = self._around.tokens(source, layout, (B * T,) if as_rows else (B, T))
+            around = self.around.tokens(source, layout, (B * T,) if as_rows else (B, T))
             return Expected(kept, mask, scale, self.locator.grid(layout, kept.shape), around)
         canonical, _ = row_layout.indices(self.frame.offsets)
         tokens = canonical[self.loss_mask[canonical]]
         rows = values[(np.cumsum(self.loss_mask) - 1)[tokens]]
         locate = self.locator.rows(tokens, math.prod(inner))
         local_rows = rows if shape == rows.shape else rows[None]
-        around = self._around.rows(source, row_layout, tokens, local_rows.shape)
+        around = self.around.rows(source, row_layout, tokens, local_rows.shape)
         return Expected(local_rows, None, scale, locate, around)
 
     def whole(self, quantity: str, name: str) -> Expected:
         """What a full tensor of an update should be."""
-        around = self._around.whole(quantity, name)
+        around = self.around.whole(quantity, name)
         return Expected(self.truth[quantity][name], surroundings=around)
 
     @cached_property
-    def _around(self) -> Around:
+    def around(self) -> Around:
+        """What is known of the tensors of the update besides their golden values."""
         return Around(self.truth, self.frame, self.known_loss_mask, self._config)
 
     def _share(self, name: str, layout: TokenLayout) -> Expected:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -16,7 +16,7 @@ from regress.compare.diagnosis.guesses import Guess, Truth
 from regress.compare.diagnosis.surroundings import Surroundings
 from regress.compare.diagnosis.traits import Traits, token_classes, traits_of
 from regress.compare.diagnosis.update_guesses import UpdateGuesses
-from regress.compare.quantities import Source
+from regress.compare.quantities import EVERYWHERE, Source
 from regress.layout import TokenFrame, TokenLayout
 
 _OF_LOGITS = ("log_probs", "entropy")
@@ -39,6 +39,9 @@ class Around:
 
     def tokens(self, source: Source, layout: TokenLayout, leading: tuple[int, ...]) -> Surroundings:
         """Of a tensor ``[*leading, ...]`` with a place for each of the layout's."""
+        known = self.truth.get(source.quantity, {}).get(source.name)
+        if known is None:
+            return Surroundings(lambda: self.traits(layout), leading)
         canonical, local = layout.indices(self.frame.offsets)
 
         def placed(values: NDArray[Any], fill: float) -> NDArray[Any]:
@@ -61,7 +64,7 @@ class Around:
             return placed(found[0], math.nan), placed(found[1], 0)
 
         def pool() -> NDArray[np.float64]:
-            values = self.truth[source.quantity][source.name].astype(np.float64)
+            values = known.astype(np.float64)
             return values if self.loss_mask is None else values[self.loss_mask]
 
         return Surroundings(
@@ -70,8 +73,17 @@ class Around:
             guesses,
             logits,
             source.quantity == "entropy",
-            pool if self.truth[source.quantity][source.name].ndim == 1 else None,
+            pool if known.ndim == 1 else None,
+            usual=self._usual(source, placed, leading),
         )
+
+    def _usual(
+        self, source: Source, placed: Callable[[NDArray[Any], float], NDArray[Any]], leading: tuple[int, ...]
+    ) -> NDArray[np.bool_] | None:
+        """The loss tokens, of quantities that are 0 at all others."""
+        if source.quantity not in EVERYWHERE or self.loss_mask is None:
+            return None
+        return placed(self.loss_mask, False).reshape(leading)
 
     def rows(
         self, source: Source, layout: TokenLayout, tokens: NDArray[np.int64], shape: tuple[int, ...]
@@ -86,12 +98,15 @@ class Around:
             return known.at(place[tokens])
 
         def guesses() -> Iterator[Guess]:
-            assert self.loss_mask is not None
-            values = self.truth[source.quantity][source.name]
+            values = self.truth.get(source.quantity, {}).get(source.name)
+            if values is None or self.loss_mask is None:
+                return
             whole = np.full((self.frame.size, *values.shape[1:]), np.nan)
             whole[self.loss_mask] = values
             for by in (1, -1):
                 yield Guess("shifted", shifted(whole, self.frame, by)[tokens].reshape(shape), {"by": by})
+            for guess in self._guesses.gradients(source.quantity):
+                yield replace(guess, values=guess.values[tokens].reshape(shape))
 
         return Surroundings(traits, shape[:-1], guesses)
 

@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from regress.compare.diagnosis.gradient_formulas import TokenGradients
 from regress.compare.diagnosis.guesses import Floats, Guess, Truth
 from regress.compare.diagnosis.temperature import log_sum_exp
+from regress.compare.quantities import TOKEN_GRADIENTS
 from regress.dump.arrays import Array, is_float
 from regress.layout import TokenFrame
 
@@ -53,6 +55,15 @@ class TokenGuesses:
         formulas = _FORMULAS.get(quantity)
         if formulas is not None:
             yield from formulas(self)
+        yield from self.gradients(quantity)
+
+    def gradients(self, quantity: str) -> Iterator[Guess]:
+        """What the gradient of the loss by something of each token might be; nothing for other quantities."""
+        if quantity in TOKEN_GRADIENTS and self.loss_mask is not None:
+            logits = self.logits if quantity == "logit_gradient" else None
+            offsets = np.asarray(self.frame.offsets)
+            known = TokenGradients(self.token, offsets, self.loss_mask, self.objective, self.clip, logits)
+            yield from known.of(quantity)
 
     def token(self, quantity: str) -> Floats | None:
         """``[frame.size]`` golden values of a quantity of one tensor, if it is known."""
@@ -83,7 +94,8 @@ class TokenGuesses:
     @cached_property
     def logits(self) -> tuple[Floats, NDArray[np.int64]] | None:
         """``[frame.size, V]`` golden logits that predict each token (NaN where there are none), and the tokens."""
-        found = next((a for n, a in self.truth.get("activations", {}).items() if n.endswith("lm_head")), None)
+        outputs = self.truth.get("activations", {})
+        found = next((outputs[name] for name in outputs if name.endswith("lm_head")), None)
         ids = self.truth.get("batch_inputs", {}).get("input_ids")
         if found is None or ids is None or self.loss_mask is None or found.ndim != 2:
             return None

@@ -32,12 +32,14 @@ class Guess:
         numbers: what the pattern says besides.
         values: in the shape of the golden tensor, NaN where it says nothing.
         direction: of that shape, if a multiple of it is to be added; the multiple is the number ``value``.
+        everywhere: whether it has to hold wherever it says anything, not at the affected values alone.
     """
 
     id: str
     values: Floats
     numbers: Mapping[str, Any] = field(default_factory=dict)
     direction: Floats | None = None
+    everywhere: bool = False
 
 
 def fitted(guess: Guess, actual: Array, over: NDArray[np.bool_]) -> Guess:
@@ -51,7 +53,7 @@ def fitted(guess: Guess, actual: Array, over: NDArray[np.bool_]) -> Guess:
         return replace(guess, values=np.full(guess.values.shape, np.nan), direction=None)
     value = float(((actual[said].astype(np.float64) - guess.values[said]) * along).sum()) / square
     numbers = {**guess.numbers, "value": float(f"{value:.6g}")}
-    return Guess(guess.id, guess.values + value * guess.direction, numbers)
+    return Guess(guess.id, guess.values + value * guess.direction, numbers, everywhere=guess.everywhere)
 
 
 def proven(guess: Guess, actual: Array, golden: Array, over: NDArray[np.bool_], bound: float) -> bool:
@@ -63,11 +65,12 @@ def proven(guess: Guess, actual: Array, golden: Array, over: NDArray[np.bool_], 
     hits = int(said.sum())
     if hits < _AT_LEAST or hits < 0.5 * int(over.sum()):
         return False
-    values, found = guess.values[said], actual[said].astype(np.float64)
+    values = guess.values[said]
     exact = not is_float(golden.dtype)
     slack = 0.0 if exact else max(bound, _rounding(actual, values))
+    asked = np.isfinite(guess.values) if guess.everywhere else said
     with np.errstate(invalid="ignore"):
-        if not (np.abs(found - values) <= slack).all():
+        if not (np.abs(actual[asked].astype(np.float64) - guess.values[asked]) <= slack).all():
             return False
     moved = np.abs(values - golden[said].astype(np.float64))
     if float(np.median(moved)) <= 4 * slack:

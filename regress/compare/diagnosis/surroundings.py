@@ -30,6 +30,7 @@ class Surroundings:
             places without logits are NaN. ``entropy`` tells the latter.
         pool: all golden values of the quantity in this update.
         shards: the part of the tensor that is at hand; None for all of it.
+        usual: ``[*leading]`` places that count while no other is affected; None for all that are compared.
     """
 
     traits: Callable[[], Traits] | None = None
@@ -39,12 +40,13 @@ class Surroundings:
     entropy: bool = False
     pool: Callable[[], NDArray[np.float64]] | None = None
     shards: ShardLayout | None = None
+    usual: NDArray[np.bool_] | None = None
 
     def part(self, shards: ShardLayout) -> Surroundings:
         """The same for a part of the tensor."""
         own, leading = self.traits, self.leading
         traits = None if own is None else lambda: own().part(shards, leading)
-        return replace(self, traits=traits, shards=shards, logits=lambda: None)
+        return replace(self, traits=traits, shards=shards, logits=lambda: None, usual=None)
 
     def affected(
         self,
@@ -66,6 +68,8 @@ class Surroundings:
             over = over & compared.reshape(*compared.shape, *[1] * (over.ndim - compared.ndim))
         if not over.any():
             return None
+        if self.usual is not None and not (over & ~self.usual).any():
+            compared = self.usual
         found = self._units(over, compared)
         first = 0 if self.traits is None else len(self.leading)
         found["parts"] = tuple(blocks(over, first))
@@ -86,11 +90,17 @@ class Surroundings:
     ) -> Mapping[str, Mapping[str, Any]]:
         known: dict[str, Mapping[str, Any]] = {}
         for guess in self.guesses():
-            if guess.id in known or (local := self._local(guess, golden.shape)) is None:
+            if guess.id in known and not guess.everywhere:
+                continue
+            if (local := self._local(guess, golden.shape)) is None:
                 continue
             found = fitted(local, actual, over)
-            if proven(found, actual, golden, over, bound):
+            if not proven(found, actual, golden, over, bound):
+                continue
+            if found.id not in known:
                 known[found.id] = dict(found.numbers)
+            elif found.id == "formula":  # that says the same of these values: either may be meant
+                known[found.id] = {"what": f"{known[found.id]['what']}, or {found.numbers['what']}"}
         if "formula" in known:  # which says the same without a number that was fitted
             known.pop("fitted", None)
         if self.pool is not None and not known and permuted(actual, golden, self.pool(), over, bound):

@@ -33,7 +33,7 @@ def samples_of(side: Side, records: Sequence[Listed]) -> list[Sample]:
                 found[t.key] = Sample(t.key, Tokens.of(t.tokens))
                 release(t.tokens)
     unknown = [r for r in records if not {*r.samples} <= found.keys()]
-    contents = _contents(side, [r for r in records if r.key.stage in TELLING], found) if unknown else {}
+    contents = tokens_in(side, [r for r in records if r.key.stage in TELLING], found) if unknown else {}
     for record in unknown:
         copies = {_key(copy): _key(original) for copy, original in record.meta.get("copies", ())}
         for key in record.samples:
@@ -61,7 +61,9 @@ def _key(value: Any) -> SampleKey:
     return str(value[0]), int(value[1])
 
 
-def _contents(side: Side, records: Sequence[Listed], known: Iterable[SampleKey]) -> dict[SampleKey, Tokens]:
+def tokens_in(
+    side: Side, records: Sequence[Listed], known: Iterable[SampleKey] = ()
+) -> dict[SampleKey, Tokens]:
     """The tokens of samples whose every position some record holds."""
     skipped = set(known)
     telling = [

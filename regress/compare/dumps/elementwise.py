@@ -195,12 +195,15 @@ def _fits(record: Listed, name: str) -> bool:
         return all(size == 1 for size in shape)
     if record.bare:
         return False
-    if record.spans is None or record.key.stage == "activations" or isinstance(record.meta.get(name), str):
+    known = source_of(record.key.stage, name)
+    # such tensors may have rows of loss tokens only
+    hidden = known is not None and quantity_named(known.quantity).kind is Kind.HIDDEN
+    if record.spans is None or hidden or isinstance(record.meta.get(name), str):
         return True
     layout = record.layout(name)
     whole = shape if layout is None else layout.shape
-    rows, columns = record.spans.shape
-    return whole[:2] == (rows, columns) or whole[:1] == (rows * columns,)
+    B, T = record.spans.shape
+    return whole[:2] == (B, T) or whole[:1] == (B * T,)
 
 
 def _at(record: Listed) -> At:

@@ -14,9 +14,12 @@ from regress.compare.quantities import UPDATE_STAGES
 from regress.dump.arrays import dtype_name
 from regress.dump.record import Record
 from regress.errors import CompareError
-from regress.layout import SampleKey, ShardLayout
+from regress.layout import SampleKey, Segment, ShardLayout, TokenFrame, TokenLayout
 
 PADDING = -1
+
+PLACES = 1 << 24
+"""So many tokens may a layout have, however small the tensors of its record are."""
 
 LIGHT = ("grad_norm", "own_mean", "copies", "unnamed", "unplaced", "open", "derived", "sampler")
 """Metadata that a comparison is planned by."""
@@ -71,6 +74,19 @@ class Spans:
                 place = row * self.shape[1] + col
                 found[place : place + stop - start] = np.arange(start, stop) + offsets[index[key]]
         return found
+
+    def layout(self, index: Mapping[SampleKey, int], frame: TokenFrame) -> TokenLayout:
+        """The layout in the numbers of a frame; what does not belong to it is padding.
+
+        Args:
+            index: the frame's number of each sample, by the key that it has here.
+        """
+        segments = (
+            Segment(index[key], start, min(stop, frame.lengths[index[key]]), row, col)
+            for key, start, stop, row, col in self.segments
+            if key in index
+        )
+        return TokenLayout(self.shape, tuple(segment for segment in segments if segment.start < segment.stop))
 
     @property
     def samples(self) -> tuple[SampleKey, ...]:
@@ -130,6 +146,7 @@ def listed(name: str, record: Record) -> Listed:
             spans = Spans.of(record.meta, str(key))
             told: Any = record.meta.get("rows")
             rows = spans if told is None else Spans.of(told, f"meta['rows'] of {key}")
+            _refuse_more_than_held(key, (spans, rows), record)
         except CompareError as error:
             problem = str(error)
     tensors = {name: (dtype_name(array.dtype), array.shape) for name, array in record.tensors.items()}
@@ -137,6 +154,18 @@ def listed(name: str, record: Record) -> Listed:
     light = {k: v for k, v in record.meta.items() if k in LIGHT or (k in tensors and isinstance(v, str))}
     local = str(record.meta.get("rank_local") or "")
     return Listed(name, key, record.update or 0, tensors, spans, rows, shards, local, problem, light, bare)
+
+
+def _refuse_more_than_held(key: Key, layouts: Iterable[Spans], record: Record) -> None:
+    """Refuse layouts of so many tokens that no record of this size is of them: arrays of as many would be made."""
+    most = max(PLACES, 64 * max((array.size for array in record.tensors.values()), default=0))
+    for spans in layouts:
+        claimed = max(spans.shape[0] * spans.shape[1], *(stop for _, _, stop, _, _ in spans.segments), 0)
+        if claimed > most:
+            raise CompareError(
+                f"the token layout of {key} claims {claimed} tokens, far more than its tensors have elements; record "
+                "it again"
+            )
 
 
 def has_rows_of_loss_tokens(record: Listed) -> bool:

@@ -8,10 +8,11 @@ from regress.compare.dumps.bounds import Bounds
 from regress.compare.dumps.rollouts import RolloutUnit
 from regress.compare.dumps.selection import Selection
 from regress.compare.dumps.shares import ShareUnit
+from regress.compare.dumps.single import SingleUnit
 from regress.compare.dumps.units import Unit
 from regress.compare.verdicts.verdict import Verdict
 
-AnyUnit = Unit | ShareUnit | RolloutUnit
+AnyUnit = Unit | ShareUnit | RolloutUnit | SingleUnit
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -25,7 +25,7 @@ class Aligned:
         part: the actual tensor; ``parts`` the golden ones; ``selected`` its rows that count.
         words: canonical coordinates of an element.
         padding: whether it has rows that hold no token.
-        around: what its tokens have in common.
+        around: finds what its tokens have in common.
     """
 
     part: Part
@@ -33,7 +33,7 @@ class Aligned:
     selected: Index
     words: Locate
     padding: bool
-    around: Surroundings
+    around: Callable[[], Surroundings]
 
     def values(self) -> tuple[Array, Array]:
         """The golden and the actual values that count, token beside token."""

@@ -16,9 +16,11 @@ from regress.compare.dumps.options import Options, Planned
 from regress.compare.dumps.presence import Stage
 from regress.compare.dumps.shares import Group, ShareUnit
 from regress.compare.dumps.sides import Side
+from regress.compare.dumps.single import lost_ranks, single_units
 from regress.compare.dumps.units import Unit
 from regress.compare.quantities import (
     MASKS,
+    SHARES,
     STEP_STAGES,
     UPDATE_STAGES,
     Kind,
@@ -73,6 +75,8 @@ class Update:
 
     def plan(self, planned: Planned) -> None:
         """Add the units, and what headers alone tell."""
+        if not self.options.only.pattern:
+            planned.verdicts += lost_ranks(self.sides[1], self.actual, self.place)
         for stage in (stage.name for stage in STAGES if stage.name != "trajectory"):
             golden, actual = (
                 [record for record in side if record.key.stage == stage]
@@ -95,6 +99,9 @@ class Update:
                 planned.problems.append(f"{self.place}: {stage} cannot be compared: {why}")
                 continue
             self._compare(stage, golden, actual, planned)
+        planned.units += single_units(
+            self.paths, self.sides[1], self.golden, self.actual, self.place, self.options.only
+        )
 
     def _compare(
         self, stage: str, golden: Sequence[Listed], actual: Sequence[Listed], planned: Planned
@@ -178,6 +185,7 @@ class Update:
             self.place,
             self.options.only,
             planned.notes,
+            [record.name for record in self.golden if record.key.stage in TOLD],
             planned.problems,
         )
 
@@ -309,6 +317,8 @@ class Update:
             return
         own, theirs = _one_each(golden, self.sides[0]), _one_each(actual, self.sides[1])
         groups = tuple(self._groups(own, theirs))
+        if self.sides[0].system == "golden" and self._summable(stage, golden):
+            groups = tuple(self._single(own, record) for record in theirs)
         debug = {(r.key.rank, r.key.micro): r.name for r in self.golden if r.key.stage == "is_loss_debug"}
         weighted = {r.name for r in self.golden if r.key.stage == "is_loss_debug" and "weights" in r.tensors}
         terms = {
@@ -326,6 +336,21 @@ class Update:
                 )
             groups = tuple(whole)
         yield ShareUnit(*self.paths, stage, groups, terms, self.options.bounds, self.options.only, without)
+
+    def _summable(self, stage: str, golden: Sequence[Listed]) -> bool:
+        """Whether a case has the weights and terms of all losses, from which the share of any tokens follows."""
+        debug = [record for record in self.golden if record.key.stage == "is_loss_debug"]
+        known = {source_of(r.key.stage, name) for r in debug for name in r.tensors}
+        quantities = {source.quantity for source in known if source is not None}
+        sources = (source_of(stage, name) for record in golden for name in record.tensors)
+        names = [s.name for s in sources if s is not None and quantity_named(s.quantity).kind is Kind.SHARE]
+        return "weights" in quantities and all(SHARES.get(name) in quantities for name in names)
+
+    def _single(self, own: Sequence[Listed], record: Listed) -> Group:
+        """One actual microbatch, whose share is summed up from golden terms."""
+        place = replace(self.place, rank=record.key.rank, micro=record.key.micro)
+        names = {key: to for key in record.samples if (to := self.matching.golden_of.get(key)) is not None}
+        return Group(tuple(r.name for r in own), (record.name,), place, "", names)
 
     def _groups(self, golden: Sequence[Listed], actual: Sequence[Listed]) -> Iterator[Group]:
         """The fewest microbatches that hold the same samples on both sides."""

@@ -7,8 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from regress.compare.dumps.contents import samples_of, values_of
+from regress.compare.dumps.golden import GoldenSide
 from regress.compare.dumps.listing import Listed, lengths_of, listed
 from regress.compare.dumps.match import Matching, match_samples
+from regress.compare.dumps.numbering import numbered_as
 from regress.compare.dumps.options import Options, Planned
 from regress.compare.dumps.pairing import Update
 from regress.compare.dumps.presence import unmatched
@@ -30,6 +32,8 @@ def plan_units(golden: str, actual: str, options: Options | None = None) -> Plan
     asked = options or Options()
     ours, theirs = open_side(golden), open_side(actual)
     planned = Planned()
+    if isinstance(ours, GoldenSide):
+        ours, planned.notes = numbered_as(ours, theirs)
     names = _by_step(ours), _by_step(theirs)
     for step in _steps(ours, theirs, asked, planned):
         records = _headers(ours, names[0][step]), _headers(theirs, names[1][step])
@@ -133,7 +137,8 @@ class _Step:
             sorted({r.update for r in side if r.key.stage != "trajectory"}) for side in (golden, actual)
         )
         several = max(len(own), len(theirs)) > 1
-        if several and min(len(own), len(theirs)) == 1 and any(s.system != "regress" for s in self.sides):
+        foreign = any(side.system not in ("regress", "golden") for side in self.sides)
+        if several and min(len(own), len(theirs)) == 1 and foreign:
             self.planned.notes.append(
                 f"step {self.step}: a dump of another system keeps what was written last, so it was compared with the "
                 "last update"
@@ -171,7 +176,7 @@ class _Step:
         if own and theirs:
             unit = RolloutUnit(
                 *self.paths,
-                (own[0].name, theirs[0].name),
+                (tuple(r.name for r in own), tuple(r.name for r in theirs)),
                 step,
                 dict(matching.golden_of),
                 self.options.bounds,

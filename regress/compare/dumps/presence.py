@@ -16,6 +16,7 @@ from regress.compare.dumps.listing import Listed
 from regress.compare.dumps.match import Matching
 from regress.compare.dumps.selection import Selection
 from regress.compare.dumps.sides import Side
+from regress.compare.dumps.tokens import told_tokens
 from regress.compare.quantities import LOSS_STAGES, UPDATE_STAGES, source_or_other
 from regress.compare.updates.coverage import QUANTITY, judge_coverage
 from regress.compare.verdicts.case import element
@@ -44,6 +45,7 @@ class Stage:
 
     Attributes:
         index, actual_index: sample of the one or the other side -> its number in the frame.
+        telling: golden records that tell loss tokens.
         copies: samples that only repeat others; they need not be anywhere.
         problems: is told what is wrong with the golden records, so that nothing can be compared with them.
     """
@@ -60,6 +62,7 @@ class Stage:
     place: Place
     only: Selection
     notes: list[str] = field(default_factory=list)
+    telling: Sequence[str] = ()
     problems: list[str] = field(default_factory=list)
 
     def verdicts(self) -> Iterator[Verdict]:
@@ -91,11 +94,18 @@ class Stage:
     def _absent(self) -> Iterator[Verdict]:
         """A stage that one side does not have at all."""
         has, side = ("golden", self.theirs) if self.golden else ("actual", self.ours)
+        if not side.writes(self.name) and side.system == "golden":
+            self.notes.append(f"{self.name} was not compared: {side.folder} has no golden values of it")
+            return
         if not side.writes(self.name):
             self.notes.append(
                 f"{self.name} is in the {has} dump only: {side.system} writes none of the kind ({side.folder}), so it "
                 "was not compared"
             )
+            return
+        options = (side.config.get("debug") or {}).get("dump_options") or {}
+        if self.golden and self.ours.system == "golden" and options.get(self.name) is False:
+            self.notes.append(f"{self.name} was not compared: {side.folder} was recorded without it")
             return
         status = Status.MISSING if self.golden else Status.EXTRA
         detail = f"{self.name} was recorded in the {has} dump only: enable it for both, or leave it out with --only"
@@ -148,9 +158,12 @@ class Stage:
             )
             return
         wanted = mine > 0
+        if self.ours.system == "golden" and self.name in LOSS_STAGES:  # a case has no values of other tokens
+            _, loss = told_tokens(self.ours, self.telling, self.index, self.frame)
+            wanted &= True if loss is None else loss
         verdict = judge_coverage(self.name, actual, self.frame, self.place, locator, wanted=wanted)
         yield verdict
-        extra = np.flatnonzero((its > 0) & ~wanted)
+        extra = np.flatnonzero((its > 0) & (mine == 0))
         if extra.size:
             detail = (
                 f"{locator.token(int(extra[0]))} is in the actual dump only{_more(int(extra.size), 'token')}"

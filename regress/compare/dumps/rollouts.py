@@ -25,11 +25,11 @@ from regress.layout import SampleKey, TokenFrame
 
 @dataclass(frozen=True)
 class RolloutUnit:
-    """The trajectories of one step: names of the two records, and which samples are the same."""
+    """The trajectories of one step: names of the records of both sides, and which samples are the same."""
 
     golden: str
     actual: str
-    records: tuple[str, str]
+    records: tuple[tuple[str, ...], tuple[str, ...]]
     place: Place
     golden_of: Mapping[SampleKey, SampleKey]
     bounds: Bounds = field(default_factory=Bounds)
@@ -37,20 +37,19 @@ class RolloutUnit:
 
     @property
     def golden_names(self) -> tuple[str, ...]:
-        """The golden record."""
-        return self.records[:1]
+        """The golden records."""
+        return self.records[0]
 
     @property
     def actual_names(self) -> tuple[str, ...]:
-        """The actual record."""
-        return self.records[1:]
+        """The actual records."""
+        return self.records[1]
 
 
 def compare_rollouts(unit: RolloutUnit) -> list[Finding]:
     """Compare tokens, masks, rewards and sampler log-probs of the samples that both sides have."""
     ours, theirs = open_side(unit.golden), open_side(unit.actual)
-    golden = {t.key: t for t in rollouts_in(ours.read(unit.records[0]))}
-    actual = {t.key: t for t in rollouts_in(theirs.read(unit.records[1]))}
+    golden, actual = _by_key(ours, unit.records[0]), _by_key(theirs, unit.records[1])
     pairs = [
         (golden[to], actual[key]) for key, to in unit.golden_of.items() if to in golden and key in actual
     ]
@@ -61,6 +60,15 @@ def compare_rollouts(unit: RolloutUnit) -> list[Finding]:
         for finding in _findings(unit, pairs, ours, theirs)
         if unit.only.has(QUANTITY, finding.verdict.name)
     ]
+
+
+def _by_key(side: Side, names: Iterable[str]) -> dict[SampleKey, Rollout]:
+    """The rollouts of several records, which ranks may have written; of one that is there twice the first."""
+    found: dict[SampleKey, Rollout] = {}
+    for name in names:
+        for rollout in rollouts_in(side.read(name)):
+            found.setdefault(rollout.key, rollout)
+    return found
 
 
 def _findings(

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
+from regress.compare.dumps.canonical import golden_update
 from regress.compare.dumps.findings import Finding, settle, told
+from regress.compare.dumps.golden import GoldenSide
 from regress.compare.dumps.options import AnyUnit, Options, Planned
 from regress.compare.dumps.planning import plan_units
 from regress.compare.dumps.rollouts import RolloutUnit, compare_rollouts
 from regress.compare.dumps.shares import ShareUnit, compare_shares
 from regress.compare.dumps.sides import open_side
+from regress.compare.dumps.single import SingleUnit, check_single
 from regress.compare.dumps.units import Unit, compare_unit
 from regress.compare.updates.golden import in_order
 from regress.compare.verdicts.verdict import Verdict
@@ -53,7 +56,8 @@ class Comparison:
     @property
     def compared(self) -> int:
         """Elements of tensors that were compared."""
-        return sum(verdict.count for verdict in self.verdicts if verdict.quantity != "coverage")
+        alone = ("coverage", "replicas", "invariants")
+        return sum(verdict.count for verdict in self.verdicts if verdict.quantity not in alone)
 
     @property
     def exit_code(self) -> int:
@@ -97,10 +101,15 @@ def compare_dumps(
     """
     asked = options or Options()
     open_side.cache_clear()  # what lies there may have changed since
+    golden_update.cache_clear()
+    ours = open_side(golden)
+    if isinstance(ours, GoldenSide) and asked.bounds.case == "":
+        asked = replace(asked, bounds=asked.bounds.over(ours.case))
     planned = limited(plan_units(golden, actual, asked), asked)
     advance(-len(planned.units))
     run = engine or serial
     results = list(_done(planned.units, run([(unit, None) for unit in planned.units]), advance))
+    results = _without_common(results, planned)
     notes, problems = told(results)
     planned.notes += notes
     planned.problems += problems
@@ -127,6 +136,24 @@ def compare_dumps(
     return comparison
 
 
+def _without_common(
+    results: list[tuple[AnyUnit, list[Finding]]], planned: Planned
+) -> list[tuple[AnyUnit, list[Finding]]]:
+    """Results without what is wrong with the golden side alone, too: two dumps do not differ in it, so it is a note."""
+    found = []
+    for unit, findings in results:
+        failed = [finding.verdict for finding in findings if not finding.verdict.ok]
+        if isinstance(unit, SingleUnit) and failed:
+            golden = {v.name: v for f in check_single(unit.of_golden) if not (v := f.verdict).ok}
+            for verdict in (verdict for verdict in failed if verdict.name in golden):
+                planned.notes.append(
+                    f"{verdict.place}: {verdict.quantity} {verdict.name} is broken in both dumps: {verdict.detail}"
+                )
+            findings = [f for f in findings if f.verdict.ok or f.verdict.name not in golden]
+        found.append((unit, findings))
+    return found
+
+
 def limited(planned: Planned, options: Options) -> Planned:
     """The work on the ranks and microbatches that were asked for; those that are not there are problems."""
     places = {unit.place for unit in planned.units if isinstance(unit, Unit)}
@@ -140,12 +167,15 @@ def limited(planned: Planned, options: Options) -> Planned:
             planned.problems.append(
                 f"{word} {', '.join(lacking)} of {limit} asked for is not in the actual dump"
             )
-        planned.units = [
-            unit
-            for unit in planned.units
-            if not isinstance(unit, Unit) or (getattr(unit.place, name) or 0) < limit
-        ]
+        planned.units = [unit for unit in planned.units if _within(unit, name, limit)]
     return planned
+
+
+def _within(unit: AnyUnit, name: str, limit: int) -> bool:
+    """Whether a unit is about the ranks or microbatches that were asked for, or about no single one of them."""
+    if isinstance(unit, SingleUnit):
+        return False
+    return not isinstance(unit, Unit) or (getattr(unit.place, name) or 0) < limit
 
 
 def _group_sizes(units: Iterable[AnyUnit]) -> tuple[int, ...]:
@@ -181,6 +211,8 @@ def work(job: Job) -> list[Finding]:
         return compare_shares(unit)
     if isinstance(unit, RolloutUnit):
         return compare_rollouts(unit)
+    if isinstance(unit, SingleUnit):
+        return check_single(unit)
     return compare_unit(unit, scales)
 
 

@@ -15,17 +15,21 @@ import numpy as np
 
 from regress.compare.dumps.bounds import Bounds
 from regress.compare.dumps.boxes import Shard, shard_blocks
+from regress.compare.dumps.canonical import golden_update
 from regress.compare.dumps.findings import Finding
+from regress.compare.dumps.listing import listed
 from regress.compare.dumps.selection import Selection
 from regress.compare.dumps.sides import Side, open_side
 from regress.compare.metrics.stripes import largest
 from regress.compare.quantities import SHARES, Source, source_of
 from regress.compare.verdicts.case import Case
+from regress.compare.verdicts.tensor import judge_tensor
+from regress.compare.verdicts.tolerance import Tolerance
 from regress.compare.verdicts.values import judge_blocks
 from regress.compare.verdicts.verdict import Place, Status, Verdict
 from regress.dump.arrays import Array, dtype_name
 from regress.dump.record import Record
-from regress.layout import ShardLayout
+from regress.layout import SampleKey, ShardLayout, TokenLayout
 
 QUANTITY = "loss"
 
@@ -37,12 +41,14 @@ class Group:
     Attributes:
         golden, actual: names of their records.
         words: whose sum it is, for the reader of a failure.
+        samples: actual key -> golden key, where the golden share is the sum of weights times terms of these tokens.
     """
 
     golden: tuple[str, ...]
     actual: tuple[str, ...]
     place: Place
     words: str
+    samples: Mapping[SampleKey, SampleKey] | None = None
 
 
 @dataclass(frozen=True)
@@ -122,6 +128,8 @@ def _judged(
     def plain(status: Status, detail: str) -> Finding:
         return Finding(Verdict(status, QUANTITY, source.label, group.place, detail), tolerance)
 
+    if group.samples is not None and actual:
+        return _summed(unit, group, source, records[1][0], tolerance)
     if len(golden) < len(records[0]) or len(actual) < len(records[1]):
         lacking = "golden dump" if len(golden) < len(records[0]) else "actual dump"
         status = Status.EXTRA if lacking.startswith("golden") else Status.MISSING
@@ -141,6 +149,27 @@ def _judged(
     scale = scales.of(group.golden, source.name, golden)
     found = partial(shard_blocks, share, [expected])
     return Finding(judge_blocks(case, found, share.array, expected.array, scale), tolerance)
+
+
+def _summed(unit: ShareUnit, group: Group, source: Source, record: Record, tolerance: Tolerance) -> Finding:
+    """One share beside the sum of golden weights times terms of its tokens."""
+    golden = golden_update(unit.golden, unit.actual, group.golden[0])
+    number = {key: i for i, key in enumerate(golden.frame.samples)}
+    index = {key: number[to] for key, to in (group.samples or {}).items() if to in number}
+    actual, spans = record.tensors[source.tensor], listed("", record).spans
+    layout = TokenLayout((0, 0), ()) if spans is None else spans.layout(index, golden.frame)
+    expected = golden.local(source, layout)
+    verdict = judge_tensor(
+        actual,
+        expected.values,
+        tolerance,
+        quantity=QUANTITY,
+        name=source.label,
+        place=group.place,
+        scale=expected.scale,
+        locate=expected.locate,
+    )
+    return Finding(verdict, tolerance)
 
 
 def _sum(shares: Sequence[Array]) -> Array:

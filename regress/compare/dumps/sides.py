@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any, Protocol
 
+from regress.compare.dumps.golden import GoldenSide, is_golden
+from regress.dump.arrays import DTYPES
 from regress.dump.coordinates import Coordinates
 from regress.dump.location import Location, location
 from regress.dump.manifest import MANIFEST
@@ -75,8 +77,7 @@ class OwnDump:
         self._mesh = Mesh(**sizes)
         self.mesh: Mapping[str, int] = sizes
         self.config: Mapping[str, Any] = told.config
-        model: Any = told.config.get("model")
-        self.precision: str | None = model.get("dtype") if isinstance(model, Mapping) else None
+        self.precision: str | None = _precision(told.config)
 
     @cached_property
     def entries(self) -> Entries:
@@ -101,17 +102,39 @@ class OwnDump:
         return self._mesh.group(rank, "pp", "tp")[0] if rank < self._mesh.world_size else rank
 
     def writes(self, stage: str, tensor: str | None = None) -> bool:
-        """Everything."""
-        return True
+        """Everything; of somebody else's trainer what was captured."""
+        if not self.config.get("capture"):
+            return True
+        if tensor is None:
+            return stage in self._captured
+        return tensor in self._captured.get(stage, ())
+
+    @cached_property
+    def _captured(self) -> Mapping[str, set[str]]:
+        """Stage -> tensors, of all records."""
+        found: dict[str, set[str]] = {}
+        for name, (stage, _) in self.entries.items():
+            found.setdefault(stage, set()).update(self.read(name).tensors)
+        return found
+
+
+def _precision(config: Mapping[str, Any]) -> str | None:
+    """The narrowest dtype that a configuration says the model computes in."""
+    told = (("model", "dtype"), ("parallel", "fsdp_param_dtype"), ("capture", "autocast"))
+    names = [(config.get(section) or {}).get(key) for section, key in told]
+    known = [name for name in names if isinstance(name, str) and name in DTYPES]
+    return min(known, key=lambda name: DTYPES[name].itemsize, default=None)
 
 
 @lru_cache(maxsize=8)
 def open_side(path: str) -> Side:
-    """The dump, the file or the checkpoint that a path or a URL names.
+    """The dump, the golden case, the file or the checkpoint that a path or a URL names.
 
     Raises:
         DumpError: if there is none, or it is incomplete.
     """
+    if is_golden(path):
+        return GoldenSide(path)
     folder = location(path)
     if (folder / MANIFEST).is_file():
         return OwnDump(folder)

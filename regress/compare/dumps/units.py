@@ -6,28 +6,30 @@ so they may be spread over processes and machines in any way.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cached_property, partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from regress.compare.alignment.held import held
 from regress.compare.alignment.keys import key_of
 from regress.compare.alignment.locate import Locator
+from regress.compare.alignment.project import Projection
 from regress.compare.diagnosis.surroundings import Surroundings
-from regress.compare.diagnosis.traits import Traits, traits_at
 from regress.compare.dumps.bounds import Bounds, widened
 from regress.compare.dumps.boxes import Shard, shard_blocks
+from regress.compare.dumps.canonical import golden_update
 from regress.compare.dumps.columns import Column
 from regress.compare.dumps.findings import Defect, Finding
+from regress.compare.dumps.golden import text_of
 from regress.compare.dumps.listing import listed
 from regress.compare.dumps.padding import Aligned, judge_padding
 from regress.compare.dumps.pieces import Index, Part, blocks
 from regress.compare.dumps.selection import Selection
 from regress.compare.dumps.sides import Side, open_side
-from regress.compare.dumps.surroundings import classes_of, with_affected
+from regress.compare.dumps.surroundings import with_affected
 from regress.compare.dumps.tokens import Mask, selected_rows, token_words, tokens_of, told_tokens
 from regress.compare.metrics.stripes import Measures
 from regress.compare.quantities import (
@@ -44,7 +46,7 @@ from regress.compare.verdicts.verdict import Place, Status, Verdict
 from regress.dump.arrays import Array, dtype_name, is_float
 from regress.dump.record import Record
 from regress.errors import CompareError
-from regress.layout import Range, SampleKey, ShardLayout, TokenFrame
+from regress.layout import Range, SampleKey, ShardLayout, TokenFrame, TokenLayout
 
 
 @dataclass(frozen=True)
@@ -157,7 +159,8 @@ class _Work:
                 words = _elements(layout, source.label)
                 case = self._case(source, words, array.shape, array, golden)
                 pairs = partial(shard_blocks, actual, shards)
-                yield self._judged(case, pairs, array, golden, Surroundings())
+                around = partial(self._around_whole, source, layout)
+                yield self._judged(case, pairs, array, golden, around)
             elif known:
                 detail = f"golden {list(known[0][1].shape)}, actual {list(layout.shape)}"
                 yield self._plain(Status.SHAPE, source, detail)
@@ -184,9 +187,7 @@ class _Work:
         frame, (ours, theirs) = self.unit.frame, self._indices()
         ids, loss = self.told()
         _, actual_loss = told_tokens(self.theirs, self.unit.actual_telling, theirs, frame)
-        locator = Locator(frame, ids)
-        spans = listed(self.unit.record, self.actual).spans
-        classes = cache(partial(classes_of, spans, theirs, frame, ids, loss))
+        locator = Locator(frame, ids, text_of(self.ours, self.theirs))
         for source in self._sources():
             if quantity_named(source.quantity).kind is Kind.SHARE:
                 continue  # shares belong to microbatches, not to tokens
@@ -202,8 +203,7 @@ class _Work:
             elif parts:
                 part, lead = found
                 selected = selected_rows(source, part, loss)
-                traits = partial(_traits, part.rows, frame, classes)
-                around = Surroundings(traits, part.shape[:lead])
+                around = partial(self._around, source)
                 yield source, Aligned(part, parts, selected, token_words(locator, part), lead > 1, around)
 
     def told(self) -> tuple[Index | None, Mask | None]:
@@ -235,7 +235,7 @@ class _Work:
         return Case(source.quantity, label, self.unit.place, self.tolerance(source, *arrays), words, shape)
 
     def _judged(
-        self, case: Case, pairs: Blocks, actual: Array, golden: Array, around: Surroundings
+        self, case: Case, pairs: Blocks, actual: Array, golden: Array, around: Callable[[], Surroundings]
     ) -> Finding:
         scale, bitwise = self.scales.get((case.quantity, case.name)), case.tolerance.bitwise
         seen: list[Measures] = []
@@ -243,6 +243,45 @@ class _Work:
         alike = sum(one.count - one.finite - one.mismatched for one in seen) if is_float(golden.dtype) else 0
         affected = with_affected(verdict, pairs, actual, golden, around, bitwise=bitwise)
         return Finding(affected, case.tolerance, nonfinite=alike)
+
+    @cached_property
+    def _golden(self) -> Projection:
+        """The golden update."""
+        return golden_update(self.unit.golden, self.unit.actual, self.unit.records[0])
+
+    @cached_property
+    def _layouts(self) -> tuple[TokenLayout, TokenLayout]:
+        """Where the tokens of the golden update lie in the actual record, and in its rows of loss tokens."""
+        header, frame = listed(self.unit.record, self.actual), self._golden.frame
+        assert header.spans is not None
+        assert header.rows is not None
+        number = {key: i for i, key in enumerate(frame.samples)}
+        index = {key: number[to] for key, to in self.unit.golden_of.items() if to in number}
+        return header.spans.layout(index, frame), header.rows.layout(index, frame)
+
+    def _around(self, source: Source) -> Surroundings:
+        """What is known of a tensor of tokens besides its golden values."""
+        part = held(key_of(self.actual), self.actual, source.tensor).layout
+        layout, rows = self._layouts
+        grid, shape = layout.shape, part.shape
+        rows_only = isinstance(self.actual.meta.get(source.tensor), str)
+        if not rows_only and shape[:2] == grid:
+            found = self._golden.around.tokens(source, layout, grid)
+        elif not rows_only and shape[:1] == (grid[0] * grid[1],):
+            found = self._golden.around.tokens(source, layout, shape[:1])
+        else:
+            loss = self._golden.known_loss_mask
+            canonical, _ = rows.indices(self._golden.frame.offsets)
+            tokens = canonical if loss is None else canonical[loss[canonical]]
+            if tokens.size != math.prod(shape[:-1]):
+                return Surroundings()
+            found = self._golden.around.rows(source, rows, tokens, shape)
+        return found if part.is_whole else found.part(part)
+
+    def _around_whole(self, source: Source, part: ShardLayout) -> Surroundings:
+        """What is known of a full tensor, or a shard of it."""
+        found = self._golden.around.whole(source.quantity, source.name)
+        return found if part.is_whole else found.part(part)
 
     def _tolerance(self, quantity: str, *arrays: Array) -> Tolerance:
         models = [side.precision for side in (self.ours, self.theirs) if side.precision is not None]
@@ -280,10 +319,6 @@ def _placed(
         return tokens_of(record, source, index, frame, loss)
     except CompareError as error:
         return str(error)
-
-
-def _traits(rows: Index, frame: TokenFrame, classes: Callable[[], Mapping[str, NDArray[np.bool_]]]) -> Traits:
-    return traits_at(rows, frame, classes())
 
 
 def _elements(layout: ShardLayout, name: str) -> Locate:

@@ -53,7 +53,7 @@ def check_records(
     """The same of the records of one update; samples, and ranks that repeat each other, are found in them."""
     frame = frame_of(records)
     placed = PlacedRecords(records, frame)
-    plan = _plan(placed, records)
+    plan = plan_of(placed, records)
     found = judge_invariants(records, frame, place=place, planned=plan, config=config)
     if len(plan.ranks) > 1:
         found += Replicas(Groups(placed, plan), Locator(frame), Place(*place)).verdicts()
@@ -80,10 +80,17 @@ def _segments(record: Record) -> Iterator[tuple[SampleKey, int]]:
         yield key, segment.stop
 
 
-def _plan(placed: PlacedRecords, records: Sequence[Record]) -> Plan:
-    """Ranks whose tokens lie alike in all microbatches repeat each other."""
+def plan_of(placed: PlacedRecords, records: Sequence[Record], roots: Mapping[int, int] | None = None) -> Plan:
+    """What the records of an update show of how it was planned: ranks, microbatches, and ranks that repeat each other.
+
+    Args:
+        roots: rank -> the rank whose tokens it repeats, if a mesh tells it; otherwise ranks repeat each other whose
+            tokens lie alike in all microbatches.
+    """
     keys = sorted({key_of(record) for record in records if record.type in MICRO_STAGES}, key=_order)
     micros = tuple(dict.fromkeys((key.rank or 0, key.micro or 0) for key in keys))
+    if roots is not None and any(rank != root for rank, root in roots.items()):
+        return Plan(micros, roots)
     tokens: dict[int, list[object]] = {}
     for key in keys:
         if key.stage == keys[0].stage:

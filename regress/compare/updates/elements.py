@@ -27,12 +27,12 @@ def judge_elements(
         golden: ``stage -> tensor name -> golden values``, other stages than those of open names are left out.
         place: of the update.
     """
-    for stage in OPEN_STAGES:
-        names, found = golden.get(stage, {}), groups.of(stage)
+    for stage, quantity in (*((stage, stage) for stage in OPEN_STAGES), ("token_gradient", "logit_gradient")):
+        names, found = golden.get(quantity, {}), groups.of(stage)
         if not names or not found or not _several(groups, found):
             continue
         verdicts = [v for keys in found for v in _covered(groups, stage, keys, names, locator, place)]
-        if groups.plan.divided:
+        if groups.plan.divided and stage in OPEN_STAGES:
             recorded = {name for keys in found for name in groups.names(keys)}
             verdicts += [
                 Verdict(Status.MISSING, QUANTITY, f"{stage}/{name}", place, f"no rank holds {name}")

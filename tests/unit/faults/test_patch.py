@@ -13,11 +13,11 @@ from regress.engine.policy import LocalPolicy
 from regress.engine.trainer import Trainer
 from regress.faults.corpus import CORPUS
 from regress.faults.patch import Fault
-from regress.grpo import advantages, losses
+from regress.grpo import advantages, logprobs, losses
 from regress.grpo.objective import Objective
 
 PLACES = (
-    *(build, optim, policy, step, trainer, advantages, losses),
+    *(build, optim, policy, step, trainer, advantages, logprobs, losses),
     *(VarlenSegments, Microbatch, TokenBatch, LocalPolicy, Trainer, Objective),
 )
 

@@ -78,6 +78,7 @@ class Commits:
         commit(self.case, **state(moment % 2))
 
     def check(self) -> str:
+        GoldenStore(self.store.root)  # finishes or discards what was broken off
         return seen(self.case)
 
     def left(self) -> bool:
@@ -102,7 +103,7 @@ class Proposals(Commits):
         accept(self.store, "case")
 
     def check(self) -> str:
-        for pending in list_pending(self.store):
+        for pending in list_pending(GoldenStore(self.store.root)):
             rest = bool(pending.difference())  # it fits the case, and its files are whole
             accept(self.store, "case")
             return f"{seen(self.case)}, {'was pending' if rest else 'was accepted'}"

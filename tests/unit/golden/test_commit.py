@@ -278,8 +278,10 @@ def test_what_killed_writers_left_is_removed(recorded: Path, provenance: Any, co
 def test_a_folder_that_is_no_case(tmp_path: Path, provenance: Any) -> None:
     with pytest.raises(GoldenError, match=r"has no case\.yaml, so it is no case"):
         commit(tmp_path, provenance=provenance)
-    with pytest.raises(GoldenError, match=r"none is no folder that can be read"):
+    with pytest.raises(GoldenError, match=r"none has no case\.yaml, so it is no case"):
         commit(tmp_path / "none", provenance=provenance)
+    with pytest.raises(GoldenError, match=r"none is no folder that can be read"):
+        commit(tmp_path / "none" / "case", provenance=provenance)
 
 
 WRITER = """

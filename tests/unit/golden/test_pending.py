@@ -226,32 +226,6 @@ def test_no_pending_update(proposed: GoldenStore, verb: Any) -> None:
         verb(proposed, "../tiny")
 
 
-def test_a_kill_between_the_case_and_the_proposal(
-    proposed: GoldenStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Accepting writes the case before it forgets the proposal; what remains is then still usable."""
-    for name, patterns in (("write_pending", ["gradient"]), ("discard", [])):
-        calls = 0
-        real: Any = getattr(__import__("regress.golden.pending", fromlist=[name]), name)
-
-        def killed(*arguments: Any, name: str = name, real: Any = real) -> None:
-            nonlocal calls
-            calls += 1
-            if name == "discard" or calls > 1:
-                raise KeyboardInterrupt
-            real(*arguments)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(f"regress.golden.pending.{name}", killed)
-            with pytest.raises(KeyboardInterrupt):
-                accept(proposed, "tiny", patterns)
-        (pending,) = list_pending(proposed)
-        changes = pending.difference().changes
-        assert {change.quantity for change in changes} == ({"log_probs", "grad_norm"} if patterns else set())
-    assert accept(proposed, "tiny") == []
-    assert pending_names(proposed) == []
-
-
 @pytest.mark.parametrize("damage", [b"", b"{}", b"rubbish", b'{"schema_version": 1}'])
 def test_a_damaged_proposal(proposed: GoldenStore, damage: bytes, provenance: Any) -> None:
     path = proposed.root / ".pending" / "tiny" / "proposal.json"

@@ -15,6 +15,9 @@ def _several_ranks(divergence: Divergence, scene: Scene) -> bool:
     return (scene.world_size or 1) > 1
 
 
+_TOKEN_GRADIENTS = ("token_gradient", "entropy_gradient", "logit_gradient")
+
+
 def _all(divergence: Divergence, scene: Scene) -> bool:
     """Nearly all tensors fail: not one module, but what is done with all of them."""
     wrong, judged = divergence.broken
@@ -146,7 +149,7 @@ UPDATE: tuple[Rule, ...] = (
         "buffer that is "
         "overwritten or zeroed, gradients clipped or summed in each microbatch)",
         at=("gradient",),
-        holds=("loss",),
+        holds=("loss", "token_gradient"),
         when=lambda d, s: _all(d, s) and _several_micros(d, s),
         without=("scaled",),
         variants="base,mbs4",
@@ -157,10 +160,20 @@ UPDATE: tuple[Rule, ...] = (
         "taken twice, or "
         "taken in every microbatch",
         at=("gradient",),
-        holds=("loss",),
+        holds=("loss", "token_gradient"),
         when=lambda d, s: _all(d, s) and _several_ranks(d, s),
         without=("scaled",),
         variants="base,dp2",
+    ),
+    Rule(
+        "backward-or-accumulation",
+        "the loss holds and all gradients are off: a term of the loss that is detached, the backward pass, or what "
+        "becomes of gradients over microbatches and ranks; record token_gradient to see which",
+        at=("gradient",),
+        holds=("loss",),
+        when=lambda d, s: _all(d, s) and not {*_TOKEN_GRADIENTS} & {*d.held},
+        without=("scaled",),
+        look="token_gradient",
     ),
     # the norm
     Rule(

@@ -83,9 +83,31 @@ WORDS = (
         "the update twice",
     ),
     "the golden update times 2",
+    *(
+        "the gradient without that of its KL term",
+        "the gradient of the KL term alone",
+        "the gradient with that of its KL term twice",
+    ),
+    *("the gradient of the estimator k2", "the gradient of the loss without a clip"),
+    *(
+        "the gradient that stops at every ratio beyond the clip range",
+        "the gradient that stops on the wrong side of the clip",
+    ),
+    *(
+        "the gradient of the advantage without a ratio",
+        "the gradient with that of the ratio, which is a weight",
+    ),
+    *(
+        "the gradient of each token's own log-prob, not of its sample's",
+        "the gradient with that of the sampler's weights",
+    ),
+    *("the gradient without the sampler's weights", "the gradient of a sum without weights"),
+    *("the gradient of a loss with entropy_coef 0.02", "the gradient without that of the normalization"),
+    "the gradient without that of the entropy",
 )
 MESH = {"pp": 2, "dp": 2, "cp": 2, "tp": 2, "ep": 2}
-SCENE = Scene(world_size=4, micros=3, mesh=MESH)
+CONFIG = {"algorithm": {"importance_level": "sequence"}}
+SCENE = Scene(world_size=4, micros=3, mesh=MESH, config=CONFIG)
 OK = Verdict(Status.OK, "log_probs", "log_probs", Place(0, None, 0, 0), count=5)
 
 
@@ -103,6 +125,7 @@ def examples(rule: Rule) -> Iterator[Divergence]:
         yield base
         yield replace(base, unjudged=("activations", "token_loss"), broken=(1, 3))
         yield replace(base, first=replace(first, relative=0.5))
+        yield replace(base, held=(*rule.holds,))
 
 
 def example(rule: Rule) -> Divergence:

@@ -27,7 +27,13 @@ from regress.grpo.objective import Objective
 from regress.layout import Segment, TokenLayout
 
 GROUPS, GROUP_SIZE, WIDTH, VOCABULARY, LONGEST = 4, 4, 16, 37, 12
-OPTIONS = {"token_gradient": True, "forward_data": True, "is_loss_debug": True, "trajectory": True, "loss": True}
+OPTIONS = {
+    "token_gradient": True,
+    "forward_data": True,
+    "is_loss_debug": True,
+    "trajectory": True,
+    "loss": True,
+}
 
 
 @dataclass
@@ -45,6 +51,7 @@ class Run:
     dtype: torch.dtype = torch.float32
     shift: int = 0
     tools: bool = False
+    sampled: float | None = None
 
 
 @dataclass
@@ -78,9 +85,19 @@ class World:
                 completion = torch.randint(VOCABULARY, (n,), generator=generator).tolist()
                 reward = float(torch.randint(0, 9, (1,), generator=generator)) / 4 + 0.01 * n
                 reward = 0.5 if group == 1 else reward  # a group without variance
-                mask = [0] * len(prompt) + [int(not (self.run.tools and n > 4 and t in (1, 2))) for t in range(n)]
+                mask = [0] * len(prompt) + [
+                    int(not (self.run.tools and n > 4 and t in (1, 2))) for t in range(n)
+                ]
                 self.trajectories.append(
-                    Trajectory(f"g{group}", member, prompt + completion, mask, reward, len(prompt))
+                    Trajectory(
+                        f"g{group}",
+                        member,
+                        prompt + completion,
+                        mask,
+                        reward,
+                        len(prompt),
+                        temperature=self.run.sampled,
+                    )
                 )
         self.length = max(len(t.tokens) for t in self.trajectories)
         shape = (len(self.trajectories), self.length, WIDTH)
@@ -100,7 +117,8 @@ class World:
         count = self.run.ranks * self.run.accumulation
         size = len(self.trajectories) // count
         return [
-            (b % self.run.ranks, b // self.run.ranks, list(range(b * size, (b + 1) * size))) for b in range(count)
+            (b % self.run.ranks, b // self.run.ranks, list(range(b * size, (b + 1) * size)))
+            for b in range(count)
         ]
 
     def batch(self, samples: list[int], advantages: Tensor) -> Batch:
@@ -128,13 +146,12 @@ Loss = Callable[[World, Batch, dict[str, Any]], Tensor]
 def record(world: World, loss: Loss, advantages: Tensor, folder: Path, **facts: Any) -> Path:
     """Run one update of a trainer and record what its backward pass says."""
     run = world.run
-    with recording(Recorder(folder, options=OPTIONS)):
-        with at(step=0):
-            if run.rewards:
-                tap_trajectories(world.trajectories)
-            for rank, micro, samples in world.blocks:
-                with at(rank=rank, micro=micro):
-                    _record(world, world.batch(samples, advantages), loss, facts)
+    with recording(Recorder(folder, options=OPTIONS)), at(step=0):
+        if run.rewards:
+            tap_trajectories(world.trajectories)
+        for rank, micro, samples in world.blocks:
+            with at(rank=rank, micro=micro):
+                _record(world, world.batch(samples, advantages), loss, facts)
     return folder
 
 

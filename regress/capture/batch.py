@@ -1,0 +1,152 @@
+"""`tap_batch`: the explicit form for values that no hook can see, or for a trainer without hooks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from regress.capture.inference import Arrangement, infer_layout, predicted
+from regress.capture.inputs import as_ids
+from regress.capture.micros import Naming
+from regress.capture.passes import Pass, on_tokens, positions_of
+from regress.capture.session import Session
+from regress.capture.settings import as_keys
+from regress.dump.recorder import Recorder
+from regress.dump.taps import active_recorder, current, tap
+from regress.errors import CaptureError
+
+sessions: list[Session] = []
+"""Recordings by hooks that are under way, the innermost last."""
+
+_named: WeakKeyDictionary[Recorder, dict[tuple[int, int], Naming]] = WeakKeyDictionary()
+
+VALUES = ("log_probs", "entropy")
+SHARES = ("loss", "pg_loss", "kl_loss", "entropy_loss")
+
+
+def tap_batch(
+    *,
+    input_ids: Any = None,
+    attention_mask: Any = None,
+    position_ids: Any = None,
+    cu_seq_lens: Any = None,
+    pad_token_id: int | None = None,
+    samples: Sequence[Any] | None = None,
+    loss_mask: Any = None,
+    log_probs: Any = None,
+    entropy: Any = None,
+    advantages: Any = None,
+    rewards: Any = None,
+    old_log_probs: Any = None,
+    ref_log_probs: Any = None,
+    loss: Any = None,
+    **others: Any,
+) -> None:
+    """Record the values of one microbatch under a layout inferred from its inputs.
+
+    Inside of `recording(...)` and `at(step=..., micro=...)` it takes ``input_ids`` and what tells the layout, and
+    writes ordinary records. Inside of `record`, without ``input_ids``, it adds to the forward pass that ran last, or
+    to the next one if none has run since the last step. Without a recorder it does nothing.
+
+    Args:
+        input_ids: ``[B, T]`` token ids; one packed row may be ``[T]``.
+        attention_mask: ``[B, T]``, 1 where a token lies; position_ids, cu_seq_lens: as for a packed row.
+        pad_token_id: id that would be padding at the end of rows without a mask.
+        samples: an id, or ``(group_id, run_id)``, for each sample by row and column; by default made of the tokens.
+        loss_mask: ``[B, T]``, not 0 at tokens that the loss counts, each at its own place.
+        log_probs, entropy, advantages, old_log_probs, ref_log_probs, others: ``[B, T]`` values of tokens, each at its
+            own place and not at that of the token before; fewer columns count from the right; advantages may be one
+            for each sample.
+        rewards: one for each sample.
+        loss: the microbatch's share of the loss.
+
+    Raises:
+        CaptureError: if the batch can be read in two ways or a value does not fit it.
+        DumpError: outside of `at(step=...)`.
+    """
+    token_values = {
+        "loss_mask": loss_mask,
+        "advantages": advantages,
+        "old_log_probs": old_log_probs,
+        "ref_log_probs": ref_log_probs,
+        **others,
+    }
+    given = {name: value for name, value in token_values.items() if value is not None}
+    told = {"samples": samples, "rewards": rewards}
+    told = {name: value for name, value in told.items() if value is not None}
+    if input_ids is None:
+        known = {"log_probs": log_probs, "entropy": entropy, "loss": loss}
+        _add_to_pass({**given, **told}, [name for name, value in known.items() if value is not None])
+        return
+    recorder = active_recorder()
+    if recorder is None:
+        return
+    arrangement = Arrangement(
+        as_ids(input_ids),
+        None if attention_mask is None else as_ids(attention_mask),
+        None if position_ids is None else as_ids(position_ids),
+        None if cu_seq_lens is None else as_ids(cu_seq_lens).reshape(-1),
+        pad_token_id,
+    )
+    forward = {
+        name: value for name, value in (("log_probs", log_probs), ("entropy", entropy)) if value is not None
+    }
+    _write(recorder, arrangement, given, forward, loss, samples)
+
+
+def _add_to_pass(values: Mapping[str, Any], known: Sequence[str]) -> None:
+    session = sessions[-1] if sessions else None
+    if session is None:
+        if active_recorder() is not None:
+            raise CaptureError(
+                "tap_batch without input_ids adds to a forward pass that record(...) sees, and none "
+                "records here: give "
+                "input_ids, or enclose training in record(...)"
+            )
+        return
+    if known:
+        raise CaptureError(
+            f"tap_batch({known[0]}=...) would contradict what record(...) computes of the same forward "
+            "pass: leave it out, "
+            "or give input_ids outside of record(...)"
+        )
+    session.hold(values)
+
+
+def _write(
+    recorder: Recorder,
+    found: Arrangement,
+    values: Mapping[str, Any],
+    forward: Mapping[str, Any],
+    loss: Any,
+    samples: Sequence[Any] | None,
+) -> None:
+    layout = infer_layout(found)
+    targets = predicted(layout)
+    where = current()
+    place = (0, 0) if where is None else (where.step, where.rank or 0)
+    naming = _named.setdefault(recorder, {}).setdefault(place, Naming(place[1]))
+    inputs = {
+        "input_ids": np.where(layout.attention_mask, found.input_ids, 0),
+        "position_ids": positions_of(found, layout, False),
+        "attention_mask": layout.attention_mask,
+    }
+    keys = naming.of(Pass(layout, targets, inputs)) if samples is None else as_keys(samples, layout)
+    at_tokens = {"samples": [keys[s.sample] for s in layout.segments]}
+    at_targets = {"samples": [keys[s.sample] for s in targets.segments]}
+    placed = {name: on_tokens(name, value, layout) for name, value in values.items()}
+    mask = placed.pop("loss_mask", None)
+    masks = {} if mask is None else {"response_mask": mask != 0}
+    tap("batch_inputs", {**inputs, **masks}, layout=layout, meta=at_tokens)
+    if forward:
+        ids = {"input_ids": np.where(targets.attention_mask, inputs["input_ids"], 0)}
+        known = {name: on_tokens(name, value, layout) for name, value in forward.items()}
+        tap("forward_data", {**known, **masks, **ids}, layout=targets, meta=at_targets)
+    if placed:
+        valid = {"effective_valid": masks["response_mask"]} if masks else {}
+        tap("is_loss_debug", {**placed, **valid}, layout=targets, meta=at_targets)
+    if loss is not None:
+        tap("loss", {"loss": loss}, layout=targets, meta=at_targets)

@@ -1,0 +1,193 @@
+"""What hooks on a model see of its forward passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regress.capture.anatomy import Anatomy, Head, last_hidden_state, plain_name, whole
+from regress.capture.head import check_logits, make_head
+from regress.capture.inference import infer_layout
+from regress.capture.inputs import arguments_of, arrangement_of
+from regress.capture.passes import Pass, open_pass, token_values
+from regress.capture.precision import Precision
+from regress.capture.settings import CLASSES, Settings, segment_keys
+from regress.capture.world import World
+from regress.dump.arrays import to_numpy
+from regress.dump.hooks import first_tensor, matching_modules
+from regress.errors import CaptureError
+
+ABSOLUTE = ("wpe", "embed_positions", "position_embeddings", "pos_emb", "position_embedding")
+"""Names of tables of position embeddings."""
+
+
+@dataclass(eq=False)
+class Forwards:
+    """Turns forward passes of a model into `Pass` objects.
+
+    Attributes:
+        opened: is called with each pass with gradients and its hidden state (plain and whole, and as computed);
+            ``classified`` with each pass that `classify` names.
+        begin: is called before a pass is looked at; returns whether passes are wanted now.
+        count: passes with gradients so far.
+    """
+
+    anatomy: Anatomy
+    settings: Settings
+    world: World
+    precision: Precision
+    begin: Callable[[], bool]
+    opened: Callable[[Pass, Tensor, Tensor], None]
+    classified: Callable[[str, Pass], None]
+    count: int = 0
+    active: bool = True
+    checked: bool = False
+    latest: Pass | None = None
+    next_values: dict[str, Any] = field(default_factory=dict)
+    _outer: dict[str, Any] = field(default_factory=dict)
+    _outputs: dict[str, Any] = field(default_factory=dict)
+    _probe: tuple[Tensor, Head] | None = None
+
+    @contextmanager
+    def hooked(self, eager: Callable[[Any], Any]) -> Iterator[None]:
+        """Hook model and decoder inside; ``eager`` keeps a hook out of compiled graphs."""
+        root, decoder = self.anatomy.root, self.anatomy.decoder
+        pattern = self.settings.activations
+        modules = {} if pattern is None else matching_modules(root, pattern, "record(activations=...)")
+        with ExitStack() as stack:
+            handles: list[Any] = [
+                root.register_forward_pre_hook(eager(self._before_model), with_kwargs=True, prepend=True),
+                *(m.register_forward_hook(eager(self._keeps(plain_name(n)))) for n, m in modules.items()),
+                decoder.register_forward_hook(eager(self._after_decoder), with_kwargs=True, prepend=True),
+                root.register_forward_hook(eager(self._after_model), with_kwargs=True, always_call=True),
+            ]
+            for handle in handles:
+                stack.callback(handle.remove)
+            try:
+                yield
+            finally:
+                self.active = False
+                self._forget()
+
+    def _before_model(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Note the arguments of the model, some of which do not reach its decoder."""
+        if self._looks():
+            self._outer = arguments_of(module, args, kwargs)
+            self.latest = None
+
+    def _keeps(self, name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            tensor = first_tensor(output)
+            if not self._looks() or tensor is None or not (torch.is_grad_enabled() and tensor.requires_grad):
+                return
+            known = self._outputs if self.latest is None else self.latest.activations
+            label, repeats = name, 0
+            while label in known:
+                repeats += 1
+                label = f"{name}#{repeats}"
+            known[label] = to_numpy(whole(tensor.detach()), label)
+
+        return hook
+
+    def _after_decoder(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        """Record a forward pass, whose last hidden state is at hand."""
+        if not self._looks():
+            return
+        hidden = args[0] if self.anatomy.at_input else last_hidden_state(output)
+        if not isinstance(hidden, Tensor) or not hidden.is_floating_point():
+            return
+        arguments = self._arguments(module, args, kwargs)
+        kind = self._kind(hidden, arguments)
+        if kind is None or not self.begin():
+            self._outputs, self.latest = {}, None
+            return
+        with torch.no_grad():
+            p, states = self._open(hidden, arguments)
+        if kind != "policy":
+            self.classified(kind, p)
+            return
+        self.count += 1
+        self.latest = p
+        self.opened(p, states, hidden)
+
+    def _kind(self, hidden: Tensor, arguments: Mapping[str, Any]) -> str | None:
+        """``policy`` for a pass with gradients, a record type for one that the caller names; None for any other."""
+        if torch.is_grad_enabled() and hidden.requires_grad:
+            return "policy"
+        classify = self.settings.classify
+        if classify is None or arguments.get("past_key_values") is not None:
+            return None
+        kind = classify(arguments)
+        if kind is not None and kind not in CLASSES:
+            raise CaptureError(
+                f"classify= gave {kind!r} for a pass without gradients: choose of {', '.join(CLASSES)}"
+            )
+        return None if kind is None else CLASSES[kind]
+
+    def _arguments(self, module: nn.Module, args: Any, kwargs: Any) -> dict[str, Any]:
+        """The arguments of the decoder, and what only the model around it was given."""
+        arguments = {**self._outer}
+        if not self.anatomy.at_input:
+            told = arguments_of(module, args, kwargs)
+            arguments |= {k: v for k, v in told.items() if v is not None and _tells(v, arguments.get(k))}
+        return arguments
+
+    def _open(self, hidden: Tensor, arguments: Mapping[str, Any]) -> tuple[Pass, Tensor]:
+        states = whole(hidden.detach())
+        root = self.anatomy.root
+        self.world.look(root)
+        self.precision.look(states, self.anatomy.decoder)
+        found = arrangement_of(arguments, self.settings.finders, _pad_token(root))
+        layout = infer_layout(found)
+        states = states.reshape(layout.shape[0], -1, states.shape[-1])
+        p = open_pass(found, layout, layout.shape[1] - states.shape[1], _absolute(root))
+        p.samples = segment_keys(self.settings.samples, arguments, layout)
+        p.activations, self._outputs = self._outputs, {}
+        head = make_head(self.anatomy)
+        p.values = token_values(p, states, head, self.settings.temperature or 1.0)
+        if not self.checked:
+            self._probe = (states[-1:, -1:].clone(), head)
+        return p, states
+
+    def _after_model(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        """Compare the model's own logits with the head, once, and forget its arguments."""
+        probe = self._probe
+        self._forget()
+        if not self._looks() or probe is None or self.checked:
+            return
+        logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
+        if isinstance(logits, Tensor) and logits.dim() == 3 and logits.numel():
+            with torch.no_grad():
+                check_logits(whole(logits.detach()), *probe, type(self.anatomy.root).__name__)
+            self.checked = True
+
+    def _looks(self) -> bool:
+        """Whether a hook has to look: not at what a checkpoint computes again within a backward pass."""
+        return self.active and torch._C._current_graph_task_id() == -1
+
+    def _forget(self) -> None:
+        self._outer, self._outputs, self._probe = {}, {}, None
+
+
+def _tells(value: Any, known: Any) -> bool:
+    """Whether an argument of the decoder tells as much as the model's: a mask of pairs of tokens tells less."""
+    return not (isinstance(value, Tensor) and isinstance(known, Tensor) and value.dim() > known.dim())
+
+
+def _pad_token(root: nn.Module) -> int | None:
+    config: Any = getattr(root, "config", None)
+    found = getattr(config, "pad_token_id", None)
+    return found if isinstance(found, int) else None
+
+
+def _absolute(root: nn.Module) -> bool:
+    """Whether positions are looked up in a table of embeddings."""
+    named = root.named_modules()
+    return any(
+        isinstance(module, nn.Embedding) and name.rpartition(".")[2] in ABSOLUTE for name, module in named
+    )

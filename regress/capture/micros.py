@@ -1,0 +1,156 @@
+"""Records of microbatches: one backward call and the forward passes that it reached."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from regress.capture.passes import Array, Pass, content_key, stacked, together
+from regress.capture.shares import told_of, unscaled
+from regress.dump.trajectory import Trajectory, to_record
+from regress.layout import SampleKey, TokenLayout
+
+OTHER_RANKS = 1_000_000
+"""Identical samples are numbered; those of each further rank that holds other samples start this much higher."""
+
+Add = Callable[[int | None, str, Mapping[str, Any], Mapping[str, Any]], None]
+"""Takes microbatch, type, tensors and metadata of a record of the current step."""
+
+
+@dataclass(eq=False)
+class Micro:
+    """One backward call: the passes that it reached, and the loss that it started from."""
+
+    task: int
+    passes: list[Pass] = field(default_factory=list)
+    loss: float | None = None
+
+
+@dataclass(eq=False)
+class Naming:
+    """Gives samples without an id one of their own: made of their tokens, and the number of their repetition.
+
+    Attributes:
+        root: the first rank that holds the same samples as this one.
+    """
+
+    root: int = 0
+    _seen: Counter[str] = field(default_factory=Counter)
+    _known: dict[int, list[SampleKey]] = field(default_factory=dict)
+
+    def of(self, p: Pass) -> list[SampleKey]:
+        """Keys of the samples of a pass, the same whenever it is asked for."""
+        if p.samples is not None:
+            return p.samples
+        if id(p) not in self._known:
+            self._known[id(p)] = [
+                self.new(p.inputs["input_ids"][s.row, s.col : s.col + s.stop - s.start])
+                for s in p.layout.segments
+            ]
+        return self._known[id(p)]
+
+    def new(self, tokens: Array) -> SampleKey:
+        """The key of one more sample of these tokens."""
+        key = content_key(tokens)
+        self._seen[key] += 1
+        return key, self.root * OTHER_RANKS + self._seen[key] - 1
+
+
+@dataclass(frozen=True, eq=False)
+class _Stack:
+    """Passes under one another: their common layouts, and where the rows of each lie."""
+
+    passes: Sequence[Pass]
+    layout: TokenLayout
+    targets: TokenLayout
+    places: Sequence[tuple[int, int]]
+    keys: Sequence[SampleKey]
+
+    @classmethod
+    def of(cls, passes: Sequence[Pass], naming: Naming) -> _Stack:
+        return cls(passes, *stacked(passes), [key for p in passes for key in naming.of(p)])
+
+    def join(self, of: str, name: str) -> Array:
+        return together([getattr(p, of).get(name) for p in self.passes], self.places, self.layout.shape)
+
+    def names(self, of: str) -> list[str]:
+        return list(dict.fromkeys(name for p in self.passes for name in getattr(p, of)))
+
+    def meta(self, layout: TokenLayout) -> dict[str, Any]:
+        return {"layout": layout.to_json(), "samples": [self.keys[s.sample] for s in layout.segments]}
+
+
+def write_micro(
+    micro: Micro, number: int, naming: Naming, scale: float, temperature: float, add: Add
+) -> None:
+    """Write everything that belongs to a microbatch.
+
+    Args:
+        scale: factor between the loss of the mini-batch and what is back-propagated.
+        temperature: what logits were divided by for log-probs and entropies.
+    """
+    stack = _Stack.of(micro.passes, naming)
+    at_tokens, at_targets = stack.meta(stack.layout), stack.meta(stack.targets)
+    extra = {name: stack.join("extra", name) for name in stack.names("extra")}
+    masks = {} if "loss_mask" not in extra else {"response_mask": extra.pop("loss_mask") != 0}
+    inputs = {name: stack.join("inputs", name) for name in stack.names("inputs")}
+    add(number, "batch_inputs", {**inputs, **masks}, at_tokens)
+    _write_activations(stack, number, at_tokens, add)
+    values = {name: stack.join("values", name) for name in stack.names("values")}
+    ids = np.where(stack.targets.attention_mask, inputs["input_ids"], 0)
+    add(
+        number,
+        "forward_data",
+        {**values, **masks, "input_ids": ids},
+        {**at_targets, "temperature": temperature},
+    )
+    if extra:
+        valid = {"effective_valid": masks["response_mask"]} if masks else {}
+        add(number, "is_loss_debug", {**extra, **valid}, at_targets)
+    if micro.loss is not None:
+        loss = np.asarray(micro.loss / scale, values["log_probs"].dtype)
+        add(number, "loss", {"loss": loss}, {**at_targets, "backward_scale": scale})
+    found = {name: stack.join("gradients", name) for name in stack.names("gradients")}
+    if found:
+        add(number, "token_gradient", unscaled(found, scale), {**at_targets, **told_of(micro.passes, scale)})
+
+
+def _write_activations(stack: _Stack, number: int, meta: Mapping[str, Any], add: Add) -> None:
+    """Outputs of modules with a row for each token; others cannot be said to belong to any."""
+    found = {}
+    for name in stack.names("activations"):
+        arrays = [p.activations.get(name) for p in stack.passes]
+        if all(a is None or a.shape[:2] == p.layout.shape for a, p in zip(arrays, stack.passes, strict=True)):
+            found[name] = together(arrays, stack.places, stack.layout.shape)
+    if found:
+        add(number, "activations", found, meta)
+
+
+def write_classified(passes: Iterable[tuple[str, Pass]], naming: Naming, add: Add) -> None:
+    """Write the log-probs of passes without gradients, all of one kind in one record of the step."""
+    kinds: dict[str, list[Pass]] = {}
+    for kind, p in passes:
+        kinds.setdefault(kind, []).append(p)
+    for kind, found in kinds.items():
+        stack = _Stack.of(found, Naming(naming.root))
+        add(None, kind, {kind: stack.join("values", "log_probs")}, stack.meta(stack.targets))
+
+
+def write_rewards(micros: Iterable[Micro], naming: Naming, add: Add) -> None:
+    """Write the samples whose rewards were tapped as rollouts of the step."""
+    found = []
+    for p in (p for micro in micros for p in micro.passes if p.rewards is not None):
+        assert p.rewards is not None
+        for s, key, reward in zip(p.layout.segments, naming.of(p), p.rewards, strict=True):
+            here = np.s_[s.row, s.col : s.col + s.stop - s.start]
+            mask = p.extra.get("loss_mask")
+            kept = [0] * (s.stop - s.start) if mask is None else (mask[here] != 0).astype(int).tolist()
+            prompt = kept.index(1) if 1 in kept else 0
+            found.append(Trajectory(*key, p.inputs["input_ids"][here].tolist(), kept, reward, prompt))
+    if found:
+        record = to_record(found, 0)
+        add(None, "trajectory", record.tensors, record.meta)

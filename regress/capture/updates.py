@@ -1,0 +1,184 @@
+"""What an optimizer's step starts from and leaves: gradients before clipping, parameters, state."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+from torch.optim import Optimizer
+
+from regress.capture.anatomy import Anatomy
+from regress.capture.gradients import versions
+from regress.capture.settings import Settings
+from regress.dump.arrays import Array, to_numpy
+from regress.dump.placements import local, of
+from regress.errors import CaptureError
+from regress.layout import ShardLayout
+
+Emit = Callable[[str, Mapping[str, Any], Mapping[str, Any]], None]
+"""Takes type, tensors and metadata of a record of the current step."""
+
+Part = tuple[Array, ShardLayout | None]
+
+
+@dataclass(eq=False)
+class Updates:
+    """Follows the gradients of one step from the backward calls to the optimizer.
+
+    Gradients count as final when something is about to clip them, or the optimizer is about to step; a backward call
+    in between says that they were not. Changes in place that nobody announced are seen by version counters, and what
+    the optimizer then gets is recorded as ``gradient_clipped``.
+
+    Attributes:
+        wanted: tells whether a record type is kept in the current step.
+        factor: what gradients are to be divided by: the scale of a GradScaler that has not been divided out.
+    """
+
+    anatomy: Anatomy
+    settings: Settings
+    wanted: Callable[[str], bool]
+    emit: Emit
+    factor: float = 1.0
+    _versions: dict[str, tuple[int, int]] | None = None
+    _snapshot: dict[str, Part] | None = None
+    _norm: float | None = None
+    _done: set[str] = field(default_factory=set)
+
+    def backward_begins(self) -> None:
+        """What was taken for the final gradient was not."""
+        self._snapshot, self._norm, self._versions = None, None, None
+
+    def backward_ended(self) -> None:
+        """From now on nothing should change a gradient but what announces it."""
+        self._versions = versions(self._gradients())
+
+    def unscaled(self) -> None:
+        """A GradScaler divided its scale out."""
+        self.factor = 1.0
+        self._versions = versions(self._gradients())
+
+    def before_clip(self, tensors: list[Tensor]) -> None:
+        """Some of these tensors are about to be measured or clipped: keep all gradients as they are."""
+        if self._snapshot is not None or self._versions is None or not self.wanted("gradient"):
+            return
+        own = self._gradients()
+        known = {id(grad) for grad in own.values()}
+        if any(id(tensor) in known for tensor in tensors):
+            self._snapshot = self._copied(own)
+
+    def clip_norm(self, norm: Any) -> None:
+        """Note the trainer's own total norm; to read a distributed one would take a collective."""
+        if isinstance(norm, Tensor) and not hasattr(norm, "placements") and norm.numel() == 1:
+            self._norm = float(norm.detach())
+
+    def owns(self, optimizer: Optimizer) -> bool:
+        """Whether an optimizer updates parameters of the model."""
+        mine = {id(p) for _, p in self.anatomy.parameters()}
+        return any(id(p) in mine for group in optimizer.param_groups for p in group["params"])
+
+    def write_gradients(self, scale: Any = None) -> None:
+        """Record the gradients of the step, once.
+
+        Args:
+            scale: of a GradScaler, for an optimizer that divides by it within its step.
+        """
+        if "gradient" in self._done or not self.wanted("gradient"):
+            return
+        self._done.add("gradient")
+        found, changed = self._snapshot, False
+        if found is None:
+            own = self._gradients()
+            changed = self._versions is None or versions(own) != self._versions
+            found = self._copied(own, None if scale is None else float(scale))
+        tensors = {name: array for name, (array, _) in found.items()}
+        shards = {name: shard.to_json() for name, (_, shard) in found.items() if shard is not None}
+        meta: dict[str, Any] = {"shards": shards} if shards else {}
+        norm = self._norm if shards else _norm(tensors)
+        if norm is not None and self.settings.gradient is True:
+            meta["grad_norm"] = norm
+        if tensors:
+            self.emit("gradient_clipped" if changed else "gradient", tensors, meta)
+
+    def write_update(self, optimizer: Optimizer | None) -> None:
+        """Record parameters and state that an optimizer updated; with None the parameters that no optimizer did."""
+        mine = (
+            None
+            if optimizer is None
+            else {id(p) for group in optimizer.param_groups for p in group["params"]}
+        )
+        named = {
+            name: p
+            for name, p in self.anatomy.parameters()
+            if name not in self._done and (p.requires_grad if mine is None else id(p) in mine)
+        }
+        self._done |= named.keys()
+        if self.wanted("param"):
+            self._emit_parts("param", {n: p for n, p in named.items() if _matches(self.settings.param, n)})
+        if optimizer is not None and self.wanted("optimizer"):
+            state = {
+                f"{name}/{key}": value
+                for name, p in named.items()
+                if _matches(self.settings.optimizer_state, name)
+                for key, value in optimizer.state.get(p, {}).items()
+                if isinstance(value, Tensor | int | float)
+            }
+            self._emit_parts("optimizer", state)
+
+    def finished(self) -> None:
+        """The step is over."""
+        self._versions, self._snapshot, self._norm, self.factor = None, None, None, 1.0
+        self._done = set()
+
+    def _gradients(self) -> dict[str, Tensor]:
+        return {name: p.grad for name, p in self.anatomy.parameters() if p.grad is not None}
+
+    def _copied(self, gradients: Mapping[str, Tensor], scale: float | None = None) -> dict[str, Part]:
+        """Copies of what lies here of each gradient, and which part of the whole that is."""
+        factor, found = self.factor if scale is None else scale, {}
+        for name, grad in gradients.items():
+            if _matches(self.settings.gradient, name):
+                here = local(grad)
+                found[name] = (to_numpy(here if factor == 1.0 else here / factor, name), shard_of(name, grad))
+        return found
+
+    def _emit_parts(self, type: str, values: Mapping[str, Any]) -> None:
+        tensors = {
+            name: local(value) if isinstance(value, Tensor) else value for name, value in values.items()
+        }
+        parts = {name: shard_of(name, value) for name, value in values.items()}
+        shards = {name: part.to_json() for name, part in parts.items() if part is not None}
+        if tensors:
+            self.emit(type, tensors, {"shards": shards} if shards else {})
+
+
+def shard_of(name: str, value: Any) -> ShardLayout | None:
+    """Which part of the whole a distributed tensor has here; None for any other value.
+
+    Raises:
+        CaptureError: for a partial sum, which is no part of anything.
+    """
+    if not hasattr(value, "placements"):
+        return None
+    try:
+        return of(value)
+    except ValueError:
+        raise CaptureError(
+            f"{name} is placed as {value.placements}, a partial sum, which is no part of the whole tensor: "
+            "reduce it over "
+            "the ranks before the optimizer steps"
+        ) from None
+
+
+def _matches(wanted: bool | str, name: str) -> bool:
+    return wanted if isinstance(wanted, bool) else re.search(wanted, name) is not None
+
+
+def _norm(tensors: Mapping[str, Array]) -> float | None:
+    """Euclidean norm of all gradients together."""
+    if not tensors:
+        return None
+    return float(np.sqrt(sum(float(np.square(array.astype(np.float64)).sum()) for array in tensors.values())))

@@ -1,0 +1,247 @@
+"""The golden values of one update in canonical form, whatever dump holds them: each read when somebody asks for it.
+
+Only what fails asks. Of a dump whose tensors are too large for it nothing is told.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+
+from regress.compare.alignment.held import held
+from regress.compare.alignment.keys import key_of
+from regress.compare.alignment.project import Projection
+from regress.compare.dumps.golden import GoldenSide
+from regress.compare.dumps.listing import Listed, has_rows_of_loss_tokens, lengths_of, listed
+from regress.compare.dumps.sides import Side, open_side
+from regress.compare.dumps.tokens import Mask, tokens_of
+from regress.compare.quantities import (
+    MICRO_STAGES,
+    UPDATE_STAGES,
+    Kind,
+    Source,
+    quantity_named,
+    source_of,
+)
+from regress.dump.arrays import DTYPES, Array
+from regress.dump.mapped import release
+from regress.errors import CompareError
+from regress.layout import SampleKey, TokenFrame
+
+LIMIT = 1 << 22
+"""Elements of a tensor that is put together."""
+
+
+class Tensors(Mapping[str, Array]):
+    """The tensors of one quantity; what cannot be put together is not among them."""
+
+    def __init__(self, names: Iterable[str], load: Callable[[str], Array | None]) -> None:
+        self._names = [*names]
+        self._load = load
+        self._known: dict[str, Array | None] = {}
+
+    def __getitem__(self, name: str) -> Array:
+        """Raise `KeyError` for one that is unknown, or cannot be put together."""
+        if name not in self._names:
+            raise KeyError(name)
+        if name not in self._known:
+            self._known[name] = self._load(name)
+        found = self._known[name]
+        if found is None:
+            self._names.remove(name)
+            raise KeyError(name)
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in [*self._names] if name in self)
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and self.get(name) is not None
+
+    def __len__(self) -> int:
+        return len([*iter(self)])
+
+
+@lru_cache(maxsize=2)
+def golden_update(golden: str, actual: str, record: str) -> Projection:
+    """The update that a golden record belongs to, and what it makes of layouts.
+
+    Args:
+        golden, actual: the two sources.
+        record: name of a golden record.
+    """
+    ours = open_side(golden)
+    config = merged(open_side(actual).config, ours.config)
+    if isinstance(ours, GoldenSide):
+        where = record.split("/")[1]
+        return Projection(_of_case(ours, where), ours.frame(where), ours.text, config)
+    own = ours.entries[record][1]
+    names = [
+        name
+        for name, (type, place) in ours.entries.items()
+        if type in (*MICRO_STAGES, *UPDATE_STAGES) and (place.step, place.update) == (own.step, own.update)
+    ]
+    update = _Recorded(ours, [listed(name, ours.read(name)) for name in names])
+    return Projection(update.truth(), update.frame, None, config)
+
+
+def _of_case(side: GoldenSide, where: str) -> dict[str, Mapping[str, Array]]:
+    def loader(quantity: str) -> Callable[[str], Array | None]:
+        return lambda name: side.truth(where, quantity)[name]
+
+    return {quantity: Tensors(names, loader(quantity)) for quantity, names in side.recorded(where).items()}
+
+
+def merged(config: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """One configuration over another, section by section: what it does not say is as there."""
+    found = dict(config)
+    for key, value in over.items():
+        below = found.get(key)
+        both = isinstance(value, Mapping) and isinstance(below, Mapping)
+        found[key] = {**below, **value} if both else value  # type: ignore[dict-item]  # both are mappings
+    return found
+
+
+class _Recorded:
+    """The records of one update of a dump."""
+
+    def __init__(self, side: Side, records: Sequence[Listed]) -> None:
+        self._side = side
+        self._records = [record for record in records if not record.problem and not record.local]
+        self._copies = {
+            (str(copy[0]), int(copy[1])) for record in records for copy, _ in record.meta.get("copies", ())
+        }
+        self._found: dict[tuple[str, str], list[tuple[Listed, Source]]] = {}
+        for record in self._records:
+            for name in record.tensors:
+                source = source_of(record.key.stage, name)
+                if source is not None and self._usable(record, source):
+                    self._found.setdefault((source.quantity, source.name), []).append((record, source))
+
+    @cached_property
+    def frame(self) -> TokenFrame:
+        """The samples of the update."""
+        lengths = {key: n for key, n in lengths_of(self._records).items() if key not in self._copies}
+        return TokenFrame(tuple(lengths), tuple(lengths.values()))
+
+    def truth(self) -> dict[str, Mapping[str, Array]]:
+        """Quantity -> tensors."""
+        names: dict[str, list[str]] = {}
+        for quantity, name in self._found:
+            names.setdefault(quantity, []).append(name)
+        if any(self._has_norm(record) for record in self._records):
+            names["grad_norm"] = ["grad_norm"]
+        return {
+            quantity: Tensors(sorted(names[quantity]), self._loader(quantity)) for quantity in sorted(names)
+        }
+
+    def _has_norm(self, record: Listed) -> bool:
+        return record.key.stage == "gradient" and isinstance(record.meta.get("grad_norm"), int | float)
+
+    def _usable(self, record: Listed, source: Source) -> bool:
+        layout = record.layout(source.tensor)
+        kind = quantity_named(source.quantity).kind
+        if layout is None or kind is Kind.SHARE or math.prod(layout.shape) > LIMIT:
+            return False
+        if record.key.stage in UPDATE_STAGES:
+            return True
+        return record.spans is not None and (kind is Kind.HIDDEN or record.spans.shape == layout.shape)
+
+    def _loader(self, quantity: str) -> Callable[[str], Array | None]:
+        def load(name: str) -> Array | None:
+            if quantity == "grad_norm":
+                norms = [r.meta["grad_norm"] for r in self._records if self._has_norm(r)]
+                return np.array(norms[0], np.float64)
+            found = self._found[quantity, name]
+            primary = [row for row in found if row[1].primary] or found
+            try:
+                if quantity in UPDATE_STAGES:
+                    return self._whole(primary)
+                if quantity_named(quantity).kind is Kind.HIDDEN:
+                    return self._hidden(primary)
+                return self._tokens(found if quantity == "batch_inputs" else primary)
+            except CompareError:
+                return None  # a verdict on what cannot be understood is given where it is compared
+
+        return load
+
+    @cached_property
+    def _index(self) -> dict[SampleKey, int]:
+        return {key: number for number, key in enumerate(self.frame.samples)}
+
+    @cached_property
+    def _loss(self) -> Mask | None:
+        found = self._found.get(("batch_inputs", "response_mask"))
+        return None if found is None else self._flat(found).astype(bool)
+
+    def _tokens(self, found: Sequence[tuple[Listed, Source]]) -> Array:
+        """``[frame.size]``, 0 where there is no loss token."""
+        flat = self._flat(found)
+        if quantity_named(found[0][1].quantity).kind is Kind.TOKEN and self._loss is not None:
+            flat[~self._loss] = 0
+        return flat
+
+    def _flat(self, found: Sequence[tuple[Listed, Source]]) -> Array:
+        flat = np.zeros(self.frame.size, DTYPES[found[0][0].tensors[found[0][1].tensor][0]])
+        known = np.zeros(self.frame.size, bool)
+        for record, source in found:
+            assert record.spans is not None
+            canonical = record.spans.canonical(self._index, self.frame.offsets)
+            here = np.flatnonzero(canonical >= 0)
+            here = here[~known[canonical[here]]]
+            array = self._side.read(record.name).tensors[source.tensor]
+            flat[canonical[here]] = array.reshape(-1)[here]
+            known[canonical[here]] = True
+            release(array)
+        return flat
+
+    def _hidden(self, found: Sequence[tuple[Listed, Source]]) -> Array | None:
+        """``[frame.size, ...]``, or ``[K, V]`` of the loss tokens."""
+        rows = [has_rows_of_loss_tokens(_only(record, source)) for record, source in found]
+        loss = self._loss
+        if any(rows) and (not all(rows) or loss is None):
+            return None
+        places = self.frame.size if loss is None or not rows[0] else int(loss.sum())
+        number = np.arange(self.frame.size) if loss is None or not rows[0] else np.cumsum(loss) - 1
+        whole: Array | None = None
+        for record, source in found:
+            read = self._side.read(record.name)
+            part, _ = tokens_of(read, source, self._index, self.frame, loss)
+            if whole is None:
+                if places * math.prod(part.inner.shape) > LIMIT:
+                    return None
+                whole = np.zeros((places, *part.inner.shape), part.array.dtype)
+            here = np.flatnonzero(part.rows >= 0)
+            whole[np.ix_(number[part.rows[here]], *part.inner.along())] = part.array[here]
+            release(read.tensors[source.tensor])
+        return whole
+
+    def _whole(self, found: Sequence[tuple[Listed, Source]]) -> Array:
+        whole: Array | None = None
+        for record, source in found:
+            read = self._side.read(record.name)
+            part = held(key_of(read), read, source.tensor)
+            if whole is None:
+                whole = np.zeros(part.layout.shape, part.array.dtype)
+            if whole.shape == part.layout.shape:
+                part.layout.gather(part.array, whole)
+        assert whole is not None
+        return whole
+
+
+def _only(record: Listed, source: Source) -> Listed:
+    """A header with one tensor alone."""
+    return Listed(
+        record.name,
+        record.key,
+        record.update,
+        {source.tensor: record.tensors[source.tensor]},
+        record.spans,
+        record.rows,
+        record.shards,
+        meta=record.meta,
+    )

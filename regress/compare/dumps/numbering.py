@@ -1,0 +1,143 @@
+"""Which update of a dump is which of a golden case: steps may be counted otherwise, or not be cut into updates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from regress.compare.dumps.contents import tokens_in
+from regress.compare.dumps.golden import GoldenSide
+from regress.compare.dumps.listing import Listed, listed
+from regress.compare.dumps.match import Tokens
+from regress.compare.dumps.sides import Side
+from regress.dump.coordinates import Coordinates
+from regress.dump.record import Record
+
+
+class Number(NamedTuple):
+    """Step, and update within the step (None where it has one)."""
+
+    step: int
+    update: int | None
+
+    def __str__(self) -> str:
+        return f"step {self.step}" + ("" if self.update is None else f" update {self.update}")
+
+
+class Numbered:
+    """A golden case whose updates are counted as those of a dump; see `regress.compare.dumps.sides.Side`.
+
+    Args:
+        numbers: recorded number -> that of the dump; what is not there is not compared.
+    """
+
+    def __init__(self, side: GoldenSide, numbers: Mapping[Number, Number]) -> None:
+        self._side = side
+        self._numbers = numbers
+        self.folder, self.system, self.mesh, self.config = side.folder, side.system, side.mesh, side.config
+        self.precision, self.notes = side.precision, side.notes
+
+    @cached_property
+    def entries(self) -> Mapping[str, tuple[str, Coordinates]]:
+        """The records of the updates that are compared."""
+        steps = {own.step: number.step for own, number in reversed([*self._numbers.items()])}
+        found = {}
+        for name, (type, place) in self._side.entries.items():
+            own = Number(place.step, place.update)
+            if type == "trajectory" and place.step in steps:
+                found[name] = type, replace(place, step=steps[place.step])
+            elif type != "trajectory" and own in self._numbers:
+                number = self._numbers[own]
+                found[name] = type, replace(place, step=number.step, update=number.update)
+        return found
+
+    def read(self, name: str) -> Record:
+        """One record."""
+        place = self.entries[name][1]
+        return replace(self._side.read(name), step=place.step, update=place.update)
+
+    def raw(self, type: str, step: int) -> Mapping[str, Any] | None:
+        """Nothing: all is recorded."""
+        return None
+
+    def verify(self, name: str) -> None:
+        """Nothing: every byte was verified when it was read."""
+
+    def root(self, rank: int) -> int:
+        """The rank itself."""
+        return rank
+
+    def writes(self, stage: str, tensor: str | None = None) -> bool:
+        """Tell whether a stage was recorded."""
+        return self._side.writes(stage, tensor)
+
+
+def numbered_as(golden: GoldenSide, actual: Side) -> tuple[Side, list[str]]:
+    """The case with its updates counted as a dump counts them, and a sentence where they are not counted alike.
+
+    Numbers count if the samples agree with them; otherwise the order of the updates does, and where samples do not
+    agree with that either, the samples alone.
+    """
+    known = [Number(place.step, place.update) for place in golden.places.values()]
+    others = _numbers(actual)
+    same = {number: number for number in known if number in others}
+    if len(same) == len(others) and _agree(golden, actual, same):
+        return (golden if len(same) == len(known) else Numbered(golden, same)), []
+    ordered = dict(zip(known, others, strict=False))
+    if not _agree(golden, actual, ordered):
+        chosen = _by_content(golden, actual, known, others)
+        ordered = chosen or same or ordered
+    if all(own == number for own, number in ordered.items()):
+        return Numbered(golden, ordered), []
+    told = ", ".join(f"{number} with {own} of the case" for own, number in [*ordered.items()][:4])
+    more = " ..." if len(ordered) > 4 else ""
+    notes = [
+        f"steps are counted otherwise than in {golden.case.name}, so the actual {told}{more} were compared"
+    ]
+    left = [str(number) for number in others if number not in ordered.values()]
+    if left:
+        notes.append(f"{', '.join(left)} of the actual dump has no counterpart in {golden.case.name}")
+    return Numbered(golden, ordered), notes
+
+
+def _numbers(side: Side) -> list[Number]:
+    """The updates that a dump has, in order."""
+    found = {
+        Number(place.step, place.update)
+        for type, place in side.entries.values()
+        if type not in ("trajectory", "old_log_probs", "ref_log_probs")
+    }
+    return sorted(found, key=lambda number: (number.step, number.update or 0))
+
+
+def _agree(golden: GoldenSide, actual: Side, numbers: Mapping[Number, Number]) -> bool:
+    """Whether no pair of updates is known to have samples that have nothing in common."""
+    pairs = ((_tokens(golden, own), _tokens(actual, number)) for own, number in numbers.items())
+    return bool(numbers) and all(not mine or not theirs or mine & theirs for mine, theirs in pairs)
+
+
+def _by_content(
+    golden: GoldenSide, actual: Side, known: Sequence[Number], others: Sequence[Number]
+) -> dict[Number, Number]:
+    """Updates in order, each with the first one left that has samples in common with it."""
+    found: dict[Number, Number] = {}
+    left = [*known]
+    for number in others:
+        theirs = _tokens(actual, number)
+        at = next((i for i, own in enumerate(left) if _tokens(golden, own) & theirs), None)
+        if at is not None:
+            found[left[at]] = number
+            left = left[at + 1 :]
+    return found
+
+
+def _tokens(side: Side, number: Number) -> frozenset[Tokens]:
+    """What the samples of an update are known by, as far as records tell it."""
+    records: list[Listed] = [
+        listed(name, side.read(name))
+        for name, (type, place) in side.entries.items()
+        if type in ("batch_inputs", "forward_data") and Number(place.step, place.update) == number
+    ]
+    return frozenset(tokens_in(side, records).values())

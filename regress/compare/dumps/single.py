@@ -1,0 +1,177 @@
+"""What must be true of the actual dump alone, update by update: invariants, and what several ranks hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from regress.compare.alignment.locate import Locator
+from regress.compare.dumps.findings import Finding
+from regress.compare.dumps.listing import Listed
+from regress.compare.dumps.selection import Selection
+from regress.compare.dumps.sides import Side, open_side
+from regress.compare.quantities import MICRO_STAGES, UPDATE_STAGES
+from regress.compare.updates.alone import frame_of, plan_of
+from regress.compare.updates.checked import QUANTITY as INVARIANTS
+from regress.compare.updates.coverage import QUANTITY as COVERAGE
+from regress.compare.updates.groups import Groups
+from regress.compare.updates.invariants import judge_invariants
+from regress.compare.updates.placed import PlacedRecords
+from regress.compare.updates.replicas import QUANTITY as REPLICAS
+from regress.compare.updates.replicas import Replicas
+from regress.compare.verdicts.tolerance import EXACT
+from regress.compare.verdicts.verdict import Place, Status, Verdict
+from regress.errors import ConfigError
+from regress.layout import Mesh
+
+_UNPLACED = ("unplaced", "open", "derived", "sampler")
+"""Metadata of records of which nothing tells whose tokens they hold, or who computed them."""
+
+
+@dataclass(frozen=True)
+class SingleUnit:
+    """Records of one update of the actual dump.
+
+    Attributes:
+        records: their names.
+        quantity: ``invariants``, or ``replicas`` of one stage.
+        roots: rank -> the rank whose tokens it repeats, as far as the mesh tells it.
+        golden_records: names of the golden records of the update, of which the same is asked if it is not true.
+    """
+
+    golden: str
+    actual: str
+    records: tuple[str, ...]
+    place: Place
+    quantity: str
+    roots: Mapping[int, int]
+    golden_records: tuple[str, ...] = ()
+
+    @property
+    def of_golden(self) -> SingleUnit:
+        """The same question to the golden side."""
+        side = open_side(self.golden)
+        stages = {open_side(self.actual).entries[name][0] for name in self.records}
+        names = tuple(name for name in self.golden_records if side.entries[name][0] in stages)
+        ranks = sorted({side.entries[name][1].rank or 0 for name in names})
+        return replace(
+            self, actual=self.golden, records=names, roots={rank: side.root(rank) for rank in ranks}
+        )
+
+    @property
+    def golden_names(self) -> tuple[str, ...]:
+        """Nothing golden is read."""
+        return ()
+
+    @property
+    def actual_names(self) -> tuple[str, ...]:
+        """The records that are read."""
+        return self.records
+
+
+def single_units(
+    paths: tuple[str, str],
+    side: Side,
+    golden: Sequence[Listed],
+    records: Sequence[Listed],
+    place: Place,
+    only: Selection,
+) -> Iterator[SingleUnit]:
+    """The work on one update, planned from headers: ranks are compared where they hold something in common."""
+    if side.system not in ("regress", "golden"):
+        return
+    names = tuple(record.name for record in golden if not record.problem)
+    known = [
+        r for r in records if not r.local and not r.problem and not any(r.meta.get(k) for k in _UNPLACED)
+    ]
+    roots = {rank: side.root(rank) for rank in sorted({record.key.rank or 0 for record in known})}
+    tokens = tuple(record.name for record in known if record.key.stage in MICRO_STAGES)
+    if tokens and only.has(INVARIANTS, INVARIANTS):
+        yield SingleUnit(*paths, tokens, place, INVARIANTS, roots, names)
+    if not only.has(REPLICAS, REPLICAS):
+        return
+    for stage in (*MICRO_STAGES, *UPDATE_STAGES):
+        own = [record for record in known if record.key.stage == stage]
+        shared = _held_twice(own) if stage in UPDATE_STAGES else _repeated(own, roots)
+        if shared:
+            yield SingleUnit(*paths, tuple(r.name for r in own), place, REPLICAS, roots, names)
+
+
+def _held_twice(records: Iterable[Listed]) -> bool:
+    """Whether the parts of some tensor that ranks hold are more than the whole."""
+    held: dict[tuple[str, tuple[int, ...]], int] = {}
+    for record in records:
+        for name in record.tensors:
+            layout = record.layout(name)
+            if layout is not None:
+                key = name, layout.shape
+                held[key] = held.get(key, 0) + math.prod(layout.local_shape)
+                if held[key] > math.prod(layout.shape):
+                    return True
+    return False
+
+
+def _repeated(records: Iterable[Listed], roots: Mapping[int, int]) -> bool:
+    """Whether ranks that repeat each other's tokens have records of one microbatch."""
+    seen = set()
+    for record in records:
+        place = roots[record.key.rank or 0], record.key.micro
+        if place in seen:
+            return True
+        seen.add(place)
+    return False
+
+
+def check_single(unit: SingleUnit) -> list[Finding]:
+    """Check the records of one update."""
+    side = open_side(unit.actual)
+    records = [side.read(name) for name in unit.records]
+    frame = frame_of(records)
+    placed = PlacedRecords(records, frame)
+    plan = plan_of(placed, records, unit.roots)
+    if unit.quantity == INVARIANTS:
+        place = unit.place.step or 0, unit.place.update
+        found = judge_invariants(records, frame, place=place, planned=plan, config=side.config)
+    else:
+        found = [*Replicas(Groups(placed, plan), Locator(frame), unit.place).verdicts()]
+    return [Finding(verdict, EXACT) for verdict in found]
+
+
+def lost_ranks(side: Side, records: Sequence[Listed], place: Place) -> Iterator[Verdict]:
+    """Verdicts on ranks of the mesh that recorded nothing, or less than those that hold the same."""
+    try:
+        mesh = Mesh(**side.mesh)
+    except (TypeError, ConfigError):
+        return
+    if mesh.world_size < 2:
+        return
+    there: dict[int, set[tuple[str, int | None]]] = {}
+    for record in records:
+        if record.key.stage in MICRO_STAGES or record.key.stage in UPDATE_STAGES:
+            there.setdefault(record.key.rank or 0, set()).add((record.key.stage, record.key.micro))
+    if not there:
+        return
+    for rank in range(mesh.world_size):
+        if rank not in there:
+            yield _lost(
+                f"rank {rank}", place, f"rank {rank} of {mesh.world_size} recorded nothing of this update"
+            )
+            continue
+        peers = [
+            p for p in there if side.root(p) == side.root(rank) and _stage(mesh, p) == _stage(mesh, rank)
+        ]
+        for stage, micro in sorted(set().union(*(there[p] for p in peers)) - there[rank], key=str):
+            other = next(p for p in peers if (stage, micro) in there[p])
+            where = "" if micro is None else f" of microbatch {micro}"
+            detail = f"{stage}{where} is on rank {other} and not on rank {rank}, which holds the same tokens"
+            yield _lost(stage, Place(place.step, place.update, rank, micro), detail)
+
+
+def _stage(mesh: Mesh, rank: int) -> int:
+    """Its stage of the pipeline."""
+    return mesh.coordinates(rank)["pp"] if rank < mesh.world_size else 0
+
+
+def _lost(name: str, place: Place, detail: str) -> Verdict:
+    return Verdict(Status.COVERAGE, COVERAGE, name, place, detail, multiple=math.inf, over=1)

@@ -1,0 +1,227 @@
+"""Faults in the backward pass between the loss and the logits: every value of the forward pass is right."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regress.engine import step
+from regress.engine.policy import LocalPolicy
+from regress.faults.patch import Patch
+from regress.grpo import logprobs, losses
+from regress.grpo.kl import kl_estimate
+from regress.grpo.losses import token_loss
+from regress.grpo.objective import Objective
+from regress.grpo.ratios import importance_ratio
+
+
+def valued(value: Tensor, gradient: Tensor) -> Tensor:
+    """The value of one tensor with the gradient of another."""
+    return value.detach() + (gradient - gradient.detach())
+
+
+def in_policy_loss(patch: Patch, change: Any) -> None:
+    """``change(right, log_probs, ratio, advantages, objective)`` in place of the policy loss."""
+    right: Any = vars(losses)["_policy_loss"]
+    patch.setattr(losses, "_policy_loss", lambda *args: change(right, *args))
+
+
+# terms
+
+
+def kl_detached(patch: Patch) -> None:
+    """The KL term enters the loss under no_grad."""
+    right: Any = kl_estimate
+    patch.setattr(losses, "kl_estimate", lambda *args: right(*args).detach())
+
+
+def old_log_probs_not_detached(patch: Patch) -> None:
+    """Old log-probs carry the same gradient as the new ones, so that the ratio has none."""
+    right: Any = importance_ratio
+    patch.setattr(losses, "importance_ratio", lambda *args: right(*args).detach())
+
+
+def kl_gradient_of_another_estimator(patch: Patch) -> None:
+    """The value of k3 with the gradient of k2."""
+    right: Any = kl_estimate
+
+    def wrong(policy: Tensor, reference: Tensor, objective: Objective) -> Tensor:
+        value = right(policy, reference, objective)
+        return valued(value, 0.5 * (policy - reference).square())
+
+    patch.setattr(losses, "kl_estimate", wrong)
+
+
+def advantages_not_detached(patch: Patch) -> None:
+    """Advantages depend on the log-probs, as those of a reward with a KL penalty do."""
+
+    def wrong(right: Any, log_probs: Tensor, ratio: Tensor, adv: Tensor, objective: Objective) -> Tensor:
+        return right(log_probs, ratio, valued(adv, 0.5 * log_probs), objective)  # type: ignore[no-any-return]
+
+    in_policy_loss(patch, wrong)
+
+
+def entropy_detached(patch: Patch) -> None:
+    right: Any = token_loss
+
+    def wrong(*args: Any, entropy_K: Tensor, **rest: Any) -> Any:
+        return right(*args, entropy_K=entropy_K.detach(), **rest)
+
+    patch.setattr(step, "token_loss", wrong)
+
+
+# the clip and the ratio
+
+
+def gradient_through_the_clip(patch: Patch) -> None:
+    """A clamp whose backward pass hands the gradient on."""
+
+    def wrong(right: Any, log_probs: Tensor, ratio: Tensor, adv: Tensor, objective: Objective) -> Tensor:
+        return valued(right(log_probs, ratio, adv, objective), -ratio * adv)
+
+    in_policy_loss(patch, wrong)
+
+
+def gradient_of_the_clipped_term(patch: Patch) -> None:
+    """The value is that of the minimum, the gradient that of the clipped term."""
+
+    def wrong(right: Any, log_probs: Tensor, ratio: Tensor, adv: Tensor, objective: Objective) -> Tensor:
+        clipped = ratio.clamp(*objective.clip_range)
+        return valued(right(log_probs, ratio, adv, objective), -clipped * adv)
+
+    in_policy_loss(patch, wrong)
+
+
+def clip_gradient_on_the_wrong_side(patch: Patch) -> None:
+    """The gradient is that of the maximum."""
+
+    def wrong(right: Any, log_probs: Tensor, ratio: Tensor, adv: Tensor, objective: Objective) -> Tensor:
+        clipped = ratio.clamp(*objective.clip_range)
+        return valued(right(log_probs, ratio, adv, objective), -torch.maximum(ratio * adv, clipped * adv))
+
+    in_policy_loss(patch, wrong)
+
+
+def ratio_detached(patch: Patch) -> None:
+    """The value of the clipped loss with the gradient of plain policy gradients."""
+
+    def wrong(right: Any, log_probs: Tensor, ratio: Tensor, adv: Tensor, objective: Objective) -> Tensor:
+        return valued(right(log_probs, ratio, adv, objective), -log_probs * adv)
+
+    in_policy_loss(patch, wrong)
+
+
+def weight_not_detached(patch: Patch) -> None:
+    """The clipped ratio of CISPO is a weight, and has a gradient of its own here."""
+
+    def wrong(right: Any, log_probs: Tensor, ratio: Tensor, adv: Tensor, objective: Objective) -> Tensor:
+        weight: Tensor = ratio.clamp(*objective.clip_range)
+        return -weight * adv * log_probs
+
+    in_policy_loss(patch, wrong)
+
+
+def ratio_gradient_of_each_token(patch: Patch) -> None:
+    """The ratio of a sample, whose gradient reaches each token's own log-prob only."""
+    right: Any = importance_ratio
+
+    def wrong(log_probs: Tensor, *args: Any) -> Tensor:
+        ratio = right(log_probs, *args).detach()
+        return valued(ratio, ratio * log_probs)
+
+    patch.setattr(losses, "importance_ratio", wrong)
+
+
+# scales
+
+
+def before_backward(patch: Patch, change: Any) -> None:
+    """``change(share, number)`` of the share of each microbatch, by its number within the update."""
+    right: Any = LocalPolicy.__dict__["_backward"]
+    first: Any = LocalPolicy.__dict__["zero_grad"]
+    number = [0]
+
+    def begin(policy: LocalPolicy) -> None:
+        number[0] = 0
+        first(policy)
+
+    def wrong(policy: LocalPolicy, share: Tensor) -> None:
+        right(policy, change(share, number[0]))
+        number[0] += 1
+
+    patch.setattr(LocalPolicy, "zero_grad", begin)
+    patch.setattr(LocalPolicy, "_backward", wrong)
+
+
+def loss_divided_by_microbatches(patch: Patch) -> None:
+    """The weights hold the denominator, and the loss is divided by the three microbatches once more."""
+    before_backward(patch, lambda share, _: share / 3)
+
+
+def loss_scaled(patch: Patch) -> None:
+    """A loss scale that nobody takes off."""
+    before_backward(patch, lambda share, _: share * 1024)
+
+
+def loss_reversed(patch: Patch) -> None:
+    before_backward(patch, lambda share, _: -share)
+
+
+def denominator_of_the_microbatch_on_the_way_back(patch: Patch) -> None:
+    """Each microbatch enters the backward pass with a factor of its own."""
+    before_backward(patch, lambda share, number: share * (0.5, 1.25, 2.0)[number])
+
+
+# from log-probs to logits
+
+
+def in_logits_gradient(patch: Patch, change: Any) -> None:
+    """``change(right, logits, targets, stats, g, h, temperature, chunk)`` in place of the gradient of the logits."""
+    right: Any = logprobs.logits_gradient
+    patch.setattr(logprobs, "logits_gradient", lambda *args: change(right, *args))
+
+
+def normalization_without_gradient(patch: Patch) -> None:
+    """The gradient of the target's logit alone: log-sum-exp is detached."""
+
+    def wrong(right: Any, logits: Tensor, targets: Tensor, stats: Any, g: Tensor, *rest: Any) -> Tensor:
+        out = torch.zeros_like(logits)
+        rows = torch.arange(len(targets), device=targets.device)
+        out.view(len(targets), -1)[rows, targets] = (g.reshape(-1) / rest[1]).to(out.dtype)
+        return out
+
+    in_logits_gradient(patch, wrong)
+
+
+def temperature_without_gradient(patch: Patch) -> None:
+    """The gradient is not divided by the temperature."""
+
+    def wrong(right: Any, *args: Any) -> Tensor:
+        found: Tensor = right(*args)
+        return torch.mul(found, args[5])
+
+    in_logits_gradient(patch, wrong)
+
+
+def entropy_without_gradient(patch: Patch) -> None:
+    """The gradient of the entropy does not reach the logits."""
+
+    def wrong(
+        right: Any, logits: Tensor, targets: Tensor, stats: Any, g: Tensor, h: Any, *rest: Any
+    ) -> Tensor:
+        return right(logits, targets, stats, g, None, *rest)  # type: ignore[no-any-return]
+
+    in_logits_gradient(patch, wrong)
+
+
+def last_rows_without_gradient(patch: Patch) -> None:
+    """A kernel that leaves out the last rows, which fill no block."""
+
+    def wrong(right: Any, *args: Any) -> Tensor:
+        found: Tensor = right(*args)
+        found[-(len(found) % 8 or 1) :] = 0
+        return found
+
+    in_logits_gradient(patch, wrong)

@@ -1,0 +1,188 @@
+"""What the judge says of every fault and of healthy replays, few enough words of it to be kept in a file.
+
+``python tests/regression/snapshot.py`` judges all of them anew and writes the file; the tests compare with it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from regress.compare.diagnosis.causes import Diagnosis, diagnose
+from regress.compare.diagnosis.divergence import Divergence, find_divergence
+from regress.compare.diagnosis.scene import Scene
+from regress.compare.dumps.session import compare_dumps
+from regress.compare.verdicts.verdict import Verdict
+from regress.dump.reader import DumpReader
+from regress.faults import loss, model
+from regress.faults.corpus import CORPUS
+from regress.faults.patch import Fault
+from regress.golden.store import GoldenStore
+from regress.replay.judge import judge_replay
+from regress.replay.matrix import Replay
+from regress.replay.run import replay
+from regress.replay.scene import scene_of
+from regress.replay.variants import VARIANTS, Precision
+from regress.report.comparison import scene_of as scene_of_comparison
+
+sys.path.insert(0, str(Path(__file__).parent))
+import layout_faults as bugs  # by the name under which the ranks import it
+import test_divergence
+from test_faults import FAULTS as PLACES
+from test_layout_faults import FAULTS as OF_RANKS
+from test_layout_faults import variant_named
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+FILE = Path(__file__).parent / "snapshot.json"
+
+HEALTHY = (
+    *((case, "mbs4") for case in ("dense", "gpt2", "tied", "moe", "tools")),
+    *((case, "packed-dynamic") for case in ("dapo", "dr_grpo", "gspo", "cispo")),
+    *(
+        ("dense", variant)
+        for variant in ("base", "left", "reversed", "dp2", "tp2-sp", "pp2-1f1b-packed-mbs3")
+    ),
+)
+FIRST = (loss.ratio_inverted, model.temperature_ignored)
+"""Faults that come first, so that tests of the first few have them."""
+WORDS = ("formula", "equals", "fitted", "class:")
+"""Patterns whose words have no measured numbers in them."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A replay that is judged, broken or healthy.
+
+    Attributes:
+        fault: of this process, or ``ranks`` of every rank.
+    """
+
+    case: str
+    variant: str
+    precision: Precision = Precision.FLOAT64
+    fault: Fault | None = None
+    ranks: bugs.Fault | None = None
+
+    @property
+    def name(self) -> str:
+        """As in test ids."""
+        broken = self.fault.inject if self.fault is not None else self.ranks
+        what = "healthy" if broken is None else broken.__name__
+        return f"{what}-{self.case}-{self.variant}{self.precision.suffix}"
+
+    @property
+    def chosen(self) -> Replay:
+        """The case under the variant."""
+        variant = VARIANTS.get(self.variant) or variant_named(self.variant)
+        return Replay(GoldenStore(GOLDEN).case(self.case), variant, self.precision)
+
+    def dump(self, folder: Path, *, steps: int | None = 1) -> DumpReader:
+        """Run it: the first step, or all of them."""
+        one = self.chosen
+        with nullcontext() if self.fault is None else self.fault.injected() as prepare:
+            launch: Any = None if self.ranks is None else bugs.Broken(self.ranks)
+            return replay(
+                one.case, one.variant, one.precision, folder, steps=steps, prepare=prepare, launch=launch
+            )
+
+
+def of_faults() -> Iterator[Subject]:
+    """Every fault of one process, in a case in which it shows."""
+    known = {case.fault.inject: case for case in test_divergence.CASES}
+    places = {fault.inject: fault for fault in PLACES}
+    for case in test_divergence.CASES:
+        yield Subject(case.case, case.fault.variant, fault=case.fault)
+    for fault in CORPUS:
+        if fault.inject not in known:
+            place = places.get(fault.inject)
+            where = ("dense", fault.variant) if place is None else (place.case, place.variant)
+            yield Subject(*where, fault=fault)
+
+
+def of_ranks() -> Iterator[Subject]:
+    """Faults of several ranks: every third, and those whose ranks are to be named."""
+    chosen = [(fault.inject, fault.case, fault.variant) for fault in OF_RANKS[::3]]
+    chosen += [row[:3] for row in test_divergence.RANKS]
+    for inject, case, variant in dict.fromkeys(chosen):
+        yield Subject(case, variant, ranks=inject)
+
+
+def subjects() -> list[Subject]:
+    """All that the file tells of, one for each name."""
+    faults = sorted(of_faults(), key=lambda one: one.fault is None or one.fault.inject not in FIRST)
+    healthy = [
+        Subject(case, variant, precision) for case, variant in HEALTHY for precision in _precisions(variant)
+    ]
+    return [*{one.name: one for one in (*faults, *healthy, *of_ranks())}.values()]
+
+
+def _precisions(variant: str) -> tuple[Precision, ...]:
+    return (Precision.FLOAT64, Precision.FLOAT32) if variant in ("mbs4", "dp2") else (Precision.FLOAT64,)
+
+
+def judged(one: Subject, dump: DumpReader) -> tuple[Scene, list[Verdict]]:
+    """The verdicts on the steps that a dump has."""
+    chosen = one.chosen
+    steps = {entry.where.step for entry in dump.manifest.files.values()}
+    plan = [update for update in chosen.plan if update.step in steps]
+    verdicts = judge_replay(chosen.case, dump, plan, one.precision)
+    scene = scene_of(chosen, dump.manifest.provenance.config)
+    return scene, [verdict for verdict in verdicts if verdict.place.step in steps]
+
+
+def told(verdicts: Sequence[Verdict], scene: Scene) -> dict[str, Any]:
+    """What is kept: numbers of verdicts, the first divergence, what it has in common, and its causes."""
+    counts: dict[str, dict[str, int]] = {}
+    for verdict in verdicts:
+        row = counts.setdefault(verdict.quantity, {})
+        row[str(verdict.status)] = row.get(str(verdict.status), 0) + 1
+    found = find_divergence(verdicts, scene)
+    return {"counts": counts} | ({} if found is None else divergence(found, diagnose(found, scene)))
+
+
+def divergence(found: Divergence, diagnoses: Sequence[Diagnosis]) -> dict[str, Any]:
+    """The first divergence without measured numbers."""
+    first = found.first
+    patterns = [
+        f"{pattern.id}: {pattern.words}" if pattern.id.startswith(WORDS) else pattern.id
+        for pattern in found.patterns
+    ]
+    return {
+        "first": f"{first.quantity} {first.name} {first.status} at {first.place}",
+        "held": [*found.held],
+        "broken": [*found.broken],
+        "patterns": sorted(patterns),
+        "rules": [diagnosis.rule for diagnosis in diagnoses],
+    }
+
+
+def compared(golden: str, actual: str) -> tuple[Scene, list[Verdict]]:
+    """The verdicts of ``regress compare``."""
+    found = compare_dumps(golden, actual)
+    assert not found.problems
+    return scene_of_comparison(found), found.verdicts
+
+
+def main() -> None:
+    """Judge all anew, and write the file."""
+    rows = {}
+    for one in subjects():
+        for steps in (1, None):  # what does not show in the first step may do so in a later one
+            with tempfile.TemporaryDirectory() as folder:
+                scene, verdicts = judged(one, one.dump(Path(folder), steps=steps))
+            rows[one.name] = {"steps": steps, **told(verdicts, scene)}
+            if one.fault is None or "first" in rows[one.name]:
+                break
+        print(one.name, rows[one.name].get("first", "-"), rows[one.name].get("rules", ""), flush=True)
+    lines = ",\n".join(f" {json.dumps(name)}: {json.dumps(row)}" for name, row in rows.items())
+    FILE.write_text(f"{{\n{lines}\n}}\n")
+
+
+if __name__ == "__main__":
+    main()

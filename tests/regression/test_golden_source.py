@@ -1,0 +1,144 @@
+"""A golden case as a source of `regress compare`: dumps of any layout beside it, counted and cut as they are."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from regress.cli import main
+from regress.compare.dumps.session import compare_dumps
+from regress.dump.files import write_atomically
+from regress.dump.formats import FORMATS
+from regress.dump.manifest import Entry, Manifest, write_manifest
+from regress.dump.reader import DumpReader
+from regress.dump.record import Record
+from regress.golden.pending import propose
+from regress.golden.store import GoldenStore
+from regress.replay.run import replay
+from regress.replay.session import spelled_out, variant_table
+from regress.replay.variants import Precision
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+Change = Callable[[Record], Record | None]
+
+
+def recorded(
+    case: str, variant: str, folder: Path, precision: Precision = Precision.FLOAT64, **rest: Any
+) -> Path:
+    table = variant_table()
+    chosen = (table | spelled_out(variant, table))[variant]
+    return Path(str(replay(GoldenStore(GOLDEN).case(case), chosen, precision, folder, **rest).folder))
+
+
+def rewritten(dump: Path, folder: Path, change: Change, config: dict[str, Any] | None = None) -> Path:
+    """A complete dump of what a change makes of the records of another one."""
+    reader = DumpReader(dump)
+    encode, entries = FORMATS[reader.manifest.format].encode, {}
+    for name in reader.names():
+        record = change(reader.read(name))
+        if record is not None:
+            name = f"{record.type}/{record.where.stem}.safetensors"
+            entries[name] = Entry(record.type, record.where, write_atomically(folder / name, encode(record)))
+    told = reader.manifest.provenance
+    told = told if config is None else replace(told, config=config)
+    write_manifest(folder, Manifest(told, reader.manifest.format, entries))
+    return folder
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["compare", *map(str, arguments), "--golden-dir", str(GOLDEN)])
+
+
+@pytest.mark.parametrize(
+    ("case", "variant", "precision"),
+    [
+        ("dapo", "mbs4", Precision.FLOAT64),
+        ("moe", "packed-dynamic", Precision.FLOAT32),
+        *(
+            pytest.param(case, "mbs4", precision, marks=pytest.mark.extended)
+            for case in ("dense", "gpt2", "tied", "moe", "tools", "dapo", "dr_grpo", "gspo", "cispo")
+            for precision in (Precision.FLOAT32, Precision.BFLOAT16)
+        ),
+        *(
+            pytest.param("dense", variant, Precision.FLOAT64, marks=pytest.mark.extended)
+            for variant in ("tp2-sp", "pp2-1f1b-packed-mbs3", "cp2-zigzag-packed", "fsdp2")
+        ),
+        pytest.param("tied", "fsdp2", Precision.MIXED, marks=pytest.mark.extended),
+    ],
+    ids=str,
+)
+def test_a_healthy_dump_is_equal(case: str, variant: str, precision: Precision, tmp_path: Path) -> None:
+    dump = recorded(case, variant, tmp_path, precision)
+    found = compare_dumps(f"golden:{GOLDEN / case}", str(dump))
+    notes = [note for note in found.notes if not note.startswith("token_gradient was not compared")]
+    assert (found.failed, found.problems, notes, found.exit_code) == ([], [], [], 0)
+    recordings = GoldenStore(GOLDEN).case(case)
+    quantities = {q for where in recordings.wheres() for q in recordings.quantities(where)}
+    assert {verdict.quantity for verdict in found.verdicts} >= quantities
+    bases = [v for v in found.verdicts if v.quantity == "gradient"]
+    assert all(f"golden case {case}" in verdict.reason for verdict in bases)
+
+
+def test_steps_may_be_counted_otherwise_and_have_no_updates(tmp_path: Path) -> None:
+    """A trainer that counts optimizer steps, from 1."""
+
+    def counted(record: Record) -> Record | None:
+        if record.type == "trajectory":
+            return None
+        return replace(record, step=1 + (record.update or 0), update=None)
+
+    dump = rewritten(
+        recorded("dapo", "mbs4", tmp_path / "run"), tmp_path / "counted", counted, {"capture": {"x": 1}}
+    )
+    found = compare_dumps(f"golden:{GOLDEN / 'dapo'}", str(dump))
+    assert (found.failed, found.problems, found.exit_code) == ([], [], 0)
+    assert found.notes[0].startswith(
+        "steps are counted otherwise than in dapo, so the actual step 1 with step 0 "
+    )
+    assert {verdict.place.step for verdict in found.verdicts} == {1, 2, 3, 4}
+
+
+def test_what_a_foreign_trainer_did_not_record_is_said(tmp_path: Path) -> None:
+    def captured(record: Record) -> Record | None:
+        return record if record.type in ("forward_data", "gradient", "batch_inputs") else None
+
+    dump = rewritten(
+        recorded("dense", "mbs4", tmp_path / "run", steps=1),
+        tmp_path / "captured",
+        captured,
+        {"capture": {"x": 1}},
+    )
+    done = run("golden:dense", dump)
+    assert done.exit_code == 0, done.output
+    for stage in ("is_loss_debug", "activations", "optimizer"):
+        assert f"note: {stage} is in the golden dump only" in done.output
+
+
+def test_a_missing_case_or_state_is_one_sentence(tmp_path: Path) -> None:
+    for source, said in (
+        ("golden:densse", "there is no case 'densse'"),
+        ("golden:dense@accepted", "for what is accepted, or golden:"),
+        ("golden:dense@pending", "case 'dense' has no pending update"),
+    ):
+        done = run(source, tmp_path)
+        assert (done.exit_code, said in done.stderr, done.stderr.count("\n")) == (2, True, 1), done.stderr
+
+
+def test_two_cases_and_a_pending_update(tmp_path: Path) -> None:
+    same = run("golden:dense", "golden:dense", "--only", "gradient*")
+    assert same.exit_code == 0, same.output
+    store = GoldenStore(tmp_path / "golden")
+    (tmp_path / "golden").mkdir()
+    shutil.copytree(GOLDEN / "dense", tmp_path / "golden" / "dense")
+    case = store.case("dense")
+    where = case.wheres()[0]
+    truth = {where: {"kl": {"kl": case.truth_of(where, "kl")["kl"] * 2}}}
+    propose(store, "dense", truth=truth, provenance={"why": "a test"})
+    found = compare_dumps(f"golden:{tmp_path}/golden/dense", f"golden:{tmp_path}/golden/dense@pending")
+    assert {verdict.quantity for verdict in found.failed} == {"kl", "invariants"}  # the loss is not their sum

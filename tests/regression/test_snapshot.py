@@ -1,0 +1,86 @@
+"""The judge says of every fault, and of healthy replays, what it said when the snapshot was taken.
+
+It says the same of a dump that it knows nothing of but what lies in it, beside the golden case or another dump.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+import snapshot
+
+KNOWN: dict[str, dict[str, Any]] = json.loads(snapshot.FILE.read_text())
+ALL = snapshot.subjects()
+BY_DEFAULT = (
+    "ratio_inverted-dense-mbs4",
+    "temperature_ignored-dr_grpo-mbs4",
+    "population_deviation-dense-mbs4",
+    "causal_only-dense-packed-mbs3",
+    "divided_twice-dense-mbs4",
+    "healthy-dense-mbs4-fp32",
+    "healthy-dapo-packed-dynamic",
+)
+"""One of each kind: log-ratios, logits, advantages, layers, gradients; and healthy ones."""
+
+
+def rows() -> list[Any]:
+    rest = pytest.mark.extended
+    return [pytest.param(one, id=one.name, marks=() if one.name in BY_DEFAULT else rest) for one in ALL]
+
+
+def counts(row: dict[str, Any], known: dict[str, Any]) -> dict[str, dict[str, int]]:
+    """Numbers of verdicts on what there was when the snapshot was taken; stages that are new are covered, too."""
+    rest = {name: found for name, found in row["counts"].items() if name in known["counts"]}
+    wrong = {status: count for status, count in rest["coverage"].items() if status != "ok"}
+    return {**rest, "coverage": wrong}
+
+
+NEW = ("token_gradient", "entropy_gradient", "logit_gradient")
+"""Two dumps have them where golden cases that were recorded before do not."""
+SAME = ("first", "held", "patterns", "rules")
+
+
+@pytest.mark.parametrize("one", rows())
+def test_it_says_what_it_said_whichever_way_it_is_asked(one: snapshot.Subject, tmp_path: Path) -> None:
+    known = KNOWN[one.name]
+    dump = one.dump(tmp_path / "bad", steps=known["steps"])
+    scene, verdicts = snapshot.judged(one, dump)
+    found = snapshot.told(verdicts, scene)
+    assert {key: found.get(key) for key in (*SAME, "broken")} == {
+        key: known.get(key) for key in (*SAME, "broken")
+    }
+    assert counts(found, known) == counts(known, known)
+    good = replace(one, fault=None, ranks=None).dump(tmp_path / "good", steps=known["steps"])
+    for golden in (f"golden:{snapshot.GOLDEN / one.case}", str(good.folder)):
+        scene, verdicts = snapshot.compared(golden, str(dump.folder))
+        found = snapshot.told(verdicts, scene)
+        if "held" in found:
+            found["held"] = [name for name in found["held"] if name not in NEW]
+        assert {key: found.get(key) for key in SAME} == {key: known.get(key) for key in SAME}
+
+
+def test_the_snapshot_has_every_fault_and_no_other() -> None:
+    assert [*KNOWN] == [one.name for one in ALL]
+    assert {one.name for one in ALL} >= {*BY_DEFAULT}
+    assert len(KNOWN) >= 90
+    broken = [row for name, row in KNOWN.items() if not name.startswith("healthy")]
+    assert all("first" in row for row in broken)
+    assert all(
+        set(row["counts"][quantity]) == {"ok"}
+        for name, row in KNOWN.items()
+        if name.startswith("healthy")
+        for quantity in row["counts"]
+    )
+
+
+def test_an_inverted_ratio_is_an_exchange_of_old_and_new() -> None:
+    row = KNOWN["ratio_inverted-dense-mbs4"]
+    assert row["first"].startswith("ratio prob_ratio drift at step0/")
+    assert row["rules"][0] == "ratio-inverted"
