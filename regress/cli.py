@@ -13,7 +13,7 @@ from rich.console import Console
 from regress import __version__
 from regress.errors import DumpError, RegressError
 from regress.explain.commands import explain
-from regress.golden.commands import golden, hint_at
+from regress.golden.commands import code_option, golden, hint_at
 from regress.replay.commands import calibrate, record, study
 from regress.replay.export_commands import export
 from regress.replay.replay_commands import replay, variants
@@ -55,6 +55,7 @@ def main() -> None:
 @click.option(
     "--print-config", is_flag=True, help="Show every key with its value and what decided it; do not run."
 )
+@code_option
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 def train(
     config_path: str | None, config_name: str | None, print_config: bool, overrides: tuple[str, ...]
