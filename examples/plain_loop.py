@@ -31,7 +31,9 @@ with record(folder, model, token_gradient=True):
             inputs = {"input_ids": arrange(own), "position_ids": arrange([torch.arange(len(s)) for s in own])}
             if layout == "padded":
                 inputs["attention_mask"] = arrange([torch.ones_like(s) for s in own])
-            weights = [advantages[n] * (torch.arange(len(samples[n])) >= len(prompts[n])) / total for n in micro]
+            weights = [
+                advantages[n] * (torch.arange(len(samples[n])) >= len(prompts[n])) / total for n in micro
+            ]
             log_p = model(**inputs).logits[:, :-1].log_softmax(-1)
             log_p = log_p.gather(-1, inputs["input_ids"][:, 1:, None])[..., 0]
             (-(log_p - log_p.detach()).exp() * arrange(weights)[:, 1:]).sum().backward()

@@ -33,8 +33,16 @@ def reward(completion_ids: list[list[int]], **others: Any) -> list[float]:
 
 
 settings = {"per_device_train_batch_size": 8 // int(micros), "gradient_accumulation_steps": int(micros)}
-quiet = {"report_to": "none", "disable_tqdm": True, "save_strategy": "no", "output_dir": mkdtemp()}
-config = GRPOConfig(**settings, **quiet, num_generations=4, max_completion_length=12, max_steps=2, use_cpu=True, bf16=False)
+quiet = {
+    "report_to": "none",
+    "disable_tqdm": True,
+    "save_strategy": "no",
+    "logging_strategy": "no",
+    "output_dir": mkdtemp(),
+}
+config = GRPOConfig(
+    **settings, **quiet, num_generations=4, max_completion_length=12, max_steps=2, use_cpu=True, bf16=False
+)
 texts = Dataset.from_dict({"prompt": ["w3", "w4"]})
 trainer = GRPOTrainer(model, reward, config, texts, processing_class=tokenizer, rollout_func=rollout)
 with record(folder, trainer.model, token_gradient=True):
