@@ -9,7 +9,7 @@ from torch import distributed
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from regress.capture import record
+from regress import record
 
 rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 model = tiny_model()

@@ -6,7 +6,7 @@ import torch
 from tiny_model import tiny_model
 from torch.nn.utils.rnn import pad_sequence
 
-from regress.capture import record
+from regress import record
 
 folder, layout, micros = [*sys.argv[1:], *("padded", "1")[len(sys.argv) - 2 :]]
 model = tiny_model()

@@ -11,7 +11,7 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 from trl import GRPOConfig, GRPOTrainer
 
-from regress.capture import record
+from regress import record
 
 folder, micros = sys.argv[1], int(sys.argv[2])
 model = tiny_model()

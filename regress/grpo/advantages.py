@@ -21,10 +21,10 @@ def token_advantages(
     objective: Objective,
     kl_penalty_K: Tensor | None = None,
 ) -> Tensor:
-    """Advantage of each loss token, shape [K], in the dtype of ``rewards_N``.
+    """Return the advantage of each loss token, shape [K], in the dtype of ``rewards_N``.
 
     Args:
-        rewards_N: one reward per sample, samples without loss tokens included (they count in their group).
+        groups_N: group of each sample (samples of one prompt share it); any integers, in any order.
         groups_N: which samples share a prompt; any integers, in any order.
         kl_penalty_K: subtracted from the reward: summed over the sample, or from its token under
             ``reinforce_plus_plus`` (see `regress.grpo.kl.kl_penalty`).
@@ -61,7 +61,7 @@ class GroupStatistics:
 
 
 def group_statistics(rewards_N: Tensor, groups_N: Tensor, ddof: int) -> GroupStatistics:
-    """Mean, standard deviation, size, and whether all rewards are equal, of the group of each sample."""
+    """Return mean, standard deviation and size of each sample's group, and whether all its rewards are equal."""
     index = torch.unique(groups_N, return_inverse=True)[1]
     count = torch.bincount(index)
     mean = segment_sum(rewards_N, index, count.numel()) / count
@@ -74,7 +74,8 @@ def group_statistics(rewards_N: Tensor, groups_N: Tensor, ddof: int) -> GroupSta
 
 def _sample_advantages(rewards: Tensor, groups_N: Tensor, objective: Objective) -> Tensor:
     group = group_statistics(rewards, groups_N, objective.ddof)
-    # exactly 0: the rounding of the mean over a standard deviation of the same size would be no small number
+    # exactly 0: divided by a standard deviation of its own size, the rounding error of the mean would not
+    # be small
     centered = (rewards - group.mean).masked_fill(group.constant, 0.0)
     scale = torch.ones_like(rewards)
     if objective.advantage == "rloo":
@@ -90,7 +91,7 @@ def _sample_advantages(rewards: Tensor, groups_N: Tensor, objective: Objective) 
 
 
 def _token_returns(rewards: Tensor, sequence_K: Tensor, gamma: float, penalties: Tensor | None) -> Tensor:
-    """Discounted sum of the rewards from each token on, the sample's own reward lying on its last token."""
+    """Return the discounted sum of rewards from each token on; the sample's own reward lies on its last token."""
     N, K = rewards.numel(), sequence_K.numel()
     if K == 0:
         return rewards.new_zeros(0)
@@ -107,7 +108,7 @@ def _token_returns(rewards: Tensor, sequence_K: Tensor, gamma: float, penalties:
 
 
 def _whiten(values_K: Tensor, objective: Objective) -> Tensor:
-    """(x - mean) / sqrt(variance + whiten_eps) over all tokens; 0 if they are all equal."""
+    """Return (x - mean) / sqrt(variance + whiten_eps) over all tokens; 0 if they are all equal."""
     if values_K.numel() == 0 or bool((values_K == values_K[0]).all()):
         return torch.zeros_like(values_K)
     variance = _std(values_K, objective.ddof).square()

@@ -12,7 +12,7 @@ from regress.grpo.segments import segment_lengths
 def token_weights(
     sequence_K: Tensor, num_sequences: int, objective: Objective, *, max_completion_length: int
 ) -> Tensor:
-    """Weight of each loss token in ``loss = sum(weights_K * loss_K)``; float64, shape [K].
+    """Return the weight of each loss token in ``loss = sum(weights_K * loss_K)``; float64, shape [K].
 
     Called once over a whole mini-batch (``denominator_scope="global"``), so that microbatches and ranks only
     add up their shares; or once per microbatch, divided by their number (``"microbatch"``).

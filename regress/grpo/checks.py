@@ -35,7 +35,7 @@ def _check_minimum(name: str, value: object, minimum: float) -> None:
 
 
 def _loss_conflicts(o: Objective) -> Iterator[tuple[str, str]]:
-    """Impossible values and combinations within the loss, as (culprit, rule and remedy)."""
+    """Yield impossible values and combinations within the loss, as (culprit, rule and remedy)."""
     if o.ddof > 1:
         yield f"ddof={o.ddof}", "set it to 0 (population) or 1 (sample)"
     if o.gamma > 1.0:
@@ -61,7 +61,7 @@ def _loss_conflicts(o: Objective) -> Iterator[tuple[str, str]]:
 
 
 def _rollout_conflicts(o: Objective) -> Iterator[tuple[str, str]]:
-    """Impossible combinations of the corrections for the rollout engine, as (culprit, rule and remedy)."""
+    """Yield impossible combinations of the corrections for the rollout engine, as (culprit, rule and remedy)."""
     bounds = (o.correction_min, o.correction_max)
     if o.sampler_correction == "none" and bounds != (None, None):
         name = "correction_min" if o.correction_max is None else "correction_max"

@@ -1,4 +1,4 @@
-"""Checks of what the functions of this package are given; every message names the culprit and the remedy."""
+"""Checks of the arguments of this package's functions; every message names the culprit and the remedy."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ from regress.errors import RegressError, TaskError
 
 
 class InputError(RegressError):
-    """Tensors that do not belong together, or hold what no objective can use."""
+    """Tensors that do not belong together or hold unusable values."""
 
 
 def check_sequences(sequence_K: Tensor, num_sequences: int) -> None:
@@ -75,6 +75,6 @@ def check_rewards(rewards_N: Tensor, groups_N: Tensor) -> None:
 
 
 def first_not_finite(values: Tensor) -> int | None:
-    """Index of the first NaN or infinity of a 1-D tensor."""
+    """Return the index of the first NaN or infinity of a 1-D tensor, or None."""
     bad = torch.nonzero(~torch.isfinite(values))
     return int(bad[0]) if bad.numel() else None

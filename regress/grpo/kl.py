@@ -12,7 +12,7 @@ from regress.grpo.objective import KL_ESTIMATORS, Objective
 
 
 def kl_estimate(log_probs_K: Tensor, ref_log_probs_K: Tensor, objective: Objective) -> Tensor:
-    """Estimate of KL(policy, reference) per token, shape [K], differentiable in ``log_probs_K``.
+    """Estimate KL(policy, reference) per token, shape [K], differentiable in ``log_probs_K``.
 
     With x = log p - log p_ref: k1 = x, k2 = x^2 / 2, k3 = exp(-x) + x - 1. The clamps of k3 are verl's.
     """
@@ -26,7 +26,7 @@ def kl_estimate(log_probs_K: Tensor, ref_log_probs_K: Tensor, objective: Objecti
 
 
 def kl_penalty(log_probs_K: Tensor, ref_log_probs_K: Tensor | None, objective: Objective) -> Tensor:
-    """``kl_coef`` times the estimate, without gradient: subtracted from the reward of each token; [K]."""
+    """Return ``kl_coef`` times the estimate, without gradient, to subtract from each token's reward; shape [K]."""
     if ref_log_probs_K is None:
         raise InputError(
             "ref_log_probs_K is missing: a KL in the reward needs log-probs of a reference model; "

@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 from regress.grpo.inputs import InputError
 
 BLOCK = 1 << 20
-"""Elements of the largest scratch buffer: small enough to stay in a processor's cache."""
+"""Elements of the largest scratch buffer, chosen to fit a processor's cache."""
 
 VOCAB_CHUNK = 1 << 14
 
@@ -37,7 +37,7 @@ def token_log_probs(
     vocab_chunk: int = VOCAB_CHUNK,
     entropy: bool | Literal["no_grad"] = False,
 ) -> TokenLogProbs:
-    """Log-probability of ``targets[...]`` under ``softmax(logits[..., V] / temperature)``.
+    """Return the log-probability of ``targets[...]`` under ``softmax(logits[..., V] / temperature)``.
 
     Half-precision logits are accumulated in float32. ``entropy=True`` gives a differentiable entropy of the
     same (tempered) distribution, ``"no_grad"`` one without gradient. Rows whose outputs receive no gradient
@@ -58,7 +58,9 @@ def token_log_probs(
 
 
 def check_logits(logits: Tensor, targets: Tensor, temperature: float, vocab_chunk: int) -> None:
-    """Raise `InputError` unless ``targets[...]`` fit ``logits[..., V]``, but for their values."""
+    """Raise `InputError` unless ``targets[...]`` match ``logits[..., V]`` in shape; target values are not
+    checked.
+    """
     if not temperature > 0:
         raise InputError(f"temperature={temperature} cannot divide logits: it must be greater than 0.")
     if vocab_chunk < 1:

@@ -1,4 +1,4 @@
-"""The loss of every token, before aggregation, and the parts it is made of."""
+"""Loss of every token before aggregation, and its parts."""
 
 # ruff: noqa: N815  (the suffix of a field is its shape)
 
@@ -58,7 +58,7 @@ def token_loss(
     entropy_K: Tensor | None = None,
     across: Across = alone,
 ) -> TokenLoss:
-    """Loss to minimize for each loss token of a batch or microbatch that holds whole samples.
+    """Return the loss to minimize for each loss token of a batch or microbatch that holds whole samples.
 
     Where several processes hold parts of the same samples, under the same numbers, ``across`` sums over them.
 

@@ -1,4 +1,4 @@
-"""Metrics of an update, kept so that microbatches and ranks can be added up exactly."""
+"""Metrics of an update, stored so that microbatches and ranks add up exactly."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ class Metric:
 
 
 def add_metrics(first: Mapping[str, Metric], second: Mapping[str, Metric]) -> dict[str, Metric]:
-    """Metrics of two parts of a batch together; a name that one part lacks is taken from the other."""
+    """Return the metrics of two parts of a batch together; a name that one part lacks is taken from the other."""
     return {
         name: first[name] + second[name] if name in first and name in second else {**second, **first}[name]
         for name in {**first, **second}
@@ -46,7 +46,7 @@ def add_metrics(first: Mapping[str, Metric], second: Mapping[str, Metric]) -> di
 
 
 def token_metrics(loss: TokenLoss) -> dict[str, Metric]:
-    """Metrics over the loss tokens of one microbatch.
+    """Return the metrics over the loss tokens of one microbatch.
 
     - ``clip_ratio/low``, ``clip_ratio/high``, ``clip_ratio/dual``: share of tokens clipped (see `TokenLoss`).
     - ``approx_kl/k1``, ``approx_kl/k3``: KL of the old policy from the new one, mean of -x and of

@@ -1,4 +1,4 @@
-"""What is optimized, as plain values: the one configuration object of the objective. Imports no torch.
+"""Configuration of the objective as plain values; imports no torch.
 
 Engines that call their loss by the same name differ in constants and conventions (epsilon, degrees of
 freedom, denominators, what a cap means), so every one of them is a field here; presets set them.
@@ -127,7 +127,7 @@ class Objective:
         0.0, "coefficient of the entropy bonus, aggregated over tokens like the policy loss"
     )
 
-    # from token losses to one number
+    # aggregation of token losses
     aggregation: str = _value("token-mean", "how token losses become one number", choices=AGGREGATIONS)
     norm_length: int | None = _value(
         None,
@@ -144,7 +144,7 @@ class Objective:
         "whether samples without any loss token count in the denominators of the seq-mean aggregations",
     )
 
-    # what the rollout engine did differently
+    # corrections for the rollout engine
     sampler_correction: str = _value(
         "none",
         "weights p_old / p_sampler on the policy loss, per token or as product over the sequence: truncate "
@@ -166,7 +166,7 @@ class Objective:
 
     @property
     def needs_reference(self) -> bool:
-        """Whether log-probs of a reference model enter the objective."""
+        """True if log-probs of a reference model enter the objective."""
         return self.kl_coef != 0.0
 
     @property
@@ -179,7 +179,7 @@ class Objective:
 
     @property
     def clip_range(self) -> tuple[float, float]:
-        """Bounds of the ratio, whichever way they were given."""
+        """Lower and upper bound of the ratio, however they were given."""
         if self.clip_bounds == "absolute":
             return self.clip_low, self.clip_high
         return 1.0 - self.clip_low, 1.0 + self.clip_high

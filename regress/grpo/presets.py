@@ -133,7 +133,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 
 
 def preset_values(name: str) -> Mapping[str, Any]:
-    """The fields that preset ``name`` sets; `ConfigError` with the nearest name if there is none such."""
+    """Return the fields that preset ``name`` sets; `ConfigError` names the nearest preset if there is none."""
     if name not in PRESETS:
         near = get_close_matches(name, PRESETS, n=1, cutoff=0.0)[0]
         raise ConfigError(
@@ -143,7 +143,9 @@ def preset_values(name: str) -> Mapping[str, Any]:
 
 
 def make_objective(preset: str | None = None, **overrides: Any) -> Objective:
-    """A checked `Objective`: defaults, then the preset's fields, then ``overrides``. Raises `ConfigError`."""
+    """Return a checked `Objective`: defaults, then the preset's fields, then ``overrides``. Raises
+    `ConfigError`.
+    """
     known = [spec.name for spec in fields(Objective)]
     for name in overrides:
         if name not in known:

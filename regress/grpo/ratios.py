@@ -1,4 +1,4 @@
-"""Importance ratios: of the policy against the one before the update, and of that one against the sampler."""
+"""Importance ratios: policy to old policy, and old policy to sampler."""
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ def importance_ratio(
     objective: Objective,
     across: Across = alone,
 ) -> Tensor:
-    """Ratio r of each token, shape [K], differentiable; exactly 1 where the log-probs are the same.
+    """Return the ratio r of each token, shape [K], differentiable; exactly 1 where the log-probs are equal.
 
     Token level: exp(log p - log p_old). ``sequence`` (GSPO, arXiv 2507.18071, eq. 7): exp of its mean over
     the sample; ``sequence_product``: exp of its sum. With ``sequence_gradient="token"``
@@ -46,7 +46,7 @@ def sampler_weights(
     objective: Objective,
     across: Across = alone,
 ) -> Tensor:
-    """Weight of each token for having been sampled by another program than the trainer; [K], no gradient.
+    """Return the weight that corrects each token for its sampler; shape [K], no gradient.
 
     w = p_old / p_sampler, per token or multiplied over the sample; ``truncate`` clamps it to the bounds
     (truncated importance sampling), ``mask`` zeroes it outside of them (IcePop). A NaN log-prob of the

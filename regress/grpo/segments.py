@@ -6,16 +6,16 @@ import torch
 from torch import Tensor
 
 Across = Callable[[Tensor], Tensor]
-"""Sum of a tensor over the processes that each hold a part of the same samples, on all of them; differentiable."""
+"""Sum of a tensor over the processes that each hold part of the same samples, on all of them; differentiable."""
 
 
 def alone(values: Tensor) -> Tensor:
-    """`Across` of a process that holds whole samples."""
+    """Return the values unchanged: the `Across` of a process that holds whole samples."""
     return values
 
 
 def segment_sum(values_K: Tensor, sequence_K: Tensor, num_sequences: int) -> Tensor:
-    """Sum of ``values_K`` per sample, shape [N]; 0 for samples without tokens. Differentiable.
+    """Return the sum of ``values_K`` per sample, shape [N]; 0 for samples without tokens. Differentiable.
 
     A sample's tokens are added in order, so its sum does not depend on which other samples are present.
     """
@@ -23,5 +23,5 @@ def segment_sum(values_K: Tensor, sequence_K: Tensor, num_sequences: int) -> Ten
 
 
 def segment_lengths(sequence_K: Tensor, num_sequences: int) -> Tensor:
-    """Number of tokens per sample, int64 of shape [N]."""
+    """Return the number of tokens per sample, int64 of shape [N]."""
     return torch.bincount(sequence_K, minlength=num_sequences)

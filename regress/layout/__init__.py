@@ -1,4 +1,4 @@
-"""Ground floor: canonical coordinates of tokens and of elements, and the layouts that map them to local tensors."""
+"""Canonical coordinates of tokens and elements, and the layouts that map them to local tensors."""
 
 from regress.layout.frame import SampleKey, TokenFrame
 from regress.layout.mesh import DIMENSIONS, Mesh

@@ -1,4 +1,4 @@
-"""The canonical coordinates of a batch: whose tokens they are, in which order."""
+"""Canonical coordinates of a batch: its samples, their lengths and their order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from regress.layout.tokens import offsets_of
 
 SampleKey = tuple[str, int]
-"""``(group_id, run_id)``: what identifies a sample within its step."""
+"""``(group_id, run_id)``: the key of a sample within its step."""
 
 
 @dataclass(frozen=True)
@@ -29,32 +29,32 @@ class TokenFrame:
 
     @cached_property
     def offsets(self) -> NDArray[np.int64]:
-        """``[N + 1]`` start of every sample, and the end of the last."""
+        """``[N + 1]`` start of every sample, and the end of the last one."""
         return offsets_of(self.lengths)
 
     @property
     def size(self) -> int:
-        """Tokens of all samples together."""
+        """Number of tokens in all samples."""
         return sum(self.lengths)
 
     def locate(self, index: int) -> tuple[SampleKey, int]:
-        """Sample and position of a flat token index."""
+        """Return the sample and the position of a flat token index."""
         sample = int(np.searchsorted(self.offsets, index, side="right")) - 1
         return self.samples[sample], index - int(self.offsets[sample])
 
     def select(self, samples: Sequence[int]) -> TokenFrame:
-        """The frame of some of the samples, in the order given."""
+        """Return the frame of some of the samples, in the order given."""
         return TokenFrame(tuple(self.samples[i] for i in samples), tuple(self.lengths[i] for i in samples))
 
     def updates(self, epochs: int = 1, size: int | None = None) -> Iterator[tuple[int | None, TokenFrame]]:
-        """The optimizer updates of a step that trains on these samples.
+        """Yield the optimizer updates of a step that trains on these samples.
 
         Args:
-            epochs: how often all samples are gone through.
-            size: samples of an update; by default all of them.
+            epochs: passes over all samples.
+            size: samples per update; all of them by default.
 
         Yields:
-            Number of the update within the step (None where the step has one), and its samples.
+            The number of the update within the step (None if the step has only one) and its samples.
         """
         count = len(self.samples)
         cut = size or count

@@ -9,15 +9,17 @@ from functools import cached_property
 from itertools import product
 
 DIMENSIONS = ("pp", "dp", "fsdp", "ep", "cp", "tp")
-"""Outermost first, so that ranks which talk most (tensor parallel) are neighbours, as in Megatron and torchtitan."""
+"""Mesh dimensions, outermost first: ranks that communicate most (tensor parallel) are neighbours, as in
+Megatron and torchtitan.
+"""
 
 DATA = ("dp", "fsdp", "ep")
-"""Dimensions whose ranks hold different samples."""
+"""Dimensions along which ranks hold different samples."""
 
 
 @dataclass(frozen=True)
 class Mesh:
-    """Extent of each dimension of parallelism; ranks are counted in row-major order.
+    """Extent of each parallel dimension; ranks are numbered in row-major order.
 
     Attributes:
         pp: pipeline stages.
@@ -50,16 +52,16 @@ class Mesh:
 
     @cached_property
     def world_size(self) -> int:
-        """Ranks of the whole mesh."""
+        """Number of ranks in the mesh."""
         return math.prod(self.sizes.values())
 
     @property
     def data_size(self) -> int:
-        """Ranks that hold different samples."""
+        """Number of shares the samples are divided into: ranks that hold different samples."""
         return math.prod(self.sizes[name] for name in DATA)
 
     def data_index(self, rank: int) -> int:
-        """Which of the ``data_size`` shares of the samples a rank holds."""
+        """Return the index of the share of samples that a rank holds, of ``data_size`` shares."""
         place = self.coordinates(rank)
         index = 0
         for name in DATA:
@@ -67,7 +69,7 @@ class Mesh:
         return index
 
     def coordinates(self, rank: int) -> dict[str, int]:
-        """Dimension -> index of the rank along it."""
+        """Return the index of the rank along each dimension."""
         if not 0 <= rank < self.world_size:
             raise ValueError(f"rank {rank} is not one of the {self.world_size} ranks of {self}")
         place = {}
@@ -76,14 +78,14 @@ class Mesh:
         return {name: place[name] for name in DIMENSIONS}
 
     def rank_of(self, **coordinates: int) -> int:
-        """The rank at these indices; dimensions that are not given count as 0."""
+        """Return the rank at these indices; dimensions that are not given count as 0."""
         rank = 0
         for name, size in self.sizes.items():
             rank = rank * size + coordinates.get(name, 0)
         return rank
 
     def group(self, rank: int, *dimensions: str) -> tuple[int, ...]:
-        """The ranks that differ from a rank along these dimensions only, itself included, ascending."""
+        """Return the ranks that differ from ``rank`` only along these dimensions, itself included, ascending."""
         place = self.coordinates(rank)
         extents = [range(self.sizes[name]) for name in dimensions]
         found = (
@@ -92,6 +94,6 @@ class Mesh:
         return tuple(sorted(found))
 
     def __str__(self) -> str:
-        """``dp2-tp2``, or ``one rank``."""
+        """Return the mesh as text such as ``dp2-tp2``, or ``one rank``."""
         named = [f"{name}{size}" for name, size in self.sizes.items() if size > 1]
         return "-".join(named) or "one rank"

@@ -1,4 +1,4 @@
-"""From sample lengths to the token layouts of a mini-batch: a pure, torch-free planner.
+"""Planner of a mini-batch's token layouts from sample lengths: pure, and free of torch.
 
 The same planner serves training, the test collector (which enumerates every microbatch before anything
 runs) and the judge.
@@ -16,17 +16,17 @@ ROW_ORDERS = ("given", "longest_first", "shortest_first", "reversed")
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """How samples are arranged into local tensors.
+    """Rules that arrange samples into local tensors.
 
     Args:
         layout: ``"padded"`` (one sample a row) or ``"packed"`` (samples end to end in one row).
         padding_side: ``"right"`` or ``"left"``; padded layout only.
-        pad_to_multiple_of: the row length is rounded up to a multiple of this.
-        pad_to_length: the least row length.
-        micro_batch_size: samples a microbatch; ``None`` puts the whole mini-batch into one.
+        pad_to_multiple_of: rows are padded to a multiple of this length.
+        pad_to_length: minimum row length.
+        micro_batch_size: samples per microbatch; ``None`` puts the whole mini-batch into one.
         max_tokens_per_microbatch: dynamic batching: a microbatch takes samples, in order, while its local
             tensor (padding included) stays within this budget. Excludes ``micro_batch_size``.
-        row_order: in which order the samples are dealt out: ``"given"``, ``"reversed"``, or by length
+        row_order: order in which samples are assigned: ``"given"``, ``"reversed"``, or by length
             ``"longest_first"`` or ``"shortest_first"`` (ties keep their order).
 
     Raises:
@@ -47,7 +47,7 @@ class BatchPlan:
 
 
 def plan_microbatches(lengths: Sequence[int], plan: BatchPlan) -> list[TokenLayout]:
-    """Token layouts of the microbatches that hold ``N`` samples of these lengths.
+    """Return the token layouts of the microbatches that hold ``N`` samples of these lengths.
 
     Every token of every sample lies in exactly one of the layouts.
 
@@ -100,7 +100,7 @@ def _split_by_budget(
 
 
 def _numel(group: list[int], lengths: Sequence[int], plan: BatchPlan) -> int:
-    """Elements of the local tensor that holds this group, padding included."""
+    """Return the number of elements of the local tensor that holds this group, padding included."""
     if plan.layout == "packed":
         return _row_length(sum(lengths[sample] for sample in group), plan)
     return len(group) * _row_length(max(lengths[sample] for sample in group), plan)

@@ -1,4 +1,4 @@
-"""From sample lengths to the token layouts of every rank: who holds which samples, and which part of their tokens."""
+"""Planner of every rank's token layouts: which samples it holds, and which of their tokens."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Columns = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class RankPlan:
-    """How samples and their tokens are dealt out to ranks.
+    """Rules that assign samples and their tokens to ranks.
 
     Args:
         mesh: the ranks.
-        sample_split: data ranks get ``"contiguous"`` blocks of samples (the last ones fewer, or none), or are dealt
-            one sample after the other (``"interleaved"``).
+        sample_split: data ranks get ``"contiguous"`` blocks of samples (the last ones fewer, or none), or one
+            sample each in turn (``"interleaved"``).
         sequence_split: the columns of a context-parallel rank are one ``"contiguous"`` block, or two that balance
             the work of causal attention (``"zigzag"``: blocks r and 2 cp - 1 - r of 2 cp).
         sequence_parallel: tensor-parallel ranks share the columns between matrix products.
@@ -47,12 +47,12 @@ class RankPlan:
 
     @property
     def columns_multiple(self) -> int:
-        """What the length of a whole row has to be a multiple of."""
+        """Number that the length of a whole row must be a multiple of."""
         blocks = self.mesh.cp * (2 if self.sequence_split == "zigzag" and self.mesh.cp > 1 else 1)
         return blocks * (self.mesh.tp if self.sequence_parallel else 1)
 
     def samples(self, count: int, rank: int) -> list[int]:
-        """The samples of a rank, of ``count`` in all."""
+        """Return the samples of a rank, out of ``count``."""
         share, shares = self.mesh.data_index(rank), self.mesh.data_size
         if self.sample_split == "interleaved":
             return list(range(share, count, shares))
@@ -60,7 +60,7 @@ class RankPlan:
         return list(range(share * size, min((share + 1) * size, count)))
 
     def columns(self, width: int, rank: int) -> Columns:
-        """The column ranges of a row of ``width`` that a rank holds, in local order."""
+        """Return the column ranges of a row of ``width`` columns that a rank holds, in local order."""
         cp, index = self.mesh.cp, self.mesh.coordinates(rank)["cp"]
         if cp == 1:
             return ((0, width),)
@@ -76,11 +76,11 @@ class RankLayout:
     """One microbatch on one rank.
 
     Attributes:
-        tokens: where the inputs lie; without a token if the rank has no samples left.
-        targets: where the values of the loss lie: that of a token at the token's own place, or, where the sequence
+        tokens: layout of the inputs; without tokens if the rank has no samples left.
+        targets: layout of the loss values: each token's value at the token's own place or, where the sequence
             is split, at the place of the token before it, whose hidden state predicts it.
-        whole: where the inputs lie before the sequence is split over ranks.
-        columns: the column ranges of ``whole`` that lie here, in local order.
+        whole: layout of the inputs before the sequence is split over ranks.
+        columns: column ranges of ``whole`` that lie on this rank, in local order.
     """
 
     tokens: TokenLayout
@@ -90,7 +90,7 @@ class RankLayout:
 
 
 def plan_ranks(lengths: Sequence[int], plan: BatchPlan, ranks: RankPlan) -> list[list[RankLayout]]:
-    """Layouts by rank and microbatch of samples of these lengths.
+    """Return the layouts of samples of these lengths, by rank and microbatch.
 
     Every token lies on exactly one rank of those that hold different tokens. All ranks have the same number of
     microbatches, since they meet in each of them: a rank with fewer samples ends with empty ones. Under pipeline
@@ -138,7 +138,7 @@ def _filled(layouts: list[TokenLayout], count: int, empty: TokenLayout) -> list[
 
 
 def _widened(layout: TokenLayout, rows: int, width: int, plan: BatchPlan) -> TokenLayout:
-    """The same samples in a larger tensor, on the same side."""
+    """Return the layout of the same samples in a larger tensor, padded on the same side."""
     shift = width - layout.shape[1] if plan.layout == "padded" and plan.padding_side == "left" else 0
     return TokenLayout((rows, width), tuple(s._replace(col=s.col + shift) for s in layout.segments))
 
@@ -152,7 +152,9 @@ def _on(ranks: RankPlan, rank: int, whole: TokenLayout, lengths: Sequence[int]) 
 
 
 def _columns_of(layout: TokenLayout, columns: Columns) -> TokenLayout:
-    """The part of a layout in these column ranges, laid side by side; the pieces of a sample follow one another."""
+    """Return the part of a layout in these column ranges, laid side by side; the parts of a sample stay in
+    order.
+    """
     segments = []
     for segment in layout.segments:
         offset = 0
@@ -166,7 +168,7 @@ def _columns_of(layout: TokenLayout, columns: Columns) -> TokenLayout:
 
 
 def _shifted(tokens: TokenLayout, lengths: Sequence[int]) -> TokenLayout:
-    """Every token at the place of the one before it; the first of a sample has none."""
+    """Return the layout with every token at the place of the one before it; a sample's first token has none."""
     segments = (
         Segment(s.sample, s.start + 1, min(s.stop + 1, lengths[s.sample]), s.row, s.col)
         for s in tokens.segments

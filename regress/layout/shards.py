@@ -1,4 +1,4 @@
-"""Which part of a tensor a rank holds.
+"""Shard layouts: the part of a tensor that a rank holds.
 
 Canonical coordinates of an element are its indices in the whole (logical) tensor; no layout can change them. A
 :class:`ShardLayout` says, dimension by dimension, which of them lie in a rank's local tensor. Row and column shards,
@@ -26,8 +26,9 @@ class ShardLayout:
     Ranges that follow one another are joined, so layouts are equal when they hold the same elements in the same order.
 
     Args:
-        shape: of the whole tensor.
-        ranges: of each dimension, in local order; several where a weight is fused, none where nothing of it lies here.
+        shape: shape of the whole tensor.
+        ranges: ranges of each dimension, in local order; several where a weight is fused, none where the rank
+            holds nothing of it.
 
     Raises:
         ValueError: if the dimensions do not match, or a range is empty, leaves its dimension or overlaps another one.
@@ -51,7 +52,7 @@ class ShardLayout:
 
     @classmethod
     def whole(cls, shape: Sequence[int]) -> ShardLayout:
-        """The layout of a rank that holds all of a tensor."""
+        """Return the layout of a rank that holds the whole tensor."""
         return cls(tuple(shape), _all_of(shape))
 
     @property
@@ -61,11 +62,11 @@ class ShardLayout:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the local tensor is the whole one."""
+        """True if the local tensor is the whole one."""
         return self.ranges == _all_of(self.shape)
 
     def project(self, full: NDArray[Any]) -> NDArray[Any]:
-        """The local part of a whole tensor (a view where it can be).
+        """Return the local part of a whole tensor, as a view where possible.
 
         Raises:
             ValueError: if the tensor has another shape than this layout's.
@@ -88,31 +89,33 @@ class ShardLayout:
         full[self._grid()] = local
 
     def indices(self) -> NDArray[np.int64]:
-        """``[local numel]``: flat (C order) index in the whole tensor of each element of the flattened local one."""
+        """Return the flat index (C order) in the whole tensor of each element of the flattened local one:
+        ``[local numel]``.
+        """
         flat = np.zeros((), np.int64)
         for size, found in zip(self.shape, self.along(), strict=True):
             flat = flat[..., None] * size + found
         return flat.reshape(-1)
 
     def along(self) -> tuple[NDArray[np.int64], ...]:
-        """The indices of each dimension of the whole tensor that lie here, in local order."""
+        """Return the indices of each dimension of the whole tensor that lie on this rank, in local order."""
         return tuple(
             np.concatenate([np.zeros(0, np.int64), *(np.arange(*found) for found in ranges)])
             for ranges in self.ranges
         )
 
     def inside(self, outer: ShardLayout) -> ShardLayout:
-        """This part of ``outer``'s local tensor as a part of ``outer``'s whole tensor.
+        """Return this part of ``outer``'s local tensor as a part of ``outer``'s whole tensor.
 
         Raises:
-            ValueError: if this layout is of a tensor of another shape than ``outer``'s local one.
+            ValueError: if this layout's tensor and ``outer``'s local one differ in shape.
         """
         self._check(outer.local_shape, self.shape, "the local tensor of the outer layout")
         pairs = zip(self.ranges, outer.ranges, strict=True)
         return ShardLayout(outer.shape, tuple(tuple(_composed(inner, around)) for inner, around in pairs))
 
     def to_json(self) -> dict[str, Any]:
-        """A plain dict, the inverse of :meth:`from_json`."""
+        """Return a plain dict that :meth:`from_json` reads."""
         return {"shape": list(self.shape), "ranges": [[list(r) for r in found] for found in self.ranges]}
 
     @classmethod
@@ -154,7 +157,7 @@ def _joined(ranges: Iterable[Range], dim: int, shape: tuple[int, ...]) -> tuple[
 
 
 def _composed(inner: Iterable[Range], outer: Sequence[Range]) -> Iterable[Range]:
-    """Ranges of local positions as ranges of the whole dimension."""
+    """Yield ranges of local positions as ranges of the whole dimension."""
     starts = [0]
     for start, stop in outer:
         starts.append(starts[-1] + stop - start)

@@ -1,4 +1,4 @@
-"""Where each token of each sample lies in a local ``[B, T]`` tensor.
+"""Token layouts: the place of every token of every sample in a local ``[B, T]`` tensor.
 
 Canonical coordinates of a token are ``(sample, position)``; no layout can change them. A
 :class:`TokenLayout` is the table that maps them to ``(row, column)`` of one rank's microbatch.
@@ -88,7 +88,7 @@ class TokenLayout:
         return sum(segment.stop - segment.start for segment in self.segments)
 
     def indices(self, offsets: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Paired indices between canonical and local tensors.
+        """Return paired indices between canonical and local tensors.
 
         Args:
             offsets: ``[N + 1]`` start of every sample in the canonical flat tensor (samples laid end to end).
@@ -103,7 +103,7 @@ class TokenLayout:
         return _concatenate(canonical), _concatenate(local)
 
     def scatter(self, flat: NDArray[Any], offsets: NDArray[np.int64], fill: Any = 0) -> NDArray[Any]:
-        """Project a flat array (samples end to end) onto this layout: ``[B, T]``, padding holds ``fill``."""
+        """Return a flat array (samples end to end) laid out as ``[B, T]``; padding holds ``fill``."""
         canonical, local = self.indices(offsets)
         out = np.full(self.shape, fill, dtype=flat.dtype)
         out.reshape(-1)[local] = flat[canonical]
@@ -115,7 +115,7 @@ class TokenLayout:
         flat[canonical] = local.reshape(-1)[index]
 
     def to_json(self) -> dict[str, Any]:
-        """A plain dict, the inverse of :meth:`from_json`."""
+        """Return a plain dict that :meth:`from_json` reads."""
         return {"shape": list(self.shape), "segments": [list(segment) for segment in self.segments]}
 
     @classmethod
@@ -133,7 +133,7 @@ class TokenLayout:
 
 
 def offsets_of(lengths: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
-    """``[N + 1]`` start of every sample when samples of these lengths are laid end to end."""
+    """Return the ``[N + 1]`` start of every sample when samples of these lengths are laid end to end."""
     return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(np.asarray(lengths, dtype=np.int64))])
 
 

@@ -1,1 +1,1 @@
-"""What is trained on: seeded problem generators, the train/evaluation split, rewards."""
+"""Training tasks: seeded problem generators, the split into training and evaluation, and rewards."""

@@ -12,18 +12,18 @@ from regress.tasks.registry import Task
 
 @dataclass(frozen=True)
 class Dataset:
-    """Training and evaluation problems. No prompt occurs twice, neither within a part nor in both."""
+    """Training and evaluation problems. No prompt occurs twice, within a part or across both."""
 
     train: tuple[Problem, ...]
     evaluation: tuple[Problem, ...]
 
     def texts(self) -> list[str]:
-        """Every prompt and answer: what a local tokenizer is trained on."""
+        """Return every prompt and answer: the text that a local tokenizer is trained on."""
         return [text for problem in self.train + self.evaluation for text in (problem.prompt, problem.answer)]
 
 
 def make_dataset(task: Task, train_size: int, eval_size: int) -> Dataset:
-    """Draw distinct prompts and cut the drawing in two; both parts have the same mix of problems.
+    """Draw distinct prompts and split them in two; both parts have the same mix of problems.
 
     Raises TaskError if the task has fewer distinct prompts than train_size + eval_size.
     """
@@ -43,7 +43,7 @@ def make_dataset(task: Task, train_size: int, eval_size: int) -> Dataset:
 
 
 def training_batch(problems: Sequence[Problem], step: int, prompts_per_step: int, seed: int) -> list[Problem]:
-    """The problems of training step `step` (from 0).
+    """Return the problems of training step `step` (from 0).
 
     A pure function: a resumed or replayed run needs no sampler state. Each epoch visits the problems in an
     order of its own and ends when fewer than prompts_per_step are left, so no step holds a prompt twice.

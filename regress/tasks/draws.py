@@ -9,12 +9,12 @@ from random import Random
 
 
 def generator(*key: object) -> Random:
-    """A generator of its own for the purpose that `key` names, e.g. ``generator("split", seed)``."""
+    """Return a separate generator for the purpose that `key` names, e.g. ``generator("split", seed)``."""
     return Random(":".join(map(str, key)))
 
 
 def below(rng: Random, bound: int) -> int:
-    """A uniform integer in [0, bound), for any size of bound (bias under 2**-64)."""
+    """Return a uniform integer in [0, bound), for a bound of any size (bias under 2**-64)."""
     value = 0
     for _ in range(bound.bit_length() // 32 + 3):
         value = value << 32 | int(rng.random() * 2**32)
@@ -22,7 +22,7 @@ def below(rng: Random, bound: int) -> int:
 
 
 def distinct(rng: Random, bound: int) -> Iterator[int]:
-    """All integers of [0, bound) in random order, lazily: O(1) memory and time for each one drawn.
+    """Yield all integers of [0, bound) in random order, lazily, at O(1) memory and time for each one drawn.
 
     A Fisher-Yates shuffle that stores only the places it has changed, so bound may be astronomically large.
     """

@@ -1,4 +1,4 @@
-"""Environments: what answers a completion that is not the last one of its conversation.
+"""Environments: the replies to completions within a conversation.
 
 An environment is a plain function of (problem, completion text). Like the rewards it only compares what the model
 wrote; nothing is parsed or evaluated.
@@ -17,7 +17,8 @@ WRONG = "?"
 
 
 def checker(problem: Problem, completion: str) -> str | None:
-    """The completion, as long as the answer, with "?" in every place that is wrong; None if all is right.
+    """Return the completion at the answer's length, with "?" for every wrong character; None if it is
+    correct.
 
     To "dcx" for the answer "dcba" it says "dc??".
     """
@@ -38,7 +39,7 @@ class Environment:
     feedback: Feedback
 
     def __call__(self, problem: Problem, completion: str) -> str | None:
-        """What it says to a completion; None ends the conversation.
+        """Return the reply to a completion; None ends the conversation.
 
         Raises TaskError if the function raises, or returns anything but text or None.
         """
@@ -55,7 +56,7 @@ class Environment:
 
 
 def make_environment(name: str) -> Environment:
-    """The environment of `task.environment`: a registered one, or a path "package.module:function".
+    """Return the environment of `task.environment`: a registered one, or a path "package.module:function".
 
     Raises TaskError for an unknown name or a path that cannot be imported.
     """

@@ -1,4 +1,4 @@
-"""Functions that a configuration names: registered ones, or a path to one's own."""
+"""Functions named by a configuration: registered ones, or a path to the user's own."""
 
 import importlib
 from collections.abc import Callable, Mapping
@@ -9,7 +9,7 @@ from regress.tasks.names import nearest
 
 
 def named_function(key: str, kind: str, name: str, registry: Mapping[str, Callable[..., Any]]) -> Any:
-    """The function `name` of the registry, or of a path "package.module:function".
+    """Return the function `name` of the registry, or of a path "package.module:function".
 
     `key` is the configuration key that holds the name, and `kind` what it names, such as "reward". Raises
     TaskError for an unknown name, and for a path that cannot be imported or leads to no function.

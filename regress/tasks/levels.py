@@ -1,4 +1,4 @@
-"""The difficulty levels of the built-in tasks, and what their parameters may be.
+"""Difficulty levels of the built-in tasks, and the ranges of their parameters.
 
 At every level prompts have at most 28 characters and answers at most 15, so that with the chat template's
 special tokens they fit the default lengths of the `data` section; and every level has more than a thousand
@@ -26,19 +26,19 @@ LIMITS = {
     "max_value": (2, 400),  # gcd enumerates all pairs
     "modulus": (2, 1000),
 }
-"""Smallest and largest value of each whole-number parameter, both allowed."""
+"""Smallest and largest allowed value of each integer parameter."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """A generator with its levels: `levels[i]` holds all parameters of level i + 1."""
+    """Generator with its levels: `levels[i]` holds all parameters of level i + 1."""
 
     strata: Callable[..., Iterable[Stratum]]
     levels: tuple[Params, ...]
 
 
 def _levels(names: str, *rows: tuple[int | str, ...]) -> tuple[Params, ...]:
-    """One row for each level, one column for each of the parameters named."""
+    """Return one mapping per row (a level), with one value for each of the parameters named."""
     return tuple(dict(zip(names.split(), row, strict=True)) for row in rows)
 
 
@@ -120,7 +120,7 @@ FAMILIES: Mapping[str, Family] = {
 
 
 def resolve(name: str, level: int, params: Params) -> Params:
-    """The parameters of a built-in task: the level's, overridden by `params`.
+    """Return the parameters of a built-in task: those of the level, overridden by `params`.
 
     Raises TaskError for a level or parameter that the task does not have, and for a value out of its range.
     """

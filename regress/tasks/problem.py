@@ -1,4 +1,4 @@
-"""One problem of a task, and the only verifier there is."""
+"""One problem of a task, and the verifier of its answer."""
 
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -10,7 +10,7 @@ WHITESPACE = " \t\r\n"
 
 @dataclass(frozen=True)
 class Problem:
-    """A prompt with its one right answer.
+    """A prompt and its only correct answer.
 
     `task_id` identifies the content (task, prompt, answer): equal problems have equal ids on every machine
     and in every run, whatever seed drew them.
@@ -33,7 +33,7 @@ class Problem:
 
 
 def is_correct(problem: Problem, completion: str) -> bool:
-    """Whether the completion is the answer, character by character, but for outer ASCII whitespace.
+    """Return True if the completion equals the answer, ignoring outer ASCII whitespace only.
 
     Text is compared and never parsed: "07", "+7" and a full-width 7 are not "7", and nothing a model writes
     is ever evaluated or converted.

@@ -1,4 +1,4 @@
-"""Datasets of the optional reasoning-gym package whose one right answer is a text that can be compared.
+"""Datasets of the optional reasoning-gym package that have exactly one correct answer.
 
 Only questions and answers are taken from the package (facts below: version 0.1.25). Its scoring functions are
 never called: several hand the model's text to `eval` or `sympy.parse_expr`, which run it, and many pay for
@@ -63,7 +63,7 @@ REFUSED: Mapping[str, str] = {
     "basic_arithmetic": "its generator evaluates text made from its settings (chain_sum does not)",
     "composite": "it is made of other datasets",
 }
-"""Known datasets that are refused, and why."""
+"""Known datasets that are refused, with the reason."""
 
 _RESERVED = ("seed", "size")
 _PATIENCE = 20  # draws for each problem wanted, before the space of prompts counts as exhausted
@@ -71,7 +71,7 @@ _PATIENCE = 20  # draws for each problem wanted, before the space of prompts cou
 
 @dataclass(frozen=True)
 class GymTask:
-    """A dataset of reasoning-gym; `config` is its configuration but for seed and size."""
+    """Dataset of reasoning-gym; `config` is its configuration without seed and size."""
 
     name: str
     level: int
@@ -80,7 +80,7 @@ class GymTask:
     seed: int
 
     def draw(self, count: int) -> list[Problem]:
-        """`count` problems with distinct prompts; fewer if 20 draws for each wanted do not find as many."""
+        """Return `count` problems with distinct prompts; fewer if 20 draws per problem do not find enough."""
         # the package seeds item i with seed + i: neighboring seeds would give nearly the same items
         seed = below(generator("reasoning_gym", self.name, self.seed), 2**31)
         size = _PATIENCE * count
@@ -96,7 +96,7 @@ class GymTask:
 
 
 def make_gym_task(name: str, level: int, params: Mapping[str, Any], seed: int) -> GymTask:
-    """The dataset `name` at a level of its own curriculum, single settings overridden by `params`.
+    """Return the dataset `name` at a level of its own curriculum, single settings overridden by `params`.
 
     Raises TaskError if the dataset is not among `ALLOWED`, if the package is missing, and for a level or
     setting that the dataset does not have or does not accept.

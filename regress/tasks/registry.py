@@ -1,4 +1,4 @@
-"""From a task's name to the task."""
+"""Registry of tasks by name."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ GYM = "reasoning_gym/"
 
 
 class Task(Protocol):
-    """A seeded source of problems. Drawing changes nothing: the same call gives the same problems."""
+    """Seeded source of problems. Drawing has no side effects: the same call gives the same problems."""
 
     @property
     def name(self) -> str:
@@ -28,13 +28,13 @@ class Task(Protocol):
         ...
 
     def draw(self, count: int) -> list[Problem]:
-        """`count` problems with distinct prompts, in random order; fewer if there are no more."""
+        """Return `count` problems with distinct prompts, in random order; fewer if there are no more."""
         ...
 
 
 @dataclass(frozen=True)
 class BuiltinTask:
-    """A task of `levels.FAMILIES`, with all its parameters."""
+    """Task of `levels.FAMILIES`, with all its parameters."""
 
     name: str
     level: int
@@ -42,19 +42,19 @@ class BuiltinTask:
     seed: int
 
     def draw(self, count: int) -> list[Problem]:
-        """As `Task.draw`."""
+        """Implement `Task.draw`."""
         strata = list(FAMILIES[self.name].strata(**self.params))
         pairs = draw(strata, count, generator("task", self.name, self.seed))
         return [Problem(self.name, prompt, answer, self.level) for prompt, answer in pairs]
 
 
 def task_names() -> tuple[str, ...]:
-    """The names of the built-in tasks."""
+    """Return the names of the built-in tasks."""
     return tuple(sorted(FAMILIES))
 
 
 def make_task(name: str, level: int = 1, params: Mapping[str, Any] | None = None, seed: int = 0) -> Task:
-    """The task `name` (built-in, or "reasoning_gym/<dataset>") at a difficulty level.
+    """Return the task `name` (built-in, or "reasoning_gym/<dataset>") at a difficulty level.
 
     `params` override single values of the level. Raises TaskError, naming the nearest valid choice, for an
     unknown name, level or parameter, and for a value out of range.

@@ -19,7 +19,7 @@ _REGISTRY: dict[str, RewardFunction] = {}
 
 
 def register_reward(name: str) -> Callable[[RewardFunction], RewardFunction]:
-    """Decorator that makes a function known to `task.rewards`. Raises TaskError if the name is taken."""
+    """Return a decorator that registers a function for `task.rewards`. Raises TaskError if the name is taken."""
 
     def register(function: RewardFunction) -> RewardFunction:
         if name in _REGISTRY:
@@ -32,13 +32,14 @@ def register_reward(name: str) -> Callable[[RewardFunction], RewardFunction]:
 
 @register_reward("exact_match")
 def exact_match(problem: Problem, completion: str) -> float:
-    """1 if the completion is the answer, else 0."""
+    """Return 1 if the completion is the answer, else 0."""
     return float(is_correct(problem, completion))
 
 
 @register_reward("contains_answer")
 def contains_answer(problem: Problem, completion: str) -> float:
-    """1 if the answer is the completion, 0.5 if it is one of its whitespace-separated words, else 0.
+    """Return 1 if the completion is the answer, 0.5 if the answer is one of its whitespace-separated words,
+    else 0.
 
     Whole words: "12" is not found in "0123456789", which would be a way to be paid for everything.
     """
@@ -49,7 +50,9 @@ def contains_answer(problem: Problem, completion: str) -> float:
 
 @register_reward("character_match")
 def character_match(problem: Problem, completion: str) -> float:
-    """Share of places, to the longer text's end, with the right character: dense, and 1 only if correct."""
+    """Return the share of positions, up to the longer text's end, with the right character: dense, 1 only
+    if correct.
+    """
     text = completion.strip(WHITESPACE)
     right = sum(a == b for a, b in zip(problem.answer, text, strict=False))
     return right / max(len(problem.answer), len(text))
@@ -60,7 +63,8 @@ _FORMATS = (re.compile(r"-?[0-9]+"), re.compile(r"[a-z]+"), re.compile(r"[A-Za-z
 
 @register_reward("format")
 def answer_format(problem: Problem, completion: str) -> float:
-    """1 if the completion has the form of the answer (integer, lower-case word, word, one piece), else 0.
+    """Return 1 if the completion has the form of the answer (integer, lower-case word, word, one token), else
+    0.
 
     For an answer of several words any text will do that is not empty.
     """
@@ -73,7 +77,7 @@ def answer_format(problem: Problem, completion: str) -> float:
 
 @dataclass(frozen=True)
 class Reward:
-    """The reward of one completion: the weighted sum, and each function's own unweighted value."""
+    """Reward of one completion: the weighted sum, and each function's own unweighted value."""
 
     total: float
     parts: Mapping[str, float]
@@ -81,12 +85,14 @@ class Reward:
 
 @dataclass(frozen=True)
 class RewardSum:
-    """The weighted sum of reward functions, callable like one: `terms` holds (name, weight, function)."""
+    """Weighted sum of reward functions, callable like one: `terms` holds (name, weight, function)."""
 
     terms: tuple[tuple[str, float, RewardFunction], ...]
 
     def __call__(self, problem: Problem, completion: str) -> Reward:
-        """Raises TaskError if a function raises or returns anything but a finite number, or if the sum is none."""
+        """Return the reward; raises TaskError if a function raises or returns anything but a finite number,
+        or if the sum is not finite.
+        """
         parts = {name: _evaluate(name, function, problem, completion) for name, _, function in self.terms}
         total = sum(weight * parts[name] for name, weight, _ in self.terms)
         if not math.isfinite(total):
@@ -98,7 +104,7 @@ class RewardSum:
 
 
 def make_rewards(weights: Mapping[str, float]) -> RewardSum:
-    """The sum of the rewards named in `weights` (`task.rewards`: name -> weight).
+    """Return the sum of the rewards named in `weights` (`task.rewards`: name -> weight).
 
     A name is a registered one or a path "package.module:function". Raises TaskError for an unknown name, a
     path that cannot be imported, a weight that is no finite number, and when no weight differs from 0.

@@ -1,4 +1,4 @@
-"""A task's prompts as numbered sets, so that distinct ones are drawn without trying and rejecting."""
+"""Numbered sets of a task's prompts, so that distinct ones are drawn without rejection."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class Stratum:
 
 
 def shares(sizes: Sequence[int], count: int) -> list[int]:
-    """How many of `count` draws each stratum gives: equal shares; what small ones lack, larger ones add."""
+    """Return the number of draws of each stratum: equal shares; what small strata lack, larger ones add."""
     result = [0] * len(sizes)
     left = min(count, sum(sizes))
     ascending = sorted(range(len(sizes)), key=lambda index: (sizes[index], index))
@@ -31,7 +31,8 @@ def shares(sizes: Sequence[int], count: int) -> list[int]:
 
 
 def draw(strata: Sequence[Stratum], count: int, rng: Random) -> list[tuple[str, str]]:
-    """`count` (prompt, answer) pairs with distinct prompts in random order; all there are, if fewer.
+    """Draw `count` (prompt, answer) pairs with distinct prompts in random order; all of them if there are
+    fewer.
 
     The kinds are mixed evenly: drawn uniformly, nearly all words of 3 to 5 letters would have 5.
     """

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from regress.compare.dumps.session import Comparison, compare_dumps
+from regress import Comparison, compare_sources
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
@@ -36,7 +36,7 @@ def quantities(found: Comparison) -> set[str]:
 
 def equal(folder: Path, golden: str, actual: str) -> None:
     """Both dumps hold everything and agree."""
-    found = compare_dumps(str(folder / golden), str(folder / actual))
+    found = compare_sources(str(folder / golden), str(folder / actual))
     assert found.exit_code == 0, [verdict.detail for verdict in found.failed]
     assert quantities(found) >= {"log_probs", "token_gradient", "gradient", "param", "optimizer"}
 
@@ -52,7 +52,7 @@ def test_a_plain_loop(tmp_path: Path) -> None:
     (tmp_path / "faulty.py").write_text(faulty)
     (tmp_path / "tiny_model.py").symlink_to(EXAMPLES / "tiny_model.py")
     run(tmp_path, "faulty.py", "wrong", "packed", "3")
-    found = compare_dumps(str(tmp_path / "padded"), str(tmp_path / "wrong"))
+    found = compare_sources(str(tmp_path / "padded"), str(tmp_path / "wrong"))
     assert found.exit_code == 1
     first = {verdict.quantity for verdict in found.failed if verdict.place.step == 0}
     assert {"token_gradient", "gradient"} <= first

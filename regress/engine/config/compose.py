@@ -1,4 +1,4 @@
-"""From files, environment and command line to one typed, checked configuration.
+"""Composition of files, environment and command line into one typed, checked configuration.
 
 Layers, the later over the earlier: defaults of the schema, ``algorithm.preset``, files (in the order of
 their defaults lists), environment, command line. A config group chosen on the command line belongs to it.
@@ -28,7 +28,7 @@ from regress.grpo.presets import PRESETS
 
 @dataclass(frozen=True)
 class Loaded:
-    """A configuration and, by dotted key (free mappings by entry), what decided each value."""
+    """Configuration, and the origin of each value by dotted key (entry by entry in free mappings)."""
 
     config: Config
     origins: dict[str, Origin]
@@ -43,13 +43,14 @@ def load_config(
     """Compose and check a configuration.
 
     Args:
-        config_path: a directory, or the YAML file itself; ``None``: the working directory.
-        config_name: a YAML file there or a built-in one, with or without suffix; ``None``: no file.
+        config_path: a directory, or the YAML file itself; ``None`` for the working directory.
+        config_name: a YAML file there or a built-in one, with or without suffix; ``None`` for no file.
         overrides: ``key=value``, ``group=name``, ``~key``, in Hydra's grammar.
-        environ: variables for the environment layer and ``${oc.env:NAME}``; ``None``: the process's.
+        environ: variables for the environment layer and ``${oc.env:NAME}``; ``None`` for those of the
+            process.
 
     Raises:
-        ConfigError: for everything that is wrong, in one sentence.
+        ConfigError: for any mistake, in one sentence.
     """
     environ = os.environ if environ is None else environ
     with environment(environ), path_errors():
@@ -67,7 +68,7 @@ def load_config(
 
 
 def _expand_preset(store: Store) -> None:
-    """Lay the fields of ``algorithm.preset`` under those that anybody gave."""
+    """Set the fields of ``algorithm.preset``, below every explicitly given value."""
     leaf = leaves()["algorithm.preset"]
     name = _value(leaf, Resolver(store.tree(), store.origin), store)
     for field, value in PRESETS[name].items() if name is not None else ():
@@ -93,7 +94,7 @@ def _value(leaf: Leaf, resolver: Resolver, store: Store) -> Any:
 
 
 def _typed(kind: Any, values: Mapping[str, Any], prefix: str) -> Any:
-    """The dataclass ``kind`` with its sections, from values by dotted key."""
+    """Build the dataclass ``kind`` with its sections, from values by dotted key."""
     hints, members = get_type_hints(kind), {}
     for spec in fields(kind):
         key, hint = f"{prefix}{spec.name}", hints[spec.name]

@@ -1,4 +1,4 @@
-"""The file layer: which files make up a configuration, by Hydra's defaults lists, and what each says."""
+"""File layer: composes the files of a configuration by Hydra's defaults lists."""
 
 import json
 import re
@@ -26,11 +26,11 @@ from regress.engine.config.text import first_line, shortened
 from regress.errors import ConfigError
 
 HYDRA_KEYS = ("defaults", "hydra")
-"""Top-level keys of a file that say how to compose it."""
+"""Top-level keys of a file that control composition."""
 
 
 class FileLayer:
-    """All files that a primary file and chosen config groups make up."""
+    """All files that a primary file and the chosen config groups bring in."""
 
     def __init__(self, primary: Primary) -> None:
         self._name = primary.file.path.stem if primary.file is not None else None
@@ -39,11 +39,13 @@ class FileLayer:
         self._inheritance = Inheritance(primary.directories, primary.file)
 
     def is_group(self, name: str) -> bool:
-        """Whether overriding ``name`` chooses a file: it is a directory on the search path, and no value."""
+        """Return True if overriding ``name`` chooses a file: a directory of that name is on the search path
+        and no key has it.
+        """
         return name not in leaves() and any((directory / name).is_dir() for directory in self._directories)
 
     def apply(self, choices: Sequence[Override], store: Store) -> None:
-        """Lay the files over the store in the order of the defaults lists. Raises `ConfigError`."""
+        """Apply the files to the store in the order of the defaults lists. Raises `ConfigError`."""
         self._inheritance.follow([self._name] if self._name is not None else [])
         self._inheritance.follow(map(_chosen_name, choices))
         if self._name is None and not choices:
@@ -54,7 +56,7 @@ class FileLayer:
                 store.put(entry)
 
     def _defaults(self, choices: Sequence[Override]) -> list[ResultDefault]:
-        """The flat list that Hydra makes of all defaults lists."""
+        """Return the flat list that Hydra makes of all defaults lists."""
         further = json.dumps([f"file://{directory}" for directory in self._directories[1:]])
         lines = [f"hydra.searchpath={further}"]
         with self._errors(choices), _loader(self._directories[0]) as loader:
@@ -77,7 +79,7 @@ class FileLayer:
 
     @contextmanager
     def _errors(self, choices: Sequence[Override]) -> Iterator[None]:
-        """Turn what composing can raise into `ConfigError`, and keep Hydra's warnings to ourselves."""
+        """Turn errors of composition into `ConfigError`, and suppress Hydra's warnings."""
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # without _self_ a file comes after its defaults list
@@ -102,7 +104,7 @@ class FileLayer:
 
 @contextmanager
 def _loader(directory: Path) -> Iterator[ConfigLoader]:
-    """Hydra's loader for a directory, whether or not this process already runs under Hydra."""
+    """Provide Hydra's loader for a directory, even if this process already runs under Hydra."""
     outer = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
     try:
@@ -113,7 +115,7 @@ def _loader(directory: Path) -> Iterator[ConfigLoader]:
 
 
 def _choice(override: Override, known: Mapping[str, str | None]) -> str:
-    """The line that makes Hydra take the choice, whether or not a defaults list names the group already."""
+    """Return the line that makes Hydra accept the choice, whether or not a defaults list names the group."""
     line = str(override.input_line).lstrip("+")
     is_known = override.get_key_element().lstrip("+~") in known
     if override.is_delete() and not is_known:
@@ -141,7 +143,7 @@ def _values(mapping: Mapping[str, Any], path: KeyPath = ()) -> Iterator[tuple[Ke
 
 
 def _entry(file: YamlFile, key: KeyPath, entry: Entry) -> Entry:
-    """For a path that holds text, numbers and booleans exactly as the file spells them."""
+    """Return the entry with text, numbers and booleans spelled as in the file, if its path holds text."""
     leaf = find_leaf(*entry)
     if isinstance(entry.value, bool | int | float) and leaf is not None and leaf.holds_text(entry.path):
         return entry._replace(value=file.written[key].text if key in file.written else entry.value)

@@ -1,4 +1,4 @@
-"""The environment layer: ``REGRESS_OPTIMIZER__LEARNING_RATE=1e-3`` sets ``optimizer.learning_rate``.
+"""Environment layer: ``REGRESS_OPTIMIZER__LEARNING_RATE=1e-3`` sets ``optimizer.learning_rate``.
 
 Section and key are joined by two underscores, in capitals or not. Values are YAML (``[0.9, 0.95]``,
 ``null``, ``true``), except for keys that hold text, which take them as they are. Below a free mapping
@@ -23,14 +23,14 @@ VERBATIM = "system_envs"
 
 
 def apply_environment(environ: Mapping[str, str], store: Store) -> None:
-    """Lay the variables over the store, but not over a config group that the command line chose."""
+    """Apply the variables to the store, except where the command line chose a config group."""
     for entry in environment_entries(environ):
         if store.origin(entry.path).layer != COMMAND_LINE:
             store.put(entry)
 
 
 def environment_entries(environ: Mapping[str, str]) -> Iterator[Entry]:
-    """The variables with our prefix, by name. Raises `ConfigError` for one that names no key."""
+    """Yield the variables with our prefix, by name. Raises `ConfigError` for one that names no key."""
     for variable in sorted(environ):
         if variable.upper().startswith(PREFIX):
             origin = Origin(ENVIRONMENT, variable)
@@ -41,7 +41,7 @@ def environment_entries(environ: Mapping[str, str]) -> Iterator[Entry]:
 
 
 def variable_path(variable: str) -> KeyPath:
-    """The key that a variable means."""
+    """Return the key that a variable names."""
     first, *rest = variable[len(PREFIX) :].split(SEPARATOR)
     if first.lower() == VERBATIM:
         return (VERBATIM, *rest)

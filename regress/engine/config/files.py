@@ -1,4 +1,4 @@
-"""YAML files of the configuration: reading one, and finding them on the search path."""
+"""YAML files of the configuration: reading, and lookup on the search path."""
 
 import importlib.util
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,12 +20,12 @@ SUFFIX = ".yaml"
 INTERPOLATIONS = "${KEY} or ${oc.env:NAME,DEFAULT}"
 
 UNREADABLE = (yaml.YAMLError, OmegaConfBaseException, ValueError, TypeError, AttributeError)
-"""What PyYAML and OmegaConf raise for text that they cannot turn into values."""
+"""Exceptions that PyYAML and OmegaConf raise for text that they cannot convert."""
 
 
 @dataclass(frozen=True)
 class Written:
-    """The line on which a key is written (from 1), and the source text of its value if that is a scalar."""
+    """Line of a key in its file (from 1), and the source text of its value if that is a scalar."""
 
     line: int
     text: str | None
@@ -33,14 +33,14 @@ class Written:
 
 @dataclass(frozen=True)
 class YamlFile:
-    """The keys of one file, interpolations unresolved, and where each is written."""
+    """Keys of one file, interpolations unresolved, and the line of each."""
 
     path: Path
     values: dict[str, Any]
     written: Mapping[KeyPath, Written]
 
     def where(self, key: KeyPath) -> str:
-        """``path:line`` of a key, or of the nearest key above it that the file spells out."""
+        """Return ``path:line`` of a key, or of the nearest key above it that the file spells out."""
         for depth in range(len(key), 0, -1):
             if key[:depth] in self.written:
                 return f"{shown_path(self.path)}:{self.written[key[:depth]].line}"
@@ -48,7 +48,7 @@ class YamlFile:
 
 
 def read_yaml(path: Path) -> YamlFile:
-    """Raises `ConfigError` naming file, line and remedy if it is not a UTF-8 file with one YAML mapping."""
+    """Read a YAML file. Raises `ConfigError` naming file, line and remedy unless it is UTF-8 with one mapping."""
     with _errors(path):
         node = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
         if node is not None and not isinstance(node, yaml.MappingNode):
@@ -69,7 +69,7 @@ def read_yaml(path: Path) -> YamlFile:
 
 @contextmanager
 def _errors(path: Path) -> Iterator[None]:
-    """Turn what reading ``path`` can raise into `ConfigError`."""
+    """Turn errors of reading ``path`` into `ConfigError`."""
     shown = shown_path(path)
     try:
         yield
@@ -92,7 +92,7 @@ def _errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def path_errors() -> Iterator[None]:
-    """Turn what looking for files can raise (a name too long, a closed directory) into `ConfigError`."""
+    """Turn errors of looking for files (a name too long, an unreadable directory) into `ConfigError`."""
     try:
         yield
     except OSError as error:
@@ -100,20 +100,20 @@ def path_errors() -> Iterator[None]:
 
 
 def find_yaml(name: str, directories: Sequence[Path]) -> Path | None:
-    """The first file of that name (with or without suffix) on the search path."""
+    """Return the first file of that name (with or without suffix) on the search path, or None."""
     file = f"{name.removesuffix(SUFFIX)}{SUFFIX}"
     candidates = (absolute(directory / file) for directory in directories)
     return next((path for path in candidates if path.is_file()), None)
 
 
 def names_in(directories: Sequence[Path]) -> list[str]:
-    """Names of the configurations that lie in the directories."""
+    """Return the names of the configurations in the directories."""
     found = (path for directory in directories for path in directory.glob(f"*{SUFFIX}"))
     return sorted({path.stem for path in found if path.is_file()})
 
 
 def search_directory(entry: Any) -> Path:
-    """The directory that an entry of ``hydra.searchpath`` means.
+    """Return the directory that an entry of ``hydra.searchpath`` names.
 
     As in Hydra: ``file://`` or nothing before a path that is seen from the working directory, ``pkg://``
     before a Python package. Raises `ConfigError` if there is no such directory.

@@ -1,4 +1,4 @@
-"""Every file that a configuration inherits from, read before Hydra sees it.
+"""Inherited configuration files, all of them read and checked before Hydra sees them.
 
 Hydra says little about a broken file, and of an inherited one not even its name. Defaults lists are
 followed here as far as they name files plainly; what they mean is Hydra's to say.
@@ -21,7 +21,7 @@ class Inheritance:
         self._files = {primary.path: primary} if primary is not None else {}
 
     def file(self, name: str) -> YamlFile | None:
-        """The file of that name (``group/option``) on the search path, if there is one."""
+        """Return the file of that name (``group/option``) on the search path, or None."""
         path = find_yaml(name, self._directories)
         if path is None:
             return None
@@ -58,7 +58,7 @@ def _inherited(file: YamlFile, group: str) -> Iterator[str]:
 
 
 def _names(entry: Any) -> Iterator[str]:
-    """``base`` -> base; ``model: llama`` -> model/llama; packages and keywords are left away."""
+    """Yield ``base`` for base and ``model/llama`` for ``model: llama``; packages and keywords are dropped."""
     if isinstance(entry, str):
         yield entry.partition("@")[0]
     for key, options in entry.items() if isinstance(entry, dict) else ():

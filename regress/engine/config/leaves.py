@@ -1,4 +1,4 @@
-"""The schema as a table: every key that holds a value, with its type, default and rules."""
+"""Schema as a table: every key that holds a value, with its type, default and rules."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
@@ -35,29 +35,29 @@ class Leaf:
         return ".".join(self.path)
 
     def member(self, name: str) -> "Leaf":
-        """An entry of a free mapping as a leaf of its own."""
+        """Return an entry of a free mapping as a leaf of its own."""
         return Leaf((*self.path, name), self.item, None, False, None, {})
 
     def holds_text(self, path: KeyPath) -> bool:
-        """Whether the value at ``path``, the leaf or an entry of it, is text."""
+        """Return True if the value at ``path``, the leaf or an entry of it, is text."""
         return (self.kind if path == self.path else self.item) is str
 
 
 @cache
 def leaves() -> Mapping[str, Leaf]:
-    """Every leaf of `Config` by its dotted key, in the order of the schema."""
+    """Return every leaf of `Config` by its dotted key, in the order of the schema."""
     return MappingProxyType({leaf.key: leaf for leaf in _walk(Config, ())})
 
 
 @cache
 def sections() -> tuple[str, ...]:
-    """Dotted keys that hold further keys."""
+    """Return the dotted keys that hold further keys."""
     above = [".".join(leaf.path[:depth]) for leaf in leaves().values() for depth in range(1, len(leaf.path))]
     return tuple(dict.fromkeys(above))
 
 
 def find_leaf(path: KeyPath, value: Any, origin: Origin) -> Leaf | None:
-    """The leaf that holds ``path`` (at it, or a free mapping above it); ``None`` for a section.
+    """Return the leaf that holds ``path`` (at it, or a free mapping above it); ``None`` for a section.
 
     Raises `ConfigError` with the nearest valid keys for a path outside the schema.
     """

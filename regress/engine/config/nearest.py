@@ -1,15 +1,15 @@
-"""The valid names nearest to a mistyped one."""
+"""Search for the valid names nearest to a mistyped one."""
 
 from collections.abc import Iterable
 from difflib import SequenceMatcher
 
 WRONG_SECTION = 2
 ABBREVIATED = 2
-"""What the right name in a wrong section, or cut short, costs in edits: more than one typo."""
+"""Cost, in edits, of a name in the wrong section or cut short: more than one typo."""
 
 
 def nearest_keys(unknown: str, valid: Iterable[str]) -> list[str]:
-    """The valid dotted keys nearest to ``unknown``; several only if they are equally near.
+    """Return the valid dotted keys nearest to ``unknown``; several only if they are equally near.
 
     Nearness counts edits of the full key, so that one wrong character always leads back to the key that was
     meant; a name in the wrong section and an abbreviation (``lr``, ``grad``) are near too. `difflib` decides
@@ -24,14 +24,14 @@ def nearest_keys(unknown: str, valid: Iterable[str]) -> list[str]:
 
 
 def nearest(unknown: str, valid: Iterable[str]) -> str:
-    """The one valid name nearest to ``unknown``."""
+    """Return the one valid name nearest to ``unknown``."""
     return max(
         valid, key=lambda name: (-_distance(unknown, name), SequenceMatcher(None, unknown, name).ratio())
     )
 
 
 def edits(a: str, b: str) -> int:
-    """Insertions, deletions, replacements and swaps of neighbors that turn ``a`` into ``b``."""
+    """Count the insertions, deletions, replacements and swaps of neighbors that turn ``a`` into ``b``."""
     before: list[int] = []
     above = list(range(len(b) + 1))
     for i, x in enumerate(a, 1):

@@ -1,4 +1,4 @@
-"""Where a configuration value came from, as people are told."""
+"""Origins of configuration values, as shown to people."""
 
 import os
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ COMMAND_LINE = "command line"
 
 @dataclass(frozen=True)
 class Origin:
-    """The layer that won, and which preset, ``path:line``, variable or override of it."""
+    """Layer that won, and its preset, ``path:line``, variable or override."""
 
     layer: str
     name: str = ""
@@ -23,12 +23,12 @@ class Origin:
 
 
 def absolute(path: Path) -> Path:
-    """The path without ``..``, links kept: a linked file inherits from its neighbors where the link is."""
+    """Return the path without ``..``, links kept: a linked file inherits from its neighbors where the link is."""
     return Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow links
 
 
 def shown_path(path: Path) -> str:
-    """Relative to the working directory where the file lies below it, absolute elsewhere."""
+    """Return the path relative to the working directory if the file lies below it, else absolute."""
     path, here = absolute(path), Path.cwd()
     shown = str(path.relative_to(here) if path.is_relative_to(here) else path)
     return shown if shown.isprintable() else repr(shown)

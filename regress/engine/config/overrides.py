@@ -1,4 +1,4 @@
-"""Command line overrides in Hydra's grammar: values, deletions, config group choices and the search path."""
+"""Command-line overrides in Hydra's grammar: values, deletions, config group choices and the search path."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ class CommandLine:
     values: list[Override] = field(default_factory=list)
 
     def apply(self, store: Store) -> None:
-        """Lay values over the store, in the order they were written."""
+        """Apply values to the store, in the order they were written."""
         for override in self.values:
             path = tuple(override.key_or_group.split("."))
             if override.is_delete():
@@ -58,7 +58,7 @@ def parse_overrides(lines: Sequence[str], is_group: Callable[[str], bool]) -> Co
 
 
 def searchpath_override(lines: Sequence[str]) -> Any:
-    """The value of ``hydra.searchpath=[...]`` among the overrides, if any."""
+    """Return the value of ``hydra.searchpath=[...]`` among the overrides, or None."""
     given = [override for override in map(_parse, lines) if override.key_or_group == SEARCHPATH]
     return given[-1].value() if given else None
 
@@ -82,7 +82,7 @@ def _parse(line: str) -> Override:
 
 
 def _value(override: Override, path: KeyPath) -> Any:
-    """The parsed value; for a key that holds text, numbers and booleans exactly as they were typed."""
+    """Return the parsed value; for a key that holds text, numbers and booleans exactly as they were typed."""
     value = override.value()
     leaf = find_leaf(path, value, ORIGIN)
     if isinstance(value, bool | int | float) and leaf is not None and leaf.holds_text(path):

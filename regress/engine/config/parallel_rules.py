@@ -1,4 +1,4 @@
-"""Combinations of strategies, and of a strategy with other settings, that cannot work."""
+"""Combinations of strategies, or of a strategy and another setting, that cannot work."""
 
 import math
 
@@ -112,7 +112,9 @@ def _budget(c: Config) -> str | None:
 
 
 def _split_backward(c: Config) -> str | None:
-    """torch 2.13 finds the weights of a stage before its backward pass, when FSDP2 holds shards in their place."""
+    """Refuse split backward passes with sharded weights: torch 2.13 looks for the weights of a stage before
+    its backward pass, when FSDP2 holds shards in their place.
+    """
     p = c.parallel
     kept = p.fsdp == 1 or not p.reshard_after_forward
     if p.pp == 1 or kept or p.pp_schedule not in ("interleaved_zero_bubble", "zbv_zero_bubble"):

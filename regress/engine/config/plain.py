@@ -1,4 +1,4 @@
-"""The configuration as plain data, for manifests and comparisons."""
+"""Configuration as plain data, for manifests and comparisons."""
 
 import hashlib
 import json
@@ -9,12 +9,14 @@ from regress.engine.config.schema import Config
 
 
 def to_plain(config: Config) -> dict[str, Any]:
-    """Nested dicts, lists and scalars, in the order of the schema."""
+    """Return nested dicts, lists and scalars, in the order of the schema."""
     return asdict(config)
 
 
 def flat(config: Config) -> dict[str, str | int | float | bool]:
-    """Dotted key -> scalar; null, lists and empty mappings as text, for trackers that keep scalars only."""
+    """Return dotted keys and scalars; null, lists and empty mappings as text, for trackers that keep
+    scalars only.
+    """
 
     def walk(prefix: str, value: Any) -> dict[str, str | int | float | bool]:
         if isinstance(value, dict) and value:
@@ -27,6 +29,6 @@ def flat(config: Config) -> dict[str, str | int | float | bool]:
 
 
 def config_hash(config: Config) -> str:
-    """SHA-256 (64 hexadecimal digits) over all values; equal exactly if every key has the same value."""
+    """Return the SHA-256 (64 hexadecimal digits) of all values; equal exactly if every key has the same value."""
     text = json.dumps(to_plain(config), sort_keys=True, ensure_ascii=False, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()

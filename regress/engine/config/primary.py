@@ -1,4 +1,4 @@
-"""The file that a run names: which one it is, and the search path that it brings along."""
+"""Primary file of a run: its lookup, and the search path it defines."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,14 +27,14 @@ BUILT_IN = Path(__file__).parent / "conf"
 
 @dataclass(frozen=True)
 class Primary:
-    """The primary file, if any, and the directories in which it and all others are looked for, in order."""
+    """Primary file, if any, and the directories in which it and all others are looked for, in order."""
 
     file: YamlFile | None
     directories: tuple[Path, ...]
 
 
 def find_primary(config_path: str | None, config_name: str | None, searchpath: Any = None) -> Primary:
-    """The primary file from what the command line gives: a directory and a name, or one file.
+    """Find the primary file from a directory and a name, or from one file, as the command line gives them.
 
     ``searchpath`` replaces the file's ``hydra.searchpath``. Built-in configurations come last.
 
@@ -55,7 +55,7 @@ def find_primary(config_path: str | None, config_name: str | None, searchpath: A
 
 
 def _locate(given: Path, config_name: str | None) -> Path:
-    """The file that directory or file ``given`` and the name mean. Raises `ConfigError`."""
+    """Return the file that the directory or file ``given`` and the name mean. Raises `ConfigError`."""
     stated = f"config_path={shown_path(given)}"
     if config_name is None:
         if given.is_dir():
@@ -77,7 +77,7 @@ def _locate(given: Path, config_name: str | None) -> Path:
 
 
 def missing_file(name: str, directories: Sequence[Path]) -> str:
-    """Where ``name`` (``option`` or ``group/option``) was looked for and what there is instead."""
+    """Describe the directories searched for ``name`` (``option`` or ``group/option``) and the names found there."""
     group, _, option = name.removesuffix(SUFFIX).rpartition("/")
     existing = [directory / group for directory in directories if (directory / group).is_dir()]
     searched = ", ".join(shown_path(directory) for directory in existing or directories)
@@ -89,7 +89,7 @@ def missing_file(name: str, directories: Sequence[Path]) -> str:
 
 
 def _own_searchpath(file: YamlFile) -> Any:
-    """``hydra.searchpath`` of a primary file, resolved; `ConfigError` for any other key of ``hydra``."""
+    """Return ``hydra.searchpath`` of a primary file, resolved; `ConfigError` for any other key of ``hydra``."""
     own = file.values.get("hydra") or {}
     others = [name for name in own if name != "searchpath"] if isinstance(own, dict) else [str(own)]
     if others:

@@ -1,4 +1,4 @@
-"""Interpolations: values of the raw tree with every ``${...}`` replaced by what it stands for."""
+"""Interpolations: raw values with every ``${...}`` replaced by the value it refers to."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,7 +25,7 @@ MISSING = "???"
 
 
 class Resolver:
-    """Looks values up in a tree of raw values; ``origin`` says who gave a path."""
+    """Looks up values in a tree of raw values; ``origin`` returns the origin of a path."""
 
     def __init__(self, tree: dict[str, Any], origin: Callable[[KeyPath], Origin]) -> None:
         self._raw = tree
@@ -36,7 +36,7 @@ class Resolver:
             raise ConfigError(self._malformed(error)) from error
 
     def resolved(self, path: KeyPath) -> Any:
-        """The value at ``path`` as plain data. Raises `ConfigError` for what it needs and nobody gave."""
+        """Return the value at ``path`` as plain data. Raises `ConfigError` if it refers to a missing value."""
         raw: Any = self._raw
         node: Any = self._tree
         for name in path[:-1]:
@@ -78,7 +78,7 @@ def environment(environ: Mapping[str, str]) -> Iterator[None]:
 
 
 def why_unresolved(error: OmegaConfBaseException) -> str:
-    """What is wrong with an interpolation and how to mend it, to follow the key in a sentence."""
+    """Describe the error of an interpolation and its remedy, as the predicate of a sentence about the key."""
     message = first_line(error)
     quoted = message.partition("'")[2].rpartition("'")[0]
     if isinstance(error, InterpolationKeyError):

@@ -1,4 +1,4 @@
-"""Contradictions about where rollouts come from; see `regress.engine.config.rules`."""
+"""Contradictory settings of the rollout source; see `regress.engine.config.rules`."""
 
 from collections.abc import Callable
 from pathlib import PurePath
@@ -102,7 +102,7 @@ def _overwritten_recording(c: Config) -> str | None:
 
 
 def _place(path: str) -> PurePath:
-    """What tells two directories apart, be they folders or URLs."""
+    """Return a path that is equal for equal directories, be they folders or URLs."""
     return PurePath(path) if is_remote(path) else absolute(local_path(path))
 
 

@@ -12,7 +12,7 @@ from regress.errors import ConfigError
 
 
 def check_rules(config: Config, origin: Callable[[KeyPath], Origin]) -> None:
-    """Raise `ConfigError` with the first rule that ``config`` breaks; ``origin`` says who gave a key."""
+    """Raise `ConfigError` with the first rule that ``config`` breaks; ``origin`` returns the origin of a key."""
     for rule in (*RULES, *ROLLOUT_RULES, *PARALLEL_RULES):
         sentence = rule(config)
         if sentence is not None:
@@ -163,7 +163,7 @@ def _warmup(c: Config) -> str | None:
 
 
 def updates_per_rollout(c: Config) -> int:
-    """Optimizer updates on one rollout batch."""
+    """Return the number of optimizer updates on one rollout batch."""
     samples = c.data.prompts_per_step * c.data.group_size
     return c.trainer.epochs * (samples // (c.trainer.mini_batch_size or samples))
 
@@ -234,7 +234,7 @@ def _dump_options(c: Config) -> str | None:
 
 
 def _path_beside_family(c: Config, origin: Callable[[KeyPath], Origin]) -> str | None:
-    """A checkpoint wins over a family that another layer chose, but one author cannot mean both."""
+    """Refuse a path and a family from one author; a checkpoint wins only over a family from another layer."""
     family, path = origin(("model", "family")), origin(("model", "path"))
     if c.model.path is None or _author(family) != _author(path):
         return None
@@ -245,7 +245,7 @@ def _path_beside_family(c: Config, origin: Callable[[KeyPath], Origin]) -> str |
 
 
 def _tie_beside_path(c: Config, origin: Callable[[KeyPath], Origin]) -> str | None:
-    """The checkpoint's own config.json decides which weights there are."""
+    """Refuse ``tie_word_embeddings`` beside a path: the checkpoint's own config.json decides on the weights."""
     same = _author(origin(("model", "tie_word_embeddings"))) == _author(origin(("model", "path")))
     if c.model.path is None or not c.model.tie_word_embeddings or not same:
         return None
@@ -256,7 +256,7 @@ def _tie_beside_path(c: Config, origin: Callable[[KeyPath], Origin]) -> str | No
 
 
 def _author(origin: Origin) -> str:
-    """The file without its line, or the layer."""
+    """Return the file without its line, or the layer."""
     return str(origin).rpartition(":")[0] if origin.layer == FILE else origin.layer
 
 

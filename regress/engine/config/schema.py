@@ -1,4 +1,4 @@
-"""The configuration tree: one dataclass per section, attributes named as the YAML keys. Imports no torch.
+"""Configuration tree: one dataclass per section, attributes named as the YAML keys. Imports no torch.
 
 Field metadata holds ``help`` and, where they apply, ``choices``, ``minimum``, ``exclusive_minimum``,
 ``maximum``, ``exclusive_maximum``, ``length`` (of a list) and ``regex``; `regress.engine.config.values`
@@ -35,13 +35,13 @@ BLOCKS = r"^((model|transformer)\.(embed_tokens|wte|wpe|layers\.\d+|h\.\d+|norm|
 
 
 def _value(default: Any, help: str, **rules: Any) -> Any:
-    """A field with its help text and the rules of its value."""
+    """Return a field with its help text and the rules of its value."""
     return field(default=default, metadata={"help": help, **rules})
 
 
 @dataclass
 class ModelConfig:
-    """The policy."""
+    """Policy model."""
 
     path: str | None = _value(None, "local checkpoint directory; null: a tiny seeded model of `family`")
     family: str = _value("qwen3", "architecture of the tiny seeded model", choices=FAMILIES)
@@ -64,14 +64,14 @@ class ModelConfig:
 
 @dataclass
 class TokenizerConfig:
-    """The tokenizer."""
+    """Tokenizer."""
 
     path: str | None = _value(None, "local tokenizer directory; null: trained from the text of the task")
 
 
 @dataclass
 class ReferenceConfig:
-    """The reference model of the KL term."""
+    """Reference model of the KL term."""
 
     path: str | None = _value(
         None, "local checkpoint directory; null: the policy as it is before the first rollout"
@@ -89,7 +89,7 @@ class ReferenceConfig:
 
 @dataclass
 class TaskConfig:
-    """What is trained on."""
+    """Training task."""
 
     name: str = _value("reverse_string", "name of the task")
     level: int = _value(1, "difficulty of the generated prompts", minimum=1)
@@ -132,7 +132,7 @@ class WarmStartConfig:
 
 @dataclass
 class RolloutWorkerConfig:
-    """Where completions come from."""
+    """Source of completions."""
 
     type: str = _value("hf", "hf samples from the policy, mock replays a recording", choices=WORKERS)
     need_llm_inference: bool = _value(True, "whether completions are generated; a mock worker needs false")
@@ -160,7 +160,7 @@ class RolloutWorkerConfig:
 
 @dataclass
 class RolloutMockConfig:
-    """Record or replay whole rollouts."""
+    """Recording or replay of whole rollouts."""
 
     enable: bool = _value(False, "record every rollout, or replay it, as mode says")
     mode: str = _value("dump", "dump records rollouts, mock replays them", choices=("dump", "mock"))
@@ -171,7 +171,7 @@ class RolloutMockConfig:
 
 @dataclass
 class AlgorithmConfig(Objective):
-    """The objective."""
+    """Objective."""
 
     preset: str | None = _value(
         None, "named objective that sets the fields nobody set explicitly", choices=tuple(PRESETS)
@@ -180,7 +180,7 @@ class AlgorithmConfig(Objective):
 
 @dataclass
 class BatchingConfig:
-    """How samples become microbatches."""
+    """Division of samples into microbatches."""
 
     layout: str = _value("padded", "one sample per row, or several packed in one", choices=LAYOUTS)
     padding_side: str = _value("right", "side of the padding in padded rows", choices=SIDES)
@@ -205,7 +205,7 @@ class BatchingConfig:
 
 @dataclass
 class ParallelConfig:
-    """Ranks, and what each of them holds; the product of the extents is the number of processes."""
+    """Parallel dimensions; the product of their extents is the number of processes."""
 
     pp: int = _value(1, "pipeline stages' ranks", minimum=1)
     dp: int = _value(1, "replicas of the model, each with its own samples", minimum=1)
@@ -300,7 +300,7 @@ class OptimizerConfig:
 
 @dataclass
 class EvaluationConfig:
-    """Greedy pass rate on held-out prompts."""
+    """Evaluation: greedy pass rate on held-out prompts."""
 
     every_n_steps: int = _value(
         0, "evaluate before the first step, every so many steps and at the end; 0: never", minimum=0
@@ -309,7 +309,7 @@ class EvaluationConfig:
 
 @dataclass
 class TrackingConfig:
-    """Where metrics go besides metrics.jsonl."""
+    """Destinations of metrics besides metrics.jsonl."""
 
     trackers: list[str] = field(
         default_factory=list,
@@ -321,7 +321,7 @@ class TrackingConfig:
 
 @dataclass
 class DumpOptions:
-    """What is dumped."""
+    """Types of tensors to dump."""
 
     trajectory: bool = _value(False, "rollout trajectories")
     old_log_probs: bool = _value(False, "log-probs of the policy before the update")
@@ -341,7 +341,7 @@ class DumpOptions:
 
 @dataclass
 class DebugConfig:
-    """The dump."""
+    """Dump settings."""
 
     enable_data_dump: bool = _value(False, "write the tensors that dump_options names")
     dump_dir: str = _value(
@@ -361,7 +361,7 @@ class DebugConfig:
 
 @dataclass
 class Config:
-    """Everything a run needs to know; ``load_config`` makes it from files, environment and command line."""
+    """Complete configuration of a run; ``load_config`` makes it from files, environment and command line."""
 
     exp_name: str = _value("regress", "name of the run")
     seed: int = _value(0, "seed of weights, prompts and sampling", minimum=0, maximum=2**32 - 1)

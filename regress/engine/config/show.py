@@ -1,4 +1,4 @@
-"""The listing behind ``--print-config``: every key, its value, and what decided it."""
+"""Listing behind ``--print-config``: every key, its value and its origin."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -25,7 +25,7 @@ def print_config(loaded: Loaded, console: Console | None = None) -> None:
 
 
 def config_rows(loaded: Loaded) -> Iterator[tuple[str, str, Origin]]:
-    """(dotted key, value in YAML, origin) in the order of the schema; free mappings entry by entry."""
+    """Yield (dotted key, value in YAML, origin) in the order of the schema; free mappings entry by entry."""
     yield from _rows((), to_plain(loaded.config), loaded.origins)
 
 

@@ -1,4 +1,4 @@
-"""Raw values by path while layers are laid over each other; the later layer wins."""
+"""Raw values by path, merged layer by layer; the later layer wins."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ class Entry(NamedTuple):
 
 
 class Store:
-    """Explicitly given values, flat; what nobody gives comes from the schema.
+    """Explicitly given values, flat; all others come from the schema.
 
     Free mappings merge entry by entry, as in Hydra, but the first entry given replaces the schema's default.
     """
@@ -27,7 +27,7 @@ class Store:
         self._entries: dict[KeyPath, Entry] = {}
 
     def put(self, entry: Entry) -> None:
-        """Lay ``entry`` over what is there: mappings merge, everything else replaces.
+        """Merge ``entry`` into the store: mappings merge, everything else replaces.
 
         Raises `ConfigError` for a path that the schema does not know, and for a section given a plain value.
         """
@@ -40,21 +40,23 @@ class Store:
             self._replace(entry)
 
     def remove(self, path: KeyPath) -> None:
-        """Forget what was given at ``path`` and below it."""
+        """Remove the values given at ``path`` and below it."""
         for given in [given for given in self._entries if given[: len(path)] == path]:
             del self._entries[given]
 
     def origin(self, path: KeyPath) -> Origin:
-        """Who gave the value at ``path``: the last value at or below it, or the one that contains it."""
+        """Return the origin of the value at ``path``: the last value at or below it, or the one that
+        contains it.
+        """
         given = [entry.origin for key, entry in self._entries.items() if _same_branch(key, path)]
         return given[-1] if given else Origin(DEFAULT)
 
     def origins(self) -> dict[str, Origin]:
-        """Who gave each value, by dotted key, the schema's defaults included."""
+        """Return the origin of each value by dotted key, the schema's defaults included."""
         return {".".join(path): self.origin(path) for path, _ in self._values()}
 
     def tree(self) -> dict[str, Any]:
-        """All values nested, the schema's defaults included."""
+        """Return all values nested, the schema's defaults included."""
         root: dict[str, Any] = {}
         for path, value in self._values():
             node = root
@@ -89,7 +91,9 @@ class Store:
 
 
 def is_tree(value: Any) -> bool:
-    """Whether a mapping merges entry by entry: an empty one, or one whose names are no text, is one value."""
+    """Return True if a mapping merges entry by entry; an empty one, or one with names that are not text, is
+    one value.
+    """
     return isinstance(value, dict) and bool(value) and all(isinstance(name, str) for name in value)
 
 

@@ -1,4 +1,4 @@
-"""Values as they are written in YAML, for messages and listings."""
+"""Values written as YAML, for messages and listings."""
 
 import json
 import math
@@ -11,7 +11,7 @@ END_OF_SCALAR = "\n..."
 
 
 def in_yaml(value: Any) -> str:
-    """One line of YAML that reads back as ``value``: ``null``, ``true``, ``[0.9, 0.999]``, ``'007'``."""
+    """Return one line of YAML that reads back as ``value``: ``null``, ``true``, ``[0.9, 0.999]``, ``'007'``."""
     if isinstance(value, str) and not value.isprintable():
         return json.dumps(value)
     dumped: str = yaml.safe_dump(
@@ -21,12 +21,12 @@ def in_yaml(value: Any) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """What another library's exception says, without its further explanations."""
+    """Return the first line of another library's exception."""
     return (str(error) or type(error).__name__).splitlines()[0]
 
 
 def shortened(value: Any) -> str:
-    """A value in a sentence: text as it is, anything else in YAML, cut when long."""
+    """Return a value for a sentence: text as it is, anything else in YAML, cut when long."""
     plain = isinstance(value, str) and value.isprintable() and value.strip() != ""
     text = value if plain else in_yaml(value)
     text = text if text.isprintable() else repr(value)

@@ -1,4 +1,4 @@
-"""One value against the rules of its key: conversion to the field's type, choices and bounds."""
+"""Checks of one value against the rules of its key: conversion to the field's type, choices and bounds."""
 
 import math
 import re
@@ -33,11 +33,11 @@ LIMITS: Mapping[str, tuple[str, Callable[[float, float], bool]]] = {
 
 
 class _MisfitError(Exception):
-    """A value breaks the rule of its leaf; the text, often empty, is what the rule alone does not say."""
+    """A value breaks the rule of its leaf; the text, often empty, adds what the rule alone does not say."""
 
 
 def checked(leaf: Leaf, value: Any, origin: Origin) -> Any:
-    """``value`` in the type of ``leaf``; text is read as the type asks, as OmegaConf does it.
+    """Return ``value`` in the type of ``leaf``; text is converted as OmegaConf does.
 
     Raises `ConfigError` naming key, value, origin and rule if it does not fit.
     """
@@ -93,7 +93,7 @@ def _number(value: Any) -> float:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON can hold, with names as text."""
+    """Return the value as JSON can hold it, with names as text."""
     if isinstance(value, dict):
         return {str(name): _plain(member) for name, member in value.items()}
     if isinstance(value, list):
