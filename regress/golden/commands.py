@@ -40,7 +40,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON f
 
 
 def open_store(golden_dir: Path | None) -> GoldenStore:
-    """The golden directory that a command is about; raises `GoldenError` if there is none."""
+    """Open the golden directory of a command; raises `GoldenError` if there is none."""
     from regress.golden.location import golden_directory
     from regress.golden.store import GoldenStore
 
@@ -232,7 +232,7 @@ def _differences(first: str, second: str | None, golden_dir: Path | None) -> dic
 
 
 def _side(text: str, golden_dir: Path | None) -> Side:
-    """A case by its folder, or by its name."""
+    """Return a case by its folder or by its name."""
     from regress.golden.store import GoldenStore
 
     path = Path(text)

@@ -1,4 +1,4 @@
-"""What a project says of itself: the section ``[tool.regress]`` of its pyproject.toml."""
+"""Project settings: the section ``[tool.regress]`` of pyproject.toml."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KEYS = ("variants", "tolerances", "replay", "allow_code")
 
 
 def project_section(root: Path, key: str) -> Any:
-    """The value of a key of ``[tool.regress]`` in ``root/pyproject.toml``, None where there is none.
+    """Return the value of a key of ``[tool.regress]`` in ``root/pyproject.toml``, None where there is none.
 
     Raises:
         ConfigError: naming a file that is no TOML, or a key that nothing reads.
