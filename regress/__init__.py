@@ -11,7 +11,11 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from regress.capture.batch import tap_batch as tap_batch
+    from regress.capture.recording import record as record
     from regress.compare.dumps.session import Comparison as Comparison
+    from regress.compare.request import check_dump as check_dump
+    from regress.compare.request import compare_sources as compare_sources
     from regress.compare.verdicts.tolerance import Tolerance as Tolerance
     from regress.compare.verdicts.verdict import Verdict as Verdict
     from regress.dump.reader import DumpReader as DumpReader
@@ -23,13 +27,16 @@ if TYPE_CHECKING:
     from regress.dump.taps import tap_trajectories as tap_trajectories
     from regress.dump.trajectory import Trajectory as Trajectory
     from regress.engine.precision import true_float64 as true_float64
+    from regress.errors import NotSupported as NotSupported
     from regress.errors import RegressError as RegressError
+    from regress.explain.explain import explain_dump as explain_dump
     from regress.golden.case import GoldenCase as GoldenCase
     from regress.golden.store import GoldenStore as GoldenStore
     from regress.layout.shards import ShardLayout as ShardLayout
     from regress.layout.tokens import Segment as Segment
     from regress.layout.tokens import TokenLayout as TokenLayout
     from regress.plugin.closeness import assert_close as assert_close
+    from regress.replay.export import export_case as export_case
     from regress.replay.variants import Variant as Variant
 
 _HOMES = {
@@ -37,6 +44,7 @@ _HOMES = {
     "DumpReader": "dump.reader",
     "GoldenCase": "golden.case",
     "GoldenStore": "golden.store",
+    "NotSupported": "errors",
     "Record": "dump.record",
     "Recorder": "dump.recorder",
     "RegressError": "errors",
@@ -49,8 +57,14 @@ _HOMES = {
     "Verdict": "compare.verdicts.verdict",
     "assert_close": "plugin.closeness",
     "at": "dump.taps",
+    "check_dump": "compare.request",
+    "compare_sources": "compare.request",
+    "explain_dump": "explain.explain",
+    "export_case": "replay.export",
+    "record": "capture.recording",
     "recording": "dump.taps",
     "tap": "dump.taps",
+    "tap_batch": "capture.batch",
     "tap_trajectories": "dump.taps",
     "true_float64": "engine.precision",
 }

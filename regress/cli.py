@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from copy import copy
+from functools import wraps
 from pathlib import Path
 
 import click
@@ -11,7 +13,7 @@ from rich.console import Console
 from regress import __version__
 from regress.errors import DumpError, RegressError
 from regress.explain.commands import explain
-from regress.golden.commands import golden
+from regress.golden.commands import golden, hint_at
 from regress.replay.commands import calibrate, record, study
 from regress.replay.export_commands import export
 from regress.replay.replay_commands import replay, variants
@@ -185,15 +187,34 @@ def diff(ctx: click.Context, first: str, second: str) -> None:
     click.echo(f"bit-identical: {found.records} records, {found.tensors} tensors")
 
 
-golden.add_command(record)
-golden.add_command(export)
-main.add_command(golden)
-main.add_command(calibrate)
-main.add_command(study)
-main.add_command(replay)
-main.add_command(variants)
-main.add_command(compare)
-main.add_command(explain)
+def renamed(command: click.Command, old: str, new: str) -> click.Command:
+    """Make the old spelling of a command: it does the same, says how to say it, and no help lists it.
+
+    Args:
+        old: words after ``regress``, the last of which is its name.
+        new: the command that takes its place, as it is typed.
+    """
+    again = copy(command)
+    again.name, again.hidden, again.deprecated = old.split()[-1], True, False
+    run = command.callback
+    assert run is not None
+
+    @wraps(run)
+    def hinted(*arguments: object, **options: object) -> object:
+        hint_at(old, new)
+        return run(*arguments, **options)
+
+    again.callback = hinted
+    return again
+
+
+for command in (record, export, calibrate, study):
+    golden.add_command(command)
+for command in (golden, replay, variants, compare, explain):
+    main.add_command(command)
+main.add_command(renamed(calibrate, "calibrate", "regress golden calibrate CASE"))
+main.add_command(renamed(study, "study", "regress golden validate CASE"))
+dump.add_command(renamed(diff, "dump diff", "regress compare --bitwise GOLDEN ACTUAL"))
 
 
 if __name__ == "__main__":

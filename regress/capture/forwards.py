@@ -104,7 +104,7 @@ class Forwards:
         arguments = self._arguments(module, args, kwargs)
         kind = self._kind(hidden, arguments)
         if kind is None or not self.begin():
-            self._outputs = {}
+            self._outputs, self.latest = {}, None
             return
         with torch.no_grad():
             p, states = self._open(hidden, arguments)

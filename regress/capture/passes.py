@@ -229,11 +229,11 @@ def stacked(passes: Sequence[Pass]) -> tuple[TokenLayout, TokenLayout, list[tupl
 def together(
     arrays: Sequence[Array | None], places: Sequence[tuple[int, int]], shape: tuple[int, int]
 ) -> Array:
-    """``[B, T]`` arrays of several passes under one another; zeros where a pass has none."""
+    """``[B, T, ...]`` arrays of several passes under one another; zeros where a pass has none."""
     known = [array for array in arrays if array is not None]
-    if len(arrays) == 1 and known and known[0].shape == shape:
+    if len(arrays) == 1 and known and known[0].shape[:2] == shape:
         return known[0]
-    out = np.zeros(shape, np.result_type(*known))
+    out = np.zeros((*shape, *known[0].shape[2:]), np.result_type(*known))
     for array, (row, width) in zip(arrays, places, strict=True):
         if array is not None:
             out[row : row + array.shape[0], :width] = array

@@ -64,6 +64,8 @@ class Session:
 
     def hold(self, values: Mapping[str, Any]) -> None:
         """Keep values that were tapped for the forward pass that ran last, or else for the next one."""
+        if not self.recorder.wanted("forward_data", self.step + self._stepped):
+            return
         latest = self.forwards.latest
         if latest is not None and latest.reached is None and not self._stepped:
             latest.hold(values)

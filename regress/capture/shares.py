@@ -17,6 +17,12 @@ from regress.capture.token_gradient import TokenGradient, solve
 ROUNDING = 32
 """Residuals of so many units in the last place are taken for rounding; those of healthy trainers have 2."""
 
+PLAIN = 16
+"""Units in the last place of residual that need no other temperature than 1 to explain them."""
+
+COARSE = 1e-5
+"""Spacing of dtypes in which a small error of the temperature hides in rounding."""
+
 SCALED = ("token_gradient", "entropy_gradient")
 """Values in units of the loss that was back-propagated."""
 
@@ -42,7 +48,7 @@ def add_token_gradient(
     kept = here[live]
     states, slopes = flat.index_select(0, kept), slope.index_select(0, kept)
     with torch.enable_grad():
-        found = _solved(states, slopes, head, targets[live], temperature)
+        found = _solved(states, slopes, head, targets[live], temperature, eps)
     spots = places[live.cpu().numpy()]
     lost = ~found.recoverable_K
     values = {
@@ -74,22 +80,34 @@ def _note_errors(p: Pass, found: TokenGradient, eps: float) -> None:
 
 
 def _solved(
-    states: Tensor, slopes: Tensor, head: Head, targets: Tensor, temperature: float | None
+    states: Tensor,
+    slopes: Tensor,
+    head: Head,
+    targets: Tensor,
+    temperature: float | None,
+    eps: float,
 ) -> TokenGradient:
-    """Solve at the temperature given, else at the one found; a round one, where it explains as much, is meant."""
-    found = solve(states, slopes, head, targets, temperature=temperature)
-    if temperature is not None or found.temperature is None:
-        return found
+    """Solve at the temperature given. Without one, at 1 if that leaves rounding only, else at the one found.
+
+    A temperature that is found is meant to be a round number, where that explains as much.
+    """
+    first = solve(states, slopes, head, targets, temperature=temperature or 1.0)
+    if temperature is not None or (_rest(first, slopes) <= PLAIN * eps and eps < COARSE):
+        return first
+    found = solve(states, slopes, head, targets, temperature=None)
+    if found.temperature is None:
+        return first
     meant = round(found.temperature, 2)
-    if meant <= 0 or abs(meant - found.temperature) > 0.004:
+    if meant <= 0:
         return found
     again = solve(states, slopes, head, targets, temperature=meant)
     return again if _rest(again, slopes) <= 2 * _rest(found, slopes) else found
 
 
 def _rest(found: TokenGradient, slopes: Tensor) -> float:
-    """Norm of what is left unexplained of all gradients."""
-    return float((found.residual_K.nan_to_num() * slopes.double().nan_to_num().norm(dim=-1)).norm())
+    """Norm of what is left unexplained of all gradients, relative to theirs."""
+    norms = slopes.double().nan_to_num().norm(dim=-1)
+    return float((found.residual_K.nan_to_num() * norms).norm() / norms.norm().clamp(min=1e-300))
 
 
 def _add(p: Pass, name: str, new: Array) -> None:

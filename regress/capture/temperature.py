@@ -65,10 +65,11 @@ def search_temperature(
 ) -> Temperature | None:
     """Return the temperature like `find_temperature`, with the bound of its error.
 
-    A coarse grid of logarithms finds the valleys of what is left, and sections the bottom of the lowest. There the rest
-    grows with the square of the error only: to first order a temperature that is too high by a factor 1 + x moves the
-    gradient along the entropy, by x times d loss / d log-prob. So if the derivatives by the entropy are that multiple of
-    those by the log-prob (no bonus), or that and a constant (a bonus, averaged over tokens), x follows to rounding.
+    A coarse grid of logarithms finds the valleys of what is left, and sections the bottom of the lowest. There the
+    rest grows with the square of the error only: to first order a temperature that is too high by a factor 1 + x
+    moves the gradient along the entropy, by x times d loss / d log-prob. So if the derivatives by the entropy are
+    that multiple of those by the log-prob (no bonus), or that and a constant (a bonus, averaged over tokens), x
+    follows to rounding.
     """
     chosen = _chosen(grad_KH)
     if chosen.numel() == 0:
@@ -96,7 +97,7 @@ def _height(lines: Linearized, d: Tensor, log_t: float) -> float:
 
 
 def _valley(lines: Linearized, d: Tensor, eps: float) -> tuple[float, float] | None:
-    """Bottom of the lowest valley, as a logarithm, and the half width within which the rest does not rise over noise."""
+    """Bottom of the lowest valley, as a logarithm, and the half width in which the rest is not above noise."""
     grid = torch.linspace(math.log(LOWEST), math.log(HIGHEST), POINTS).tolist()
     heights = [_height(lines, d, point) for point in grid]
     best = min(range(POINTS), key=heights.__getitem__)

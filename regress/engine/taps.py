@@ -18,6 +18,7 @@ from regress.dump.taps import tap, wanted
 from regress.dump.trajectory import Trajectory
 from regress.engine.batch import LossTokens, Microbatch, TokenBatch
 from regress.engine.local import local
+from regress.engine.token_gradients import ROWS
 from regress.grpo.logprobs import TokenLogProbs
 from regress.grpo.losses import TokenLoss
 from regress.grpo.metrics import Metric
@@ -51,7 +52,7 @@ def inputs(micro: Microbatch) -> None:
     if wanted("batch_inputs"):
         tap("batch_inputs", _batch_inputs(micro), layout=micro.layout, meta=meta)
     if wanted("activations"):
-        meta["lm_head"] = "rows of the loss tokens, in order"
+        meta["lm_head"] = ROWS
         if micro.place.targets is not micro.layout:  # the rows follow the tokens that are predicted
             meta["rows"] = {"layout": micro.place.targets.to_json(), **_at_targets(micro)}
         tap("activations", layout=micro.layout, meta=meta)

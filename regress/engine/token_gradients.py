@@ -23,6 +23,8 @@ from regress.grpo.logprobs import TokenLogProbs
 from regress.layout import ShardLayout
 
 STAGE = "token_gradient"
+ROWS = "rows of the loss tokens, in order"
+"""What the metadata of a record says of logits and their gradients ``[1, K, V]``."""
 Shard = Callable[[tuple[int, ...]], ShardLayout | None]
 
 
@@ -71,6 +73,7 @@ class _Caught:
         if self.logits:
             rows = torch.cat([part.over(scale) for part in self.logits]).unsqueeze(0)
             tensors["logit_gradient"] = rows
+            meta["logit_gradient"] = ROWS
             if (shard := self.shard(tuple(rows.shape))) is not None:
                 meta["shards"] = {"logit_gradient": shard.to_json()}
         self.put(tensors, layout=targets, meta=meta)

@@ -43,6 +43,17 @@ def candidates(update: Update) -> list[Advantages]:
     return [*_of_objective(update), *_of_samples(update), *_of_tokens(update)]
 
 
+def named(update: Update, tokens: Ints, tolerance: float) -> list[Advantages]:
+    """Rules that give the recorded advantages of some tokens; none without rewards."""
+    recorded = update.get("is_loss_debug/advantages")
+    if recorded is None or not update.trajectories:
+        return []
+    own = recorded[tokens]
+    rules = [*_of_objective(update), *_of_samples(update), *_of_tokens(update)]
+    limit = tolerance * float(np.sqrt(own @ own))
+    return [rule for rule in rules if float(np.linalg.norm(rule.values[tokens] - own)) <= limit]
+
+
 def groups_of(update: Update) -> Ints:
     """Number of the group of each trajectory."""
     names = [trajectory.group_id for trajectory in update.trajectories]
@@ -118,7 +129,7 @@ def _of_samples(update: Update) -> Iterator[Advantages]:
 
 
 def _per_group(groups: Ints, values: Floats) -> Floats:
-    return np.bincount(groups, values)[groups]
+    return np.asarray(np.bincount(groups, values)[groups], np.float64)
 
 
 def _leave_one_out(rewards: Floats, groups: Ints) -> Floats:
@@ -144,7 +155,7 @@ def _of_tokens(update: Update) -> Iterator[Advantages]:
     sequence = np.repeat(np.arange(len(masks)), [len(mask) for mask in masks]).astype(np.int64)
     where = {int(t): i for i, t in enumerate(update.rollout)}
     for estimator, ddof in product(("reinforce_plus_plus", "reinforce_plus_plus_baseline"), (1, 0)):
-        fields = {"advantage": estimator, "ddof": ddof}
+        fields: dict[str, Any] = {"advantage": estimator, "ddof": ddof}
         found = token_advantages(
             torch.from_numpy(_rewards(update)),
             torch.from_numpy(groups_of(update)),

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from regress.explain.mask import Mask
-from regress.explain.search import noise_of
 from regress.explain.statement import Statement
 from regress.explain.update import Bools
 
@@ -19,13 +18,13 @@ SAME_TEMPERATURE = 1e-3
 
 def temperature(mask: Mask) -> Iterator[Statement]:
     """What logits are divided by, as found in or given to the recording; and a sampler that did otherwise."""
-    told = [meta["temperature"] for meta in mask.update.meta if meta.get("temperature") is not None]
+    told = mask.update.temperatures
     if not told:
         return
     errors = [meta.get("temperature_error") for meta in mask.update.meta]
     known = [float(error) for error in errors if error is not None]
     values = np.array(told, float)
-    evidence: dict[str, Any] = {"microbatches": len(values)}
+    evidence: dict[str, Any] = {"microbatches": len(mask.update.meta)}
     if known:
         evidence["error at most"] = max(known)
     if np.ptp(values) > SAME_TEMPERATURE * values.min() + 2 * max(known, default=0.0):
@@ -44,10 +43,12 @@ def temperature(mask: Mask) -> Iterator[Statement]:
 
 def dependence(mask: Mask) -> Iterator[Statement]:
     """Whether log-probs and entropies of the next tokens explain the loss; if not, of which tokens it takes them."""
-    if mask.update.get("token_gradient/token_residual") is None or not mask.policy.any():
+    residual = mask.update.get("token_gradient/token_residual")
+    live = mask.known & ((mask.g != 0) | (mask.h != 0))
+    if residual is None or not live.any():
         return
-    noise = noise_of(mask)
-    evidence: dict[str, Any] = {"unexplained": noise, "tokens": int(mask.policy.sum())}
+    noise = max(mask.noise, float(np.nanmedian(residual[live])))
+    evidence: dict[str, Any] = {"unexplained": noise, "tokens": int(live.sum())}
     if noise < EXPLAINED:
         text = "it depends on the policy through log-probs and entropies of the next tokens"
         yield Statement("loss", text, (), evidence)

@@ -23,6 +23,16 @@ def clips(found: Found, readings: list[Reading], mask: Mask, known: Policies) ->
     used = np.zeros(mask.update.frame.size, bool)
     used[found.tokens] = True
     ratio, advantage = best.match.factor.values, best.match.advantages.values
+    low_cap, high_cap = best.match.fit.caps
+    if low_cap is not None or high_cap is not None:
+        parts = [f"at most {high_cap:.6g}"] * (high_cap is not None) + [f"at least {low_cap:.6g}"] * (
+            low_cap is not None
+        )
+        text = f"the ratio is held at {' and '.join(parts)}, and tokens beyond keep their gradient (CISPO)"
+        yield Statement(
+            "clip", text, ("capped", low_cap, high_cap), {"unexplained": best.match.fit.unexplained}
+        )
+        return
     gone = clipped_tokens(best.match, found, mask.update.frame.size)
     kept = used & ~gone & (advantage != 0)
     up, down = advantage > 0, advantage < 0
@@ -71,7 +81,7 @@ def _wrong(ratio: Floats, kept: Bools, gone: Bools, up: Bools, down: Bools) -> s
 
 
 def _second(ratio: Floats, kept: Bools, gone: Bools) -> bool:
-    """True where high ratios of bad tokens may be clipped by a second bound, as those of good tokens by the first are not."""
+    """True where high ratios of tokens with a negative advantage may be beyond a second bound (delta, dual clip)."""
     return float(ratio[gone].min(initial=np.inf)) > 1.5
 
 

@@ -15,6 +15,9 @@ from regress.errors import CompareError, DumpError
 @click.option("--step", type=int, metavar="N", help="By default the first with token gradients.")
 @click.option("--update", type=int, metavar="N", help="Update within the step; by default the first.")
 @click.option(
+    "--preset", metavar="NAME", help="The objective that the trainer should follow, such as trl:dapo."
+)
+@click.option(
     "--json",
     "--output",
     "json_file",
@@ -24,7 +27,12 @@ from regress.errors import CompareError, DumpError
 )
 @click.pass_context
 def explain(
-    ctx: click.Context, path: str, step: int | None, update: int | None, json_file: Path | None
+    ctx: click.Context,
+    path: str,
+    step: int | None,
+    update: int | None,
+    preset: str | None,
+    json_file: Path | None,
 ) -> None:
     """Say what the trainer of a dump really does, from one update of it.
 
@@ -32,16 +40,16 @@ def explain(
     regress explain outputs/demo/debug_dump
     regress explain their_dump --step 3 --output explanation.json
 
-    From the gradient of the loss by each token's log-prob: mask, temperature, weights and their denominator, advantages,
-    KL, entropy bonus, clipping, and the presets that do the same. Each statement comes with the numbers that prove it;
-    what the dump does not tell is named, with what to record for it.
+    From the gradient of the loss by each token's log-prob: mask, temperature, weights and their denominator,
+    advantages, KL, entropy bonus, clipping, and the presets that do the same. Each statement comes with the numbers
+    that prove it; what the dump does not tell is named, with what to record for it.
 
     Exit codes: 0 explained, 1 the trainer departs from what such a trainer has to do, 2 nothing to explain.
     """
     from regress.explain.explain import explain_dump
 
     try:
-        found = explain_dump(path, step=step, update=update)
+        found = explain_dump(path, step=step, update=update, preset=preset)
     except (CompareError, DumpError) as error:
         click.echo(f"error: {error}", err=True)
         ctx.exit(2)

@@ -9,13 +9,10 @@ import numpy as np
 
 from regress.explain.loss import either
 from regress.explain.mask import Mask
-from regress.explain.search import noise_of
 from regress.explain.statement import Statement
 from regress.explain.update import Bools, Floats
 from regress.explain.weights import Rule
 
-PRESENT = 20.0
-"""Times its standard error that the mean derivative has to be for a bonus to count as there."""
 FLAT = 1e-3
 """Relative spread up to which the derivatives of a weight rule count as those of one coefficient."""
 ABSENT = 1e-3
@@ -28,40 +25,21 @@ def entropies(mask: Mask, rules: list[Rule]) -> Iterator[Statement]:
         return
     tokens = mask.known & (mask.update.block >= 0)
     largest = float(np.abs(mask.g[mask.policy]).max())
-    h = mask.h[tokens]
-    live = _live(mask, tokens)
+    live = tokens & mask.entropy
     if not live.any():
-        rms = float(np.sqrt(np.mean(h[h != 0] ** 2))) if (h != 0).any() else 0.0
-        if rms <= ABSENT * largest:
-            evidence: dict[str, Any] = {
-                "largest derivative": float(np.abs(h).max(initial=0.0)),
-                "by log-prob": largest,
-            }
+        hidden = float(np.median(mask.rounding[tokens & mask.policy]))
+        if hidden <= ABSENT * largest:
+            found = float(np.abs(mask.h[tokens]).max(initial=0.0))
+            evidence: dict[str, Any] = {"largest derivative": found, "by log-prob": largest}
             yield Statement("entropy", "no entropy has a gradient", ("none",), evidence)
         return
     yield from _bonus(mask, rules, live)
-    outside = live & ~(mask.effective if mask.expected is None else mask.expected)
-    if mask.expected is not None and outside.any():
-        count = int(outside.sum())
-        text = f"{count} tokens outside of {mask.source} have an entropy bonus"
-        evidence = {"tokens": count, "inside": int((live & ~outside).sum())}
-        yield Statement("entropy", text, ("masked tokens",), evidence, departure=True)
-
-
-def _live(mask: Mask, tokens: Bools) -> Bools:
-    """Tokens with a derivative by their entropy; none where its mean cannot be told from noise."""
-    out = tokens & (mask.h != 0)
-    h = mask.h[out]
-    if not len(h):
-        return out
-    if "token_gradient/token_residual" not in mask.update.values:
-        return out  # exact derivatives
-    middle = float(np.median(h))
-    error = 1.2533 * 1.4826 * float(np.median(np.abs(h - middle))) / np.sqrt(len(h))
-    floor = 1e-5 * float(np.abs(mask.g[mask.policy]).max()) * max(1.0, noise_of(mask) / 1e-6)
-    if abs(middle) <= max(PRESENT * error, 0.0) and np.abs(h).max() <= 10 * floor:
-        return np.zeros_like(out)
-    return out if abs(middle) > 10 * floor / 100 and np.abs(h).max() > floor else np.zeros_like(out)
+    if mask.expected is None or not (live & ~mask.expected).any():
+        return
+    count = int((live & ~mask.expected).sum())
+    text = f"{count} tokens outside of {mask.source} have an entropy bonus"
+    evidence = {"tokens": count, "inside": int((live & mask.expected).sum())}
+    yield Statement("entropy", text, ("masked tokens",), evidence, departure=True)
 
 
 def _bonus(mask: Mask, rules: list[Rule], live: Bools) -> Iterator[Statement]:

@@ -19,28 +19,35 @@ from regress.explain.readings import read
 from regress.explain.search import search
 from regress.explain.statement import Explanation, Statement
 from regress.explain.terms import Policies, policies
-from regress.explain.update import Update, read_update
+from regress.explain.update import Floats, Update, read_update
 from regress.explain.weights import rules
+from regress.grpo.presets import preset_values
 
 
-def explain_dump(path: str | Path, *, step: int | None = None, update: int | None = None) -> Explanation:
+def explain_dump(
+    path: str | Path, *, step: int | None = None, update: int | None = None, preset: str | None = None
+) -> Explanation:
     """Say from one recorded update what its trainer really does, each statement with its evidence.
 
     Args:
-        path: a dump with token gradients; log-probs, reference log-probs, rewards or advantages add to what can be told.
+        path: a dump with token gradients; log-probs, reference log-probs, rewards or advantages add to what is told.
         step, update: which update; by default the first with token gradients.
+        preset: the preset that the trainer should follow; where it does not, the explanation says so.
 
     Raises:
+        ConfigError: for a preset that does not exist.
         DumpError: if the dump cannot be read. CompareError: if it has no token gradients there.
     """
+    if preset is not None:
+        preset_values(preset)
     found = read_update(DumpReader(str(path)), step, update)
-    statements = list(_statements(found))
+    statements = list(_statements(found, preset))
     return Explanation(
         str(path), found.step, found.update, tuple(statements), _undetermined(found, statements)
     )
 
 
-def _statements(update: Update) -> Iterator[Statement]:
+def _statements(update: Update, preset: str | None) -> Iterator[Statement]:
     mask = find_mask(update)
     yield from basics.temperature(mask)
     sound = True
@@ -58,35 +65,33 @@ def _statements(update: Update) -> Iterator[Statement]:
     if readings:
         yield from loss.statements(found, readings, mask, known)
         yield from clip.clips(found, readings, mask, known)
-        yield from agreements(mask, known, readings, found)
+        yield from agreements(mask, known, readings, found, preset)
     elif not advantages:
         yield from centred(mask, known)
 
 
 def _with_clipped(mask: Mask) -> tuple[Mask, Policies]:
-    """The mask with the tokens whose ratio is out of range; those between tokens that have a gradient are masked out."""
+    """The mask with the tokens whose ratio is out of range; those among tokens with a gradient are masked out."""
     known = policies(replace(mask, clipped=mask.missing))
     missing = mask.missing
     ratio = known.log_ratio()
     if ratio is None or not missing.any() or known.on_policy(mask.policy | missing):
         return mask, policies(mask)
     inside = mask.policy & ~np.isnan(ratio)
-    high, low = ratio[inside].max(initial=-np.inf), ratio[inside].min(initial=np.inf)
-    advantages = _signs(mask)
+    signs = _signs(mask)
     clipped = np.zeros_like(missing)
     for sign in (1, -1):
-        own = inside & (advantages == sign) if advantages is not None else inside
+        own = inside & (signs == sign)
         top, bottom = ratio[own].max(initial=-np.inf), ratio[own].min(initial=np.inf)
-        mine = missing & (advantages == sign) if advantages is not None else missing
-        clipped |= mine & ((ratio > top) | (ratio < bottom))
-    _ = high, low
-    return replace(mask, clipped=clipped), policies(replace(mask, clipped=clipped))
+        clipped |= missing & (signs == sign) & ((ratio > top) | (ratio < bottom))
+    mask = replace(mask, clipped=clipped)
+    return mask, policies(mask)
 
 
-def _signs(mask: Mask) -> np.ndarray | None:  # type: ignore[type-arg]
+def _signs(mask: Mask) -> Floats:
     """Sign of each token's advantage, from its sample's other tokens."""
     total = np.bincount(mask.update.sample[mask.policy], -mask.g[mask.policy], minlength=len(mask.speaking))
-    return np.sign(total)[mask.update.sample]
+    return np.asarray(np.sign(total)[mask.update.sample], np.float64)
 
 
 def _undetermined(update: Update, statements: list[Statement]) -> dict[str, str]:
@@ -102,9 +107,10 @@ def _undetermined(update: Update, statements: list[Statement]) -> dict[str, str]
     if not said & {"aggregation", "weights"}:
         without = update.get("is_loss_debug/advantages") is None and not update.trajectories
         why = update.notes.get("rewards", "tap rewards or advantages")
-        out["aggregation"] = (
-            why if without else "no known combination of advantages, weights and ratio explains it"
-        )
+        reference = update.get("is_loss_debug/ref_log_probs", "ref_log_probs/ref_log_probs")
+        hint = "" if reference is not None else " (for a KL term tap ref_log_probs)"
+        nothing = f"no known combination of advantages, weights and ratio explains it{hint}"
+        out["aggregation"] = why if without else nothing
         out["advantages"] = out["aggregation"]
     if "kl" not in said and "detached" not in said:
         has = update.get("is_loss_debug/ref_log_probs", "ref_log_probs/ref_log_probs") is not None

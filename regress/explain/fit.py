@@ -9,6 +9,13 @@ import numpy as np
 from regress.explain.update import Bools, Floats
 
 ROUNDS = 6
+FEW = 8
+"""Tokens below which no share of them is taken."""
+SHARES = (0.5, 0.25, 0.1)
+ODD = 1e-3
+"""Relative error of a token from which on neither the whole policy term nor none explains it."""
+DONE = 1e-6
+"""Unexplained part at which no other classification is looked for."""
 
 
 @dataclass(frozen=True)
@@ -19,12 +26,14 @@ class Fit:
         scale, penalty: the two factors; `penalty` is 0 without a second term.
         unexplained: norm of what is left over the norm of g.
         clipped: tokens that have no policy term.
+        caps: ratios at which the policy term is held, the lower and the upper one; None where it is not.
     """
 
     scale: float
     penalty: float
     unexplained: float
     clipped: Bools
+    caps: tuple[float | None, float | None] = (None, None)
 
 
 def fit(g: Floats, policy: Floats, kl: Floats | None = None) -> Fit | None:
@@ -36,50 +45,84 @@ def fit(g: Floats, policy: Floats, kl: Floats | None = None) -> Fit | None:
     return Fit(scale, penalty, _norm(rest) / _norm(g), np.zeros(len(g), bool))
 
 
-def fit_clipped(g: Floats, policy: Floats, kl: Floats | None, near: Floats) -> Fit | None:
-    """Fit the tokens that have the policy term, and tell those that have none.
+def fit_clipped(g: Floats, base: Floats, factor: Floats, kl: Floats | None) -> Fit | None:
+    """Fit the tokens that have the policy term in full, and tell those that have none, or a capped one.
 
     Args:
-        near: distance of each token's ratio from 1: the nearest are the last to be clipped.
+        base: the policy term without its ratio; `factor` is the ratio. The nearest to 1 are the last to be clipped.
 
     Returns:
-        The fit in which every token is explained, with or without the policy term, or else the best one.
+        The fit in which every token is explained, or else the best one.
     """
     best: Fit | None = None
-    full = np.abs(policy) > 0
-    for start in _starts(g, policy, full, near):
+    full = np.abs(base * factor) > 0
+    for start in _starts(g, base * factor, full, np.abs(np.log(np.maximum(factor, 1e-300)))):
         used = start
         for _ in range(ROUNDS):
-            found = _classify(g, policy, kl, used)
-            if found is None:
+            classified = _classify(g, base, factor, kl, used | ~full)
+            if classified is None:
                 break
+            found, capped = classified
             if best is None or found.unexplained < best.unexplained:
                 best = found
-            again = full & ~found.clipped
-            if (again == used).all():
+            again = full & ~found.clipped & ~capped
+            if (again == used).all() or best.unexplained < DONE:
                 break
             used = again
+        if best is not None and best.unexplained < DONE:
+            break
     return best
 
 
 def _starts(g: Floats, policy: Floats, full: Bools, near: Floats) -> list[Bools]:
-    """Sets of tokens to begin with: those with a gradient; the half next to ratio 1; those of the policy's sign."""
+    """Sets of tokens to begin with: those with a gradient, a share next to ratio 1, those of the policy's sign."""
     alive = full & (g != 0)
-    half = alive & (near <= np.median(near[alive])) if alive.any() else alive
-    return [alive, half, alive & (np.sign(g) == np.sign(policy))]
+    shares = [
+        alive & (near <= np.quantile(near[alive], share)) if alive.sum() >= FEW else alive for share in SHARES
+    ]
+    return [alive, *shares, alive & (np.sign(g) == np.sign(policy))]
 
 
-def _classify(g: Floats, policy: Floats, kl: Floats | None, used: Bools) -> Fit | None:
-    """Solve on the tokens `used`, then say of every token whether it has the policy term."""
+def _classify(
+    g: Floats, base: Floats, factor: Floats, kl: Floats | None, used: Bools
+) -> tuple[Fit, Bools] | None:
+    """Solve on the tokens `used`, then say of every token whether it has the policy term, and which are capped."""
+    policy = base * factor
     solved = _solve(g[used], policy[used], None if kl is None else kl[used])
     if solved is None:
         return None
     scale, penalty, _ = solved
     without = np.zeros_like(g) if kl is None else penalty * kl
-    with_term = without + scale * policy
-    clipped = np.abs(g - without) < np.abs(g - with_term)
-    rest = g - np.where(clipped, without, with_term)
-    return Fit(scale, penalty, _norm(rest) / _norm(g), clipped)
+    clipped = np.abs(g - without) < np.abs(g - without - scale * policy)
+    own = np.where(clipped, 0.0, policy)
+    capped = np.zeros_like(clipped)
+    caps: list[float | None] = []
+    for above in (False, True):
+        cap, tokens = _cap(g - without, scale * base, factor, own * scale, above)
+        caps.append(cap)
+        if cap is not None:
+            own, capped = np.where(tokens, base * cap, own), capped | tokens
+    rest = g - without - scale * own
+    return Fit(scale, penalty, _norm(rest) / _norm(g), clipped & ~capped, (caps[0], caps[1])), capped
+
+
+def _cap(
+    g: Floats, base: Floats, factor: Floats, predicted: Floats, above: bool
+) -> tuple[float | None, Bools]:
+    """The one ratio that all tokens beyond it have in place of their own, and these tokens."""
+    odd = (np.abs(g - predicted) > ODD * np.abs(base * factor)) & (base != 0)
+    odd &= (factor > 1) if above else (factor < 1)
+    if not odd.any():
+        return None, odd
+    implied = g[odd] / base[odd]
+    cap = float(implied[0])
+    if cap <= 0 or float(np.ptp(implied)) > ODD * cap:
+        return None, odd
+    cap = float(implied.mean())
+    beyond = (factor > cap) if above else (factor < cap)
+    if not beyond[odd].all() or (beyond & ~odd & (base != 0)).any():
+        return None, odd
+    return cap, beyond & (base != 0)
 
 
 def _solve(g: Floats, policy: Floats, kl: Floats | None) -> tuple[float, float, Floats] | None:
@@ -103,4 +146,4 @@ def _solve(g: Floats, policy: Floats, kl: Floats | None) -> tuple[float, float, 
 
 
 def _norm(values: Floats) -> float:
-    return float(np.sqrt(np.sum(values * values)))
+    return float(np.sqrt(values @ values))

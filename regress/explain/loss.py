@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from regress.explain.advantages import named
 from regress.explain.mask import Mask
 from regress.explain.readings import Reading, epsilons
 from regress.explain.search import Found
@@ -21,7 +22,7 @@ NEGLIGIBLE = 1e-3
 
 def statements(found: Found, readings: list[Reading], mask: Mask, known: Policies) -> Iterator[Statement]:
     """Statements on every part of the loss that the readings agree on, or on each alternative."""
-    yield _advantages(found, readings)
+    yield _advantages(found, readings, mask)
     yield from _aggregation(found, readings, mask)
     yield from _ratio(found, readings, known, mask)
     yield from _kl(found, readings, mask, known)
@@ -29,8 +30,9 @@ def statements(found: Found, readings: list[Reading], mask: Mask, known: Policie
 
 
 def _dropped(found: Found, readings: list[Reading], mask: Mask) -> Iterator[Statement]:
-    """Samples that have an advantage under every reading, and no gradient."""
+    """Samples that have an advantage under every reading, and no gradient; clipped ones were fitted with the others."""
     silent = ~mask.speaking
+    silent[mask.update.sample[found.tokens]] = False
     if mask.expected is None or not silent.any():
         return
     for reading in readings:
@@ -45,19 +47,34 @@ def _dropped(found: Found, readings: list[Reading], mask: Mask) -> Iterator[Stat
             if gone
         ]
         count = len(names)
-        text = f"{count} sample{'s' * (count > 1)} with an advantage {'have' if count > 1 else 'has'} no gradient at all"
+        verb = "samples with an advantage have" if count > 1 else "sample with an advantage has"
+        text = f"{count} {verb} no gradient at all"
         yield Statement("mask", text, tuple(names), {"samples": names[:SHOWN]}, departure=True)
 
 
-def _advantages(found: Found, readings: list[Reading]) -> Statement:
+def _advantages(found: Found, readings: list[Reading], mask: Mask) -> Statement:
     names = _distinct(reading.match.advantages.name for reading in readings)
     best = readings[0]
     eps = epsilons(found, best)
+    rules = named(mask.update, found.tokens, found.tolerance)
+    if rules:
+        names = _distinct(rule.name for rule in rules)
+        eps = sorted({rule.eps for rule in rules if rule.eps is not None})
+        text = f"as recorded: {either(names)}" + _eps(eps)
+        return Statement(
+            "advantages", text, tuple(names), _evidence(found, best) | ({"eps": eps} if eps else {})
+        )
     text = either(names)
-    if best.match.advantages.eps is not None and len(names) == 1 and eps:
-        text += f", plus {eps[0]:g}" if len(eps) == 1 else f", plus at most {eps[-1]:g}"
+    if best.match.advantages.eps is not None and len(names) == 1:
+        text += _eps(eps)
     evidence = _evidence(found, best) | ({"eps": eps} if eps else {})
     return Statement("advantages", text, tuple(names), evidence)
+
+
+def _eps(eps: list[float]) -> str:
+    if not eps:
+        return ""
+    return f", plus {eps[0]:g}" if len(eps) == 1 else f", plus at most {eps[-1]:g}"
 
 
 def _aggregation(found: Found, readings: list[Reading], mask: Mask) -> Iterator[Statement]:
@@ -118,7 +135,7 @@ def _kl(found: Found, readings: list[Reading], mask: Mask, known: Policies) -> I
             if reading.match.penalty is not None
         ]
         words = _distinct(f"{name} with coefficient {value:.5g}" for name, value in coefficients)
-        evidence = _evidence(found, best) | {"coefficient": _distinct(f"{c:.5g}" for _, c in coefficients)}
+        evidence = _evidence(found, best) | {"coefficient": [c for _, c in coefficients]}
         text = either(words)
         yield Statement("kl", text, tuple(names), evidence)
         return
@@ -127,7 +144,7 @@ def _kl(found: Found, readings: list[Reading], mask: Mask, known: Policies) -> I
     bounds = _bounds(found, best, mask, known)
     evidence = {"unexplained": best.match.fit.unexplained}
     if bounds:
-        evidence["coefficient at most"] = bounds  # type: ignore[assignment]
+        evidence["coefficient at most"] = bounds
     hidden = [name for name, bound in bounds.items() if bound > NEGLIGIBLE]
     if hidden and len(hidden) == len(bounds):
         return

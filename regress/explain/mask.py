@@ -44,7 +44,7 @@ class Mask:
         residual = self.update.get("token_gradient/token_residual")
         left = np.zeros_like(self.g) if residual is None else np.nan_to_num(residual)
         return self.known & (
-            np.abs(self.g) > np.maximum(BESIDE * (residual is not None), 50 * left) * np.abs(self.h)
+            np.abs(self.g) > np.clip(50 * left, BESIDE * (residual is not None), 0.01) * np.abs(self.h)
         )
 
     @cached_property
@@ -58,7 +58,18 @@ class Mask:
         residual = self.update.get("token_gradient/token_residual")
         left = np.zeros_like(self.g) if residual is None else np.nan_to_num(residual)
         size = np.abs(np.nan_to_num(self.g))
-        return 1e3 * left * size + 1e-5 * size.max(initial=0.0) * (residual is not None)
+        out: Floats = 1e3 * left * size + 1e-5 * size.max(initial=0.0) * (residual is not None)
+        return out
+
+    @cached_property
+    def noise(self) -> float:
+        """Relative noise of the gradients, from what log-prob and entropy leave; 0 if that was not recorded."""
+        residual = self.update.get("token_gradient/token_residual")
+        if residual is None:
+            return 0.0
+        size, left = self.g[self.policy], residual[self.policy]
+        total = float(np.sum(size**2))
+        return float(np.sqrt(np.nansum((size * left) ** 2) / total)) if total > 0 else 0.0
 
     @cached_property
     def speaking(self) -> Bools:

@@ -1,16 +1,256 @@
-"""Which named objectives do the same as the trainer, and where it departs from the nearest."""
+"""Which named objectives do the same as the trainer, and where it departs from the nearest.
+
+Nothing is inferred here: each objective is evaluated on the recorded log-probs, rewards and tokens by the functions
+that our own trainer uses, and the token gradients that it would have are compared with the recorded ones.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from regress.errors import RegressError
+from regress.explain.advantages import groups_of
 from regress.explain.mask import Mask
 from regress.explain.readings import Reading
 from regress.explain.search import Found
 from regress.explain.statement import Statement
 from regress.explain.terms import Policies
+from regress.explain.update import Floats, Ints
+from regress.grpo.presets import PRESETS, make_objective
+
+if TYPE_CHECKING:
+    from regress.grpo.objective import Objective
+
+SHOWN = 12
+"""Presets that a sentence names."""
+LOOSE = ("eps", "norm_length")
+"""Fields that are constants of a run rather than part of what a preset is."""
 
 
-def agreements(mask: Mask, known: Policies, readings: list[Reading], found: Found) -> Iterator[Statement]:
-    """Statements on presets."""
-    yield from ()
+def agreements(
+    mask: Mask, known: Policies, readings: list[Reading], found: Found, expected: str | None = None
+) -> Iterator[Statement]:
+    """Statements on presets: those that give the recorded gradients, else the nearest and where it differs.
+
+    Args:
+        expected: the preset that the trainer should follow; a departure from it is said.
+    """
+    if not mask.complete or any(reading.match.factor.departure for reading in readings):
+        return
+    names = [expected] if expected is not None else list(PRESETS)
+    model = _Model(mask, known, readings[0], found)
+    left = {name: model.unexplained(name, {}) for name in names}
+    same = [name for name, value in left.items() if value is not None and value <= found.tolerance]
+    tried = [value for value in left.values() if value is not None]
+    if same:
+        more = f" and {len(same) - SHOWN} others" if len(same) > SHOWN else ""
+        given = "" if mask.update.trajectories else ", given these advantages"
+        text = f"the same gradients as {', '.join(same[:SHOWN])}{more}, in this update{given}"
+        evidence: dict[str, Any] = {
+            "unexplained": max(value for name in same if (value := left[name]) is not None)
+        }
+        others = [value for name, value in left.items() if name not in same and value is not None]
+        if others:
+            evidence["others leave at least"] = min(others)
+        yield Statement("preset", text, tuple(same), evidence | model.coefficients)
+        return
+    if tried:
+        yield from _nearest(model, readings, names, found, expected)
+
+
+def _nearest(
+    model: _Model, readings: list[Reading], names: list[str], found: Found, expected: str | None
+) -> Iterator[Statement]:
+    """The preset that takes the fewest other fields to give the gradients, each change proven to be needed."""
+    best: tuple[int, str, dict[str, Any], float] | None = None
+    for reading in readings:
+        fields = _fields(reading)
+        for name in names:
+            changes = _changes(name, fields)
+            hard = sum(field not in LOOSE for field in changes)
+            if best is not None and hard >= best[0]:
+                continue
+            left = model.unexplained(name, changes)
+            if left is not None and left <= found.tolerance:
+                best = hard, name, changes, left
+    if best is None:
+        return
+    _, name, changes, left = best
+    reference = make_objective(name)
+    parts = [
+        f"{field} {value!r} in place of {getattr(reference, field)!r}" for field, value in changes.items()
+    ]
+    which = "the preset that is expected" if expected is not None else "the nearest preset"
+    text = f"{which}, {name}, would have other gradients; it has them with {', '.join(parts)}"
+    evidence = {"unexplained": left} | model.coefficients
+    yield Statement("preset", text, (name, changes), evidence, departure=expected is not None)
+
+
+def _fields(reading: Reading) -> dict[str, Any]:
+    """What a reading says of the fields of an objective."""
+    fields = dict(reading.match.advantages.fields) | {
+        "aggregation": reading.rule.aggregation,
+        "norm_length": reading.length if reading.rule.length == "free" else None,
+    }
+    if reading.rule.scope in ("global", "microbatch"):
+        fields["denominator_scope"] = reading.rule.scope
+    fields |= reading.match.factor.fields
+    if reading.match.penalty is not None:
+        fields |= {"kl_bias_correction": False} | reading.match.penalty.fields
+    return fields
+
+
+def _changes(name: str, fields: dict[str, Any]) -> dict[str, Any]:
+    """Fields of a preset that have other values in a reading."""
+    objective = make_objective(name)
+    ours = {field: value for field, value in fields.items() if getattr(objective, field) != value}
+    if ours.get("aggregation", objective.aggregation) != "seq-mean-token-sum-norm":
+        ours.pop("norm_length", None)
+    return ours
+
+
+class _Model:
+    """Token gradients that an objective would have on the recorded tokens."""
+
+    def __init__(self, mask: Mask, known: Policies, reading: Reading, found: Found) -> None:
+        self._mask, self._known, self._found = mask, known, found
+        self._tokens = np.flatnonzero(mask.effective & (mask.update.block >= 0))
+        penalty = reading.match.penalty
+        self._kl = 0.0 if penalty is None else reading.match.fit.penalty / reading.match.fit.scale
+        self._length = reading.length
+        self._scale = reading.factor
+        self._cache: dict[tuple[Any, ...], Floats] = {}
+
+    @property
+    def coefficients(self) -> dict[str, Any]:
+        """Coefficients that were set to what was found, so that they are no difference."""
+        found: dict[str, Any] = {"kl_coef": float(self._kl)} if self._kl else {}
+        return found | ({"norm_length": self._length} if self._length is not None else {})
+
+    def unexplained(self, name: str, changes: dict[str, Any]) -> float | None:
+        """Relative norm of what an objective leaves of the gradients; None where the dump cannot evaluate it."""
+        try:
+            objective = self._objective(name, changes)
+            predicted = self._gradient(objective)
+        except RegressError:
+            return None
+        if predicted is None:
+            return None
+        own = np.zeros(self._mask.update.frame.size)
+        own[self._tokens] = predicted * self._scale
+        used = self._found.tokens
+        rest = self._mask.g[used] - own[used]
+        return float(np.sqrt(np.sum(rest**2) / np.sum(self._mask.g[used] ** 2)))
+
+    def _objective(self, name: str, changes: dict[str, Any]) -> Objective:
+        values: dict[str, Any] = dict(changes)
+        objective = make_objective(name)
+        if objective.kl_in_reward:
+            values |= {"kl_coef": 0.0}  # rewards are recorded as they are, without it
+        elif self._kl or objective.kl_coef:
+            values |= {"kl_coef": self._kl}
+        aggregation = values.get("aggregation", objective.aggregation)
+        if aggregation == "seq-mean-token-sum-norm" and self._length is not None:
+            values |= {"norm_length": self._length}
+        values |= {"entropy_coef": 0.0, "old_log_probs": "recompute"}
+        return make_objective(name, **values)
+
+    def _gradient(self, objective: Objective) -> Floats | None:
+        """d loss / d log-prob of each loss token, by autograd."""
+        import torch
+
+        from regress.grpo.losses import token_loss
+
+        advantages = self._advantages(objective)
+        own, old, reference = self._policies(objective)
+        if advantages is None or own is None or old is None:
+            return None
+        sequence = self._mask.update.sample[self._tokens]
+        log_probs = torch.from_numpy(own).requires_grad_()
+        terms = token_loss(
+            log_probs,
+            torch.from_numpy(old),
+            torch.from_numpy(advantages),
+            torch.from_numpy(sequence),
+            len(self._mask.update.frame.samples),
+            objective,
+            ref_log_probs_K=None if reference is None else torch.from_numpy(reference),
+        )
+        weights = torch.from_numpy(self._weights(objective, sequence))
+        (grad,) = torch.autograd.grad((weights * terms.loss_K).sum(), log_probs)
+        return np.asarray(grad.numpy(), np.float64)
+
+    def _policies(self, objective: Objective) -> tuple[Floats | None, Floats | None, Floats | None]:
+        """Log-probs of the tokens; where all ratios are 1, any will do for those of the policy without a KL."""
+        known = self._known
+        own = None if known.own is None else known.own[self._tokens]
+        old = None if known.old is None else known.old[self._tokens]
+        reference = None if known.reference is None else known.reference[self._tokens]
+        if own is None and not self._kl and self._one_ratio():
+            own = np.zeros(len(self._tokens))
+        if own is not None and (old is None or known.on_policy(self._mask.effective)) and self._one_ratio():
+            old = own.copy()
+        return own, old, reference if objective.kl_in_loss else None
+
+    def _one_ratio(self) -> bool:
+        """True if every match of the search has ratio 1."""
+        return all(not match.factor.clips for match in self._found.matches)
+
+    def _advantages(self, objective: Objective) -> Floats | None:
+        import torch
+
+        from regress.grpo.advantages import token_advantages
+
+        update = self._mask.update
+        recorded = update.get("is_loss_debug/advantages")
+        if recorded is not None and not update.trajectories:
+            return np.nan_to_num(recorded[self._tokens])
+        key = ("advantage", "scale", "ddof", "eps", "single_sample", "whiten_eps", "gamma")
+        name = tuple(getattr(objective, field) for field in key)
+        if name not in self._cache:
+            lengths = [sum(t.loss_mask) for t in update.trajectories]
+            sequence = np.repeat(np.arange(len(lengths)), lengths).astype(np.int64)
+            rewards = np.array([t.reward for t in update.trajectories], np.float64)
+            groups = torch.from_numpy(groups_of(update))
+            found = token_advantages(torch.from_numpy(rewards), groups, torch.from_numpy(sequence), objective)
+            self._cache[name] = self._first(found.numpy(), sequence, len(lengths))
+        return self._cache[name]
+
+    def _first(self, values: Floats, sequence: Ints, count: int) -> Floats:
+        """The value of each token's sample: with one reward for each, all tokens of a sample have the same."""
+        each = np.zeros(count)
+        each[sequence] = values
+        return each[self._mask.update.rollout][self._mask.update.sample[self._tokens]]
+
+    def _weights(self, objective: Objective, sequence: Ints) -> Floats:
+        import torch
+
+        from regress.grpo.aggregation import token_weights
+
+        update = self._mask.update
+        longest = int(self._length or self._mask.spans.max(initial=1))
+        if objective.denominator_scope == "global":
+            whole = token_weights(
+                torch.from_numpy(sequence),
+                len(update.frame.samples),
+                objective,
+                max_completion_length=longest,
+            )
+            return np.asarray(whole.numpy(), np.float64)
+        out = np.zeros(len(sequence))
+        block_of = np.zeros(len(update.frame.samples), np.int64)
+        block_of[update.sample[update.block >= 0]] = update.block[update.block >= 0]
+        for block in range(len(update.blocks)):
+            mine = block_of[sequence] == block
+            order = np.cumsum(block_of == block) - 1
+            part = token_weights(
+                torch.from_numpy(order[sequence[mine]]),
+                int((block_of == block).sum()),
+                objective,
+                max_completion_length=longest,
+            )
+            out[mine] = part.numpy() / len(update.blocks)
+        return out

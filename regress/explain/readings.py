@@ -8,6 +8,7 @@ import numpy as np
 
 from regress.explain.mask import Mask
 from regress.explain.search import Found, Match
+from regress.explain.terms import PRODUCT
 from regress.explain.weights import Rule, whole_length
 
 EXACT = 2e-5
@@ -32,9 +33,10 @@ class Reading:
     @property
     def words(self) -> str:
         """The weight in words, with its constant length."""
+        words = self.rule.words
         if self.length is not None and self.rule.length == "free":
-            return self.rule.words.replace("a constant length", f"the constant length {self.length}")
-        return self.rule.words
+            words = words.replace("a constant length", f"the constant length {self.length}")
+        return f"{words}, of {PRODUCT}" if self.match.factor.name == PRODUCT else words
 
 
 def read(found: Found, mask: Mask) -> list[Reading]:

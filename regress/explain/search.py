@@ -19,7 +19,7 @@ TOLERANCE = 1e-5
 """Relative norm that may stay unexplained: what trainers lose by computing advantages and losses in float32."""
 NOISE = 20.0
 """Times the noise of the gradients themselves that may stay unexplained, where that is more."""
-PROMISING = 0.05
+PROMISING = 5e-3
 """Unexplained part up to which another constant beside the deviation may make a hypothesis fit."""
 SCREENED = 3000
 """Tokens on which hypotheses are tried first."""
@@ -57,16 +57,6 @@ class Found:
     nearest: float
 
 
-def noise_of(mask: Mask) -> float:
-    """Relative noise of the token gradients, from what log-prob and entropy leave unexplained; 0 if none was recorded."""
-    residual = mask.update.get("token_gradient/token_residual")
-    if residual is None:
-        return 0.0
-    size, left = mask.g[mask.policy], residual[mask.policy]
-    total = float(np.sum(size**2))
-    return float(np.sqrt(np.nansum((size * left) ** 2) / total)) if total > 0 else 0.0
-
-
 def search(mask: Mask, known: Policies, advantages: list[Advantages], rules: list[Rule]) -> Found:
     """Try every combination of advantages, weights, ratio and KL, and keep those that explain the gradients.
 
@@ -82,7 +72,7 @@ def search(mask: Mask, known: Policies, advantages: list[Advantages], rules: lis
 def _search(
     mask: Mask, known: Policies, advantages: list[Advantages], rules: list[Rule], used: Bools
 ) -> Found:
-    noise = noise_of(mask)
+    noise = mask.noise
     tolerance = max(TOLERANCE, NOISE * noise)
     tokens = np.flatnonzero(used & mask.known & (mask.update.block >= 0))
     some = tokens[:: max(1, -(-len(tokens) // SCREENED))]
@@ -127,26 +117,62 @@ def _hypotheses(
     ratios = factors(mask, known)
     terms: list[Penalty | None] = [None, *penalties(mask, known)]
     sample = mask.update.sample[tokens]
+    same = _repeated(terms, tokens)
     near: dict[str, set[tuple[int, int, int]]] = {}
+    tried: list[tuple[Floats, dict[tuple[int, int, int], Fit]]] = []
     for advantage in advantages:
         own = advantage.values[tokens]
         if not np.isfinite(own).all() or len(np.unique(sample[own != 0])) < SAMPLES:
             continue
         first = advantage.name not in near
         promising = near.setdefault(advantage.name, set())
+        known_fits, ratio = _proportional(own, tried)
         for (i, members), (j, factor) in product(enumerate(classes), enumerate(ratios)):
             for k, term in enumerate(terms):
                 if not first and (i, j, k) not in promising:
                     continue
                 match = Match(advantage, members, factor, term, _NOT_YET, int(tokens[0]))
-                found = _fit(mask, known, match, tokens)
+                found = known_fits.get((i, j, same[k]))
                 if found is None:
-                    continue
+                    found = _fit(mask, known, match, tokens)
+                    if found is None:
+                        continue
+                    known_fits[i, j, same[k]] = replace(found, scale=found.scale * ratio)
+                else:
+                    found = replace(found, scale=found.scale / ratio)
                 if found.unexplained < PROMISING:
                     promising.add((i, j, k))
                 yield replace(match, fit=found)
                 if term is None and found.unexplained <= tolerance:
                     break
+
+
+def _repeated(terms: list[Penalty | None], tokens: Ints) -> list[int]:
+    """Index of the first KL with the same derivative, for each."""
+    out: list[int] = []
+    for k, term in enumerate(terms):
+        first = (
+            i
+            for i, other in enumerate(terms[:k])
+            if term is not None
+            and other is not None
+            and np.allclose(term.values[tokens], other.values[tokens], rtol=1e-12, atol=0, equal_nan=True)
+        )
+        out.append(next(first, k))
+    return out
+
+
+def _proportional(
+    own: Floats, tried: list[tuple[Floats, dict[tuple[int, int, int], Fit]]]
+) -> tuple[dict[tuple[int, int, int], Fit], float]:
+    """Fits of advantages that are the same but for a factor, and that factor."""
+    size = _size(own)
+    unit = own / size
+    for other, fits in tried:
+        if np.abs(unit - other).max() < 1e-12:
+            return fits, size
+    tried.append((unit, {}))
+    return tried[-1][1], size
 
 
 def _fit(mask: Mask, known: Policies, match: Match, tokens: Ints) -> Fit | None:
@@ -160,7 +186,7 @@ def _fit(mask: Mask, known: Policies, match: Match, tokens: Ints) -> Fit | None:
         return None
     if not match.factor.clips:
         return fit(g, base * factor, kl)
-    return fit_clipped(g, base * factor, kl, np.abs(np.log(np.maximum(factor, 1e-300))))
+    return fit_clipped(g, base, factor, kl)
 
 
 def clipped_tokens(match: Match, found: Found, size: int) -> Bools:

@@ -14,6 +14,8 @@ from regress.explain.update import Bools, Floats
 ON_POLICY = 1e-5
 """Largest log-ratio at which a token counts as on policy: rounding of two forward passes in float32."""
 
+PRODUCT = "the product of the ratios of the sample"
+
 
 @dataclass(frozen=True)
 class Factor:
@@ -70,8 +72,12 @@ def policies(mask: Mask) -> Policies:
     def whole(values: Floats | None) -> Floats | None:
         return None if values is None or np.isnan(values[mask.effective]).any() else values
 
+    own = get("forward_data/log_probs")
+    used = mask.update.temperatures
+    if any(abs(told - real) > 1e-3 * real for told in mask.update.forward_temperatures for real in used):
+        own = None  # log-probs of another temperature than the loss takes
     return Policies(
-        whole(get("forward_data/log_probs")),
+        whole(own),
         whole(get("is_loss_debug/old_log_probs", "old_log_probs/old_log_probs")),
         whole(get("is_loss_debug/ref_log_probs", "ref_log_probs/ref_log_probs")),
     )
@@ -81,7 +87,8 @@ def sample_mean(mask: Mask, values: Floats, *, total: bool = False) -> Floats:
     """Mean (or sum) of the loss tokens of each token's sample."""
     tokens, sample = mask.effective, mask.update.sample
     sums = np.bincount(sample[tokens], values[tokens], minlength=len(mask.lengths))
-    return (sums if total else sums / np.maximum(mask.lengths, 1))[sample]
+    out = sums if total else sums / np.maximum(mask.lengths, 1)
+    return np.asarray(out[sample], np.float64)
 
 
 def factors(mask: Mask, known: Policies) -> list[Factor]:
@@ -91,6 +98,8 @@ def factors(mask: Mask, known: Policies) -> list[Factor]:
     ratio = known.log_ratio()
     if known.on_policy(mask.effective) is False and ratio is not None:
         found += _off_policy(mask, ratio)
+    else:
+        found.append(_product(mask, np.zeros_like(ones), False))
     if known.own is not None:
         r = 1.0 if ratio is None or known.on_policy(mask.effective) else np.exp(ratio)
         wrong = "the ratio that weighs the log-prob is not detached: its own derivative is added"
@@ -102,10 +111,15 @@ def _off_policy(mask: Mask, ratio: Floats) -> Iterator[Factor]:
     yield Factor("the ratio of the token", np.exp(ratio), True, {"importance_level": "token"})
     mean = np.exp(sample_mean(mask, ratio))
     yield Factor("the mean ratio of the sample", mean, True, {"importance_level": "sequence"})
-    product = np.exp(sample_mean(mask, ratio, total=True))
-    fields = {"importance_level": "sequence_product"}
-    yield Factor("the product of the ratios of the sample", product, True, fields)
+    yield _product(mask, ratio, True)
     yield Factor("SAPO's gate of the ratio, with temperatures 1 and 1.05", _gate(mask, np.exp(ratio)))
+
+
+def _product(mask: Mask, ratio: Floats, clips: bool) -> Factor:
+    """The product of a sample's ratios: each of its n tokens moves the loss of all of them."""
+    length = np.maximum(mask.lengths, 1)[mask.update.sample]
+    values = np.exp(sample_mean(mask, ratio, total=True)) * length
+    return Factor(PRODUCT, values, clips, {"importance_level": "sequence_product"})
 
 
 def _gate(mask: Mask, ratio: Floats) -> Floats:

@@ -42,6 +42,7 @@ class Update:
         blocks: ``(rank, microbatch)`` of each block; ranks that share samples count as their first.
         meta: metadata of the token gradients' records, in order.
         losses: tensors of the loss records, summed over blocks.
+        forward_temperatures: those that log-probs of the forward pass are recorded at, where that was told.
         trajectories: those of the step, in recorded order, matched to the samples; empty if there are none.
         rollout: index of each sample among them, -1 without.
         config: of the run, as the manifest tells it.
@@ -55,6 +56,7 @@ class Update:
     blocks: tuple[tuple[int, int], ...]
     meta: list[Mapping[str, Any]]
     losses: dict[str, float]
+    forward_temperatures: set[float]
     trajectories: list[Trajectory]
     rollout: Ints
     config: Mapping[str, Any]
@@ -69,6 +71,15 @@ class Update:
     def position(self) -> Ints:
         """Position of each token in its sample."""
         return np.arange(self.frame.size) - np.repeat(self.frame.offsets[:-1], self.frame.lengths)
+
+    @property
+    def temperatures(self) -> list[float]:
+        """Temperatures that the token gradients were solved at, as recorded."""
+        found: list[float] = []
+        for meta in self.meta:
+            several: Any = meta.get("temperatures") or []
+            found += [float(value) for value in (meta.get("temperature"), *several) if value is not None]
+        return found
 
     def get(self, *names: str) -> Floats | None:
         """Return the first of some values that were recorded for any token, or None."""
@@ -149,11 +160,16 @@ def _gather(records: Sequence[Record], place: tuple[int, int | None], dump: Dump
         blocks,
         [record.meta for record in gradients],
         _losses(records, block_of),
+        {float(t) for r in records if r.type == "forward_data" and (t := _number(r.meta.get("temperature")))},
         trajectories if (rollout >= 0).all() and trajectories else [],
         rollout,
         dump.manifest.provenance.config,
         {"rewards": note} if note else {},
     )
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
 
 
 def _segments(record: Record) -> list[tuple[SampleKey, int]]:

@@ -86,7 +86,7 @@ def _of_scope(mask: Mask, lengths: Floats, scope: str, words: str, blocks: Block
     part_of_sample[token_sample[seen]] = blocks.part[seen]
 
     def total(values: Floats) -> Floats:
-        return np.bincount(part_of_sample, values, minlength=blocks.parts)
+        return np.asarray(np.bincount(part_of_sample, values, minlength=blocks.parts), np.float64)
 
     longest = np.zeros(blocks.parts)
     np.maximum.at(longest, part_of_sample, mask.spans)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from regress.errors import GoldenError
+from regress.golden.location import open_store
 
 if TYPE_CHECKING:
     from regress.golden.difference import Difference, Side
@@ -39,18 +40,10 @@ def directory_option(command: F) -> F:
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 
 
-def open_store(golden_dir: Path | None) -> GoldenStore:
-    """Open the golden directory of a command; raises `GoldenError` if there is none."""
-    from regress.golden.location import golden_directory
-    from regress.golden.store import GoldenStore
-
-    store = GoldenStore(golden_dir or golden_directory())
-    if not store.root.is_dir():
-        raise GoldenError(
-            f"{store.root} is no golden directory: give --golden-dir, or make one with pytest --update-golden or with "
-            f"{store.root}/CASE/case.yaml"
-        )
-    return store
+def hint_at(old: str, *new: str) -> None:
+    """Print the new spelling of a command to stderr, where no program reads the output."""
+    instead = " or ".join(f"'{command}'" for command in new)
+    click.echo(f"hint: 'regress {old}' will go with the next release; say {instead}", err=True)
 
 
 def _print_json(value: Any) -> None:
@@ -185,7 +178,7 @@ def _counted(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-@golden.command()
+@golden.command(hidden=True)
 @click.argument("first")
 @click.argument("second", required=False)
 @directory_option
@@ -205,6 +198,7 @@ def diff(ctx: click.Context, first: str, second: str | None, golden_dir: Path | 
     """
     from regress.golden.tables import echo_difference
 
+    hint_at("golden diff", "regress golden review CASE", "regress compare golden:CASE OTHER")
     found = _differences(first, second, golden_dir)
     if as_json:
         _print_json({name: difference.to_json() for name, difference in found.items()})

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from regress.errors import GoldenError
+
+if TYPE_CHECKING:
+    from regress.golden.store import GoldenStore
 
 DEFAULT = "golden"
 INI = "regress_golden_dir"
@@ -25,6 +29,19 @@ def project_root(start: Path | None = None) -> Path | None:
     """Return the folder of the nearest pyproject.toml, or None."""
     start = (start or Path.cwd()).absolute()
     return next((path for path in (start, *start.parents) if (path / "pyproject.toml").is_file()), None)
+
+
+def open_store(golden_dir: Path | None) -> GoldenStore:
+    """Open the golden directory that is given, or the project's; raises `GoldenError` if there is none."""
+    from regress.golden.store import GoldenStore  # numpy starts here
+
+    store = GoldenStore(golden_dir or golden_directory())
+    if not store.root.is_dir():
+        raise GoldenError(
+            f"{store.root} is no golden directory: give --golden-dir, or make one with pytest --update-golden or with "
+            f"{store.root}/CASE/case.yaml"
+        )
+    return store
 
 
 def _configured(path: Path) -> str:

@@ -117,5 +117,15 @@ def _parameters(metafunc: pytest.Metafunc, suite: Suite, patterns: tuple[str, st
     for wanted in choices(metafunc):
         found = list(suite.parameters(*patterns, wanted))
         if found:
+            if wanted.narrowed and not metafunc.config.getoption("collectonly"):
+                _warm_ranks(found)
             return found
     return list(islice(suite.parameters(*patterns), 1))
+
+
+def _warm_ranks(chosen: list[Item | Broken]) -> None:
+    """Have the ranks' forkserver import what replays need while pytest collects further files."""
+    if any(not isinstance(item, Broken) and item.replay.world_size > 1 for item in chosen):
+        from regress.replay.pool import shared_pool
+
+        shared_pool().warm()

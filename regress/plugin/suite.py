@@ -103,7 +103,7 @@ class Suite:
             advice = f"{case.folder} is not recorded yet: run regress golden record {name}"
             return Broken(f"{name}/unrecorded", advice, name)
         if not case.manifest.tolerances:
-            advice = f"{case.folder} has no measured tolerances yet: run regress calibrate {name}"
+            advice = f"{case.folder} has no measured tolerances yet: run regress golden calibrate {name}"
             return Broken(f"{name}/uncalibrated", advice, name)
         return case
 

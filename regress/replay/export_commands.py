@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from regress.golden.commands import directory_option, open_store
+from regress.golden.commands import directory_option
+from regress.golden.location import open_store
 
 
 @click.command()

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from regress.compare.quantities import quantity_named
+from regress.compare.verdicts.verdict import Status
 from regress.dump.jsontext import Json
 from regress.errors import GoldenError, RegressError
 from regress.golden.case import GoldenCase
@@ -85,7 +86,8 @@ def add(store: GoldenStore, name: str, quantities: Collection[str]) -> list[Path
         )
     with Workspace() as workspace:
         found = propose_values(case, workspace, everything=False)
-    other = next((change for change in found.changes if change.quantity not in quantities), None)
+    others = (change for change in found.changes if change.quantity not in quantities)
+    other = next((change for change in others if change.status is not Status.EXTRA), None)
     if other is not None:
         raise GoldenError(
             f"case {name}: {other.quantity} {other.name} at {other.where} is not what was recorded "
@@ -96,7 +98,11 @@ def add(store: GoldenStore, name: str, quantities: Collection[str]) -> list[Path
     for quantity in quantities:
         if not any(quantity in row for row in found.truth.values()):
             raise GoldenError(f"case {name} computes no {quantity}, so it cannot have golden values of it")
-    return commit(case.folder, truth=found.changed, provenance=provenance_of(case))
+    chosen = {
+        where: {quantity: tensors for quantity, tensors in row.items() if quantity in quantities}
+        for where, row in found.changed.items()
+    }
+    return commit(case.folder, truth=chosen, provenance=provenance_of(case))
 
 
 @dataclass(frozen=True)

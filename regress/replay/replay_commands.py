@@ -15,7 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from regress.errors import ConfigError
-from regress.golden.commands import directory_option, open_store
+from regress.golden.commands import directory_option
+from regress.golden.location import open_store
 from regress.redaction import redacted
 from regress.replay.launch import LAUNCHERS, Launch
 from regress.replay.variants import TIERS, Extent, Precision, Variant

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from regress.compare.dumps.engines import ENGINES, engine_named
 from regress.errors import ConfigError, RegressError
-from regress.golden.commands import directory_option, open_store
+from regress.golden.commands import directory_option
 from regress.report.numbers import plural
 
 if TYPE_CHECKING:
@@ -133,10 +133,12 @@ def compare(
 
     Exit codes: 0 equal within tolerance, 1 they differ, 2 something could not be compared.
     """
+    from regress.compare.request import bounds_of
+
     try:
         pairs, dirs = _pairs(golden, actual, self_hosted_dir, remote_api_dir, weaver_dir, golden_dir)
         options = _options(
-            step, only, num_ranks, num_micros, _bounds(rtol, atol, bitwise, tolerances, golden_dir)
+            step, only, num_ranks, num_micros, bounds_of(rtol, atol, bitwise, tolerances, golden_dir)
         )
         work = engine_named(engine, workers=workers, address=ray_address, tell=_warn)
         found = {name: _compared(one, other, options, work) for name, (one, other) in pairs.items()}
@@ -193,30 +195,6 @@ def _options(step: str | None, only: str, ranks: int | None, micros: int | None,
         if steps[0] > steps[1]:
             raise ConfigError(f"--step {step} begins after it ends: write {steps[1]}:{steps[0]}")
     return Options(steps, ranks, micros, bounds, Selection(only))
-
-
-def _bounds(
-    rtol: float | None, atol: float | None, bitwise: bool, case: str | None, golden_dir: Path | None
-) -> Bounds:
-    from regress.compare.dumps.bounds import Bounds
-    from regress.compare.verdicts.overrides import read_overrides
-    from regress.compare.verdicts.tolerance import BITWISE, Tolerance
-    from regress.golden.location import project_root
-
-    by_number = rtol is not None or atol is not None
-    if sum([by_number, bitwise, case is not None]) > 1:
-        raise ConfigError(
-            "give one of --rtol and --atol, --bitwise, or --tolerances, since each replaces the others"
-        )
-    if bitwise:
-        return Bounds(BITWISE)
-    if by_number:
-        reason = f"asked for: --rtol {rtol or 0.0:g} --atol {atol or 0.0:g}"
-        return Bounds(Tolerance(rtol or 0.0, atol or 0.0, reason=reason))
-    overrides = read_overrides(project_root())
-    if case is None:
-        return Bounds(overrides=overrides)
-    return Bounds.of_case(open_store(golden_dir).case(case), overrides)
 
 
 def _warn(text: str) -> None:

@@ -73,9 +73,9 @@ def printed(block: RenderableType, width: int, colour: bool) -> str:
 
 
 def _blocks(report: Report, width: int) -> Iterator[RenderableType]:
-    yield _cut(_state(report), width)
+    yield _wrapped(_state(report), width)
     for name, error in [*report.errors.items()][:3]:
-        yield _cut(Text(f"! {name}: {error}", "yellow"), width)
+        yield _wrapped(Text(f"! {name}: {error}", "yellow"), width)
     if len(report.errors) > 3:
         yield Text(f"and {len(report.errors) - 3} more could not be judged")
     yield from _failures(report, width)
@@ -94,9 +94,9 @@ def _failures(report: Report, width: int) -> Iterator[RenderableType]:
         first = next(call.verdict for call in report.failed if call.where == where)
         found = report.divergences.get(where)
         line = headline(first, where) if found is None else f"{where}: first {str(found).splitlines()[0]}"
-        yield _cut(Text(f"✗ {line}", "red"), width)
+        yield _wrapped(Text(f"✗ {line}", "red"), width)
         for cause in report.diagnoses.get(where, ())[:1]:
-            yield _cut(Text(f"  {str(cause).splitlines()[0]}"), width)
+            yield _wrapped(Text(f"  {str(cause).splitlines()[0]}"), width)
     if len(wheres) > 3:
         yield Text(f"and {plural(len(wheres) - 3, 'more replay')}")
     table = first_failing(report.calls)
@@ -139,8 +139,13 @@ def headroom_table(rows: list[Closest], width: int) -> Table:
 
 
 def _nearest_first(report: Report) -> list[Closest]:
-    """Return failed rows first, then by least headroom."""
-    return sorted(report.closest, key=lambda row: (not row.failed, row.headroom))
+    """Return failed rows in the order of computation, then the others by least headroom."""
+    return sorted(report.closest, key=lambda row: (not row.failed, 0.0 if row.failed else row.headroom))
+
+
+def _wrapped(text: Text, width: int) -> Text:
+    """Wrap over as many lines as needed: a sentence begins with the error and ends with the remedy."""
+    return Text("\n").join(text.wrap(Console(width=width), width, overflow="fold"))
 
 
 def _cut(text: Text, width: int) -> Text:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from regress.compare.quantities import order_of
+from regress.compare.diagnosis.dataflow import dataflow_key
 from regress.dump.files import write_atomically
 from regress.report.call import PAGE, Call
 from regress.report.github import append_step_summary
@@ -47,9 +47,5 @@ def in_order(calls: Sequence[Call]) -> list[Call]:
 
 
 def _order(call: Call) -> tuple[Any, ...]:
-    verdict, place = call.verdict, call.verdict.place
-    step, update, rank, micro = (
-        -1 if v is None else v for v in (place.step, place.update, place.rank, place.micro)
-    )
-    of_quantity = order_of(verdict.quantity), verdict.quantity
-    return (call.where, call.precision, step, update, *of_quantity, micro, rank, verdict.name, call.test)
+    verdict = call.verdict
+    return (call.where, call.precision, *dataflow_key(verdict), verdict.quantity, verdict.name, call.test)

@@ -12,7 +12,7 @@ from regress.compare.verdicts.verdict import Place, Status, Verdict, Worst
 from regress.report.call import Call
 from regress.report.model import Report
 from regress.report.tokens import TokenTable, TokenValues
-from regress.report.write import write_report
+from regress.report.write import in_order, write_report
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -127,8 +127,12 @@ def test_ten_thousand_records_are_a_few_rows_of_the_document(page: Page) -> None
     assert page.evaluate("document.querySelectorAll('*').length") < 10_000
 
 
-def test_the_furthest_off_stand_first_and_a_click_turns_the_order(page: Page) -> None:
+def test_the_first_that_failed_stands_first_and_a_click_changes_the_order(page: Page) -> None:
+    first = next(call.verdict for call in in_order(CALLS) if not call.verdict.ok)
+    assert str(first.place) in rows(page)[0]["text"]
+    assert first.quantity in rows(page)[0]["text"]
     steps = max(call.verdict.place.step or 0 for call in CALLS)
+    page.click("#table .head >> text=tolerance")
     assert f"step{steps}/rank{BROKEN_RANK}" in rows(page)[0]["text"]
     page.click("#table .head >> text=tolerance")
     assert "✓" in rows(page)[0]["text"]

@@ -164,15 +164,17 @@ FAULTS = (
         "gradient",
         (0, 1, 2, 3),
     ),
-    Fault(bugs.averaged_by_ddp, "TRL PR#3938: DDP's mean left standing", "dense", "dp2-ddp", "gradient"),
+    Fault(
+        bugs.averaged_by_ddp, "TRL PR#3938: DDP's mean left standing", "dense", "dp2-ddp", "token_gradient"
+    ),
     Fault(
         bugs.loss_times_ranks,
         "NeMo Automodel PR#3830: times dp against a mean that is none",
         "dense",
         "dp2",
-        "gradient",
+        "token_gradient",
     ),
-    Fault(bugs.loss_times_ranks, "verl PR#4250: times cp", "dense", "cp2", "gradient"),
+    Fault(bugs.loss_times_ranks, "verl PR#4250: times cp", "dense", "cp2", "token_gradient"),
     Fault(
         bugs.sums_left_out,
         "VeOmni PR#1115: ranks of one sequence left out of the group",
@@ -428,7 +430,7 @@ FAULTS = (
         "ms-swift PR#9947: all_reduce without autograd",
         "dense",
         "tp2",
-        "gradient",
+        "logit_gradient",
     ),
     Fault(
         bugs.entropy_of_changed_logits,
@@ -581,7 +583,7 @@ FAULTS = (
         "ms-swift PR#9947: all_reduce without autograd",
         "gspo",
         "cp2",
-        "gradient",
+        "token_gradient",
     ),
     Fault(
         bugs.exchange_into_strided_memory,

@@ -30,6 +30,8 @@ EPS_MULTIPLES: Mapping[str, int] = {
     "policy_loss": 64,
     "token_loss": 64,
     "ratio": 64,
+    "token_gradient": 256,
+    "logit_gradient": 256,
     "log_probs": 16,
     "old_log_probs": 16,
     "ref_log_probs": 16,
@@ -53,11 +55,14 @@ COARSE: Mapping[str, int] = {
     "policy_loss": 8,
     "token_loss": 8,
     "entropy_loss": 8,
+    "token_gradient": 64,
+    "logit_gradient": 64,
 }
 """The same for dtypes of less than 24 bits, whose spacing is nearly all of the noise; 4 for all other quantities.
 
 Twice the largest difference between layouts of the golden cases in bfloat16 (padding side, packing, microbatches of one
-and of three, reversed rows), rounded up to a power of two.
+and of three, reversed rows), rounded up to a power of two. Gradients of tokens that rounding carries over the clip are
+left out there: they are 0 on one side of it, however fine the dtype.
 """
 
 SEMANTICS = 1e-12

@@ -202,8 +202,8 @@ def _fits(record: Listed, name: str) -> bool:
         return True
     layout = record.layout(name)
     whole = shape if layout is None else layout.shape
-    rows, columns = record.spans.shape
-    return whole[:2] == (rows, columns) or whole[:1] == (rows * columns,)
+    B, T = record.spans.shape
+    return whole[:2] == (B, T) or whole[:1] == (B * T,)
 
 
 def _at(record: Listed) -> At:

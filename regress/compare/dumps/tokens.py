@@ -14,6 +14,7 @@ from regress.compare.dumps.listing import Spans, listed
 from regress.compare.dumps.pieces import Index, Part, token_part
 from regress.compare.dumps.sides import Side
 from regress.compare.quantities import (
+    EVERYWHERE,
     MASKS,
     Kind,
     Source,
@@ -100,7 +101,8 @@ def _in_segments(spans: Spans, canonical: Index) -> Index:
 def selected_rows(source: Source, part: Part, loss: Mask | None) -> Index:
     """The local rows whose values count."""
     here = part.rows >= 0
-    if quantity_named(source.quantity).kind is Kind.TOKEN and loss is not None:
+    everywhere = source.quantity in EVERYWHERE
+    if quantity_named(source.quantity).kind is Kind.TOKEN and loss is not None and not everywhere:
         here &= loss[np.maximum(part.rows, 0)]
     return np.flatnonzero(here)
 

@@ -26,6 +26,8 @@ TOKEN_TENSORS = {
     "ratio": "prob_ratio",
     "policy_loss": "policy_loss",
     "token_loss": "elementwise_loss",
+    "token_gradient": "token_gradient",
+    "entropy_gradient": "entropy_gradient",
 }
 SHARES = {"loss": "token_loss", "pg_loss": "policy_loss", "kl_loss": "kl"}
 HIDDEN, EXPERTS, VOCABULARY = 3, 2, 5
@@ -71,6 +73,7 @@ class World:
                 "model.layers.0.router": rng.standard_normal((size, EXPERTS)),
                 "lm_head": rng.standard_normal((K, VOCABULARY)),
             },
+            "logit_gradient": {"logit_gradient": rng.standard_normal((K, VOCABULARY))},
             "gradient": {name: rng.standard_normal(shape) for name, shape in self.parameters.items()},
             "grad_norm": {"grad_norm": np.array(1.5)},
             "param": {name: rng.standard_normal(shape) for name, shape in self.parameters.items()},
@@ -186,6 +189,11 @@ class World:
                 "loss": shares["loss"],
             },
             "loss": shares,
+            "token_gradient": {
+                "token_gradient": tokens["token_gradient"],
+                "entropy_gradient": tokens["entropy_gradient"],
+                "logit_gradient": self.truth["logit_gradient"]["logit_gradient"][rows][None].astype(dtype),
+            },
         }
         place = Coordinates(0, rank=rank, micro=micro)
         return [Record.of(stage, place, tensors, meta) for stage, tensors in stages.items()]

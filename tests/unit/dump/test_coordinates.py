@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regress.dump.coordinates import Coordinates, dataflow_key, parse_stem
-from regress.dump.stages import stage_index
+from regress.dump.stages import STAGES, stage_index, stage_number
 from regress.errors import DumpError
 
 indices = st.none() | st.integers(0, 200)
@@ -69,6 +69,15 @@ def test_order_of_a_step_with_several_updates() -> None:
         ("param", Coordinates(0)),
     ]
     assert sorted(flow[1::2] + flow[::2], key=lambda item: dataflow_key(*item)) == flow
+
+
+def test_numbers_of_types_in_files_stay_whatever_is_added() -> None:
+    """They are part of what a record's checksum covers: another number would make every older file damaged."""
+    first = ("trajectory", "batch_inputs", "old_log_probs", "ref_log_probs", "activations", "forward_data")
+    first += ("is_loss_debug", "loss", "gradient", "param", "optimizer", "token_gradient")
+    assert [stage_number(name) for name in first] == list(range(12))
+    assert sorted(stage_number(stage.name) for stage in STAGES) == list(range(len(STAGES)))
+    assert stage_index("loss") < stage_index("token_gradient") < stage_index("gradient")
 
 
 def test_unknown_type_suggests() -> None:

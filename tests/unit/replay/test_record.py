@@ -12,11 +12,16 @@ import yaml
 from click.testing import CliRunner
 
 from regress.cli import main
-from regress.errors import GoldenError
+from regress.errors import CompareError, GoldenError
 from regress.golden.case import GoldenCase
+from regress.golden.commit import commit
 from regress.golden.store import GoldenStore
 from regress.golden.verify import verify
-from regress.replay.record import record
+from regress.replay.judge import judge_replay
+from regress.replay.matrix import Replay, items
+from regress.replay.record import add, record
+from regress.replay.run import replay
+from regress.replay.variants import VARIANTS, Precision
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -60,6 +65,67 @@ def test_tolerances_outlive_a_recording(store: GoldenStore) -> None:
     after = store.case("dense")
     assert after.manifest is not None
     assert after.manifest.tolerances == before.manifest.tolerances
+
+
+ADDED = ("token_gradient", "entropy_gradient", "logit_gradient")
+
+
+def without_gradients_of_tokens(store: GoldenStore) -> None:
+    """Make the case one that was recorded before there were any."""
+    case = store.case("dense")
+    truth = {where: dict.fromkeys(ADDED) for where in case.wheres()}
+    assert case.manifest is not None
+    tolerances = {quantity: dict.fromkeys(case.manifest.tolerances[quantity]) for quantity in ADDED}
+    commit(case.folder, truth=truth, tolerances=tolerances, provenance=case.manifest.provenance)
+
+
+def test_a_quantity_is_added_to_a_recorded_case_and_nothing_else_changes(store: GoldenStore) -> None:
+    without_gradients_of_tokens(store)
+    folder = store.folder("dense")
+    before = contents(folder)
+    assert not any(name.rpartition("/")[2].startswith(ADDED) for name in before)
+    command = ["golden", "record", "dense", "--golden-dir", str(store.root)]
+    result = CliRunner().invoke(main, [*command, *(part for name in ADDED for part in ("--quantity", name))])
+    assert result.exit_code == 0, result.output
+    assert "next: regress calibrate dense --quantity token_gradient --quantity" in result.output
+    after = contents(folder)
+    assert {name: data for name, data in after.items() if name in before and name != "manifest.json"} == {
+        name: data for name, data in before.items() if name != "manifest.json"
+    }
+    new = {name.rpartition("/")[2].partition(".")[0] for name in after.keys() - before.keys()}
+    assert new == {*ADDED}
+    assert add(store, "dense", ADDED) == []
+
+
+def test_nothing_is_added_beside_what_is_computed_otherwise(store: GoldenStore) -> None:
+    without_gradients_of_tokens(store)
+    edit(store.folder("dense"), lambda tree: tree["config"]["algorithm"].update(eps=1e-3))
+    commit(store.folder("dense"), inputs=["case.yaml"], provenance={})
+    with pytest.raises(
+        GoldenError, match=r"advantages advantages at step_000000 is not what was recorded \(drift"
+    ):
+        add(store, "dense", ADDED)
+    edit(store.folder("dense"), lambda tree: tree["config"]["algorithm"].pop("eps"))
+    commit(store.folder("dense"), inputs=["case.yaml"], provenance={})
+    with pytest.raises(GoldenError, match="case dense computes no sampler_weights, so it cannot have"):
+        add(store, "dense", ["sampler_weights"])
+    written = [path.name.partition(".")[0] for path in add(store, "dense", ["entropy_gradient"])]
+    assert {*written} == {"entropy_gradient", "manifest"}
+    with pytest.raises(CompareError, match="'token_gradients' is no quantity; choose one of"):
+        add(store, "dense", ["token_gradients"])
+
+
+def test_a_case_of_before_is_replayed_without_them(store: GoldenStore, tmp_path: Path) -> None:
+    """They are recorded, and nothing is said of them; what the case has is judged as ever."""
+    without_gradients_of_tokens(store)
+    case = store.case("dense")
+    chosen = Replay(case, VARIANTS["mbs4"], Precision.FLOAT64)
+    assert not {item.quantity for item in items(chosen)} & {*ADDED}
+    dump = replay(case, chosen.variant, chosen.precision, tmp_path / "replay")
+    assert any(name.startswith("token_gradient/") for name in dump.names())
+    verdicts = judge_replay(case, dump, chosen.plan, chosen.precision)
+    assert all(verdict.ok for verdict in verdicts)
+    assert not {verdict.quantity for verdict in verdicts} & {*ADDED}
 
 
 def test_a_case_without_signal_leaves_the_recording_alone(store: GoldenStore) -> None:

@@ -78,7 +78,7 @@ function drawHeat(records) {
     traces.push({
       type: "heatmap", xaxis: `x${n}`, yaxis: `y${n}`, zmin: FLOOR, zmax: CEILING, colorscale: scale(), xgap: 1.5, ygap: 1.5, hoverongaps: false,
       x: micros.map((m) => name(m, "")), y: ranks.map((r) => name(r, "")), z: grid((c) => power(c.multiple)),
-      text: grid((c) => (c.failed ? "✗" : "")), ...(few ? { texttemplate: "%{text}", textfont: { size: 12 } } : {}),
+      text: at.map((row) => row.map((cell) => (cell?.failed ? "✗" : ""))), ...(few ? { texttemplate: "%{text}", textfont: { size: 12 } } : {}),
       customdata: grid((c) => [c.rank, c.micro, quantity, multipleText(c.multiple, !c.failed) || "not alike", `${c.failed} of ${c.count} failed`]),
       hovertemplate: "%{customdata[2]}<br>rank %{y}, microbatch %{x}<br>%{customdata[3]} tolerance, %{customdata[4]}<extra></extra>",
       showscale: i === 0, colorbar: { orientation: "h", thickness: 10, len: 0.5, x: 1, xanchor: "right", y: 1, yanchor: "bottom", ypad: 4, tickvals: [FLOOR, -4, 0, CEILING], ticktext: ["equal", "10<sup>-4</sup>", "tolerance", `10<sup>${CEILING}</sup> ×`], tickfont: { size: 11 }, outlinewidth: 0 },

@@ -2,7 +2,8 @@
 
 const ROW = 32; // pixels, as in the style
 const COLUMNS = [
-  { field: "status", title: "status", sort: (r) => value("status", r) },
+  // what failed in the order of computation, in which records come; then what came closest
+  { field: "status", title: "status", sort: (r) => (isOk(r) ? data.count + 1e3 - Math.log10(Math.min(Math.max(multipleOf(r), 1e-99), 1e99)) : r) },
   { field: "where", title: "replay", sort: (r) => value("where", r) },
   { field: "place", title: "place", sort: placeKey },
   { field: "quantity", title: "quantity", sort: (r) => data.quantities.indexOf(value("quantity", r)) },
@@ -11,7 +12,7 @@ const COLUMNS = [
   { field: "max_error", title: "max error", number: true, sort: (r) => value("max_error", r) ?? 0 },
   { field: "over", title: "beyond", number: true, sort: (r) => value("over", r) ?? 0 },
 ];
-const order = { column: COLUMNS[5], descending: true };
+const order = { column: COLUMNS[0], descending: false };
 let chosen = 0;
 
 function placeKey(record) {

@@ -51,6 +51,7 @@ class Run:
     dtype: torch.dtype = torch.float32
     shift: int = 0
     tools: bool = False
+    sampled: float | None = None
 
 
 @dataclass
@@ -88,7 +89,15 @@ class World:
                     int(not (self.run.tools and n > 4 and t in (1, 2))) for t in range(n)
                 ]
                 self.trajectories.append(
-                    Trajectory(f"g{group}", member, prompt + completion, mask, reward, len(prompt))
+                    Trajectory(
+                        f"g{group}",
+                        member,
+                        prompt + completion,
+                        mask,
+                        reward,
+                        len(prompt),
+                        temperature=self.run.sampled,
+                    )
                 )
         self.length = max(len(t.tokens) for t in self.trajectories)
         shape = (len(self.trajectories), self.length, WIDTH)

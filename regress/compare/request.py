@@ -1,0 +1,97 @@
+"""Comparisons as they are asked for: two sources by their names, and how strictly."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from regress.compare.dumps.bounds import Bounds
+from regress.compare.dumps.golden import located
+from regress.compare.dumps.options import Options
+from regress.compare.dumps.selection import Selection
+from regress.compare.dumps.session import Comparison, compare_dumps
+from regress.compare.updates.alone import check_invariants
+from regress.compare.verdicts.overrides import read_overrides
+from regress.compare.verdicts.tolerance import BITWISE, Tolerance
+from regress.dump.reader import DumpReader
+from regress.errors import ConfigError
+from regress.golden.location import open_store, project_root
+
+if TYPE_CHECKING:
+    from regress.compare.verdicts.verdict import Verdict
+
+
+def compare_sources(
+    golden: str | Path,
+    actual: str | Path,
+    *,
+    steps: tuple[int, int] | None = None,
+    only: str = "",
+    rtol: float | None = None,
+    atol: float | None = None,
+    bitwise: bool = False,
+    tolerances: str | None = None,
+    golden_dir: Path | None = None,
+) -> Comparison:
+    """Compare two sources; the second is judged by the first.
+
+    A source is a dump directory, ``golden:CASE``, ``golden:CASE@pending``, a file of tensors or a checkpoint folder.
+    Tolerances are those measured for the golden case, else general bounds for the dtypes.
+
+    Args:
+        golden, actual: the sources; folders may be URLs.
+        steps: the first and the last step; by default all that both have.
+        only: a pattern of ``quantity/tensor``, such as ``gradient/*q_proj*``.
+        rtol: bound as a fraction of the largest absolute golden value of each tensor.
+        atol: absolute bound, added to that.
+        bitwise: compare bytes.
+        tolerances: golden case whose measured tolerances are used.
+        golden_dir: in place of the project's ``golden/``.
+
+    Raises:
+        DumpError: if a source is missing, incomplete or damaged.
+        CompareError: if nothing can be compared.
+        ConfigError: for options that exclude each other.
+    """
+    bounds = bounds_of(rtol, atol, bitwise, tolerances, golden_dir)
+    options = Options(steps, bounds=bounds, only=Selection(only))
+    return compare_dumps(located(str(golden), golden_dir), located(str(actual), golden_dir), options)
+
+
+def check_dump(path: str | Path) -> list[Verdict]:
+    """Check what must be true of every update of a dump, without any golden values.
+
+    Raises:
+        DumpError: if it is missing, incomplete or damaged.
+        CompareError: if it has no records from which anything could be checked.
+    """
+    return check_invariants(DumpReader(path))
+
+
+def bounds_of(
+    rtol: float | None, atol: float | None, bitwise: bool, case: str | None, golden_dir: Path | None
+) -> Bounds:
+    """Return the bounds of a comparison: numbers, bytes, those of a golden case, or general ones.
+
+    Raises:
+        ConfigError: if more than one of these is asked for, or a number is no bound.
+        GoldenError: if there is no such case.
+    """
+    for name, value in (("rtol", rtol), ("atol", atol)):
+        if value is not None and not 0 <= value < math.inf:
+            raise ConfigError(f"{name}={value} is no bound: give a finite number that is not negative")
+    by_number = rtol is not None or atol is not None
+    if sum([by_number, bitwise, case is not None]) > 1:
+        raise ConfigError(
+            "give one of --rtol and --atol, --bitwise, or --tolerances, since each replaces the others"
+        )
+    if bitwise:
+        return Bounds(BITWISE)
+    if by_number:
+        reason = f"asked for: --rtol {rtol or 0.0:g} --atol {atol or 0.0:g}"
+        return Bounds(Tolerance(rtol or 0.0, atol or 0.0, reason=reason))
+    overrides = read_overrides(project_root())
+    if case is None:
+        return Bounds(overrides=overrides)
+    return Bounds.of_case(open_store(golden_dir).case(case), overrides)

@@ -1,0 +1,258 @@
+"""`explain_dump` on a bench of trainers: it names what they do, says nothing false, and names what is wrong."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
+from trainer_bench import LONGEST, Loss, Run, World, objective_advantages, preset, record, trl, trl_advantages
+
+from regress.explain import Explanation, explain_dump
+from regress.grpo.presets import PRESETS, make_objective
+
+AGGREGATIONS = {
+    "grpo": "seq-mean-token-mean/microbatch",
+    "sapo": "seq-mean-token-mean/microbatch",
+    "bnpo": "token-mean/microbatch",
+    "dr_grpo": "seq-mean-token-sum-norm/microbatch",
+    "luspo": "seq-mean-token-sum/microbatch",
+    "dapo": "token-mean/global",
+    "cispo": "token-mean/global",
+}
+DIVIDED = {
+    "group": "divided by the standard deviation of the group (sample deviation)",
+    "batch": "divided by the standard deviation of the batch (sample deviation)",
+    "none": "not divided",
+}
+WHITENED = {
+    "reinforce_plus_plus": "reward, whitened over tokens (sample deviation)",
+    "reinforce_plus_plus_baseline": "reward minus the mean of the group, whitened over tokens (sample deviation)",
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A trainer, and what is true of it."""
+
+    name: str
+    run: Run
+    loss: Loss
+    aggregation: str
+    advantages: str
+    preset: str = ""
+    scale: str = "group"
+    beta: float = 0.0
+    kl: str = "none"
+    entropy: float = 0.0
+    clip: tuple[float, float] = (0.8, 1.2)
+    cap: float = 5.0
+    objective: Any = field(default=None, compare=False)
+
+    def scores(self, world: World) -> Tensor:
+        return trl_advantages(world, self.scale)
+
+
+def trl_cases() -> list[Case]:
+    cases = []
+    for number, (loss_type, accumulation) in enumerate((t, a) for t in AGGREGATIONS for a in (1, 2, 4)):
+        scale = ("group", "batch", "none")[number % 3]
+        beta, entropy = (0.0, 0.05)[number % 2], (0.0, 0.0, 0.02)[(number // 2) % 3]
+        off = 0.3 if accumulation == 2 and loss_type not in ("luspo",) else 0.0
+        run = Run(
+            number,
+            temperature=(1.0, 0.7, 1.3)[number % 3],
+            accumulation=accumulation,
+            ranks=2 if number % 4 == 3 else 1,
+            off_policy=off,
+            tools=number % 5 == 4,
+        )
+        loss = trl(loss_type, beta=beta, entropy_coef=entropy)
+        words = f"reward minus the mean of the group, {DIVIDED[scale]}"
+        kl = "k3 times the ratio" if beta else "none"
+        name = f"trl:{loss_type}-{accumulation}"
+        case = Case(name, run, loss, AGGREGATIONS[loss_type], words, "", scale, beta, kl, entropy)
+        cases.append(case)
+    return cases
+
+
+def preset_cases() -> list[Case]:
+    cases = []
+    for number, name in enumerate(PRESETS):
+        objective = make_objective(name)
+        changes = {"kl_coef": 0.0} if objective.kl_in_reward else {}
+        objective = make_objective(name, **changes)
+        run = Run(100 + number, accumulation=(2, 4, 1)[number % 3], off_policy=(0.0, 0.2)[number % 2])
+        if objective.advantage in WHITENED:
+            words = WHITENED[objective.advantage]
+        else:
+            baseline = (
+                "mean of the group" if objective.advantage == "grpo" else "mean of the others of the group"
+            )
+            words = f"reward minus the {baseline}, {DIVIDED[objective.scale]}"
+        kl = objective.kl_estimator + (" times the ratio" if objective.kl_bias_correction else "")
+        cases.append(
+            Case(
+                name,
+                run,
+                preset(objective),
+                f"{objective.aggregation}/{objective.denominator_scope}",
+                words,
+                name,
+                beta=objective.kl_coef,
+                kl=kl if objective.kl_coef else "none",
+                clip=objective.clip_range,
+                cap=objective.clip_range[1],
+                objective=objective,
+            )
+        )
+    return cases
+
+
+CASES = [*trl_cases(), *preset_cases()]
+BY_DEFAULT = {
+    "trl:dapo-4",
+    "trl:grpo-2",
+    "trl:bnpo-2",
+    "trl:dr_grpo-4",
+    "trl:cispo-1",
+    "dapo",
+    "verl:gspo",
+    "trl:rloo",
+}
+
+
+def explained(case: Case, folder: Path) -> Explanation:
+    world = World(case.run)
+    return explain_dump(record(world, case.loss, case.scores(world), folder))
+
+
+def assert_nothing_false(found: Explanation, case: Case) -> None:
+    assert not found.departures, found.to_text()
+    said = {statement.subject: statement for statement in found.statements}
+    if "temperature" in said:
+        assert said["temperature"].values[0] == pytest.approx(case.run.temperature, rel=1e-3)
+    assert "scale" not in said
+    if "mask" in said:
+        assert said["mask"].values == ("as expected",)
+    if "advantages" in said:
+        assert case.advantages in said["advantages"].values
+    if "aggregation" in said:
+        assert case.aggregation in said["aggregation"].values, found.to_text()
+    if "kl" in said:
+        assert case.kl in said["kl"].values, found.to_text()
+        if case.beta:
+            assert any(c == pytest.approx(case.beta, rel=1e-4) for c in said["kl"].evidence["coefficient"])
+    if "entropy" in said and case.entropy:
+        assert f"token-mean/microbatch: {case.entropy:.5g}" in said["entropy"].values, found.to_text()
+    elif "entropy" in said:
+        assert said["entropy"].values == ("none",)
+    if "clip" in said:
+        if said["clip"].values[0] == "capped":
+            assert "cispo" in case.name
+            assert said["clip"].values[2] == pytest.approx(case.cap, rel=1e-4)
+            return
+        low, high = said["clip"].values
+        assert low is None or low[0] <= case.clip[0] <= low[1], found.to_text()
+        assert high is None or high[0] <= case.clip[1] <= high[1], found.to_text()
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=case.name, marks=() if case.name in BY_DEFAULT else pytest.mark.extended)
+        for case in CASES
+    ],
+)
+def test_what_a_trainer_does_is_named(case: Case, tmp_path: Path) -> None:
+    found = explained(case, tmp_path / "dump")
+    assert_nothing_false(found, case)
+    for subject in ("temperature", "mask", "aggregation", "advantages", "entropy"):
+        assert found.about(subject) is not None, found.to_text()
+
+
+def test_the_bench_holds_every_preset_and_loss() -> None:
+    assert len(CASES) >= 42
+    assert {case.preset for case in CASES} >= set(PRESETS)
+    assert max(len(t.tokens) - t.prompt_length for t in World(Run()).trajectories) < LONGEST
+
+
+FAULTS: dict[str, tuple[Run, Loss, dict[str, Any], str, str]] = {
+    "denominator of the microbatch": (
+        Run(accumulation=2),
+        trl(fault="denominator of the microbatch"),
+        {},
+        "aggregation",
+        "tokens of each microbatch",
+    ),
+    "factor of ranks": (Run(ranks=2), trl(fault="factor of ranks"), {}, "scale", "the number of ranks"),
+    "population deviation": (Run(), trl(), {"ddof": 0}, "advantages", "population deviation"),
+    "mask off by one": (
+        Run(accumulation=2),
+        trl(fault="mask off by one"),
+        {},
+        "mask",
+        "lacks 11 tokens in 11 samples, the last token of each",
+    ),
+    "mask shifted": (
+        Run(),
+        trl("grpo", fault="mask shifted"),
+        {},
+        "mask",
+        "in addition 12 tokens in 12 samples, the token before the first of each",
+    ),
+    "shifted targets": (Run(shift=1), trl(), {}, "targets", "shifted by +1"),
+    "missing temperature": (Run(sampled=0.7), trl(), {}, "temperature", "sampled at 0.7"),
+    "KL detached": (
+        Run(),
+        trl(beta=0.05, fault="kl detached"),
+        {},
+        "detached",
+        "no gradient: it is detached",
+    ),
+    "ratio not detached": (Run(), trl("cispo", fault="ratio not detached"), {}, "detached", "not detached"),
+    "entropy on masked tokens": (
+        Run(),
+        trl(entropy_coef=0.05, fault="entropy on masked tokens"),
+        {},
+        "entropy",
+        "40 tokens outside of the loss mask",
+    ),
+    "clip sides": (Run(off_policy=0.3), trl(fault="clip sides"), {}, "clip", "the wrong side"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_named(name: str, tmp_path: Path) -> None:
+    run, loss, scores, subject, words = FAULTS[name]
+    world = World(run)
+    found = explain_dump(record(world, loss, trl_advantages(world, **scores), tmp_path / "dump"))
+    texts = [statement.text for statement in found.statements if statement.subject == subject]
+    assert any(words in text for text in texts), found.to_text()
+    if subject not in ("aggregation", "advantages"):  # these are what other trainers do on purpose
+        assert {s.subject for s in found.departures} <= {subject, "mask"}, found.to_text()
+        assert any(words in s.text for s in found.departures)
+    else:
+        assert not found.departures
+
+
+def test_unknown_weights_are_not_explained_away(tmp_path: Path) -> None:
+    """Weights that follow no known rule: nothing is said of them, least of all something near."""
+
+    def loss(world: World, batch: Any, facts: dict[str, Any]) -> Tensor:
+        place = batch.mask.cumsum(1)
+        token = -batch.advantages[:, None] * batch.log_probs * batch.mask / (1 + 0.1 * place)
+        return token.sum() / world.mask.sum()
+
+    world = World(Run())
+    found = explain_dump(record(world, loss, trl_advantages(world), tmp_path / "dump"))
+    assert found.about("aggregation") is None
+    assert found.about("advantages") is None
+    assert "no known combination" in found.undetermined["aggregation"]
+
+
+def test_objective_advantages_are_those_of_the_trainer() -> None:
+    world = World(Run())
+    assert objective_advantages(world, make_objective("dapo")).shape == (int(world.mask.sum()),)
