@@ -1,45 +1,38 @@
-"""A plain PyTorch loop under test, padded and packed: ``python examples/plain_loop.py A B``; ``regress compare A B``."""
+"""A plain PyTorch loop under test: ``python examples/plain_loop.py FOLDER [padded|packed] [MICROBATCHES]``."""
 
 import sys
 
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from tiny_model import tiny_model
+from torch.nn.utils.rnn import pad_sequence
 
-from regress.capture import record
+from regress import record
 
-SAMPLES = [torch.randint(2, 64, (n,), generator=torch.Generator().manual_seed(n)) for n in (5, 9, 7, 4)]
-CONFIG = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "use_cache": False,
-}
-
-
-def padded():
-    ids = torch.nn.utils.rnn.pad_sequence(SAMPLES, batch_first=True, padding_value=0)
-    return {"input_ids": ids, "attention_mask": (ids > 0).long()}, ids[:, 1:] > 0
+folder, layout, micros = [*sys.argv[1:], *("padded", "1")[len(sys.argv) - 2 :]]
+model = tiny_model()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+starts = [3, 3, 3, 4, 4, 4]  # lengths of the prompts
+samples = [torch.randint(64, (start + 4 + 2 * n,)) for n, start in enumerate(starts)]
+advantages = [1.1, -0.3, -0.8, 0.2, 0.8, -1.0]
+total = sum(len(sample) for sample in samples) - sum(starts)
 
 
-def packed():
-    positions = torch.cat([torch.arange(len(sample)) for sample in SAMPLES])[None]
-    return {"input_ids": torch.cat(SAMPLES)[None], "position_ids": positions}, positions[:, 1:] > 0
+def arrange(rows: list[torch.Tensor]) -> torch.Tensor:
+    return torch.cat(rows)[None] if layout == "packed" else pad_sequence(rows, batch_first=True)
 
 
-def train(folder, inputs, mask):
-    torch.manual_seed(0)
-    model = Qwen3ForCausalLM(Qwen3Config(num_attention_heads=4, num_key_value_heads=2, head_dim=8, **CONFIG))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    with record(folder, model, token_gradient=True):
-        for _ in range(2):
+with record(folder, model, token_gradient=True):
+    for _ in range(2):
+        for micro in torch.arange(6).chunk(int(micros)):
+            own = [(samples[n], torch.arange(len(samples[n])), advantages[n], starts[n]) for n in micro]
+            inputs = {"input_ids": arrange([ids for ids, *_ in own])}
+            inputs["position_ids"] = arrange([positions for _, positions, *_ in own])
+            if layout == "padded":
+                inputs["attention_mask"] = arrange([torch.ones_like(ids) for ids, *_ in own])
+            weights = arrange([advantage * (at >= start) / total for _, at, advantage, start in own])
             log_p = model(**inputs).logits[:, :-1].log_softmax(-1)
-            losses = -log_p.gather(-1, inputs["input_ids"][:, 1:, None])[..., 0]
-            ((losses * mask).sum() / mask.sum()).backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad()
-
-
-train(sys.argv[1], *padded())
-train(sys.argv[2], *packed())
+            log_p = log_p.gather(-1, inputs["input_ids"][:, 1:, None])[..., 0]
+            (-(log_p - log_p.detach()).exp() * weights[:, 1:]).sum().backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()

@@ -1,45 +1,40 @@
-"""TRL's GRPOTrainer under test, as it is: ``python examples/trl_grpo.py MODEL FOLDER [ACCUMULATION]``.
-
-MODEL is a small local checkpoint with its tokenizer. Its rollouts do not come from the model, so that runs with another
-accumulation hold the same samples: ``regress compare FOLDER1 FOLDER2``.
-"""
+"""TRL's GRPOTrainer under test, unmodified: ``python examples/trl_grpo.py FOLDER MICROBATCHES``."""
 
 import sys
-import tempfile
+from tempfile import mkdtemp
 
+import torch
 from datasets import Dataset
-from transformers import AutoTokenizer
+from tiny_model import tiny_model
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
 from trl import GRPOConfig, GRPOTrainer
 
-from regress.capture import record
+from regress import record
 
-path, folder, accumulation = sys.argv[1], sys.argv[2], int((*sys.argv, 1)[3])
-tokenizer = AutoTokenizer.from_pretrained(path)
-prompts = [" ".join(tokenizer.convert_ids_to_tokens([i, i + 1])) for i in (5, 9, 14, 20)]
-
-
-def rollout(prompts, trainer):
-    """Completions of three to six tokens that depend on the prompt and its turn only."""
-    ids = [tokenizer(prompt)["input_ids"] for prompt in prompts]
-    turns = [prompts[:i].count(prompt) for i, prompt in enumerate(prompts)]
-    completions = [
-        [3 + (ids[i][0] * 7 + turn + k) % 40 for k in range(3 + turn)] for i, turn in enumerate(turns)
-    ]
-    return {
-        "prompt_ids": ids,
-        "completion_ids": completions,
-        "logprobs": [[0.0] * len(c) for c in completions],
-    }
+folder, micros = sys.argv[1], int(sys.argv[2])
+model = tiny_model()
+words = Tokenizer(WordLevel({f"w{number}": number for number in range(64)}, unk_token="w2"))
+tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="w0", eos_token="w1")
+prompts = [torch.randint(2, 64, (3 + group,)).tolist() for group in (0, 0, 0, 0, 1, 1, 1, 1)]
+completions = [torch.randint(2, 64, (4 + number,)).tolist() for number in range(8)]
 
 
-trainer = GRPOTrainer(
-    model=path,
-    reward_funcs=lambda completion_ids, **_: [float(sum(c) % 5) for c in completion_ids],
-    args=GRPOConfig(tempfile.mkdtemp(), use_cpu=True, bf16=False, report_to=[], max_steps=2, num_generations=4,
-                    per_device_train_batch_size=16 // accumulation, gradient_accumulation_steps=accumulation,
-                    max_completion_length=8, shuffle_dataset=False, save_strategy="no"),
-    train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in prompts]),
-    processing_class=tokenizer, rollout_func=rollout,
-)  # fmt: skip
+def rollout(
+    texts: list[str], trainer: GRPOTrainer
+) -> dict[str, list | None]:  # both runs train on the same tokens
+    return {"prompt_ids": prompts, "completion_ids": completions, "logprobs": None}
+
+
+def reward(completion_ids: list[list[int]], **others: object) -> list[float]:
+    return [float(ids[-1] % 5) for ids in completion_ids]
+
+
+batch = {"per_device_train_batch_size": 8 // micros, "gradient_accumulation_steps": micros}
+here = {"output_dir": mkdtemp(), "save_strategy": "no", "report_to": "none", "use_cpu": True, "bf16": False}
+config = GRPOConfig(**batch, **here, num_generations=4, max_steps=2, learning_rate=1e-3)
+texts = Dataset.from_dict({"prompt": ["w3", "w4"]})
+trainer = GRPOTrainer(model, reward, config, texts, processing_class=tokenizer, rollout_func=rollout)
 with record(folder, trainer.model, token_gradient=True):
     trainer.train()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from copy import copy
+from functools import wraps
 from pathlib import Path
 
 import click
@@ -11,7 +13,7 @@ from rich.console import Console
 from regress import __version__
 from regress.errors import DumpError, RegressError
 from regress.explain.commands import explain
-from regress.golden.commands import code_option, golden
+from regress.golden.commands import code_option, golden, hint_at
 from regress.replay.commands import calibrate, record, study
 from regress.replay.export_commands import export
 from regress.replay.replay_commands import replay, variants
@@ -137,19 +139,27 @@ def check(ctx: click.Context, path: str) -> None:
 
     Exit codes: 0 all true, 1 something is not, 2 nothing could be checked.
     """
-    from regress.compare.updates.alone import check_invariants
-    from regress.dump.reader import DumpReader
+    from regress.compare.diagnosis.causes import UNKNOWN, diagnose
+    from regress.compare.diagnosis.rules.loss import OF_GOLDEN
+    from regress.compare.diagnosis.divergence import find_divergence
+    from regress.compare.dumps.checked import check_dump, scene_of_side
+    from regress.compare.dumps.sides import open_side
     from regress.errors import CompareError
     from regress.report.text import headline
 
     try:
-        verdicts = check_invariants(DumpReader(path))
+        verdicts = check_dump(path)
     except (CompareError, DumpError) as error:
         click.echo(f"error: {error}", err=True)
         ctx.exit(2)
     failed = [verdict for verdict in verdicts if not verdict.ok]
     for verdict in failed:
         click.echo(headline(verdict, path))
+    scene = scene_of_side(open_side(path))
+    divergence = find_divergence(verdicts, scene)
+    for cause in () if divergence is None else diagnose(divergence, scene):
+        if cause.rule not in (UNKNOWN, OF_GOLDEN):
+            click.echo(str(cause))
     names = ", ".join(dict.fromkeys(verdict.name for verdict in verdicts))
     elements = sum(verdict.count for verdict in verdicts)
     click.echo(
@@ -186,15 +196,34 @@ def diff(ctx: click.Context, first: str, second: str) -> None:
     click.echo(f"bit-identical: {found.records} records, {found.tensors} tensors")
 
 
-golden.add_command(record)
-golden.add_command(export)
-main.add_command(golden)
-main.add_command(calibrate)
-main.add_command(study)
-main.add_command(replay)
-main.add_command(variants)
-main.add_command(compare)
-main.add_command(explain)
+def renamed(command: click.Command, old: str, new: str) -> click.Command:
+    """Make the old spelling of a command: it does the same, says how to say it, and no help lists it.
+
+    Args:
+        old: words after ``regress``, the last of which is its name.
+        new: the command that takes its place, as it is typed.
+    """
+    again = copy(command)
+    again.name, again.hidden, again.deprecated = old.split()[-1], True, False
+    run = command.callback
+    assert run is not None
+
+    @wraps(run)
+    def hinted(*arguments: object, **options: object) -> object:
+        hint_at(old, new)
+        return run(*arguments, **options)
+
+    again.callback = hinted
+    return again
+
+
+for command in (record, export, calibrate, study):
+    golden.add_command(command)
+for command in (golden, replay, variants, compare, explain):
+    main.add_command(command)
+main.add_command(renamed(calibrate, "calibrate", "regress golden calibrate CASE"))
+main.add_command(renamed(study, "study", "regress golden validate CASE"))
+dump.add_command(renamed(diff, "dump diff", "regress compare --bitwise GOLDEN ACTUAL"))
 
 
 if __name__ == "__main__":

@@ -58,6 +58,12 @@ def code_option(command: F) -> F:
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 
 
+def hint_at(old: str, *new: str) -> None:
+    """Print the new spelling of a command to stderr, where no program reads the output."""
+    instead = " or ".join(f"'{command}'" for command in new)
+    click.echo(f"hint: 'regress {old}' will go with the next release; say {instead}", err=True)
+
+
 def _print_json(value: Any) -> None:
     from regress.dump.jsontext import tag_floats
 
@@ -190,7 +196,7 @@ def _counted(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-@golden.command()
+@golden.command(hidden=True)
 @click.argument("first")
 @click.argument("second", required=False)
 @directory_option
@@ -210,6 +216,7 @@ def diff(ctx: click.Context, first: str, second: str | None, golden_dir: Path | 
     """
     from regress.golden.tables import echo_difference
 
+    hint_at("golden diff", "regress golden review CASE", "regress compare golden:CASE OTHER")
     found = _differences(first, second, golden_dir)
     if as_json:
         _print_json({name: difference.to_json() for name, difference in found.items()})
@@ -237,7 +244,7 @@ def _differences(first: str, second: str | None, golden_dir: Path | None) -> dic
 
 
 def _side(text: str, golden_dir: Path | None) -> Side:
-    """A case by its folder, or by its name."""
+    """Return a case by its folder or by its name."""
     from regress.golden.store import GoldenStore
 
     path = Path(text)

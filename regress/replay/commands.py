@@ -1,4 +1,4 @@
-"""Commands that run the engine on golden cases: ``regress calibrate`` and ``regress golden record``."""
+"""Commands that run the engine on golden cases: ``regress golden record``, ``calibrate`` and ``validate``."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def calibrate(
     """Measure the tolerances of a golden case.
 
     \b
-    regress calibrate dense
+    regress golden calibrate dense
     regress golden review dense                what would change, old and new
     regress golden accept dense
 
@@ -120,7 +120,7 @@ def _keep(store: GoldenStore, found: Calibration, accept: bool) -> None:
         click.echo(f"accept: regress golden accept {name} 'tolerances/*'")
 
 
-@click.command()
+@click.command("validate")
 @click.argument("case")
 @directory_option
 @code_option
@@ -136,8 +136,8 @@ def study(
     """Try the tolerances of a case where they were not measured.
 
     \b
-    regress study dense                        ten draws: some hundred replays each
-    regress study dense --draws 2 --no-faults
+    regress golden validate dense              ten draws: some hundred replays each
+    regress golden validate dense --draws 2 --no-faults
 
     A draw is the case with another seed, made by its recipe, recorded and calibrated in a temporary folder. In it every
     healthy variant that was held out must pass in every precision, and every fault that changes anything beyond
@@ -201,7 +201,7 @@ def record(case: str, golden_dir: Path | None, inputs: bool, quantities: tuple[s
 
     Inputs (weights, optimizer state, rollouts) are made by its recipe if it has none; then the float64 values of
     every quantity are computed, twice. A case in which some faults could not show is refused. Measure its
-    tolerances next: regress calibrate CASE.
+    tolerances next: regress golden calibrate CASE.
     """
     from regress.replay.recipe import has_inputs
     from regress.replay.record import add
@@ -223,4 +223,4 @@ def record(case: str, golden_dir: Path | None, inputs: bool, quantities: tuple[s
     values = sum(path.name != MANIFEST for path in written)
     click.echo(f"{case}: wrote {opened.folder / MANIFEST} and {plural(values, 'file')} of golden values")
     told = "".join(f" --quantity {quantity}" for quantity in quantities)
-    click.echo(f"next: regress calibrate {case}{told}")
+    click.echo(f"next: regress golden calibrate {case}{told}")

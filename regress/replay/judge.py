@@ -142,7 +142,7 @@ def _measured(case: GoldenCase, precision: Precision, quantity: str) -> Toleranc
     if entry is None and quantity in TOKEN_GRADIENTS and not _recorded(case, quantity):
         return None
     if entry is None:
-        unmeasured = Tolerance(0.0, reason=f"none was measured: run regress calibrate {case.name}")
+        unmeasured = Tolerance(0.0, reason=f"none was measured: run regress golden calibrate {case.name}")
         return EXACT if quantity_named(quantity).exact else unmeasured
     return tolerance_of(entry)
 

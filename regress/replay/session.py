@@ -167,7 +167,9 @@ def _opened(store: GoldenStore, name: str) -> GoldenCase:
     if case.manifest is None:
         raise GoldenError(f"{case.folder} is not recorded yet: run regress golden record {name}")
     if not case.manifest.tolerances:
-        raise GoldenError(f"{case.folder} has no measured tolerances yet: run regress calibrate {name}")
+        raise GoldenError(
+            f"{case.folder} has no measured tolerances yet: run regress golden calibrate {name}"
+        )
     return case
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from _pytest.mark import KeywordMatcher
 from _pytest.mark.expression import Expression
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regress.compare.quantities import QUANTITIES
@@ -65,6 +65,7 @@ def selections(draw: st.DrawFn) -> tuple[str, str]:
     return id, draw(expressions)
 
 
+@settings(deadline=None)
 @given(selections())
 def test_a_replay_is_left_out_only_if_none_of_its_tests_is_selected(selection: tuple[str, str]) -> None:
     """Catches any name that could stand where an id goes on, and is taken for one that cannot."""
@@ -79,6 +80,7 @@ def test_a_replay_is_left_out_only_if_none_of_its_tests_is_selected(selection: t
         assert may_hold(Expression.compile(text), keywords.of_replay("/".join(id.split("/")[:2])))
 
 
+@settings(deadline=None)
 @given(selections(), st.sets(st.sampled_from(["slow", "extended", "packed"])))
 def test_a_test_is_kept_if_names_that_hooks_add_could_select_it(
     selection: tuple[str, str], added: set[str]

@@ -61,9 +61,9 @@ def test_a_refused_recipe_can_be_corrected(project: Path) -> None:
     describe(project)
     lines = typed(0, "golden", "record", "mine")
     assert lines[0].startswith(f"mine: wrote {Path('golden/mine/manifest.json')} and ")
-    assert lines[1:] == ["next: regress calibrate mine"]
+    assert lines[1:] == ["next: regress golden calibrate mine"]
     said = run()
-    assert f"{folder} has no measured tolerances yet: run regress calibrate mine" in said
+    assert f"{folder} has no measured tolerances yet: run regress golden calibrate mine" in said
     assert "1 failed" in said
     assert typed(0, "golden", "record", "mine") == [
         "mine: inputs are those that were there; --inputs makes them again, as the recipe says",
@@ -89,7 +89,7 @@ def test_a_quantity_without_a_tolerance_names_the_remedy(project: Path) -> None:
     tolerances = {name: row for name, row in manifest.tolerances.items() if name != "entropy"}
     (folder / "manifest.json").write_text(replace(manifest, tolerances=tolerances).text)
     said = run("-k", "dense/base-fp32 and step0 and micro0 and entropy and not entropy_loss")
-    assert "tolerance  none was measured: run regress calibrate dense" in said
+    assert "tolerance  none was measured: run regress golden calibrate dense" in said
     assert "1 failed" in said
 
 

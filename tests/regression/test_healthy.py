@@ -101,7 +101,7 @@ def test_false_alarms_and_misses_are_counted(
     assert (len(found.alarms), len(found.misses)) == (alarms, misses)
     assert found.summary.endswith(f"{misses} missed")
     monkeypatch.setattr(module, "study", lambda *_, **__: found)
-    command = ["study", "dense", "--golden-dir", str(GOLDEN), "--report", str(tmp_path)]
+    command = ["golden", "validate", "dense", "--golden-dir", str(GOLDEN), "--report", str(tmp_path)]
     result = CliRunner().invoke(main, command)
     assert result.exit_code == int(bool(alarms or misses)), result.output
     assert found.summary in result.output
@@ -112,7 +112,9 @@ def test_a_case_without_a_recipe_has_no_other_draws(tmp_path: Path) -> None:
     folder = tmp_path / "golden" / "mine"
     folder.mkdir(parents=True)
     (folder / "case.yaml").write_text("reason: laid by hand\n")
-    result = CliRunner().invoke(main, ["study", "mine", "--golden-dir", str(tmp_path / "golden")])
+    result = CliRunner().invoke(
+        main, ["golden", "validate", "mine", "--golden-dir", str(tmp_path / "golden")]
+    )
     assert result.exit_code == 2
     assert "mine has no recipe in case.yaml, so there are no other draws of it; say how" in result.output
 

@@ -41,7 +41,9 @@ def examples(text: str) -> list[list[str]]:
                 "algorithm.preset",
             ],
         ),
-        (("dump",), ["show", "diff"]),
+        (("dump",), ["show", "check"]),
+        (("golden",), ["calibrate", "validate", "export", "review"]),
+        (("golden", "validate"), ["CASE", "regress golden validate dense", "Exit codes: 0"]),
         (("dump", "show"), ["PATH", "regress dump show outputs/demo/debug_dump"]),
         (("dump", "diff"), ["FIRST SECOND", "regress dump diff", "Exit codes: 0"]),
     ],
@@ -52,6 +54,29 @@ def test_help(arguments: tuple[str, ...], flag: str, teaches: list[str], command
     assert result.exit_code == 0
     for words in teaches:
         assert words in result.output
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (("calibrate",), "'regress golden calibrate CASE'"),
+        (("study",), "'regress golden validate CASE'"),
+        (("dump", "diff"), "'regress compare --bitwise GOLDEN ACTUAL'"),
+        (("golden", "diff"), "'regress golden review CASE' or 'regress compare golden:CASE OTHER'"),
+    ],
+)
+def test_an_old_spelling_works_and_says_the_new_one(
+    old: tuple[str, ...], new: str, command: Callable[..., Any], tmp_path: Path
+) -> None:
+    """It does what it did: here, refuse what is no case and no dump, with its own sentence."""
+    nothing = str(tmp_path / "nothing")
+    result = command(*old, nothing, *([nothing] if old[-1] == "diff" else []))
+    assert result.exit_code == 2
+    hint, error = result.stderr.splitlines()
+    assert hint == f"hint: 'regress {' '.join(old)}' will go with the next release; say {new}"
+    assert error.startswith("error: ")
+    listed = command(*old[:-1], "--help").output
+    assert not re.search(rf"^  {old[-1]}\b", listed, re.MULTILINE)
 
 
 def test_the_examples_of_the_help_are_commands_that_work(command: Callable[..., Any]) -> None:
@@ -163,9 +188,7 @@ def test_dump_show_something_else(
     case.unchanged(before)
 
 
-def test_record_replay_and_compare(
-    case: Any, command: Callable[..., Any], sentence: Callable[..., str]
-) -> None:
+def test_record_replay_and_compare(case: Any, command: Callable[..., Any]) -> None:
     """The three commands of the README, on another attention and layout too."""
     types = "{trajectory: true, forward_data: true, loss: true, gradient: true, param: true}"
     dumping = ("debug.enable_data_dump=true", f"debug.dump_options={types}", "task.rewards={format: 1.0}")
@@ -181,14 +204,14 @@ def test_record_replay_and_compare(
     case.trains(*replaying, "debug.dump_dir=second")
     same = command("dump", "diff", "first", "second")
     assert same.exit_code == 0
-    assert re.fullmatch(r"bit-identical: 10 records, \d\d tensors\n", same.output)
+    assert re.fullmatch(r"bit-identical: 10 records, \d\d tensors\n", same.stdout)
     case.trains(*replaying, "debug.dump_dir=third", "optimizer.learning_rate=1e-2")
     other = command("dump", "diff", "first", "third")
     assert other.exit_code == 1
     assert "trajectory" not in other.output
-    assert other.output.splitlines()[0].startswith("param/step_000000_rank0.safetensors: ")
+    assert other.stdout.splitlines()[0].startswith("param/step_000000_rank0.safetensors: ")
     (case.folder / "third" / "manifest.json").unlink()
-    assert "third is no complete dump" in sentence(command("dump", "diff", "first", "third"))
+    assert "third is no complete dump" in command("dump", "diff", "first", "third").stderr
 
 
 WATCHED = """

@@ -39,7 +39,7 @@ def test_train_records_and_replays(
         assert replayed.exit_code == 0, replayed.output
         found = command("dump", "diff", "memory://first", "memory://second")
         assert found.exit_code == 0
-        assert found.output.startswith("bit-identical: 4 records, ")
+        assert found.stdout.startswith("bit-identical: 4 records, ")
     again = command("train", *small, *dumping, "debug.dump_dir=memory://first", "output_dir=third")
     assert again.exit_code == 1
     assert "memory://first already holds a dump" in again.stderr

@@ -272,16 +272,16 @@ def test_commands(memory: dict[str, Any], tmp_path: Path) -> None:
     _record(URL, SMALL, provenance=provenance)
     run = CliRunner().invoke
     same = run(main, ["dump", "diff", str(tmp_path / "here"), URL])
-    assert (same.exit_code, same.output) == (0, "bit-identical: 6 records, 12 tensors\n")
+    assert (same.exit_code, same.stdout) == (0, "bit-identical: 6 records, 12 tensors\n")
     same = run(main, ["dump", "diff", URL, (tmp_path / "here").as_uri()])
     assert same.exit_code == 0
     _record(URL, {**SMALL, ("loss", 1, 1): [1.0, 0.2]}, overwrite=True)
     other = run(main, ["dump", "diff", str(tmp_path / "here"), URL])
     assert other.exit_code == 1
-    assert other.output.startswith("loss/step_000001_rank0_micro1.safetensors: x: 1 of 2 elements differ")
+    assert other.stdout.startswith("loss/step_000001_rank0_micro1.safetensors: x: 1 of 2 elements differ")
     missing = run(main, ["dump", "diff", URL, "s3://bucket/run"])
     assert missing.exit_code == 2
-    assert missing.output.startswith("error: s3://bucket/run cannot be opened (Install s3fs")
+    assert missing.stderr.splitlines()[-1].startswith("error: s3://bucket/run cannot be opened (Install s3fs")
     shown = run(main, ["dump", "show", URL])
     assert shown.exit_code == 0
     assert "complete: 6 safetensors files as listed in manifest.json" in shown.output

@@ -1,4 +1,4 @@
-"""`regress calibrate`: what it shows, and how tolerances come into force."""
+"""`regress golden calibrate`: what it shows, and how tolerances come into force."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def typed(store: GoldenStore, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
 
 def test_tolerances_come_into_force_by_review(typed: Callable[..., list[str]], store: GoldenStore) -> None:
     before = store.case("dense").manifest
-    lines = typed(0, "calibrate", "dense")
+    lines = typed(0, "golden", "calibrate", "dense")
     assert lines[-3:] == [
         "dense: the tolerances are pending",
         "look: regress golden review dense",
@@ -76,13 +76,13 @@ def test_tolerances_come_into_force_by_review(typed: Callable[..., list[str]], s
     entry = store.case("dense").tolerance("kl", "float32")
     assert entry is not None
     assert (entry.relative, entry.absolute) == (0.0, 1.0)
-    assert typed(0, "calibrate", "dense")[-1] == "dense: the tolerances are those that are recorded"
+    assert typed(0, "golden", "calibrate", "dense")[-1] == "dense: the tolerances are those that are recorded"
 
 
 def test_tolerances_come_into_force_at_once_where_that_is_asked_for(
     typed: Callable[..., list[str]], store: GoldenStore
 ) -> None:
-    lines = typed(0, "calibrate", "dense", "--accept", "--no-proof")
+    lines = typed(0, "golden", "calibrate", "dense", "--accept", "--no-proof")
     assert lines[-1] == f"written: {store.root / 'dense' / 'manifest.json'}"
     assert not any("healthy spread" in line for line in lines)
     assert typed(0, "golden", "review") == ["nothing is pending"]
@@ -92,7 +92,7 @@ def test_tolerances_come_into_force_at_once_where_that_is_asked_for(
 
 
 def test_the_table_shows_what_tolerances_are_worth(typed: Callable[..., list[str]], tmp_path: Path) -> None:
-    lines = typed(0, "calibrate", "dense", "--report", str(tmp_path / "out"))
+    lines = typed(0, "golden", "calibrate", "dense", "--report", str(tmp_path / "out"))
     (line,) = (line for line in lines if line.startswith("loss") and "float32" in line)
     assert line.split() == [
         *("loss", "float32", "2.0e-05", "weights", "moved", "by", "one", "ulp", "8.0e-05"),

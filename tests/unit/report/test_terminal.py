@@ -134,3 +134,15 @@ def test_the_summary_of_a_step_stays_within_githubs_limit(
 def test_without_github_nothing_is_appended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(github.VARIABLE, raising=False)
     assert append_step_summary(Report("x")) is None
+
+
+def test_a_remedy_is_never_cut_off() -> None:
+    """Catches an ellipsis where a sentence says what to do: errors and causes take as many lines as they need."""
+    remedy = "run regress golden calibrate dense --golden-dir /a/rather/long/path/of/goldens, then review what it says"
+    report = Report(
+        "pytest", [], errors={"dense/dp2-packed-budget64": f"there are no measured tolerances yet: {remedy}"}
+    )
+    for width in (40, 80, 200):
+        shown = screen(report, width=width)
+        assert "".join(remedy.split()) in "".join(shown.split())
+        assert all(len(line) <= width for line in shown.splitlines())

@@ -1,0 +1,69 @@
+"""Everyday commands of pytest in this repository, against a process that imports torch and transformers.
+
+Timed: whole processes, from their start to their end. `single id` runs one golden test, `-k` collects all tests and
+runs some two hundred golden tests on fourteen replays, `--collect-only` only enumerates everything. Each must end
+without a failure, and have run or found as many tests as it says.
+"""
+
+from __future__ import annotations
+
+import re
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.report import Report
+from benchmarks.timing import Seconds, Side, alternate
+
+ROUNDS = 3
+ROOT = Path(__file__).parents[1]
+BASE = "import torch, transformers"
+EXPRESSION = "packed and micro1 and log_probs"
+TEST = "tests/regression/test_golden.py::test_golden[dense/base/step0/rank0/micro0/log_probs]"
+COMMANDS = {
+    "single id": ((TEST,), 1, 1.75),
+    f"-k {EXPRESSION!r}": (("-k", EXPRESSION), 100, 5.2),
+    "--collect-only": (("--collect-only",), 30_000, 3.5),
+}
+"""Arguments, how many tests there are at least, and the goal: 5, 15 and 10 seconds where the imports take 2.9."""
+
+_COUNT = re.compile(r"^(\d+)(?:/\d+)? (?:passed|tests? collected)", re.MULTILINE)
+
+
+def run() -> Report:
+    """The commands over the imports."""
+    report = Report("collection", "pytest in this repository, over importing torch and transformers")
+    base = "imports"
+    sides = {base: _side([sys.executable, "-c", BASE], 0)}
+    for name, (arguments, count, _) in COMMANDS.items():
+        sides[name] = _side([sys.executable, "-m", "pytest", "-q", *arguments], count)
+    measured = alternate(sides, ROUNDS)
+    report.add_times(measured, base)
+    for name, (_, _, goal) in COMMANDS.items():
+        report.goals[f"{name} over {base}"] = (measured.ratio(name, base), goal)
+    return report
+
+
+def _side(command: Sequence[str], count: int) -> Side:
+    """A process that has to find so many tests; its processor time holds that of the processes that it started."""
+
+    def side() -> Seconds:
+        start = _now()
+        ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        taken = _now() - start
+        found = _COUNT.search(ended.stdout)
+        if ended.returncode or (count and (found is None or int(found[1]) < count)):
+            raise AssertionError(
+                f"{' '.join(command)} did not do what is timed: {ended.stdout[-500:]}{ended.stderr[-500:]}"
+            )
+        return taken
+
+    return side
+
+
+def _now() -> Seconds:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return Seconds(time.perf_counter(), used.ru_utime + used.ru_stime)

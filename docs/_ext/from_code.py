@@ -1,0 +1,142 @@
+"""Reference pages made from the code: configuration keys, quantities, record types and diagnosis rules.
+
+They are written before the pages are read, into ``reference/generated``, so that they cannot say anything else than
+the release that they are built from.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from sphinx.application import Sphinx
+
+import regress
+from regress.compare.diagnosis.rules.table import RULES
+from regress.compare.quantities import QUANTITIES
+from regress.dump.stages import STAGES
+from regress.engine.config.schema import Config
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Write the pages when a build starts."""
+    app.connect("builder-inited", write_pages)
+    for part in ("description", "usage", "options", "arguments", "epilog"):
+        app.connect(f"sphinx-click-process-{part}", escape_asterisks)
+    return {"parallel_read_safe": True}
+
+
+def escape_asterisks(app: Sphinx, ctx: Any, lines: list[str]) -> None:
+    """Keep the patterns of help texts (``gradient/*q_proj*``) from being read as emphasis."""
+    lines[:] = [line.replace("*", r"\*") for line in lines]
+
+
+def write_pages(app: Sphinx) -> None:
+    """Write every generated page, and leave those alone that would not change."""
+    folder = Path(app.srcdir) / "reference" / "generated"
+    folder.mkdir(exist_ok=True)
+    pages = {
+        "api.md": api(),
+        "configuration.md": configuration(),
+        "quantities.md": quantities(),
+        "record-types.md": record_types(),
+        "rules.md": rules(),
+    }
+    for name, lines in pages.items():
+        text = "\n".join(lines) + "\n"
+        path = folder / name
+        if not path.is_file() or path.read_text() != text:
+            path.write_text(text)
+
+
+def api() -> Iterator[str]:
+    """Return one autodoc directive for each public name."""
+    yield "# Python API"
+    yield ""
+    yield "`import regress` gives these names. They load on first use; importing `regress` starts neither torch nor numpy."
+    for name in regress.__all__:
+        if name == "__version__":
+            continue
+        found = getattr(regress, name)
+        kind = "exception" if _is_error(found) else "class" if isinstance(found, type) else "function"
+        home = f"{found.__module__}.{name}"
+        yield from ("", f"## {name}", "", "```{eval-rst}", f".. auto{kind}:: {home}")
+        if kind == "class":
+            yield "   :members:"
+        yield "```"
+
+
+def _is_error(found: Any) -> bool:
+    return isinstance(found, type) and issubclass(found, Exception)
+
+
+def configuration() -> Iterator[str]:
+    """Return a table of keys for each section."""
+    yield "# Configuration keys"
+    yield ""
+    yield "`regress train --print-config` shows each with its value in a run and what decided it."
+    yield from _section("", Config)
+
+
+def _section(path: str, kind: Any) -> Iterator[str]:
+    fields = dataclasses.fields(kind)
+    plain = [one for one in fields if not _is_section(one)]
+    if plain:
+        yield from ("", f"## {path.rstrip('.') or 'Top level'}", "")
+        yield from _table(("key", "default", "what it does", "values"), (_key(path, one) for one in plain))
+    for one in fields:
+        if _is_section(one):
+            yield from _section(f"{path}{one.name}.", one.default_factory)
+
+
+def _is_section(one: dataclasses.Field[Any]) -> bool:
+    return dataclasses.is_dataclass(one.default_factory)
+
+
+def _key(path: str, one: dataclasses.Field[Any]) -> Sequence[str]:
+    has_default = one.default is not dataclasses.MISSING
+    default = one.default if has_default else one.default_factory() if callable(one.default_factory) else ""
+    rules = {name: value for name, value in one.metadata.items() if name != "help"}
+    choices = ", ".join(f"`{choice}`" for choice in rules.pop("choices", ()) if choice is not None)
+    limits = ", ".join(f"{name.replace('_', ' ')} `{value}`" for name, value in rules.items())
+    text = "null" if default is None else str(default).lower() if isinstance(default, bool) else str(default)
+    return f"`{path}{one.name}`", f"`{text}`" if text else "", one.metadata.get("help", ""), choices or limits
+
+
+def quantities() -> Iterator[str]:
+    """Return the table of quantities, in the order of computation."""
+    yield "# Quantities"
+    yield ""
+    yield "Test ids, tolerances and verdicts name these, in the order in which a training step computes them."
+    yield ""
+    rows = ((f"`{one.name}`", one.level, one.kind, one.help) for one in QUANTITIES)
+    yield from _table(("quantity", "belongs to", "kind", "meaning"), rows)
+
+
+def record_types() -> Iterator[str]:
+    """Return the table of record types."""
+    yield "# Record types"
+    yield ""
+    yield "`debug.dump_options.<type>=true` records one; each has a folder of its name in the dump."
+    yield ""
+    rows = ((f"`{one.name}`", "update" if one.per_update else "step", one.help) for one in STAGES)
+    yield from _table(("type", "belongs to", "content"), rows)
+
+
+def rules() -> Iterator[str]:
+    """Return the table of diagnosis rules, in the order in which they are tried."""
+    yield "# Diagnosis rules"
+    yield ""
+    yield "The most specific rule that matches a first divergence is told first. Without a match nothing is said."
+    yield ""
+    rows = ((f"`{one.id}`", ", ".join(f"`{at}`" for at in one.at), one.cause) for one in RULES)
+    yield from _table(("rule", "first divergence in", "probable cause"), rows)
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    yield f"| {' | '.join(heads)} |"
+    yield f"|{'---|' * len(heads)}"
+    for row in rows:
+        yield f"| {' | '.join(' '.join(str(cell).replace('|', chr(92) + '|').split()) for cell in row)} |"

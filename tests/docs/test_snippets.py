@@ -1,0 +1,167 @@
+"""Commands and snippets of the README and the documentation: they name what exists, and they run.
+
+A fenced block of ``sh`` is run, command by command, in one directory for each page; one of ``python`` is compiled, and
+lies there as a file if it begins with ``# name.py``.
+``<!-- not run: reason -->`` before a block keeps it from running, and from nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+import pytest
+
+from regress.cli import main
+from regress.plugin.options import add_options
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+GENERATED = ROOT / "docs" / "reference" / "generated"
+FENCE = re.compile(
+    r"(?:^<!-- not run: (?P<why>[^\n]+) -->\n\n?)?^```(?P<language>\w+)\n(?P<body>.*?)^```", re.M | re.S
+)
+NEEDED = ("golden", "tests", "examples", "conftest.py", "pyproject.toml", "regress")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a page, and why it is not run, if so."""
+
+    language: str
+    body: str
+    why: str | None
+
+    @property
+    def commands(self) -> list[str]:
+        """Its commands, continued lines joined, comments left out."""
+        joined = self.body.replace("\\\n", " ")
+        lines = (re.sub(r"(^|\s+)#\s.*$", "", line).strip() for line in joined.splitlines())
+        return [line for line in lines if line]
+
+
+def blocks(page: Path) -> list[Block]:
+    """The fenced blocks of a page."""
+    found = FENCE.finditer(page.read_text())
+    return [Block(one["language"], one["body"], one["why"]) for one in found]
+
+
+def scripts(page: Path) -> Iterator[tuple[str, str]]:
+    """Name and text of the Python files that a page shows."""
+    for block in blocks(page):
+        named = re.match(r"# (\w+\.py)\n", block.body)
+        if block.language == "python" and named is not None:
+            yield named[1], block.body
+
+
+def pages() -> list[Path]:
+    return [page for page in PAGES if GENERATED not in page.parents and "_build" not in page.parts]
+
+
+def named(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def all_commands() -> Iterator[tuple[str, str]]:
+    for page in pages():
+        for block in blocks(page):
+            if block.language == "sh":
+                for line in block.commands:
+                    for command in re.split(r"\s*&&\s*", line):
+                        yield named(page), command
+
+
+COMMANDS = sorted({*all_commands()})
+
+
+@pytest.mark.parametrize("page", pages(), ids=named)
+def test_pages_use_known_languages(page: Path) -> None:
+    """An indented or unknown block would never be looked at."""
+    assert {block.language for block in blocks(page)} <= {
+        "sh",
+        "python",
+        "text",
+        "toml",
+        "yaml",
+        "json",
+        "eval",
+    }
+
+
+@pytest.mark.parametrize("page", pages(), ids=named)
+def test_python_snippets_compile(page: Path) -> None:
+    for block in blocks(page):
+        if block.language == "python":
+            compile(block.body, named(page), "exec")
+
+
+@pytest.mark.parametrize(("page", "command"), COMMANDS, ids=[command[:60] for _, command in COMMANDS])
+def test_commands_name_what_exists(page: str, command: str) -> None:
+    """Catches an option or a command that was renamed, and a page that still tells the old name."""
+    words = shlex.split(re.sub(r"\$\w+|<\w+>|\[\w[\w.]*\]", "X", command))
+    words = words[words.index("regress") :] if "regress" in words else words
+    if words[0] == "regress":
+        _parse(words[1:])
+    elif words[0] == "pytest":
+        parser = pytest.Parser(_ispytest=True)  # the options of the plugin, without those of pytest itself
+        add_options(parser)
+        known = {name for group in parser._groups for option in group.options for name in option.names()}
+        asked = {
+            word.partition("=")[0] for word in words if word.startswith(("--regress", "--update", "--golden"))
+        }
+        assert asked <= known
+    elif words[:2] == ["tox", "run"] and "-e" in words:
+        assert f"[testenv:{words[words.index('-e') + 1]}]" in (ROOT / "tox.ini").read_text()
+
+
+def _parse(words: list[str]) -> None:
+    command: click.Command = main
+    context = click.Context(command)
+    while isinstance(command, click.Group):
+        while words and words[0].startswith("-"):
+            words = words[1:]
+        if not words:
+            return
+        found = command.get_command(context, words[0])
+        assert found is not None, f"there is no command {words[0]!r}"
+        command, words = found, words[1:]
+        context = click.Context(command, parent=context)
+    command.make_parser(context).parse_args(words)
+
+
+@pytest.mark.extended
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("page", pages(), ids=named)
+def test_commands_run(page: Path, tmp_path: Path) -> None:
+    chosen = [block for block in blocks(page) if block.language == "sh" and block.why is None]
+    for name in NEEDED:
+        if name == "golden":
+            (tmp_path / name).mkdir()
+            for case in (ROOT / name).iterdir():
+                (tmp_path / name / case.name).symlink_to(case)
+        elif name != "regress":
+            (tmp_path / name).symlink_to(ROOT / name)
+    for name, body in scripts(page):
+        if not (tmp_path / name).exists():
+            (tmp_path / name).write_text(body)
+    paths = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = {**os.environ, "PATH": paths, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+    for block in chosen:
+        for command in block.commands:
+            done = subprocess.run(
+                ["bash", "-c", command],
+                cwd=tmp_path,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=900,
+            )
+            expected = (0, 1) if "outputs/other" in command and "compare" in command else (0,)
+            assert done.returncode in expected, f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
