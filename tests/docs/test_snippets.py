@@ -1,6 +1,7 @@
 """Commands and snippets of the README and the documentation: they name what exists, and they run.
 
-A fenced block of ``sh`` is run, command by command, in one directory for each page; one of ``python`` is compiled.
+A fenced block of ``sh`` is run, command by command, in one directory for each page; one of ``python`` is compiled, and
+lies there as a file if it begins with ``# name.py``.
 ``<!-- not run: reason -->`` before a block keeps it from running, and from nothing else.
 """
 
@@ -50,6 +51,14 @@ def blocks(page: Path) -> list[Block]:
     """The fenced blocks of a page."""
     found = FENCE.finditer(page.read_text())
     return [Block(one["language"], one["body"], one["why"]) for one in found]
+
+
+def scripts(page: Path) -> Iterator[tuple[str, str]]:
+    """Name and text of the Python files that a page shows."""
+    for block in blocks(page):
+        named = re.match(r"# (\w+\.py)\n", block.body)
+        if block.language == "python" and named is not None:
+            yield named[1], block.body
 
 
 def pages() -> list[Path]:
@@ -139,6 +148,9 @@ def test_commands_run(page: Path, tmp_path: Path) -> None:
                 (tmp_path / name / case.name).symlink_to(case)
         elif name != "regress":
             (tmp_path / name).symlink_to(ROOT / name)
+    for name, body in scripts(page):
+        if not (tmp_path / name).exists():
+            (tmp_path / name).write_text(body)
     paths = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     environment = {**os.environ, "PATH": paths, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
     for block in chosen:
