@@ -1,4 +1,4 @@
-"""What a project says of itself: the section ``[tool.regress]`` of its pyproject.toml."""
+"""Project settings: the section ``[tool.regress]`` of pyproject.toml."""
 
 from __future__ import annotations
 
