@@ -20,7 +20,7 @@ from regress.dump.taps import failure
 from regress.engine import optim, taps, token_gradients
 from regress.engine.batch import LossTokens, Microbatch
 from regress.engine.components import LossFunction
-from regress.engine.policy import Policy
+from regress.engine.policy_interface import Policy
 from regress.engine.world import Alone, World
 from regress.errors import DumpError, RegressError
 from regress.grpo.aggregation import token_weights

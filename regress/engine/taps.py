@@ -26,7 +26,7 @@ from regress.grpo.objective import Objective
 from regress.layout import BatchPlan
 
 if TYPE_CHECKING:
-    from regress.engine.policy import Policy
+    from regress.engine.policy_interface import Policy
 
 QUANTITIES = ("old_log_probs", "ref_log_probs")
 

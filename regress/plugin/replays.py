@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from regress.errors import RegressError
-from regress.plugin.fixture import owner
 from regress.plugin.rows import ForeignRow, tell_calls, tell_foreign, tell_properties
+from regress.plugin.state import owner
 from regress.plugin.suite import Broken, Suite
 
 if TYPE_CHECKING:
