@@ -6,8 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from regress import compare_sources
-from regress import explain_dump
+from regress import compare_sources, explain_dump
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "trl_grpo.py"
 
