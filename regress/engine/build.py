@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch.optim import AdamW
+from torch.optim import Optimizer
 from transformers import PreTrainedTokenizerBase
 
 from regress.dump.hooks import matching_modules, matching_parameters, record_modules
@@ -16,6 +16,7 @@ from regress.dump.manifest import Provenance
 from regress.dump.recorder import Recorder
 from regress.dump.taps import recording
 from regress.engine.compiled import blocks_of
+from regress.engine.components import own_loss, own_optimizer
 from regress.engine.config.rules import updates_per_rollout
 from regress.engine.config.schema import Config
 from regress.engine.dialogue import Dialogue, environment_texts
@@ -97,6 +98,7 @@ def build(config: Config, resources: ExitStack, progress: Progress, world: World
         worker=worker,
         prompts=prompts.train,
         trajectory_meta=trajectory_meta(origin),
+        token_loss=agreed(world, lambda: own_loss(config.algorithm.loss_function)),
     )
     return Run(config, tokenizer, prompts, trainer, recorder)
 
@@ -164,16 +166,20 @@ def _require_outside(found: Iterable[str], blocks: Iterable[str], config: Config
         )
 
 
-def _optimizer(config: Config, policy: LocalPolicy) -> AdamW:
+def _optimizer(config: Config, policy: LocalPolicy) -> Optimizer:
     chosen = config.optimizer
-    optimizer = adamw(
-        policy.named_parameters(),
-        chosen.learning_rate,
-        betas=(chosen.betas[0], chosen.betas[1]),
-        eps=chosen.eps,
-        weight_decay=chosen.weight_decay,
-        implementation=chosen.implementation,
-    )
+    optimizer: Optimizer
+    if chosen.factory is not None:
+        optimizer = own_optimizer(list(policy.named_parameters()), chosen.factory, chosen)
+    else:
+        optimizer = adamw(
+            policy.named_parameters(),
+            chosen.learning_rate,
+            betas=(chosen.betas[0], chosen.betas[1]),
+            eps=chosen.eps,
+            weight_decay=chosen.weight_decay,
+            implementation=chosen.implementation,
+        )
     if chosen.state_path is not None:
         load_state(optimizer, policy, chosen.state_path)
     return optimizer

@@ -12,6 +12,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from regress.engine.attention import VarlenSegments
+from regress.engine.components import own_attention, patched
 from regress.engine.config.nearest import nearest
 from regress.engine.config.schema import ModelConfig
 from regress.engine.precision import DTYPES, arithmetic, checkpoint_contexts
@@ -69,6 +70,8 @@ def build_model(
             f"{stated}: the model knows {model.config.vocab_size} tokens and the tokenizer {vocab_size}; {remedy}"
         )
     model = place(model, DTYPES[config.dtype])
+    if config.patch is not None:
+        model = patched(model, config.patch)
     _try_out(model, DTYPES[config.dtype], stated)
     if config.gradient_checkpointing:
         context_fn = functools.partial(checkpoint_contexts, DTYPES[config.dtype])
@@ -161,7 +164,8 @@ def _unfit(stated: str, error: Exception) -> ConfigError:
 
 
 def _implementations(config: ModelConfig) -> dict[str, str]:
-    chosen = {"attn_implementation": config.attn_implementation}
+    own = None if config.attention is None else own_attention(config.attention)
+    chosen = {"attn_implementation": own or config.attn_implementation}
     if config.dtype == "float64":
         chosen["experts_implementation"] = "eager"  # grouped matrix products have no float64 kernel
     return chosen

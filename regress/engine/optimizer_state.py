@@ -16,7 +16,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 STATES = ("step", *MOMENTS)
 
 
-def load_state(optimizer: torch.optim.AdamW, policy: LocalPolicy, path: str | Path) -> None:
+def load_state(optimizer: torch.optim.Optimizer, policy: LocalPolicy, path: str | Path) -> None:
     """Start from the state in a dump's file of type ``optimizer`` (``<parameter>/<state>``).
 
     Learning rate and the other settings stay those of the optimizer; the moments are converted to the dtype and

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from regress.dump.taps import failure
 from regress.engine import optim, taps, token_gradients
 from regress.engine.batch import LossTokens, Microbatch
+from regress.engine.components import LossFunction
 from regress.engine.policy import Policy
 from regress.engine.world import Alone, World
 from regress.errors import DumpError, RegressError
@@ -81,6 +82,7 @@ def train_step(
     world: World | None = None,
     max_grad_norm: float | None,
     target_params: str = ".*",
+    loss_function: LossFunction | None = None,
 ) -> StepOutcome:
     """One optimizer update on one mini-batch, by all ranks together.
 
@@ -91,6 +93,7 @@ def train_step(
         world: the ranks; by default this process alone.
         max_grad_norm: the gradient is scaled down to this 2-norm; ``None`` leaves it.
         target_params: pattern of the parameters whose gradients, values and optimizer state are dumped.
+        loss_function: loss of each token, with the signature of `token_loss`, which it is by default.
 
     Raises:
         RegressError: if the loss or the gradient is not finite; the parameters are then unchanged.
@@ -109,7 +112,7 @@ def train_step(
         if _missed(policy, out, part):
             return _no_loss(out)
         try:
-            terms = token_loss(
+            terms = (loss_function or token_loss)(
                 out.log_probs,
                 old,
                 part.advantages,

@@ -16,6 +16,7 @@ from regress.dump.taps import at, tap_trajectories
 from regress.dump.trajectory import Trajectory
 from regress.engine import taps
 from regress.engine.batch import LossTokens, Microbatch, TokenBatch
+from regress.engine.components import LossFunction
 from regress.engine.config.schema import Config
 from regress.engine.policy import LocalPolicy
 from regress.engine.reference import Reference
@@ -51,6 +52,7 @@ class Trainer:
     prompts: Callable[[int], Sequence[Prompt]]
     trajectory_meta: Mapping[str, Any]
     world: World = field(default_factory=Alone)
+    token_loss: LossFunction | None = None
 
     def step(self, step: int) -> dict[str, float]:
         """Roll out, then update the policy ``epochs * mini_batches`` times; returns the metrics of the step."""
@@ -84,6 +86,7 @@ class Trainer:
                             world=self.world,
                             max_grad_norm=self.config.optimizer.max_grad_norm,
                             target_params=self.config.debug.target_param_pattern,
+                            loss_function=self.token_loss,
                         )
                     )
                 self.scheduler.step()

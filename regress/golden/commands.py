@@ -37,6 +37,24 @@ def directory_option(command: F) -> F:
     )(command)
 
 
+def code_option(command: F) -> F:
+    """Add --allow-code."""
+
+    def allow(_: click.Context, __: click.Parameter, value: bool) -> None:
+        if value:
+            from regress.trust import allow_all_code
+
+            allow_all_code()
+
+    return click.option(
+        "--allow-code",
+        is_flag=True,
+        expose_value=False,
+        callback=allow,
+        help="Import any module that a case or configuration names, not only those of [tool.regress] allow_code.",
+    )(command)
+
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 
 

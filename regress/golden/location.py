@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from regress.errors import GoldenError
+from regress.project import project_root
+
+__all__ = ["golden_directory", "project_root"]
 
 if TYPE_CHECKING:
     from regress.golden.store import GoldenStore
@@ -22,12 +25,6 @@ def golden_directory(start: Path | None = None) -> Path:
     """
     root = project_root(start)
     return Path(DEFAULT) if root is None else _shown(root / _configured(root / "pyproject.toml"))
-
-
-def project_root(start: Path | None = None) -> Path | None:
-    """The folder of the nearest pyproject.toml, if there is one."""
-    start = (start or Path.cwd()).absolute()
-    return next((path for path in (start, *start.parents) if (path / "pyproject.toml").is_file()), None)
 
 
 def open_store(golden_dir: Path | None) -> GoldenStore:

@@ -6,11 +6,13 @@ import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 
+from regress.engine.components import own_wrapper
 from regress.errors import ConfigError
 from regress.parallel.groups import ProcessGroups
 
@@ -47,6 +49,9 @@ def replicated(model: PreTrainedModel, world: ProcessGroups) -> Replicas | None:
         return None
     if chosen == "accelerate":
         return _accelerate(model, size)
+    if world.config.wrapper is not None:
+        own: Any = own_wrapper(model, world.group(*DIMENSIONS), world.config.wrapper)
+        return Replicas(own, size, own.no_sync, lambda loss: loss.backward())
     module = DistributedDataParallel(model, process_group=world.group(*DIMENSIONS))
     return Replicas(module, size, module.no_sync, lambda loss: loss.backward())
 

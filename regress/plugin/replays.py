@@ -78,16 +78,17 @@ class RecordCheck:
 
     def _leave_out(self, item: Item, found: ReplayOutcome) -> None:
         """Skip what a trainer of one's own does not have, and have it counted."""
-        adapter = self._suite.adapter
-        if adapter is None:
+        adapter, configured = self._suite.adapter, self._suite.configured
+        if adapter is None and not configured:
             return
+        name = " and ".join(configured) if adapter is None else adapter.name
         replay, reason = item.replay.name, found.unsupported
-        missing = item.quantity if reason is None and item.quantity not in found.quantities else None
-        tell_foreign(self._node, ForeignRow(adapter.name, replay, reason, missing))
+        lacks = adapter is not None and reason is None and item.quantity not in found.quantities
+        tell_foreign(self._node, ForeignRow(name, replay, reason, item.quantity if lacks else None))
         if reason is not None:
-            pytest.skip(f"{adapter.name} does not support {replay}: {reason}")
-        if missing is not None:
-            pytest.skip(f"{adapter.name} did not record {missing}")
+            pytest.skip(f"{name} does not support {replay}: {reason}")
+        if lacks:
+            pytest.skip(f"{name} did not record {item.quantity}")
 
 
 def parametrize(metafunc: pytest.Metafunc, suite: Callable[[], Suite]) -> None:
@@ -117,7 +118,7 @@ def _parameters(metafunc: pytest.Metafunc, suite: Suite, patterns: tuple[str, st
     for wanted in choices(metafunc):
         found = list(suite.parameters(*patterns, wanted))
         if found:
-            if wanted.narrowed and not metafunc.config.getoption("collectonly"):
+            if wanted.narrowed and suite.adapter is None and not metafunc.config.getoption("collectonly"):
                 _warm_ranks(found)
             return found
     return list(islice(suite.parameters(*patterns), 1))

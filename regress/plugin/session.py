@@ -65,6 +65,7 @@ class ReplaySession:
         """The cases and variants, opened when a test first asks for them; raises `ConfigError` for bad ones."""
         if SUITE not in self._config.stash:
             from regress.compare.verdicts.overrides import read_overrides
+            from regress.replay.settings import with_settings
             from regress.replay.table import project_variants
 
             added = self._config.hook.pytest_regress_variants(config=self._config)
@@ -75,9 +76,27 @@ class ReplaySession:
             adapter = self._adapter()
             variants = project_variants(self._config.rootpath, [row for rows in added for row in rows])
             overrides = read_overrides(self._config.rootpath)
-            settings = self._config.stash[SETTINGS]
-            self._config.stash[SUITE] = Suite(settings, self.shared, variants, overrides, adapter)
+            settings, own = self._config.stash[SETTINGS], self._settings()
+            variants = {name: with_settings(variant, own) for name, variant in variants.items()}
+            self._config.stash[SUITE] = Suite(settings, self.shared, variants, overrides, adapter, own)
         return self._config.stash[SUITE]
+
+    def _settings(self) -> dict[str, Any]:
+        """The configuration that options or the ini file lay over every variant.
+
+        Raises:
+            ConfigError: if one cannot be meant, or goldens are to be updated.
+        """
+        from regress.replay.settings import parse_settings
+
+        given = self._config.getoption("--regress-set")
+        found = parse_settings(self._config.getini("regress_set") if given is None else given)
+        if found and self._config.stash[SETTINGS].update is not None:
+            raise ConfigError(
+                f"--update-golden makes golden what the configuration of the cases computes, and {min(found)} is set "
+                "beside it; update without --regress-set and regress_set"
+            )
+        return found
 
     def _adapter(self) -> Adapter | None:
         """What replays golden cases in place of the engine: a hook, or what pyproject.toml names.

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from regress.errors import ConfigError, RegressError
 from regress.plugin.wanted import Wanted
@@ -56,6 +56,7 @@ class Suite:
         shared: directory that all processes of the session see.
         variants: the table, with the project's rows.
         overrides: tolerances that the project sets by hand.
+        configured: configuration that is laid over every variant, which they already have.
         adapter: the function of somebody's own trainer that replays cases, in place of the engine.
         selection: of a case, the updates and quantities that the tests of this session are about; see `Staging`.
     """
@@ -65,6 +66,7 @@ class Suite:
     variants: dict[str, Variant]
     overrides: Overrides
     adapter: Adapter | None = None
+    configured: Mapping[str, Any] = field(default_factory=dict)
     selection: dict[str, Selection] = field(default_factory=dict)
     _opened: dict[str, GoldenCase | Broken] = field(default_factory=dict)
 
@@ -119,6 +121,7 @@ class Suite:
             tokens=self.settings.report is not None,
             golden=self._golden,
             foreign=self._foreign,
+            settings=self.configured,
         )
 
     @property

@@ -122,6 +122,11 @@ def _write(case: GoldenCase, place: Path, derived: bool) -> None:
     steps = case.trajectories()
     with TemporaryDirectory(prefix="regress-export-") as temporary:
         config = replay_config(case, BASE, Precision.FLOAT64, len(steps), Path(temporary))
+    if config.algorithm.loss_function is not None:
+        raise GoldenError(
+            f"{case.folder} has a loss that is code (algorithm.loss_function={config.algorithm.loss_function}), which "
+            "objective.json cannot tell; export a case with a loss of this package"
+        )
     plan = Replay(case, BASE, Precision.FLOAT64).plan
     objective: dict[str, Json] = {
         "case": case.name,

@@ -10,6 +10,7 @@ from regress.engine.config.schema import Config
 from regress.grpo.objective import Objective
 from regress.replay.plan import PlannedUpdate
 
+_NO_NUMBERS = ("preset", "loss_function")
 GRAD_NORM_EPS = 1e-6
 """Added to the norm that divides ``max_grad_norm``, as in torch.nn.utils.clip_grad_norm_."""
 
@@ -22,7 +23,7 @@ def objective_of(config: Config, plan: Sequence[PlannedUpdate], rates: Sequence[
         plan: its updates, on one rank.
         rates: learning rate of each update.
     """
-    algorithm = {key: value for key, value in asdict(config.algorithm).items() if key != "preset"}
+    algorithm = {key: value for key, value in asdict(config.algorithm).items() if key not in _NO_NUMBERS}
     low, high = config.algorithm.clip_range
     return {
         "algorithm": algorithm,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from regress.compare.diagnosis.causes import Diagnosis
 from regress.compare.diagnosis.divergence import Divergence
@@ -184,6 +184,7 @@ class Machine:
         keep: where a copy of each dump stays.
         tokens: whether what was computed at the tokens is kept, for a report.
         adapter: somebody's own trainer, which replays in place of the engine.
+        settings: configuration that is laid over every variant.
     """
 
     launch: Launch | None = None
@@ -192,6 +193,7 @@ class Machine:
     keep: Path | None = None
     tokens: bool = False
     adapter: Adapter | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     @contextmanager
     def cache(self, table: dict[str, Variant], overrides: Overrides) -> Iterator[ReplayCache]:
@@ -209,6 +211,7 @@ class Machine:
                     tokens=self.tokens,
                     run=self._run,
                     foreign=self._foreign(folder),
+                    settings=self.settings,
                 )
             finally:
                 close_shared_pool()

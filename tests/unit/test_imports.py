@@ -11,8 +11,10 @@ import pytest
 
 ROOT = Path(__file__).parents[2] / "regress"
 
-FREE = {"regress", "errors", "redaction"}
+FREE = {"regress", "errors", "redaction", "project", "trust"}
 ALLOWED: dict[str, set[str]] = {
+    "project": set(),
+    "trust": set(),
     "layout": set(),
     "dump": {"layout"},
     "capture": {"dump", "layout", "grpo"},
@@ -45,6 +47,7 @@ ALLOWED: dict[str, set[str]] = {
 TORCH_FREE = [
     "regress",
     "regress.errors",
+    "regress.trust",
     "regress.cli",
     "regress.layout",
     "regress.dump",

@@ -11,6 +11,12 @@ from regress.tasks.problem import Problem, is_correct
 words = st.text("abc?", min_size=1, max_size=6)
 
 
+@pytest.fixture(autouse=True)
+def allowed_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These tests name code that no project lists."""
+    monkeypatch.setenv("GRPO_REGRESS_ALLOW_CODE", "1")
+
+
 @given(words, st.text("abc? <", max_size=8))
 def test_the_checker_shows_what_is_right_and_nothing_else(answer: str, completion: str) -> None:
     problem = Problem("copy", "copy it", answer)
