@@ -140,8 +140,8 @@ def check(ctx: click.Context, path: str) -> None:
     Exit codes: 0 all true, 1 something is not, 2 nothing could be checked.
     """
     from regress.compare.diagnosis.causes import UNKNOWN, diagnose
-    from regress.compare.diagnosis.rules.loss import OF_GOLDEN
     from regress.compare.diagnosis.divergence import find_divergence
+    from regress.compare.diagnosis.rules.loss import OF_GOLDEN
     from regress.compare.dumps.checked import check_dump, scene_of_side
     from regress.compare.dumps.sides import open_side
     from regress.errors import CompareError

@@ -1,4 +1,4 @@
-"""From a configuration to the parts of a run."""
+"""Construction of a run's parts from its configuration."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ from regress.tasks.environments import Environment, make_environment
 from regress.tasks.registry import make_task
 
 Progress = Callable[[str, int], Callable[[], None]]
-"""``progress(name, total)`` opens a progress bar and returns what advances it."""
+"""Function ``progress(name, total)``: opens a progress bar and returns the function that advances it."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run that is ready to train and is being recorded; ``recorder`` is None when nothing is dumped."""
+    """Run that is ready to train; ``recorder`` is None when nothing is dumped."""
 
     config: Config
     tokenizer: PreTrainedTokenizerBase
@@ -55,7 +55,7 @@ class Run:
 
 
 def build(config: Config, resources: ExitStack, progress: Progress, world: World | None = None) -> Run:
-    """Data, tokenizer, rollout worker, model, optional warm start, reference and optimizer.
+    """Build data, tokenizer, rollout worker, model, optional warm start, reference and optimizer.
 
     Everything that can be refused (an unwritable dump directory, a recording that does not fit) is refused
     before anything is computed. ``resources`` closes what the run leaves open. ``world`` is by default this process
@@ -104,7 +104,7 @@ def build(config: Config, resources: ExitStack, progress: Progress, world: World
 
 
 def _material(config: Config) -> tuple[PreTrainedTokenizerBase, PromptSource, Dialogue | None]:
-    """The tokenizer, the prompts, and what answers in conversations of several turns."""
+    """Return the tokenizer, the prompts, and the dialogue of conversations with several turns."""
     task = make_task(config.task.name, config.task.level, config.task.params, config.seed)
     dataset = make_dataset(task, config.task.train_size, config.task.eval_size)
     environment = None if config.task.environment is None else make_environment(config.task.environment)
@@ -126,7 +126,7 @@ def _tokenizer(config: Config, dataset: Dataset, environment: Environment | None
 
 
 def _tokenizer_path(config: Config) -> str | None:
-    """A checkpoint brings its own tokenizer: another one of the same size would go unnoticed."""
+    """Return the path of a checkpoint's own tokenizer: another one of the same size would go unnoticed."""
     if config.tokenizer.path is None and config.model.path is not None:
         checkpoint_config(Path(config.model.path))  # a broken checkpoint is not the tokenizer's fault
         beside = Path(config.model.path) / "tokenizer_config.json"
@@ -135,7 +135,7 @@ def _tokenizer_path(config: Config) -> str | None:
 
 
 def _recorder(config: Config, policy: LocalPolicy, origin: Provenance, world: World) -> Recorder:
-    """The recorder, once it is sure that the patterns find something: it may have to remove an earlier dump."""
+    """Return the recorder after checking that the patterns match something: it may remove an earlier dump."""
     debug = config.debug
     wanted = debug.dump_options
     if wanted.param or wanted.gradient or wanted.optimizer:
@@ -157,7 +157,7 @@ def _recorder(config: Config, policy: LocalPolicy, origin: Provenance, world: Wo
 
 
 def _require_outside(found: Iterable[str], blocks: Iterable[str], config: Config) -> None:
-    """What lies in a compiled block is no module any more, but a piece of one function."""
+    """Refuse modules inside a compiled block, which exist only as parts of one function."""
     inside = [name for name in found for block in blocks if name.startswith(f"{block}.")]
     if inside:
         raise ConfigError(

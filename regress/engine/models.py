@@ -47,7 +47,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {
 def build_model(
     config: ModelConfig, *, seed: int, vocab_size: int, pad_id: int, eos_id: int, key: str = "model"
 ) -> PreTrainedModel:
-    """A model, on CPU, in the configured dtype, every dropout 0.
+    """Build a model, on CPU, in the configured dtype, with every dropout 0.
 
     Dropout is turned off because sampler and trainer have to compute the same function: otherwise the ratio of
     the first update differs from 1. ``key`` is the section of the configuration that asks for the model.
@@ -81,7 +81,7 @@ def build_model(
 
 
 def place(model: PreTrainedModel, where: str | torch.dtype) -> PreTrainedModel:
-    """The model on a device, or in a dtype.
+    """Move the model to a device, or convert it to a dtype.
 
     Raises:
         ConfigError: if there is no such device, or it cannot compute.
@@ -101,7 +101,7 @@ def place(model: PreTrainedModel, where: str | torch.dtype) -> PreTrainedModel:
 
 
 def _restore_buffers(model: PreTrainedModel, buffers: Mapping[str, torch.Tensor]) -> None:
-    """Buffers that no checkpoint holds (rotary frequencies) keep their precision, as in ``from_pretrained``."""
+    """Restore the precision of buffers that no checkpoint holds (rotary frequencies), as ``from_pretrained`` does."""
     saved = model.state_dict().keys()
     for name, value in buffers.items():
         if name not in saved:
@@ -142,7 +142,7 @@ def _check_keys(config: ModelConfig) -> None:
 
 
 def _try_out(model: PreTrainedModel, dtype: torch.dtype, stated: str) -> None:
-    """Two tokens forward: sizes that do not fit each other show here, not after the rollout."""
+    """Run two tokens forward, so that sizes that do not match show here and not after the rollout."""
     tokens = torch.zeros(1, 2, dtype=torch.long)
     try:
         with torch.no_grad(), arithmetic(dtype):

@@ -59,7 +59,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON f
 
 
 def hint_at(old: str, *new: str) -> None:
-    """Say what to type in place of an old spelling, where it disturbs no program that reads the output."""
+    """Print the new spelling of a command to stderr, where no program reads the output."""
     instead = " or ".join(f"'{command}'" for command in new)
     click.echo(f"hint: 'regress {old}' will go with the next release; say {instead}", err=True)
 
@@ -244,7 +244,7 @@ def _differences(first: str, second: str | None, golden_dir: Path | None) -> dic
 
 
 def _side(text: str, golden_dir: Path | None) -> Side:
-    """A case by its folder, or by its name."""
+    """Return a case by its folder or by its name."""
     from regress.golden.store import GoldenStore
 
     path = Path(text)

@@ -1,4 +1,4 @@
-"""Where the golden directory is, for commands that were not told."""
+"""Location of the golden directory, for commands that were given none."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ INI = "regress_golden_dir"
 
 
 def golden_directory(start: Path | None = None) -> Path:
-    """`regress_golden_dir` of the nearest pyproject.toml (as pytest reads it), else `golden/` beside that file.
+    """Return `regress_golden_dir` of the nearest pyproject.toml (as pytest reads it), else `golden/` beside
+    that file.
 
     Raises `GoldenError` when that file is no TOML or names no directory.
     """
@@ -56,6 +57,6 @@ def _configured(path: Path) -> str:
 
 
 def _shown(path: Path) -> Path:
-    """Relative to the current directory where it lies below it."""
+    """Return the path relative to the current directory where it lies below it."""
     here = Path.cwd()
     return path.relative_to(here) if path.is_relative_to(here) else path

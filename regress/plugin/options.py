@@ -1,4 +1,4 @@
-"""The options of the plugin and its ini keys, read and checked at once when pytest is configured.
+"""Options of the plugin and its ini keys, read and checked at once when pytest is configured.
 
 | option | ini key | what it decides |
 |---|---|---|
@@ -27,7 +27,7 @@ DEFAULTS: Mapping[str, str] = {
     "--regress-report": "regress-report",
     "--regress-keep-dumps": "regress-dumps",
 }
-"""What an option means that is given without a value."""
+"""Value of an option that is given without one."""
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -92,7 +92,7 @@ def _optional(parser: pytest.Parser, option: str, metavar: str, text: str) -> No
 
 
 def said(config: pytest.Config) -> list[str]:
-    """The options of this session that whoever repeats one of its tests has to give again."""
+    """Return the options of this session that are needed to repeat one of its tests."""
     names = ("--golden-dir", "--regress-tier", "--regress-matrix", "--regress-tolerance-scale")
     values = {name: config.getoption(name) for name in names}
     found = [f"{name}={value}" for name, value in values.items() if value is not None]

@@ -31,12 +31,12 @@ SUITE = pytest.StashKey[Suite]()
 
 @pytest.fixture
 def regress_record(request: pytest.FixtureRequest) -> RecordCheck:
-    """One quantity at one place of one replay of a golden case."""
+    """Return one quantity at one place of one replay of a golden case."""
     return RecordCheck(request.param, request.config.stash[SUITE], request.node)
 
 
 class RecordCheck:
-    """What a test function gets.
+    """Value of the fixture `regress_record`.
 
     Attributes:
         item: what it is about; a `Broken` case fails whatever is asked of it.
@@ -92,7 +92,7 @@ class RecordCheck:
 
 
 def parametrize(metafunc: pytest.Metafunc, suite: Callable[[], Suite]) -> None:
-    """One test for each item, if the test function asks for the fixture."""
+    """Make one test for each item, if the test function asks for the fixture."""
     if FIXTURE not in metafunc.fixturenames:
         return
     stated = metafunc.definition.nodeid
@@ -112,7 +112,7 @@ def parametrize(metafunc: pytest.Metafunc, suite: Callable[[], Suite]) -> None:
 
 
 def _parameters(metafunc: pytest.Metafunc, suite: Suite, patterns: tuple[str, str]) -> list[Item | Broken]:
-    """The tests that could be selected; if there are none, the first of all, for pytest to deselect."""
+    """Return the tests that could be selected; if there are none, the first of all, for pytest to deselect."""
     from regress.plugin.narrowing import choices
 
     for wanted in choices(metafunc):

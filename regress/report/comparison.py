@@ -1,4 +1,4 @@
-"""What comparing dumps came to, as a report."""
+"""Report on a comparison of dumps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def report_of(
     sections: Mapping[str, Any] | None = None,
     tokens: Sequence[TokenTable] = (),
 ) -> Report:
-    """The report on comparisons, by name.
+    """Return the report on comparisons, by name.
 
     Args:
         sections: the keys of the report that NexRL's script documents.
