@@ -1,4 +1,4 @@
-"""What comparing dumps came to, as a report."""
+"""Report on a comparison of dumps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def report_of(
     sections: Mapping[str, Any] | None = None,
     tokens: Sequence[TokenTable] = (),
 ) -> Report:
-    """The report on comparisons, by name.
+    """Return the report on comparisons, by name.
 
     Args:
         sections: the keys of the report that NexRL's script documents.
@@ -72,7 +72,7 @@ def report_of(
 
 
 def scene_of(comparison: Comparison) -> Scene:
-    """What is known of the run that was judged, and how to look closer."""
+    """Return the known facts of the actual run, and the commands for a closer look."""
     scene = scene_of_side(open_side(comparison.actual))
     pair = f"{shlex.quote(comparison.golden)} {shlex.quote(comparison.actual)}"
     return replace(

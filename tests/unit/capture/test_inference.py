@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -37,7 +39,7 @@ def test_packed_rows_are_cut_where_samples_start(lengths: list[int], padded: boo
     borders = np.cumsum([0, *lengths])
     numbers = np.concatenate([np.repeat(np.arange(len(lengths)) + 1, lengths), np.zeros(tail, np.int64)])
     positions = np.concatenate([*(np.arange(n) for n in lengths), np.zeros(tail, np.int64)])
-    extra = {
+    extra: dict[str, Any] = {
         "positions": {
             "position_ids": positions[None],
             "attention_mask": (numbers[None] > 0).astype(np.int64),
@@ -56,7 +58,7 @@ def test_positions_alone_cut_a_row_without_padding() -> None:
     assert [(s.col, s.stop) for s in found.segments] == [(0, 3), (3, 2), (5, 4)]
 
 
-REFUSED = {
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "holes": (
         {"attention_mask": np.array([[1, 1, 0, 1, 1]])},
         r"row 0 of the attention mask has 2 runs of ones, .* record\(position_ids=\.\.\.\), or borders with",

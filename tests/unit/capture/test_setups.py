@@ -161,7 +161,8 @@ def test_compiled(tmp_path: Path, how: str) -> None:
     recorded(tmp_path / "a", updates=1)
     model = tiny_model()
     if how == "wrapped":
-        recorded(tmp_path / "b", torch.compile(model, backend="eager"), updates=1)  # type: ignore[arg-type]
+        compiled: Any = torch.compile(model, backend="eager")
+        recorded(tmp_path / "b", compiled, updates=1)
     else:
         model.compile(backend="eager")
         recorded(tmp_path / "b", model, updates=1)
@@ -178,7 +179,7 @@ def test_the_scale_of_a_grad_scaler_is_divided_out(tmp_path: Path) -> None:
     total = sum(len(row) - 1 for row in rows)
     inputs = batch(rows, "right")
     with record(tmp_path / "b", model, token_gradient=True):
-        scaler.scale(mean_loss(model(**inputs).logits, inputs, total)).backward()  # type: ignore[no-untyped-call]
+        scaler.scale(mean_loss(model(**inputs).logits, inputs, total)).backward()
         scaler.unscale_(optimizer)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
         scaler.step(optimizer)
