@@ -4,18 +4,15 @@ import os
 import sys
 
 import torch
+from tiny_model import tiny_model
 from torch import distributed
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from regress.capture import record
+from regress import record
 
 rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-torch.manual_seed(0)
-sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 8}
-heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
-model = Qwen3ForCausalLM(Qwen3Config(vocab_size=64, initializer_range=0.3, use_cache=False, **sizes, **heads))
+model = tiny_model()
 samples = torch.randint(64, (4, 9))
 advantages = torch.tensor([1.2, -0.4, 0.3, -1.1])
 if world > 1:

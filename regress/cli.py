@@ -13,7 +13,7 @@ from rich.console import Console
 from regress import __version__
 from regress.errors import DumpError, RegressError
 from regress.explain.commands import explain
-from regress.golden.commands import golden, hint_at
+from regress.golden.commands import code_option, golden, hint_at
 from regress.replay.commands import calibrate, record, study
 from regress.replay.export_commands import export
 from regress.replay.replay_commands import replay, variants
@@ -55,6 +55,7 @@ def main() -> None:
 @click.option(
     "--print-config", is_flag=True, help="Show every key with its value and what decided it; do not run."
 )
+@code_option
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 def train(
     config_path: str | None, config_name: str | None, print_config: bool, overrides: tuple[str, ...]
@@ -138,19 +139,27 @@ def check(ctx: click.Context, path: str) -> None:
 
     Exit codes: 0 all true, 1 something is not, 2 nothing could be checked.
     """
-    from regress.compare.updates.alone import check_invariants
-    from regress.dump.reader import DumpReader
+    from regress.compare.diagnosis.causes import UNKNOWN, diagnose
+    from regress.compare.diagnosis.divergence import find_divergence
+    from regress.compare.diagnosis.rules.loss import OF_GOLDEN
+    from regress.compare.dumps.checked import check_dump, scene_of_side
+    from regress.compare.dumps.sides import open_side
     from regress.errors import CompareError
     from regress.report.text import headline
 
     try:
-        verdicts = check_invariants(DumpReader(path))
+        verdicts = check_dump(path)
     except (CompareError, DumpError) as error:
         click.echo(f"error: {error}", err=True)
         ctx.exit(2)
     failed = [verdict for verdict in verdicts if not verdict.ok]
     for verdict in failed:
         click.echo(headline(verdict, path))
+    scene = scene_of_side(open_side(path))
+    divergence = find_divergence(verdicts, scene)
+    for cause in () if divergence is None else diagnose(divergence, scene):
+        if cause.rule not in (UNKNOWN, OF_GOLDEN):
+            click.echo(str(cause))
     names = ", ".join(dict.fromkeys(verdict.name for verdict in verdicts))
     elements = sum(verdict.count for verdict in verdicts)
     click.echo(
@@ -188,7 +197,8 @@ def diff(ctx: click.Context, first: str, second: str) -> None:
 
 
 def renamed(command: click.Command, old: str, new: str) -> click.Command:
-    """Make the old spelling of a command: it does the same, says how to say it, and no help lists it.
+    """Return the old spelling of a command: it does the same, prints a hint at the new spelling, and is
+    hidden in help.
 
     Args:
         old: words after ``regress``, the last of which is its name.

@@ -55,7 +55,7 @@ def api() -> Iterator[str]:
     """Return one autodoc directive for each public name."""
     yield "# Python API"
     yield ""
-    yield "`import regress` gives these names. They load on first use; importing `regress` starts neither torch nor numpy."
+    yield "`import regress` gives these names. They load on first use: importing it starts neither torch nor numpy."
     for name in regress.__all__:
         if name == "__version__":
             continue

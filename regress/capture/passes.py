@@ -43,6 +43,7 @@ class Pass:
         activations: module name -> output.
         gradients: token gradients, by tensor name; ``temperatures`` those that they were solved at,
             ``accuracy`` bounds of their errors.
+        shifts: what other targets than the next tokens leave unexplained, where these do not explain the loss.
         strays: rows that predict no token and have a gradient.
         reached: number of the microbatch whose backward call reached it first.
     """
@@ -61,6 +62,7 @@ class Pass:
     gradients: dict[str, Array] = field(default_factory=dict)
     temperatures: list[float] = field(default_factory=list)
     accuracy: dict[str, float] = field(default_factory=dict)
+    shifts: dict[str, float] = field(default_factory=dict)
     strays: int = 0
     reached: int | None = None
 

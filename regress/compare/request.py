@@ -6,15 +6,14 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from regress.compare.dumps import checked
 from regress.compare.dumps.bounds import Bounds
 from regress.compare.dumps.golden import located
 from regress.compare.dumps.options import Options
 from regress.compare.dumps.selection import Selection
 from regress.compare.dumps.session import Comparison, compare_dumps
-from regress.compare.updates.alone import check_invariants
 from regress.compare.verdicts.overrides import read_overrides
 from regress.compare.verdicts.tolerance import BITWISE, Tolerance
-from regress.dump.reader import DumpReader
 from regress.errors import ConfigError
 from regress.golden.location import open_store, project_root
 
@@ -66,7 +65,7 @@ def check_dump(path: str | Path) -> list[Verdict]:
         DumpError: if it is missing, incomplete or damaged.
         CompareError: if it has no records from which anything could be checked.
     """
-    return check_invariants(DumpReader(path))
+    return checked.check_dump(str(path))
 
 
 def bounds_of(

@@ -1,4 +1,4 @@
-"""Dumps: what a training step computed, recorded as files that verify themselves.
+"""Dumps: the values of a training step, recorded as files with their own checksums.
 
 `tap` marks a value, a `Recorder` writes it off the critical path, a `DumpReader` reads it back bit for bit.
 Names below load on first use, so that importing this package starts neither torch nor transformers.

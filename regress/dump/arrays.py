@@ -35,12 +35,12 @@ _CARRIERS = {1: "uint8", 2: "int16"}  # torch and numpy exchange what numpy cann
 
 
 def is_float(dtype: np.dtype[Any]) -> bool:
-    """Whether `dtype` has a NaN (numpy files most ml_dtypes types under its kind for unknown types)."""
+    """Return True if `dtype` has a NaN (numpy files most ml_dtypes types under its kind for unknown types)."""
     return dtype in _FLOATS
 
 
 def dtype_name(dtype: np.dtype[Any]) -> str:
-    """The name of an element type; numpy builds it anew each time, at the cost of copying a small tensor."""
+    """Return the name of an element type; numpy builds it anew each time, at the cost of copying a small tensor."""
     return _NAMES.get(dtype) or dtype.name
 
 
@@ -84,7 +84,7 @@ def _from_torch(tensor: torch.Tensor, name: str) -> Array:
 
 
 def _check_held(tensor: torch.Tensor, name: str) -> None:
-    """Refuse tensors that this process does not hold the values of."""
+    """Refuse tensors whose values this process does not hold."""
     distributed = sys.modules.get("torch.distributed.tensor")  # loaded by whoever made a DTensor
     if distributed is not None and isinstance(tensor, distributed.DTensor):
         raise DumpError(
@@ -98,7 +98,7 @@ def _check_held(tensor: torch.Tensor, name: str) -> None:
 
 
 def to_torch(array: Array) -> torch.Tensor:
-    """The tensor of the same element type and bits; shares memory with a writable `array`."""
+    """Return the tensor of the same element type and bits; it shares memory with a writable `array`."""
     import torch
 
     if not array.flags.writeable:
@@ -110,12 +110,12 @@ def to_torch(array: Array) -> torch.Tensor:
 
 
 def raw(array: Array) -> memoryview:
-    """The bytes of a contiguous array, without a copy."""
+    """Return the bytes of a contiguous array, without a copy."""
     return array.reshape(-1).view(np.uint8).data
 
 
 def canonical_nans(array: Array) -> Array:
-    """The same values with every NaN in its default bit pattern: text formats cannot carry NaN payloads."""
+    """Return the values with every NaN in its default bit pattern: text formats cannot carry NaN payloads."""
     if not is_float(array.dtype):
         return array
     with np.errstate(invalid="ignore"):  # signaling NaNs raise the processor's flag when looked at

@@ -1,4 +1,4 @@
-"""Where in a run a record belongs, and the relative file name that says so."""
+"""Coordinates of a record within a run, and the relative file name made from them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Coordinates:
 
 
 def parse_stem(stem: str) -> Coordinates | None:
-    """Coordinates in a file name without suffix, NexRL's `step_-00001_rank0_micro0` included, or None."""
+    """Return the coordinates in a file name without suffix, NexRL's `step_-00001_rank0_micro0` included, or None."""
     match = _STEM.fullmatch(stem)
     if match is None:
         return None
@@ -45,7 +45,7 @@ def parse_stem(stem: str) -> Coordinates | None:
 
 
 def dataflow_key(type: str, where: Coordinates) -> tuple[float, ...]:
-    """Sort key in the order of computation: step, update, stage, microbatch, rank.
+    """Return the sort key in the order of computation: step, update, stage, microbatch, rank.
 
     A record without an update comes before all updates when its stage belongs to the step (old log-probs)
     and after them otherwise, which for a step of one update is the order of the stages.

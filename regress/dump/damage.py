@@ -1,4 +1,4 @@
-"""What is wrong with a file, said as a clause about it."""
+"""Damage of a file, described by a clause about it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ CUT_OFF: Final = "it was cut off or changed after it was written: copy it again 
 
 
 class Damage(Exception):  # noqa: N818 - it never reaches people; the reader turns it into a DumpError
-    """A file does not hold what was recorded; `remedy` names the likely cause and the way out."""
+    """A file does not hold the recorded bytes; `remedy` names the likely cause and the way out."""
 
     def __init__(self, clause: str, remedy: str = CUT_OFF) -> None:
         super().__init__(clause)

@@ -17,7 +17,7 @@ from regress.errors import DumpError
 
 @dataclass(frozen=True)
 class Difference:
-    """One thing that two dumps do not share: a file, and the tensor or metadata in it."""
+    """One difference between two dumps: a file, and the tensor or metadata in it."""
 
     file: str
     what: str
@@ -25,7 +25,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """How much was compared, and every difference in the order of computation."""
+    """Amount compared, and every difference in the order of computation."""
 
     records: int
     tensors: int

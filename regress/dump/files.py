@@ -1,4 +1,4 @@
-"""Whole files or none: here by temporary name, fsync and rename, in a store by one upload."""
+"""Writing of whole files or none: locally by temporary name, fsync and rename, in a store by one upload."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _REMEDIES = {
 
 @dataclass(frozen=True)
 class Stamp:
-    """What a manifest says about a file: its size in bytes and the SHA-256 of its bytes in hex."""
+    """Manifest entry of a file: its size in bytes and the SHA-256 of its bytes in hex."""
 
     size: int
     sha256: str
@@ -74,12 +74,12 @@ def _write(path: Path, chunks: Iterable[bytes | memoryview]) -> Stamp:
 
 
 def stamp_of(data: bytes) -> Stamp:
-    """What a manifest says about a file with this content."""
+    """Return the stamp of a file with this content."""
     return Stamp(len(data), hashlib.sha256(data).hexdigest())
 
 
 def file_stamp(path: Path) -> Stamp:
-    """The same of a file, piece by piece; raises `DumpError` if it cannot be read."""
+    """Return the stamp of a file, read in parts; raises `DumpError` if it cannot be read."""
     try:
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256")
@@ -101,7 +101,7 @@ def sync_folder(path: Location) -> None:
 
 
 def probe(folder: Location) -> None:
-    """Find out whether a folder can be written, and make it if it is one of this machine.
+    """Check that a folder can be written, and create it if it is on this machine.
 
     Raises `OSError` or `DumpError` if not.
     """
@@ -113,7 +113,9 @@ def probe(folder: Location) -> None:
 
 
 def remove_tree(folder: Location) -> None:
-    """Remove a folder with all it holds, as far as possible; what stays in a store is warned of, because it costs."""
+    """Remove a folder with all it holds, as far as possible; warn of files left in a store, because they
+    cost money.
+    """
     if isinstance(folder, Path):
         shutil.rmtree(folder, ignore_errors=True)
         return
@@ -124,11 +126,11 @@ def remove_tree(folder: Location) -> None:
 
 
 def unreadable(path: Location, error: OSError) -> DumpError:
-    """The error of a path that is there and cannot be read."""
+    """Return the error for a path that exists and cannot be read."""
     return DumpError(f"{path} cannot be read ({error.strerror or error}): check the path and its permissions")
 
 
 def unwritable(path: Location, error: OSError) -> DumpError:
-    """The error of a path that cannot be written, with the remedy for its cause."""
+    """Return the error for a path that cannot be written, with the remedy for its cause."""
     remedy = _REMEDIES.get(error.errno or 0, "choose another dump directory")
     return DumpError(f"{path} cannot be written ({error.strerror or error}): {remedy}")

@@ -42,7 +42,7 @@ _SCALARS = {"loss", "pg_loss", "entropy_loss"}
 
 
 def read_foreign(payload: Any, as_array: Callable[[Any], Array] = np.asarray) -> Record:
-    """The record of a payload without a `regress` block; raises `Damage` unless NexRL writes such."""
+    """Return the record of a payload without a `regress` block; raises `Damage` unless NexRL writes such payloads."""
     if not isinstance(payload, dict) or (type := _type_of(payload)) is None:
         raise Damage("it ends without its checksum, or is no record")
     step = payload["step"] if isinstance(payload.get("step"), int) else 0

@@ -1,4 +1,4 @@
-"""Which modules and parameters are recorded: everything whose name a regular expression finds."""
+"""Selection of the modules and parameters to record: those whose name matches a regular expression."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Shard = Callable[[str, tuple[int, ...]], Layout | None]
 
 @contextmanager
 def record_activations(model: nn.Module, pattern: str) -> Iterator[list[str]]:
-    """Tap as "activations" the output of every module of `model` whose name `re.search(pattern, name)` finds.
+    """Tap as "activations" the output of every module of `model` whose name `re.search(pattern, name)` matches.
 
     Keys are module names; of an output with several parts the first tensor is taken (a hidden state). A
     module that runs again at the same coordinates gets the keys `name#1`, `name#2` ...; what gradient
@@ -37,7 +37,7 @@ def record_activations(model: nn.Module, pattern: str) -> Iterator[list[str]]:
 def record_modules(
     modules: Mapping[str, nn.Module], shard: Shard = lambda name, shape: None
 ) -> Iterator[list[str]]:
-    """`record_activations` of modules that are given by name, of which there may be none.
+    """Record the activations of named modules, as `record_activations` does; there may be none.
 
     ``shard(name, shape)`` says which part of the whole output an output of this shape is; ``None`` for all of it.
     """
@@ -56,7 +56,7 @@ _pieces: ContextVar[dict[str, tuple[list[torch.Tensor], Shard]] | None] = Contex
 
 @contextmanager
 def joined(dim: int) -> Iterator[None]:
-    """A module that runs piece by piece inside is recorded once, its outputs put together along `dim`."""
+    """Record a module that runs several times inside once, its outputs concatenated along `dim`."""
     pieces: dict[str, tuple[list[torch.Tensor], Shard]] = {}
     token = _pieces.set(pieces)
     try:
@@ -91,7 +91,7 @@ def _hook(name: str, shard: Shard) -> Callable[[nn.Module, Any, Any], None]:
 
 
 def in_backward() -> bool:
-    """Tell whether a backward pass runs in this thread, as it does where gradient checkpointing computes again."""
+    """Return True if a backward pass runs in this thread, as it does where gradient checkpointing computes again."""
     return bool(torch._C._current_graph_task_id() != -1)
 
 
@@ -102,7 +102,7 @@ def _tap_output(name: str, label: str, tensor: torch.Tensor, shard: Shard) -> No
 
 
 def first_tensor(output: Any) -> torch.Tensor | None:
-    """Find the first tensor in what a module returned: a hidden state."""
+    """Return the first tensor in the output of a module, such as a hidden state, or None."""
     if isinstance(output, torch.Tensor):
         return output
     if isinstance(output, Mapping):
@@ -114,17 +114,19 @@ def first_tensor(output: Any) -> torch.Tensor | None:
 def matching_modules(
     model: nn.Module, pattern: str, key: str = "target_module_pattern"
 ) -> dict[str, nn.Module]:
-    """All modules of a model that `re.search(pattern, name)` finds; raises `ConfigError` if there are none."""
+    """Return all modules of a model that `re.search(pattern, name)` matches; raises `ConfigError` if there
+    are none.
+    """
     return matching({name: module for name, module in model.named_modules() if name}, pattern, key)
 
 
 def matching_parameters(parameters: Iterable[tuple[str, T]], pattern: str) -> dict[str, T]:
-    """All named parameters that `re.search(pattern, name)` finds; raises `ConfigError` if there are none."""
+    """Return all named parameters that `re.search(pattern, name)` matches; raises `ConfigError` if there are none."""
     return matching(dict(parameters), pattern, "target_param_pattern")
 
 
 def matching(items: Mapping[str, T], pattern: str, key: str) -> dict[str, T]:
-    """The items whose name the pattern finds; raises `ConfigError` with the nearest names if there are none.
+    """Return the items whose name the pattern matches; raises `ConfigError` with the nearest names if there are none.
 
     `key` is what holds the pattern: a configuration key or an argument.
     """

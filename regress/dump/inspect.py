@@ -1,4 +1,4 @@
-"""A look into dumps: plain rows for programs, tables for a terminal."""
+"""Inspection of dumps: plain rows for programs, tables for a terminal."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SAMPLES = 50  # rows of a trajectory table
 
 
 def directory_rows(folder: str | Location) -> list[Row]:
-    """One row for each sub-folder with records, or for the folder itself: its steps, ranks, files, bytes."""
+    """Return one row for each sub-folder with records, or for the folder itself: its steps, ranks, files, bytes."""
     groups: dict[str, list[Location]] = {}
     here = children(location(folder).absolute())
     below = [path for sub in here if sub.is_dir() for path in children(sub)]
@@ -55,7 +55,7 @@ def _group_row(name: str, paths: list[Location]) -> Row:
 
 
 def spans(numbers: Iterable[int]) -> str:
-    """Numbers in short: `0-3 7`."""
+    """Format numbers in short: `0-3 7`."""
     found = sorted(set(numbers))
     starts = [n for n in found if n - 1 not in found]
     ends = [n for n in found if n + 1 not in found]
@@ -63,7 +63,7 @@ def spans(numbers: Iterable[int]) -> str:
 
 
 def tensor_rows(record: Record) -> list[Row]:
-    """One row for each tensor; min, max, mean and norm are over its finite values."""
+    """Return one row for each tensor; min, max, mean and norm are over its finite values."""
     return [{"tensor": name, **_statistics(array)} for name, array in record.tensors.items()]
 
 
@@ -84,7 +84,7 @@ def _statistics(array: Array) -> Row:
 
 
 def trajectory_rows(trajectories: Iterable[Trajectory]) -> list[Row]:
-    """One row for each sample."""
+    """Return one row for each sample."""
     return [
         {
             "group_id": t.group_id,
@@ -103,7 +103,7 @@ def trajectory_rows(trajectories: Iterable[Trajectory]) -> list[Row]:
 
 
 def render(path: str | Location) -> RenderableType:
-    """Tables of a dump directory, one of its folders, or a file; raises `DumpError` for anything else."""
+    """Return tables of a dump directory, one of its folders, or a file; raises `DumpError` for anything else."""
     path = location(path)
     if not path.is_dir():
         return Group(*(_render_record(record) for record in read_all(path)))
@@ -116,7 +116,7 @@ def render(path: str | Location) -> RenderableType:
 
 
 def _state(folder: Location) -> Text:
-    """Whether a dump is complete, and how it was recorded."""
+    """Return the state of a dump, complete or not verified, and its settings."""
     folder = folder.absolute()
     part = not (folder / MANIFEST).exists() and (folder.parent / MANIFEST).exists()
     try:
@@ -167,5 +167,5 @@ def _short(value: Any, limit: int = 300) -> str:
 
 
 def _printable(text: str) -> str:
-    """Recorded text must not reach the terminal as control sequences."""
+    """Return recorded text without control sequences, which must not reach the terminal."""
     return text if text.isprintable() else repr(text)

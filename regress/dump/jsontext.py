@@ -61,7 +61,7 @@ def _key(key: Any, where: str) -> str:
 
 
 def dumps(value: Any) -> str:
-    """The canonical text of a plain value: sorted keys, no spaces, ASCII, strict JSON."""
+    """Return the canonical text of a plain value: sorted keys, no spaces, ASCII, strict JSON."""
     try:
         return _encode(value)
     except ValueError:  # a float is not finite, which is rare: only then pay for a walk through all of it
@@ -73,7 +73,7 @@ def _encode(value: Any) -> str:
 
 
 def tag_floats(value: Any) -> Any:
-    """Replace non-finite floats by their tagged form, all through `value`."""
+    """Replace non-finite floats by their tagged form throughout `value`."""
     if isinstance(value, float) and not math.isfinite(value):
         return {_TAG: float_name(value)}
     if isinstance(value, dict):
@@ -84,7 +84,7 @@ def tag_floats(value: Any) -> Any:
 
 
 def float_name(value: float) -> str:
-    """`NaN`, `Infinity` or `-Infinity`."""
+    """Return `NaN`, `Infinity` or `-Infinity`."""
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
@@ -103,7 +103,7 @@ def _untag(item: dict[str, Any]) -> Any:
 
 
 def nonfinite(name: Any) -> float:
-    """The float that `float_name` named; raises `ValueError` for other names."""
+    """Return the float that `float_name` named; raises `ValueError` for other names."""
     if not isinstance(name, str) or name not in _NONFINITE:
         raise ValueError(f"{name!r} is no float")
     return _NONFINITE[name]

@@ -1,4 +1,4 @@
-"""Where a dump lies: a folder of this machine, or one of an object store that a URL names.
+"""Location of a dump: a folder of this machine, or one of an object store that a URL names.
 
 A `Path` and a `RemotePath` share the part of pathlib that dumps are read and written with. Whatever takes a dump
 directory, a folder of it or a file passes it through `location`, and then needs not know which of them it holds.
@@ -20,7 +20,8 @@ _LOCAL = ("file://", "local://")
 
 
 def location(path: str | Location) -> Location:
-    """The place that a path or a URL names: `runs/3`, `file:///runs/3`, `s3://bucket/runs/3`, `memory://runs/3`.
+    """Return the location that a path or a URL names: `runs/3`, `file:///runs/3`, `s3://bucket/runs/3`,
+    `memory://runs/3`.
 
     Raises `DumpError` for a URL whose protocol is unknown here, or that cannot be one of a dump.
     """
@@ -37,17 +38,19 @@ def location(path: str | Location) -> Location:
 
 
 def is_remote(path: str) -> bool:
-    """Whether a text is a URL of something other than this machine's files."""
+    """Return True if a text is a URL of something other than this machine's files."""
     return "://" in path and not path.startswith(_LOCAL)
 
 
 def address(place: Location) -> str:
-    """Text that `location` turns into the same place again; unlike `str` it holds a user's name, so never show it."""
+    """Return text that `location` turns into the same place; unlike `str` it holds a user's name, so never
+    show it.
+    """
     return str(place) if isinstance(place, Path) else place.url
 
 
 def children(folder: Location) -> list[Location]:
-    """What lies directly in a folder, by name; nothing if there is no such folder.
+    """Return the direct children of a folder, by name; none if there is no such folder.
 
     Raises `DumpError` if it cannot be listed.
     """
@@ -62,12 +65,14 @@ def children(folder: Location) -> list[Location]:
 
 
 def size(path: Location) -> int:
-    """The size of a file in bytes."""
+    """Return the size of a file in bytes."""
     return path.stat().st_size if isinstance(path, Path) else path.size
 
 
 def local_path(path: str) -> Path:
-    """The folder or file of this machine that a path or a `file://` URL names; raises `DumpError` for others."""
+    """Return the folder or file of this machine that a path or a `file://` URL names; raises `DumpError`
+    for others.
+    """
     if is_remote(path):
         raise DumpError(
             f"{path} is the URL of a store, but a folder of this machine is needed here: give its path"
@@ -83,7 +88,7 @@ def local_path(path: str) -> Path:
 
 
 def _refuse_collapsed(path: Path) -> None:
-    """pathlib makes `s3:/bucket` of `s3://bucket`, which would become a folder of that name."""
+    """Refuse `s3:/bucket`, which pathlib makes of `s3://bucket`, and which would become a folder of that name."""
     first = path.parts[0] if path.parts else ""
     if len(path.parts) > 1 and first.endswith(":"):
         from fsspec.registry import known_implementations

@@ -1,4 +1,4 @@
-"""The manifest of a dump: what ran, where, under which settings, and a hash of every file. Loads no torch."""
+"""Manifest of a dump: what ran, where, under which settings, and a hash of every file. Loads no torch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _PACKAGES = ("torch", "transformers", "accelerate", "tokenizers", "numpy", "ml-d
 
 @dataclass
 class Provenance:
-    """What a run tells about itself; every field is plain JSON.
+    """Provenance of a run; every field is plain JSON.
 
     Attributes:
         config: the whole configuration.
@@ -67,7 +67,7 @@ class Manifest:
     files: dict[str, Entry]
 
     def to_json(self) -> dict[str, Json]:
-        """The content of manifest.json without its own checksum."""
+        """Return the content of manifest.json without its own checksum."""
         files = {name: _entry_json(entry) for name, entry in self.files.items()}
         tree = {
             "schema_version": SCHEMA_VERSION,
@@ -133,7 +133,7 @@ def _entry(row: dict[str, Any]) -> Entry:
 
 
 def package_versions(names: Iterable[str] = _PACKAGES) -> dict[str, str]:
-    """Versions of Python and of the installed ones among `names`, without importing them."""
+    """Return the versions of Python and of the installed packages among `names`, without importing them."""
     versions = {"python": platform.python_version()}
     for name in names:
         try:
@@ -144,7 +144,7 @@ def package_versions(names: Iterable[str] = _PACKAGES) -> dict[str, str]:
 
 
 def environment(device: str = "cpu", threads: int | None = None) -> dict[str, Any]:
-    """The determinism environment: variables that are set, device, thread count and processor."""
+    """Return the determinism environment: variables that are set, device, thread count and processor."""
     variables = {name: os.environ[name] for name in DETERMINISM_VARIABLES if name in os.environ}
     return {
         "variables": variables,

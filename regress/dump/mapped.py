@@ -1,4 +1,4 @@
-"""Arrays that lie in files: only what is looked at is read, and can be given back."""
+"""Memory-mapped arrays in files: only accessed parts are read, and their memory can be released."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WORTH = 1 << 16  # bytes
 
 @dataclass(frozen=True)
 class Region:
-    """A tensor in a file of any kind that holds it in C order and little-endian.
+    """Tensor in a file of any kind that holds it in C order and little-endian.
 
     Attributes:
         offset: of its first byte.
@@ -33,7 +33,7 @@ class Region:
     shape: tuple[int, ...]
 
     def open(self) -> Array:
-        """The tensor, read-only; nothing of it is read yet.
+        """Return the tensor, read-only; nothing of it is read yet.
 
         Raises:
             DumpError: if the file cannot be read or is too short.
@@ -49,7 +49,7 @@ class Region:
 
 
 def map_file(path: Path) -> Array:
-    """The bytes of a file, read-only; raises `DumpError` if it cannot be read."""
+    """Return the bytes of a file, read-only; raises `DumpError` if it cannot be read."""
     try:
         file = os.open(path, os.O_RDONLY)
         try:
@@ -63,7 +63,7 @@ def map_file(path: Path) -> Array:
 
 
 def release(array: Array) -> None:
-    """Take a part of a mapped file out of this process's memory; looked at again, it is read again.
+    """Release a part of a mapped file from this process's memory; the next access reads it again.
 
     Whatever else holds an array is left alone, and so are parts too small for it to pay.
     """

@@ -1,4 +1,4 @@
-"""Trajectory lists as NexRL dumps them, both generations of it.
+"""Trajectory lists in NexRL's dump format, both generations of it.
 
 Since NexRL commit 5bd3f78 `extra_fields` holds only group_id, uid, run_id, task_id, score and temperature;
 before, it held everything, sampler log-probs included. Files of our own hold all of it.
@@ -21,7 +21,7 @@ _TEXTS = ("finish_reason", "task_id", "prompt", "response", "ground_truth", "tem
 
 
 def trajectory_lists(record: Record) -> dict[str, Any]:
-    """`num_trajectories` and `trajectories` of a trajectory record."""
+    """Return `num_trajectories` and `trajectories` of a trajectory record."""
     items = [_as_dict(trajectory) for trajectory in from_record(record)]
     return {"num_trajectories": len(items), "trajectories": items}
 
@@ -43,7 +43,7 @@ def _as_dict(t: Trajectory) -> dict[str, Any]:
 
 
 def trajectory_tensors(payload: Mapping[str, Any], dtypes: Mapping[str, np.dtype[Any]]) -> dict[str, Array]:
-    """The tensors of a trajectory record of our own, in the order and element types of `dtypes`."""
+    """Return the tensors of a trajectory record of our own, in the order and element types of `dtypes`."""
     try:
         items = payload["trajectories"]
         fields = [item["extra_fields"] for item in items]
@@ -65,7 +65,7 @@ def trajectory_tensors(payload: Mapping[str, Any], dtypes: Mapping[str, np.dtype
 
 
 def foreign_trajectories(payload: Mapping[str, Any], step: int) -> Record:
-    """The record of trajectories that NexRL dumped; raises `Damage` or `DumpError` for malformed ones.
+    """Return the record of trajectories that NexRL dumped; raises `Damage` or `DumpError` for malformed ones.
 
     `logprobs` of the old generation are taken at the token's own position, in float64 (lists have no type).
     """

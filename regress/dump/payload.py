@@ -24,13 +24,13 @@ _SCALARS = {"loss": ("loss", "pg_loss", "entropy_loss")}  # plain floats in NexR
 
 
 def normalized(record: Record) -> Record:
-    """`record` with default NaN patterns where its payload holds plain floats, which cannot keep others."""
+    """Return `record` with default NaN patterns where its payload holds plain floats, which cannot keep others."""
     names = ("log_probs",) if record.type == "trajectory" else _SCALARS.get(record.type, ())
     return replace_tensors(record, {n: canonical_nans(a) for n, a in record.tensors.items() if n in names})
 
 
 def to_payload(record: Record) -> Payload:
-    """Plain values and numpy arrays under NexRL's keys, plus `regress`; `record` is `normalized`."""
+    """Return plain values and numpy arrays under NexRL's keys, plus `regress`; `record` is `normalized`."""
     payload: Payload = {"step": record.step}
     if record.rank is not None:
         payload["rank"] = record.rank
@@ -50,7 +50,7 @@ def to_payload(record: Record) -> Payload:
 
 
 def from_payload(payload: Mapping[str, Any], as_array: AsArray) -> Record:
-    """The record of `to_payload`, verified against its checksum; `as_array` reads one tensor of the format.
+    """Return the record that `to_payload` encoded, verified against its checksum; `as_array` reads one tensor.
 
     Raises `Damage` saying what does not fit.
     """
@@ -85,7 +85,7 @@ def _leaf(type: str, name: str, array: Array) -> Any:
 
 
 def _single(record: Record) -> Payload:
-    """NexRL's keys for the one parameter it dumps; the statistics are computed in float64."""
+    """Return NexRL's keys for the one parameter it dumps; the statistics are computed in float64."""
     ((name, array),) = record.tensors.items()
     count = max(array.size, 1)
     with np.errstate(all="ignore"):  # a broken parameter has broken statistics, and no warnings
@@ -105,7 +105,7 @@ def _single(record: Record) -> Payload:
 
 
 def _companions(record: Record) -> Payload:
-    """Shapes and metadata that NexRL keeps beside the tensors."""
+    """Return the shapes and metadata that NexRL keeps beside the tensors."""
     found: Payload = {}
     if record.type == "old_log_probs" and "old_log_probs" in record.tensors:
         found["shape"] = list(record.tensors["old_log_probs"].shape)

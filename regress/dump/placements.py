@@ -1,4 +1,4 @@
-"""The part of a distributed tensor that lies on this rank, read off its placements."""
+"""Part of a distributed tensor on this rank, read from its placements."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from regress.layout import ShardLayout
 
 
 def of(tensor: Tensor) -> ShardLayout:
-    """Where the local part of a parameter (or of its gradient) lies; a plain tensor is whole.
+    """Return the layout of the local part of a parameter (or of its gradient); a plain tensor is whole.
 
     FSDP splits what tensor parallelism left on the rank, so it comes last where both split one dimension.
 
@@ -40,7 +40,7 @@ def of(tensor: Tensor) -> ShardLayout:
 
 
 def part(layout: ShardLayout, dim: int, *, index: int, count: int, fused: int = 1) -> ShardLayout:
-    """Part ``index`` of ``count`` of what a layout holds, along ``dim``, as `torch.chunk` cuts it.
+    """Return part ``index`` of ``count`` of a layout along ``dim``, as `torch.chunk` cuts it.
 
     Of ``fused`` weights that lie side by side (queries, keys and values) it holds that part of each.
     """
@@ -53,7 +53,7 @@ def part(layout: ShardLayout, dim: int, *, index: int, count: int, fused: int = 
 
 
 def local(tensor: Tensor) -> Tensor:
-    """What lies on this rank, as a plain tensor that shares its memory; no collective."""
+    """Return the local part as a plain tensor that shares its memory; no collective."""
     return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
 
 
@@ -62,6 +62,6 @@ def _dimension(placement: Placement) -> int | None:
 
 
 def _splits_a_part(placements: tuple[Placement, ...], index: int) -> bool:
-    """Whether this placement splits what the ones after it leave of the dimension: FSDP over tensor parallelism."""
+    """Return True if this placement splits what later ones leave of the dimension: FSDP over tensor parallelism."""
     later = [_dimension(placement) for placement in placements[index + 1 :]]
     return isinstance(placements[index], _StridedShard) and _dimension(placements[index]) in later

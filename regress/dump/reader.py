@@ -19,7 +19,7 @@ from regress.errors import DumpError
 
 
 def read(path: str | Location, format: str = "auto") -> Record:
-    """The one record of a file; see `read_all`."""
+    """Return the one record of a file; see `read_all`."""
     records = read_all(path, format)
     if len(records) != 1:
         raise DumpError(
@@ -29,7 +29,7 @@ def read(path: str | Location, format: str = "auto") -> Record:
 
 
 def read_all(path: str | Location, format: str = "auto") -> list[Record]:
-    """The records of a file (several only in jsonl), with the format found from the content.
+    """Return the records of a file (several only in jsonl), with the format found from the content.
 
     Raises `DumpError` naming the file when it is missing, damaged, of another format than `format` (if that
     is not "auto"), or holds code; nothing in the file is ever executed.
@@ -39,7 +39,7 @@ def read_all(path: str | Location, format: str = "auto") -> list[Record]:
 
 
 def detect_format(data: bytes) -> Format | None:
-    """The format that `data` is written in, judged by its first bytes; None when it is none of them."""
+    """Return the format of `data`, judged by its first bytes; None if it is none of them."""
     for found in FORMATS.values():
         if found.matches(data):
             return found
@@ -47,12 +47,14 @@ def detect_format(data: bytes) -> Format | None:
 
 
 def is_dump_file(path: Location) -> bool:
-    """Whether a file is named like a record."""
+    """Return True if a file is named like a record."""
     return path.suffix.removeprefix(".") in FORMATS and parse_stem(path.stem) is not None
 
 
 def files_within(folder: Location, names: Collection[str] = FOLDERS) -> list[Location]:
-    """What lies in the sub-folders of a dump directory, records or not; `names` are those of the sub-folders."""
+    """Return the files in the sub-folders of a dump directory, records or not; `names` are those of the
+    sub-folders.
+    """
     return [path for below in children(folder) if below.name in names for path in children(below)]
 
 
@@ -80,7 +82,7 @@ def _decode(path: Location, data: bytes, format: str) -> list[Record]:
 
 @contextmanager
 def _damage_named(path: Location, format: str) -> Iterator[None]:
-    """Whatever a decoder raises becomes an error that names the file."""
+    """Turn every error of a decoder into one that names the file."""
     try:
         yield
     except Damage as damage:
@@ -92,7 +94,7 @@ def _damage_named(path: Location, format: str) -> Iterator[None]:
 
 
 class DumpReader:
-    """A complete dump directory.
+    """Reader of a complete dump directory.
 
     Attributes:
         folder: the directory.
@@ -130,7 +132,7 @@ class DumpReader:
             raise DumpError(f"{self.folder} {verb} {len(names)} record files ({some}); {advice}")
 
     def names(self, type: str | None = None, step: int | None = None) -> list[str]:
-        """Relative file names in the order of computation, of one type and step or of all."""
+        """Return relative file names in the order of computation, of one type and step or of all."""
         return [
             name
             for name, entry in self._entries.items()

@@ -1,4 +1,4 @@
-"""A record: the named tensors of one stage at one place of a run, with what is needed to understand them."""
+"""Record: the named tensors of one stage at one place of a run, with the metadata needed to understand them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PAYLOAD_KEYS = (
 )
 _CONTAINERS = ("__metadata__", "regress", "entropy_shape", "params", "gradients", "tensors")
 RESERVED = frozenset((*_PAYLOAD_KEYS, *_CONTAINERS))
-"""Tensor names that the file formats need for themselves."""
+"""Tensor names that the file formats reserve."""
 
 _PLACE = tuple(item.name for item in fields(Coordinates))
 
@@ -71,7 +71,7 @@ class Record:
 
     @property
     def where(self) -> Coordinates:
-        """The coordinates of this record."""
+        """Coordinates of this record."""
         return Coordinates(**{key: getattr(self, key) for key in _PLACE})
 
     @property
@@ -81,11 +81,11 @@ class Record:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors together."""
+        """Total bytes of all tensors."""
         return sum(array.nbytes for array in self.tensors.values())
 
     def head(self) -> dict[str, Json]:
-        """Everything but the tensor data, as plain JSON; its table of tensors keeps their order."""
+        """Return everything but the tensor data, as plain JSON; its table of tensors keeps their order."""
         table: list[Json] = [[name, dtype_name(a.dtype), list(a.shape)] for name, a in self.tensors.items()]
         place: dict[str, Json] = {key: getattr(self, key) for key in _PLACE}
         return {
@@ -98,11 +98,13 @@ class Record:
         }
 
     def checksum(self) -> str:
-        """SHA-256 (hex) over the canonical JSON of `head()`, a zero byte, and the tensors' bytes in order."""
+        """Return the SHA-256 (hex) of the canonical JSON of `head()`, a zero byte, and the tensors' bytes
+        in order.
+        """
         return self.seal()[1]
 
     def seal(self) -> tuple[str, str]:
-        """The canonical JSON of `head()`, and `checksum()`."""
+        """Return the canonical JSON of `head()`, and `checksum()`."""
         text = dumps(self.head())
         digest = hashlib.sha256(text.encode() + b"\0")
         for array in self.tensors.values():
@@ -111,12 +113,12 @@ class Record:
 
 
 def replace_tensors(record: Record, changed: Mapping[str, Array]) -> Record:
-    """A copy of `record` with some tensors exchanged, in their old order."""
+    """Return a copy of `record` with some tensors replaced, in their old order."""
     return replace(record, tensors={**record.tensors, **changed})
 
 
 def from_head(head: Any, tensors: Mapping[str, Array]) -> Record:
-    """The record that `head()` described; raises `Damage` naming what does not fit."""
+    """Return the record that `head()` described; raises `Damage` if anything does not match."""
     if not isinstance(head, dict) or not isinstance(head.get("schema"), int):
         raise Damage("it lacks the description of its record")
     if head["schema"] != SCHEMA_VERSION:
@@ -124,7 +126,7 @@ def from_head(head: Any, tensors: Mapping[str, Array]) -> Record:
     if not isinstance(head.get("type"), str) or not isinstance(head.get("meta"), dict):
         raise Damage("it lacks the type or metadata of its record")
     place = {key: head.get(key) for key in _PLACE}
-    # the coordinates were read from JSON, so only the checksum vouches for their types
+    # the coordinates were read from JSON, so only the checksum guarantees their types
     record = Record(head["type"], tensors=dict(tensors), meta=head["meta"], **place)  # type: ignore[arg-type]
     if dumps({key: value for key, value in head.items() if key != "sha256"}) != dumps(record.head()):
         raise Damage("its description of the record contradicts itself")
@@ -132,7 +134,7 @@ def from_head(head: Any, tensors: Mapping[str, Array]) -> Record:
 
 
 def tensor_table(head: Any) -> list[tuple[str, str, tuple[int, ...]]]:
-    """Names, element types and shapes in a head; raises `Damage` for anything malformed."""
+    """Return names, element types and shapes in a head; raises `Damage` for anything malformed."""
     table = head.get("tensors") if isinstance(head, dict) else None
     if not isinstance(table, list):
         raise Damage("it lacks the table of its tensors")

@@ -18,7 +18,7 @@ from regress.errors import DumpError
 
 @dataclass(frozen=True)
 class RecordedStep:
-    """The trajectories of one step, the file that holds them, and the metadata beside them."""
+    """Trajectories of one step, the file that holds them, and the metadata beside them."""
 
     step: int
     path: Location
@@ -27,7 +27,7 @@ class RecordedStep:
 
 
 def read_trajectories(path: str | Location, format: str = "auto") -> dict[int, RecordedStep]:
-    """All recorded steps under `path`, by step.
+    """Return all recorded steps under `path`, by step.
 
     `path` is a file (jsonl may hold several steps), a folder of `step_*` files, or a dump directory. Where a
     manifest covers the files, they are verified against it. Raises `DumpError` naming the file for anything
@@ -88,7 +88,9 @@ def _from_folder(path: Location, format: str) -> Iterator[tuple[Location, Record
 
 
 def _is_of_dump(folder: Location) -> bool:
-    """Whether a folder of records is one of a dump; other folders may stand beside a manifest.json of others."""
+    """Return True if a folder of records belongs to a dump; other folders may stand beside another
+    program's manifest.json.
+    """
     return folder.name in FOLDERS and (folder.parent / MANIFEST).is_file()
 
 

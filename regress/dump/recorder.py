@@ -1,4 +1,4 @@
-"""The recorder: decides what is wanted, gathers what belongs to one record, and finishes the dump."""
+"""Recorder: filters taps, collects the tensors of each record, and completes the dump."""
 
 from __future__ import annotations
 
@@ -80,11 +80,13 @@ class Recorder:
 
     @property
     def failure(self) -> DumpError | None:
-        """The first failure of the writer so far."""
+        """First failure of the writer so far."""
         return self._writer.failure
 
     def wanted(self, type: str, step: int) -> bool:
-        """Whether records of this type are kept at this step; raises `DumpError` for a type that does not exist."""
+        """Return True if records of this type are kept at this step; raises `DumpError` for a type that
+        does not exist.
+        """
         if type not in self._types:
             stage_index(type)  # a type that does not exist is a mistake, and no type that nobody asked for
             return False
@@ -114,7 +116,7 @@ class Recorder:
                 )
 
     def flush(self, where: Coordinates | None = None) -> None:
-        """Hand the records at `where` (None: all) to the writer; raises the writer's first `DumpError`."""
+        """Pass the records at `where` (None: all) to the writer; raises the writer's first `DumpError`."""
         with self._lock:
             keys = [key for key in self._pending if where is None or key[1] == where]
             records = [self._pending.pop(key) for key in keys]
@@ -122,7 +124,7 @@ class Recorder:
             self.put(record)
 
     def put(self, record: Record, folder: str | None = None) -> None:
-        """Hand one whole record to the writer, into `folder` (one of `FOLDERS`; default: its type).
+        """Pass one whole record to the writer, into `folder` (one of `FOLDERS`; default: its type).
 
         Raises `DumpError` when a record of the same file name was written before.
         """
@@ -140,7 +142,7 @@ class Recorder:
             self._writer.put(path, record)
 
     def close(self, complete: bool = True) -> None:
-        """Write what is pending and, if the run is `complete`, the manifest; raises the first `DumpError`."""
+        """Write pending records and, if the run is `complete`, the manifest; raises the first `DumpError`."""
         if not complete:
             self._finish()
             return
@@ -151,7 +153,7 @@ class Recorder:
             write_manifest(self.folder, Manifest(self._provenance, self._format.name, files))
 
     def _finish(self) -> dict[str, Entry]:
-        """Write what is pending; the files of this process."""
+        """Write pending records; return the files of this process."""
         try:
             self.flush()
         finally:
@@ -163,7 +165,7 @@ class Recorder:
         }
 
     def _together(self, work: Callable[[], T]) -> list[T]:
-        """What the work of every rank came to; raises `DumpError` on all of them if it failed on one."""
+        """Return the result of every rank's work; raises `DumpError` on all of them if it failed on one."""
         own: T | None = None
         failure: DumpError | None = None
         try:
@@ -180,7 +182,7 @@ class Recorder:
 
 
 def _refuse_others(folder: Location, files: Collection[str]) -> None:
-    """Refuse to complete a dump that somebody else has written into."""
+    """Refuse to complete a dump that another recorder has written into."""
     found = {f"{path.parent.name}/{path.name}" for path in files_within(folder) if is_dump_file(path)}
     if others := sorted(found - set(files)):
         raise DumpError(f"another recorder has written into {folder} ({others[0]}), too: {_GATHER}")
@@ -200,14 +202,14 @@ def _refuse_twice(old: Record, new: Record) -> None:
 
 
 def _contradicts(old: Json, new: Json) -> bool:
-    """Whether two values cannot stand together; mappings can, where they agree on what both have."""
+    """Return True if two values contradict each other; mappings only where both have a key."""
     if isinstance(old, dict) and isinstance(new, dict):
         return any(old[key] != new[key] for key in old.keys() & new.keys())
     return old != new
 
 
 def _prepare(folder: Location, overwrite: bool) -> None:
-    """Refuse or remove an earlier dump, and find out whether the folder can be written."""
+    """Refuse or remove an earlier dump, and check that the folder can be written."""
     try:
         below = files_within(folder)
         earlier = [path for path in below if is_dump_file(path)]

@@ -1,4 +1,4 @@
-"""Files of an object store, under the names that pathlib has for them. What is stored is fsspec's business.
+"""Files of an object store, with pathlib's method names. Storage itself is left to fsspec.
 
 A file is uploaded whole, so that the store holds all of it or what it held before; retries are those of the file
 system behind the URL (s3fs, gcsfs, adlfs, ...), which is configured as fsspec is: by the environment and by
@@ -28,7 +28,7 @@ _WITH_NAMES = ("abfs", "abfss", "ftp", "hdfs", "sftp", "smb", "ssh", "wasb", "wa
 
 @dataclass(frozen=True, repr=False)
 class RemotePath:
-    """A file or a folder of a store, with the part of `pathlib.Path` that dumps need.
+    """File or folder of a store, with the part of `pathlib.Path` that dumps need.
 
     Attributes:
         url: its address, credentials included; `str` leaves them out.
@@ -55,22 +55,22 @@ class RemotePath:
 
     @property
     def name(self) -> str:
-        """The last part."""
+        """Last part of the path."""
         return self._pure.name
 
     @property
     def stem(self) -> str:
-        """The last part without its suffix."""
+        """Last part without its suffix."""
         return self._pure.stem
 
     @property
     def suffix(self) -> str:
-        """Such as `.pt`."""
+        """Suffix, such as `.pt`."""
         return self._pure.suffix
 
     @property
     def parent(self) -> RemotePath:
-        """The folder around; that of a bucket is itself."""
+        """Parent folder; a bucket is its own parent."""
         above, _, name = self.url.rpartition("/")
         if above.endswith(("/", ":")):
             return self
@@ -78,7 +78,7 @@ class RemotePath:
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """Size in bytes."""
         entry = self.entry or self._info()
         return int((entry or {}).get("size") or 0)
 
@@ -87,25 +87,25 @@ class RemotePath:
         return PurePosixPath(self.url.partition("://")[2])
 
     def absolute(self) -> RemotePath:
-        """Itself."""
+        """Return the path itself."""
         return self
 
     def exists(self) -> bool:
-        """Whether it is a file, or a folder with something in it."""
+        """Return True for a file, or a folder with something in it."""
         return self._info() is not None
 
     def is_dir(self) -> bool:
-        """Whether it is a folder with something in it."""
+        """Return True for a folder with something in it."""
         entry = self.entry or self._info()
         return entry is not None and entry["type"] == "directory"
 
     def is_file(self) -> bool:
-        """Whether it is a file."""
+        """Return True for a file."""
         entry = self.entry or self._info()
         return entry is not None and entry["type"] == "file"
 
     def iterdir(self) -> Iterator[RemotePath]:
-        """What lies directly in this folder, at this moment."""
+        """Yield the direct children of this folder, at this moment."""
         with self._answers("listed", missing_ok=True):
             self.files.invalidate_cache(self.path)  # other ranks write, too
             found = self.files.ls(self.path, detail=True)
@@ -116,7 +116,7 @@ class RemotePath:
                 yield RemotePath(f"{self.url}/{name}", self.files, f"{self.path}/{name}", entry)
 
     def read_bytes(self) -> bytes:
-        """The whole file, downloaded once."""
+        """Return the whole file, downloaded once."""
         with self._answers("read", missing_ok=True):
             return bytes(self.files.cat_file(self.path))
 
@@ -138,13 +138,13 @@ class RemotePath:
             self.files.rm_file(self.path)
 
     def rmtree(self) -> None:
-        """Remove a folder with all that it holds; none is no error."""
+        """Remove a folder with all that it holds; a missing one is no error."""
         with self._answers("removed"), suppress(FileNotFoundError):
             self.files.invalidate_cache(self.path)
             self.files.rm(self.path, recursive=True)
 
     def _make(self) -> None:
-        """Make this folder and those around it; a store without folders only looks whether there is the bucket."""
+        """Create this folder and its parents; a store without folders only checks that the bucket exists."""
         if self.parent == self:
             raise FileNotFoundError(self.path)
         with suppress(FileExistsError):
@@ -165,7 +165,7 @@ class RemotePath:
 
     @contextmanager
     def _answers(self, verb: str, missing_ok: bool = False) -> Iterator[None]:
-        """What a store says in place of doing something, which each says with errors of its own, as one sentence."""
+        """Turn a store's errors, different for each store, into one sentence."""
         try:
             yield
         except Exception as error:
@@ -187,7 +187,7 @@ def _remedy(error: Exception) -> str:
 
 
 def open_url(url: str) -> RemotePath:
-    """The place that a URL names, such as `s3://bucket/run`, without asking the store for it.
+    """Return the location that a URL names, such as `s3://bucket/run`, without contacting the store.
 
     Raises `DumpError` if this installation does not speak its protocol, or if it names no single place.
     """

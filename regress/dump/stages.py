@@ -1,4 +1,4 @@
-"""What can be recorded, in the order in which a training step computes it."""
+"""Record types, in the order in which a training step computes them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from regress.errors import DumpError
 
 @dataclass(frozen=True)
 class Stage:
-    """One record type. `per_update` tells whether it belongs to an optimizer update or to the whole step."""
+    """One record type. `per_update` is True if it belongs to an optimizer update, False if to the whole step."""
 
     name: str
     per_update: bool
@@ -37,11 +37,11 @@ STAGES: tuple[Stage, ...] = (
     Stage("optimizer", True, "optimizer state after the update"),
 )
 FOLDERS = (*(stage.name for stage in STAGES), "train", "val")
-"""Sub-folders of a dump: one for each type, and those of recorded rollouts by their use."""
+"""Sub-folders of a dump: one for each type, and those of recorded rollouts by use."""
 
 _INDEX = {stage.name: index for index, stage in enumerate(STAGES)}
 _LATER = ("token_gradient", "gradient_clipped")
-"""Types that came after the first release, in the order in which they came."""
+"""Types added after the first release, in the order in which they were added."""
 _NUMBERS = {
     name: number
     for number, name in enumerate((*(stage.name for stage in STAGES if stage.name not in _LATER), *_LATER))
@@ -49,13 +49,13 @@ _NUMBERS = {
 
 
 def stage_number(name: str) -> int:
-    """Number of a record type in files, which no later type changes; raises `DumpError` for an unknown one."""
+    """Return the number of a record type in files, which later types do not change; raises `DumpError` if unknown."""
     stage_index(name)
     return _NUMBERS[name]
 
 
 def stage_index(name: str) -> int:
-    """Place of a record type in the dataflow; raises `DumpError` for an unknown one."""
+    """Return the position of a record type in the dataflow; raises `DumpError` for an unknown one."""
     if name not in _INDEX:
         near = get_close_matches(name, _INDEX, n=1) or [", ".join(_INDEX)]
         raise DumpError(f"record type {name!r} does not exist: did you mean {near[0]}?")

@@ -1,4 +1,4 @@
-"""The instrumentation of a trainer: `tap` marks a value, `at` says where, `recording` says that it is kept.
+"""Instrumentation of a trainer: `tap` records a value, `at` sets the coordinates, `recording` sets the recorder.
 
     with recording(Recorder("dump", options={"loss": True})):
         for step in range(3):
@@ -30,7 +30,7 @@ _watcher: ContextVar[Callable[[str, Coordinates], None] | None] = ContextVar("re
 
 
 class Layout(Protocol):
-    """What maps a local tensor to canonical coordinates, such as `regress.layout.TokenLayout`."""
+    """Mapping of a local tensor to canonical coordinates, such as `regress.layout.TokenLayout`."""
 
     def to_json(self) -> dict[str, Any]: ...
 
@@ -61,7 +61,7 @@ def tap(
 
 @dataclass(frozen=True)
 class BoundTap:
-    """A tap that keeps the recorder and the coordinates of the place where it was made.
+    """Tap that keeps the recorder and the coordinates of the place where it was made.
 
     For values that come up elsewhere, such as gradients in a backward pass, whose threads have no context variables.
     A call records one whole record.
@@ -86,7 +86,7 @@ class BoundTap:
 
 
 def bound(type: str) -> BoundTap | None:
-    """A tap of this type that is bound to the coordinates in force; None where it would not be kept.
+    """Return a tap of this type that is bound to the current coordinates; None where it would not be kept.
 
     Raises `DumpError` outside of `at(step=...)`.
     """
@@ -119,7 +119,9 @@ def tap_trajectories(
 
 @contextmanager
 def watching(watcher: Callable[[str, Coordinates], None]) -> Iterator[None]:
-    """Tell `watcher` type and coordinates of every value that is recorded inside, so that it knows how far a run is."""
+    """Tell `watcher` type and coordinates of every value that is recorded inside, so that it knows a run's
+    progress.
+    """
     token = _watcher.set(watcher)
     try:
         yield
@@ -128,24 +130,24 @@ def watching(watcher: Callable[[str, Coordinates], None]) -> Iterator[None]:
 
 
 def active_recorder() -> Recorder | None:
-    """The recorder that receives taps here, if any."""
+    """Return the recorder that receives taps here, or None."""
     return _recorder.get()
 
 
 def wanted(type: str) -> bool:
-    """Whether a tap of this type would be kept here; ask before computing something only for a tap."""
+    """Return True if a tap of this type would be kept here; ask before computing a value only for a tap."""
     recorder, where = _recorder.get(), _where.get()
     return recorder is not None and where is not None and recorder.wanted(type, where.step)
 
 
 def failure() -> DumpError | None:
-    """What keeps this process from recording, if its recorder left it to be looked for."""
+    """Return the error that keeps this process from recording, if its recorder does not raise it by itself."""
     recorder = _recorder.get()
     return None if recorder is None else recorder.failure
 
 
 def current() -> Coordinates | None:
-    """The coordinates in force; None outside of `at`."""
+    """Return the current coordinates; None outside of `at`."""
     return _where.get()
 
 
@@ -187,8 +189,9 @@ def _flush(where: Coordinates, outer: Coordinates | None) -> None:
 
 @contextmanager
 def recording(recorder: Recorder) -> Iterator[Recorder]:
-    """Let `recorder` receive the taps inside; a normal end completes the dump, an exception leaves it without
-    manifest."""
+    """Make `recorder` receive the taps inside; a normal end completes the dump, an exception leaves it
+    without manifest.
+    """
     token = _recorder.set(recorder)
     try:
         yield recorder
@@ -201,7 +204,7 @@ def recording(recorder: Recorder) -> Iterator[Recorder]:
 
 
 def _abandon(recorder: Recorder, error: BaseException) -> None:
-    """Keep the files already recorded; a failure to write them must not hide why the run ended."""
+    """Keep the files already recorded; a failure to write them must not hide the error that ended the run."""
     try:
         recorder.close(complete=False)
     except DumpError as failure:

@@ -1,4 +1,4 @@
-"""Trajectories: sampled completions with everything a replay needs, and their form as a record."""
+"""Trajectories: sampled completions with everything a replay needs, and their conversion to records."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Trajectory:
 
     @property
     def key(self) -> tuple[str, int]:
-        """What identifies the sample within its step."""
+        """Key of the sample within its step."""
         return self.group_id, self.run_id
 
     def validate(self) -> None:
@@ -93,7 +93,7 @@ class Trajectory:
 def to_record(
     trajectories: Sequence[Trajectory], step: int, meta: Mapping[str, Any] | None = None, **place: Any
 ) -> Record:
-    """The record of one step's trajectories: flat arrays over all N samples, texts in `meta["samples"]`.
+    """Return the record of one step's trajectories: flat arrays over all N samples, texts in `meta["samples"]`.
 
     `place` may hold the other coordinates. Raises `DumpError` for none, or an invalid one.
     """
@@ -138,7 +138,7 @@ def _texts(trajectory: Trajectory) -> dict[str, Any]:
 
 
 def from_record(record: Record) -> list[Trajectory]:
-    """The trajectories of one step, in recorded order; raises `DumpError` when the record holds none."""
+    """Return the trajectories of one step, in recorded order; raises `DumpError` when the record holds none."""
     try:
         trajectories = _unpack(record)
     except (KeyError, TypeError, ValueError, IndexError) as error:
@@ -175,7 +175,7 @@ def _unpack(record: Record) -> list[Trajectory]:
 
 @dataclass(frozen=True, eq=False)
 class Rollout:
-    """What a record holds of one sample, as parts of its arrays: nothing is copied, and no token becomes an object."""
+    """Parts of a record's arrays for one sample: nothing is copied, and no token becomes an object."""
 
     key: tuple[str, int]
     tokens: Array
@@ -186,7 +186,7 @@ class Rollout:
 
 
 def rollouts_in(record: Record) -> list[Rollout]:
-    """The samples of one step, in recorded order, for those that need their numbers only.
+    """Return the samples of one step, in recorded order, as numbers only.
 
     Raises `DumpError` when the record holds none, or two of one key.
     """

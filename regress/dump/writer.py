@@ -1,4 +1,4 @@
-"""The background writer: hands records to one thread, within a budget of memory."""
+"""Background writer: one thread writes records within a memory budget."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Writer:
         self._thread.start()
 
     def put(self, path: Location, record: Record) -> None:
-        """Hand over a record that nobody changes any more; raises the writer's first `DumpError`."""
+        """Queue a record that nobody changes any more; raises the writer's first `DumpError`."""
         with self._changed:
             self._changed.wait_for(lambda: not self._pending or self._pending + record.nbytes <= self._budget)
             self.check()
@@ -54,7 +54,7 @@ class Writer:
         self.check()
 
     def check(self) -> None:
-        """Raise the writer's first `DumpError`, if it met one."""
+        """Raise the writer's first `DumpError`, if there is one."""
         if self.failure is not None:
             raise self.failure
 

@@ -1,1 +1,1 @@
-"""The program: configuration, policy, rollout workers, batching, the training step, the trainer."""
+"""The training engine: configuration, policy, rollout workers, batching, training step and trainer."""

@@ -1,4 +1,4 @@
-"""Attention over any token layout: block-causal masks, and a kernel that never touches padding.
+"""Attention over any token layout: block-causal masks, and a kernel that skips padding.
 
 Three implementations see the same layout: ``eager`` gets an additive mask, ``sdpa`` a boolean one, and
 ``varlen`` none at all: it cuts queries, keys and values into the layout's segments and runs plain causal
@@ -32,7 +32,7 @@ class VarlenSegments:
 
     @classmethod
     def of(cls, layout: TokenLayout, local_index: Tensor) -> VarlenSegments:
-        """From a layout and its flat local token index ``[num_tokens]`` (ordered by segment)."""
+        """Build the segments from a layout and its flat local token index ``[num_tokens]`` (ordered by segment)."""
         rows, columns = layout.shape
         lengths = tuple(segment.stop - segment.start for segment in layout.segments)
         full = len(local_index) == rows * columns and bool((local_index.diff() == 1).all())
@@ -42,7 +42,7 @@ class VarlenSegments:
 def block_causal_mask(
     layout: TokenLayout, implementation: str, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """``[B, 1, T, T]`` mask: a token sees itself and the earlier tokens of its own sample.
+    """Return a ``[B, 1, T, T]`` mask: a token sees itself and the earlier tokens of its own sample.
 
     Padding sees only itself, so that no row of the softmax is empty. Boolean for ``sdpa``; additive, of the
     model's dtype, for ``eager`` (which adds whatever it is given, a boolean mask silently).
@@ -57,7 +57,9 @@ def block_causal_mask(
 
 
 def visible(layout: TokenLayout, queries: Tensor, keys: Tensor) -> Tensor:
-    """``[B, 1, Q, K]``: whether the token in column ``queries[i]`` sees the one in column ``keys[j]`` of its row."""
+    """Return ``[B, 1, Q, K]``: True if the token in column ``queries[i]`` sees the one in column
+    ``keys[j]`` of its row.
+    """
     samples = torch.from_numpy(layout.sample_ids).to(queries.device)
     own = samples[:, queries, None]
     same = (own == samples[:, None, keys]) & (own >= 0)
@@ -76,7 +78,7 @@ def varlen_attention(
     varlen: VarlenSegments | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention segment by segment; the signature is the one of Hugging Face's attention functions.
+    """Compute causal attention segment by segment; the signature is that of Hugging Face's attention functions.
 
     Args:
         query: ``[B, heads, T, head_dim]``.
@@ -109,7 +111,7 @@ def varlen_attention(
 
 
 def _segments(tensor: Tensor, varlen: VarlenSegments) -> tuple[Tensor, ...]:
-    """``[B, heads, T, d]`` -> one ``[1, heads, length, d]`` per segment."""
+    """Split ``[B, heads, T, d]`` into one ``[1, heads, length, d]`` per segment."""
     flat = tensor.transpose(1, 2).flatten(0, 1)
     if varlen.index is not None:
         flat = flat.index_select(0, varlen.index)

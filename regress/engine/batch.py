@@ -1,4 +1,4 @@
-"""A mini-batch in canonical form, and its projection onto token layouts.
+"""Mini-batch in canonical form, and its projection onto token layouts.
 
 Every quantity of the loss is a flat tensor over the ``K`` loss tokens of the mini-batch, sample after sample.
 A microbatch is a selection of them, together with the ``[B, T]`` tensors that the model reads.
@@ -47,7 +47,7 @@ class LossTokens:
         return len(self.sequence)
 
     def select(self, index: Tensor, sequence: Tensor, num_sequences: int) -> LossTokens:
-        """The tokens at ``index``, renumbered by ``sequence``."""
+        """Return the tokens at ``index``, renumbered by ``sequence``."""
         chosen = {
             f.name: value[index]
             for f in fields(self)
@@ -58,7 +58,7 @@ class LossTokens:
 
 @dataclass(frozen=True)
 class Microbatch:
-    """What one forward pass of one rank reads: local ``[B, T]`` tensors, and the loss tokens that it predicts.
+    """Inputs of one forward pass on one rank: local ``[B, T]`` tensors, and the loss tokens that it predicts.
 
     Attributes:
         place: where inputs and values of the loss lie.
@@ -89,7 +89,7 @@ class Microbatch:
 
     @property
     def layout(self) -> TokenLayout:
-        """Where the inputs lie."""
+        """Layout of the inputs."""
         return self.place.tokens
 
     @property
@@ -98,11 +98,11 @@ class Microbatch:
         return self.target_ids.reshape(-1)[self.local]
 
     def samples_of(self, layout: TokenLayout) -> tuple[SampleKey, ...]:
-        """The key of the sample of each segment."""
+        """Return the key of the sample of each segment."""
         return tuple(self.keys[segment.sample] for segment in layout.segments)
 
     def scatter(self, values: Tensor) -> Tensor:
-        """``[K]`` values of the loss tokens as a ``[B, T]`` tensor, each at its place, 0 elsewhere."""
+        """Return ``[K]`` values of the loss tokens as a ``[B, T]`` tensor, each at its place, 0 elsewhere."""
         out = values.new_zeros(self.place.targets.shape)
         out.view(-1)[self.local] = values
         return out
@@ -143,11 +143,11 @@ class TokenBatch:
         self.sequence = self._tensor(sample[self.mask])
 
     def loss_tokens(self) -> LossTokens:
-        """The ``K`` loss tokens of the batch, without quantities yet."""
+        """Return the ``K`` loss tokens of the batch, without quantities yet."""
         return LossTokens(self.sequence, len(self.trajectories))
 
     def sampler_log_probs(self, dtype: torch.dtype) -> Tensor | None:
-        """``[K]`` log-probs recorded by the sampler, or ``None`` if any trajectory lacks them."""
+        """Return the ``[K]`` log-probs recorded by the sampler, or ``None`` if any trajectory lacks them."""
         recorded = [trajectory.log_probs for trajectory in self.trajectories]
         if any(values is None for values in recorded):
             return None
@@ -155,7 +155,7 @@ class TokenBatch:
         return torch.from_numpy(flat[self.mask]).to(self.device, dtype)
 
     def microbatches(self, plan: BatchPlan, ranks: RankPlan | None = None, rank: int = 0) -> list[Microbatch]:
-        """The microbatches of a rank under a plan: every token lies in exactly one, on one of the ranks."""
+        """Return the microbatches of a rank under a plan: every token lies in exactly one, on one of the ranks."""
         tokens = np.concatenate([np.asarray(t.tokens, dtype=np.int64) for t in self.trajectories])
         order = np.cumsum(self.mask) - 1
         places = plan_ranks(self.lengths, plan, ranks or RankPlan())[rank]

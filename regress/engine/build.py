@@ -1,4 +1,4 @@
-"""From a configuration to the parts of a run."""
+"""Construction of a run's parts from its configuration."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch.optim import AdamW
+from torch.optim import Optimizer
 from transformers import PreTrainedTokenizerBase
 
 from regress.dump.hooks import matching_modules, matching_parameters, record_modules
@@ -16,6 +16,7 @@ from regress.dump.manifest import Provenance
 from regress.dump.recorder import Recorder
 from regress.dump.taps import recording
 from regress.engine.compiled import blocks_of
+from regress.engine.components import own_loss, own_optimizer
 from regress.engine.config.rules import updates_per_rollout
 from regress.engine.config.schema import Config
 from regress.engine.dialogue import Dialogue, environment_texts
@@ -39,12 +40,12 @@ from regress.tasks.environments import Environment, make_environment
 from regress.tasks.registry import make_task
 
 Progress = Callable[[str, int], Callable[[], None]]
-"""``progress(name, total)`` opens a progress bar and returns what advances it."""
+"""Function ``progress(name, total)``: opens a progress bar and returns the function that advances it."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run that is ready to train and is being recorded; ``recorder`` is None when nothing is dumped."""
+    """Run that is ready to train; ``recorder`` is None when nothing is dumped."""
 
     config: Config
     tokenizer: PreTrainedTokenizerBase
@@ -54,7 +55,7 @@ class Run:
 
 
 def build(config: Config, resources: ExitStack, progress: Progress, world: World | None = None) -> Run:
-    """Data, tokenizer, rollout worker, model, optional warm start, reference and optimizer.
+    """Build data, tokenizer, rollout worker, model, optional warm start, reference and optimizer.
 
     Everything that can be refused (an unwritable dump directory, a recording that does not fit) is refused
     before anything is computed. ``resources`` closes what the run leaves open. ``world`` is by default this process
@@ -97,12 +98,13 @@ def build(config: Config, resources: ExitStack, progress: Progress, world: World
         worker=worker,
         prompts=prompts.train,
         trajectory_meta=trajectory_meta(origin),
+        token_loss=agreed(world, lambda: own_loss(config.algorithm.loss_function)),
     )
     return Run(config, tokenizer, prompts, trainer, recorder)
 
 
 def _material(config: Config) -> tuple[PreTrainedTokenizerBase, PromptSource, Dialogue | None]:
-    """The tokenizer, the prompts, and what answers in conversations of several turns."""
+    """Return the tokenizer, the prompts, and the dialogue of conversations with several turns."""
     task = make_task(config.task.name, config.task.level, config.task.params, config.seed)
     dataset = make_dataset(task, config.task.train_size, config.task.eval_size)
     environment = None if config.task.environment is None else make_environment(config.task.environment)
@@ -124,7 +126,7 @@ def _tokenizer(config: Config, dataset: Dataset, environment: Environment | None
 
 
 def _tokenizer_path(config: Config) -> str | None:
-    """A checkpoint brings its own tokenizer: another one of the same size would go unnoticed."""
+    """Return the path of a checkpoint's own tokenizer: another one of the same size would go unnoticed."""
     if config.tokenizer.path is None and config.model.path is not None:
         checkpoint_config(Path(config.model.path))  # a broken checkpoint is not the tokenizer's fault
         beside = Path(config.model.path) / "tokenizer_config.json"
@@ -133,7 +135,7 @@ def _tokenizer_path(config: Config) -> str | None:
 
 
 def _recorder(config: Config, policy: LocalPolicy, origin: Provenance, world: World) -> Recorder:
-    """The recorder, once it is sure that the patterns find something: it may have to remove an earlier dump."""
+    """Return the recorder after checking that the patterns match something: it may remove an earlier dump."""
     debug = config.debug
     wanted = debug.dump_options
     if wanted.param or wanted.gradient or wanted.optimizer:
@@ -155,7 +157,7 @@ def _recorder(config: Config, policy: LocalPolicy, origin: Provenance, world: Wo
 
 
 def _require_outside(found: Iterable[str], blocks: Iterable[str], config: Config) -> None:
-    """What lies in a compiled block is no module any more, but a piece of one function."""
+    """Refuse modules inside a compiled block, which exist only as parts of one function."""
     inside = [name for name in found for block in blocks if name.startswith(f"{block}.")]
     if inside:
         raise ConfigError(
@@ -164,16 +166,20 @@ def _require_outside(found: Iterable[str], blocks: Iterable[str], config: Config
         )
 
 
-def _optimizer(config: Config, policy: LocalPolicy) -> AdamW:
+def _optimizer(config: Config, policy: LocalPolicy) -> Optimizer:
     chosen = config.optimizer
-    optimizer = adamw(
-        policy.named_parameters(),
-        chosen.learning_rate,
-        betas=(chosen.betas[0], chosen.betas[1]),
-        eps=chosen.eps,
-        weight_decay=chosen.weight_decay,
-        implementation=chosen.implementation,
-    )
+    optimizer: Optimizer
+    if chosen.factory is not None:
+        optimizer = own_optimizer(list(policy.named_parameters()), chosen.factory, chosen)
+    else:
+        optimizer = adamw(
+            policy.named_parameters(),
+            chosen.learning_rate,
+            betas=(chosen.betas[0], chosen.betas[1]),
+            eps=chosen.eps,
+            weight_decay=chosen.weight_decay,
+            implementation=chosen.implementation,
+        )
     if chosen.state_path is not None:
         load_state(optimizer, policy, chosen.state_path)
     return optimizer

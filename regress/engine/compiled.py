@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from regress.errors import ConfigError, RegressError, reason
 
 LIMIT = 64
-"""Compilations of a block before a run is stopped: torch would go on uncompiled, and not say so."""
+"""Maximum compilations of a block before a run is stopped; torch would silently go on uncompiled."""
 
 SIMD_BITS = {"DEFAULT": 1, "AVX2": 256, "AVX512": 512}
 """Width of inductor's vector code by the instruction set in use. torch 2.13 does not tell them apart itself: it writes
@@ -30,13 +30,13 @@ kernels from its cache that crash."""
 
 
 def blocks_of(model: PreTrainedModel) -> dict[str, nn.Module]:
-    """The modules that the model says are never split over devices: its transformer blocks."""
+    """Return the modules that the model declares as never split over devices: its transformer blocks."""
     kinds = set(model._no_split_modules or ())
     return {name: module for name, module in model.named_modules() if type(module).__name__ in kinds}
 
 
 class CompiledBlocks:
-    """The blocks of a model under one backend of ``torch.compile``.
+    """Blocks of a model under one backend of ``torch.compile``.
 
     Raises:
         ConfigError: if the backend cannot compile here, or the model does not say which its blocks are.
@@ -59,7 +59,7 @@ class CompiledBlocks:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Within this context the blocks run compiled.
+        """Run the blocks compiled within this context.
 
         Raises:
             RegressError: if torch cannot compile one of them, or compiles it too often.
@@ -86,7 +86,7 @@ class CompiledBlocks:
                 del block.forward
 
     def _try_out(self, model: PreTrainedModel) -> None:
-        """A missing C++ compiler shows here, not after the rollout."""
+        """Compile a trivial function, so that a missing C++ compiler shows here and not after the rollout."""
         try:
             torch.compile(torch.sin, backend=self.backend)(torch.zeros(2, device=model.device))
         except Exception as error:  # backends raise what they like
@@ -102,7 +102,7 @@ def _options(backend: str) -> dict[str, Any] | None:
 
 
 def _strict() -> AbstractContextManager[None]:
-    """Beyond a limit torch would run blocks uncompiled without a word."""
+    """Raise at the recompile limit, where torch would silently run blocks uncompiled."""
     limits = {"recompile_limit": LIMIT, "accumulated_recompile_limit": 100 * LIMIT}
     patch: AbstractContextManager[None] = torch._dynamo.config.patch(
         {**limits, "fail_on_recompile_limit_hit": True}

@@ -1,4 +1,4 @@
-"""Conversations of several turns: an environment answers, and its tokens are read but never trained on."""
+"""Conversations of several turns: an environment replies, and its tokens are read but never trained on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ ROLES = ("tool", "user")
 
 
 def environment_texts(environment: Environment, problems: Iterable[Problem]) -> list[str]:
-    """What an environment says to an empty and to an unfinished answer: a tokenizer has to know its characters."""
+    """Return an environment's replies to an empty and to an unfinished answer, whose characters a tokenizer
+    must know.
+    """
     said = [environment(p, text) for p in problems for text in ("", _unfinished(p))]
     return [text for text in said if text is not None]
 
@@ -29,7 +31,7 @@ def _unfinished(problem: Problem) -> str:
 
 
 class Dialogue:
-    """How an environment takes its turns.
+    """Writer of an environment's turns in a conversation.
 
     Args:
         environment: what answers a completion.
@@ -54,7 +56,7 @@ class Dialogue:
         self._role = _role(tokenizer, problem)
 
     def reply(self, problem: Problem, text: str) -> list[int] | None:
-        """The tokens between a completion and the next one; None if the environment ends the conversation.
+        """Return the tokens between a completion and the next one; None if the environment ends the conversation.
 
         Raises:
             TaskError: if the environment fails, or says what the tokenizer cannot write.
@@ -71,7 +73,9 @@ class Dialogue:
         return ids
 
     def demonstration(self, problem: Problem) -> list[int]:
-        """An unfinished answer and the environment's reply, after which the right answer is due; may be empty."""
+        """Return an unfinished answer and the environment's reply, after which the right answer is due; may
+        be empty.
+        """
         attempt = completion_ids(self._tokenizer, _unfinished(problem))
         reply = self.reply(problem, completion_text(self._tokenizer, attempt))
         return [] if reply is None else attempt + reply
@@ -97,7 +101,7 @@ def _role(tokenizer: PreTrainedTokenizerBase, problem: Problem) -> str:
 
 @dataclass
 class Conversation:
-    """One run of a prompt while it is sampled: everything after the prompt, token by token.
+    """One run of a prompt during sampling: everything after the prompt, token by token.
 
     Attributes:
         prompt: tokens of the prompt.
@@ -123,18 +127,18 @@ class Conversation:
 
     @property
     def room(self) -> int:
-        """Tokens that may still follow."""
+        """Number of tokens that may still follow."""
         return self.limit - len(self.after)
 
     def complete(self, completion: Completion, text: str) -> None:
-        """The policy's turn."""
+        """Append a completion of the policy."""
         self.after += completion.tokens
         self.mask += [1] * len(completion.tokens)
         self.log_probs.append(completion.log_probs)
         self.text, self.finish_reason, self.open = text, completion.finish_reason, False
 
     def answer(self, reply: list[int] | None) -> None:
-        """The environment's turn: another completion follows, unless it has nothing to say or no room is left."""
+        """Append the environment's reply: another completion follows, unless there is no reply or no room is left."""
         if reply is None or self.finish_reason != "stop":
             return
         if len(reply) >= self.room:

@@ -1,4 +1,4 @@
-"""The determinism environment: variables that change arithmetic, applied before torch starts work.
+"""Determinism environment: variables that change arithmetic, applied before torch starts work.
 
 This module does not import torch when it loads, because some libraries read their variables on import.
 """
@@ -17,7 +17,7 @@ def export_environment(system_envs: Mapping[str, str]) -> None:
 
 
 def configure_torch(threads: int) -> None:
-    """Threads, and torch's deterministic switches where ``DETERMINISTIC_MODE=1`` asks for them.
+    """Set the number of threads, and torch's deterministic switches if ``DETERMINISTIC_MODE=1`` asks for them.
 
     The switches are those of ROLL's variable of the same name: deterministic cuDNN, no cuDNN benchmark,
     ``torch.use_deterministic_algorithms(True)``.

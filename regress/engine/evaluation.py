@@ -1,4 +1,4 @@
-"""Evaluation: the greedy pass rate on the held-out problems."""
+"""Evaluation: greedy pass rate on the held-out problems."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PASS_RATE = "eval_avg_test_pass_rate"
 
 
 def pass_rate(worker: RolloutWorker, prompts: Sequence[Prompt], step: int) -> float:
-    """Share of the prompts whose greedy completion is the right answer.
+    """Return the share of the prompts whose greedy completion is the right answer.
 
     Raises:
         ReplayError: for a recorded trajectory without its text.
@@ -34,6 +34,6 @@ def _is_right(prompt: Prompt, found: Trajectory) -> bool:
 
 
 def due(config: Config, step: int) -> bool:
-    """Whether the policy is evaluated after ``step`` steps: at first, at last, and every so many."""
+    """Return True if the policy is evaluated after ``step`` steps: at the start, at the end and at every interval."""
     every = config.evaluation.every_n_steps
     return every > 0 and (step % every == 0 or step == config.max_steps)

@@ -1,4 +1,4 @@
-"""Mock mode: recorded trajectories in place of sampling. Strict: nothing is ever invented or left over."""
+"""Mock mode: recorded trajectories in place of sampling. Strict: nothing is invented or left over."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from regress.engine.rollout import VAL, Prompt
 from regress.errors import ReplayError
 
 LOG_PROB_LIMIT = 1e-2
-"""A log-softmax is at most 0 but for rounding: half a unit of bfloat16 near 1 is 0.004."""
+"""Tolerated excess of a log-prob over 0: half a unit of bfloat16 near 1 is 0.004."""
 
 
 @dataclass(frozen=True)
 class Expectations:
-    """What a recording must share with the run that replays it.
+    """Properties that a recording must share with the run that replays it.
 
     ``environment`` is compared unless it is ``None`` (mismatches explicitly allowed). ``log_probs`` and
     ``finish_reasons`` tell whether the objective reads what a recording may lack.
@@ -51,7 +51,7 @@ class MockRolloutWorker:
         self._expect = expect
 
     def rollout(self, step: int, prompts: Sequence[Prompt], split: str) -> list[Trajectory]:
-        """The recorded trajectories of these prompts, in their order.
+        """Return the recorded trajectories of these prompts, in their order.
 
         Raises:
             ReplayError: if the step is missing, or anything in it differs from what the run asks for.

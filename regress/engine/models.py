@@ -12,6 +12,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from regress.engine.attention import VarlenSegments
+from regress.engine.components import own_attention, patched
 from regress.engine.config.nearest import nearest
 from regress.engine.config.schema import ModelConfig
 from regress.engine.precision import DTYPES, arithmetic, checkpoint_contexts
@@ -46,7 +47,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {
 def build_model(
     config: ModelConfig, *, seed: int, vocab_size: int, pad_id: int, eos_id: int, key: str = "model"
 ) -> PreTrainedModel:
-    """A model, on CPU, in the configured dtype, every dropout 0.
+    """Build a model, on CPU, in the configured dtype, with every dropout 0.
 
     Dropout is turned off because sampler and trainer have to compute the same function: otherwise the ratio of
     the first update differs from 1. ``key`` is the section of the configuration that asks for the model.
@@ -69,6 +70,8 @@ def build_model(
             f"{stated}: the model knows {model.config.vocab_size} tokens and the tokenizer {vocab_size}; {remedy}"
         )
     model = place(model, DTYPES[config.dtype])
+    if config.patch is not None:
+        model = patched(model, config.patch)
     _try_out(model, DTYPES[config.dtype], stated)
     if config.gradient_checkpointing:
         context_fn = functools.partial(checkpoint_contexts, DTYPES[config.dtype])
@@ -78,7 +81,7 @@ def build_model(
 
 
 def place(model: PreTrainedModel, where: str | torch.dtype) -> PreTrainedModel:
-    """The model on a device, or in a dtype.
+    """Move the model to a device, or convert it to a dtype.
 
     Raises:
         ConfigError: if there is no such device, or it cannot compute.
@@ -98,7 +101,7 @@ def place(model: PreTrainedModel, where: str | torch.dtype) -> PreTrainedModel:
 
 
 def _restore_buffers(model: PreTrainedModel, buffers: Mapping[str, torch.Tensor]) -> None:
-    """Buffers that no checkpoint holds (rotary frequencies) keep their precision, as in ``from_pretrained``."""
+    """Restore the precision of buffers that no checkpoint holds (rotary frequencies), as ``from_pretrained`` does."""
     saved = model.state_dict().keys()
     for name, value in buffers.items():
         if name not in saved:
@@ -139,7 +142,7 @@ def _check_keys(config: ModelConfig) -> None:
 
 
 def _try_out(model: PreTrainedModel, dtype: torch.dtype, stated: str) -> None:
-    """Two tokens forward: sizes that do not fit each other show here, not after the rollout."""
+    """Run two tokens forward, so that sizes that do not match show here and not after the rollout."""
     tokens = torch.zeros(1, 2, dtype=torch.long)
     try:
         with torch.no_grad(), arithmetic(dtype):
@@ -161,7 +164,8 @@ def _unfit(stated: str, error: Exception) -> ConfigError:
 
 
 def _implementations(config: ModelConfig) -> dict[str, str]:
-    chosen = {"attn_implementation": config.attn_implementation}
+    own = None if config.attention is None else own_attention(config.attention)
+    chosen = {"attn_implementation": own or config.attn_implementation}
     if config.dtype == "float64":
         chosen["experts_implementation"] = "eager"  # grouped matrix products have no float64 kernel
     return chosen

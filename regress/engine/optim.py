@@ -1,4 +1,4 @@
-"""Optimizer and learning-rate schedule, as Hugging Face users know them."""
+"""Optimizer and learning-rate schedule, with the names that Hugging Face users know."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def adamw(
     weight_decay: float = 0.0,
     implementation: str = "auto",
 ) -> torch.optim.AdamW:
-    """AdamW over all parameters, which it knows by name.
+    """Return AdamW over all parameters, by name.
 
     Plain and distributed parameters are groups of their own, since torch updates no list of both at once.
     ``implementation`` is ``"for_loop"``, ``"foreach"``, ``"fused"``, or ``"auto"`` for what torch would choose.
@@ -43,7 +43,7 @@ def adamw(
 
 
 def update(optimizer: torch.optim.Optimizer) -> None:
-    """One update of the parameters.
+    """Update the parameters once.
 
     Raises:
         RegressError: if torch cannot take the learning rate or another setting of the optimizer.
@@ -62,7 +62,7 @@ def update(optimizer: torch.optim.Optimizer) -> None:
 def build_scheduler(
     optimizer: torch.optim.Optimizer, config: OptimizerConfig, *, updates: int
 ) -> LRScheduler:
-    """Schedule over ``updates`` optimizer updates: constant, linear or cosine, after a linear warm-up."""
+    """Return a schedule over ``updates`` optimizer updates: constant, linear or cosine, after a linear warm-up."""
     name = "constant_with_warmup" if config.lr_scheduler == "constant" else config.lr_scheduler
     scheduler: LRScheduler = get_scheduler(
         name, optimizer, num_warmup_steps=config.warmup_steps, num_training_steps=updates

@@ -1,4 +1,4 @@
-"""A recorded optimizer state to start from, so that the first update is not one of a cold AdamW."""
+"""Recorded optimizer state as a starting point, so that the first update is not that of a fresh AdamW."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 STATES = ("step", *MOMENTS)
 
 
-def load_state(optimizer: torch.optim.AdamW, policy: LocalPolicy, path: str | Path) -> None:
-    """Start from the state in a dump's file of type ``optimizer`` (``<parameter>/<state>``).
+def load_state(optimizer: torch.optim.Optimizer, policy: LocalPolicy, path: str | Path) -> None:
+    """Load the optimizer state from a dump's file of type ``optimizer`` (``<parameter>/<state>``).
 
     Learning rate and the other settings stay those of the optimizer; the moments are converted to the dtype and
     device of their parameters.
@@ -42,7 +42,8 @@ def load_state(optimizer: torch.optim.AdamW, policy: LocalPolicy, path: str | Pa
             name for group in optimizer.param_groups for name in group["param_names"]
         )
     }
-    # load_state_dict brings the moments, and the step counts where they have to be, to the parameters
+    # load_state_dict moves the moments to the parameters, and the step counts to the device they belong
+    # on
     optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
 
 

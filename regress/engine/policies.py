@@ -1,4 +1,4 @@
-"""The models of a run, refused where they cannot serve it: the policy, and the reference of the KL term."""
+"""Models of a run, refused where they cannot serve it: the policy, and the reference of the KL term."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from regress.errors import ConfigError
 
 
 def build_policy(config: Config, tokenizer: PreTrainedTokenizerBase, world: World) -> LocalPolicy:
-    """The policy before any training, on its device or devices.
+    """Build the policy before any training, on its device or devices.
 
     Raises:
         ConfigError: if the model does not fit tokenizer or sequences, or cannot run.
@@ -32,7 +32,7 @@ def build_policy(config: Config, tokenizer: PreTrainedTokenizerBase, world: Worl
 def build_reference(
     config: Config, tokenizer: PreTrainedTokenizerBase, policy: LocalPolicy
 ) -> PreTrainedModel | None:
-    """The model of ``reference.path``, in the policy's dtype and attention; ``None`` without a path.
+    """Build the model of ``reference.path``, in the policy's dtype and attention; ``None`` without a path.
 
     Raises:
         ConfigError: if the model does not fit tokenizer or sequences, cannot run, or is to be synchronized with a
@@ -81,7 +81,9 @@ def _require_positions(model: PreTrainedModel, config: Config, key: str) -> None
 
 
 def _require_full_attention(model: PreTrainedModel, config: Config, key: str) -> None:
-    """The engine's masks are causal within a sample; the sampler would apply whatever else the model asks for."""
+    """Refuse attention other than full: the engine's masks are causal within a sample, but the sampler
+    would apply any other kind.
+    """
     text = model.config.get_text_config()
     window = getattr(text, "sliding_window", None)
     others = set(getattr(text, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}

@@ -1,11 +1,10 @@
-"""The policy: a causal language model that turns microbatches into log-probs of their loss tokens."""
+"""Policy: a causal language model that computes log-probs of the loss tokens of microbatches."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,51 +17,15 @@ from regress.engine.attention import VARLEN, block_causal_mask
 from regress.engine.batch import Microbatch
 from regress.engine.compiled import CompiledBlocks
 from regress.engine.local import local
+from regress.engine.policy_interface import Loss, Result
 from regress.engine.precision import arithmetic
 from regress.engine.projection import Entropy, chunked_log_probs, hidden_at, logits_at
 from regress.grpo.logprobs import TokenLogProbs, token_log_probs
 from regress.layout import ShardLayout
 
-Result = TypeVar("Result")
-Loss = Callable[[Microbatch, TokenLogProbs], tuple[Tensor, Result]]
-
-
-class Policy(Protocol):
-    """What the training step needs of a model, however it is wrapped or split."""
-
-    def log_probs(self, microbatches: Sequence[Microbatch]) -> list[Tensor]:
-        """Log-probs of the loss tokens of each microbatch, ``[K]`` each, without a graph."""
-
-    def forward_backward(self, microbatches: Sequence[Microbatch], loss: Loss[Result]) -> list[Result]:
-        """Forward and backward over all microbatches; gradients accumulate.
-
-        ``loss`` gets a microbatch and the log-probs of its loss tokens, and returns the scalar to back-propagate
-        (that microbatch's share of the loss) and anything else to hand back. It is called under the coordinates
-        of the microbatch (``dump.at(micro=...)``).
-        """
-
-    def zero_grad(self) -> None:
-        """Drop all gradients."""
-
-    def clip_grad_norm(self, max_norm: float | None) -> Tensor:
-        """Total 2-norm of the logical gradient before clipping; scales the gradients down to ``max_norm``."""
-
-    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Parameters under their logical names, those of them that lie here."""
-
-    def shard(self, name: str) -> ShardLayout | None:
-        """Which part of the parameter of that name lies here; ``None`` for all of it."""
-
-    def across(self, values: Tensor) -> Tensor:
-        """Sum over the ranks that each hold a part of the same samples, on all of them; differentiable."""
-
-    @property
-    def backward_scale(self) -> float:
-        """What a share of the loss is multiplied by before the backward pass, because gradients are averaged."""
-
 
 class LocalPolicy:
-    """A model on one device, in one process.
+    """Model on one device, in one process.
 
     Args:
         model: a Hugging Face causal language model.
@@ -99,21 +62,21 @@ class LocalPolicy:
 
     @property
     def backward_scale(self) -> float:
-        """What a share of the loss is multiplied by before the backward pass."""
+        """Factor that each share of the loss is multiplied by before the backward pass."""
         return 1.0
 
     @property
     def log_prob_dtype(self) -> torch.dtype:
-        """float64 for a float64 model, else float32."""
+        """Type of the log-probs: float64 for a float64 model, else float32."""
         return torch.float64 if self.dtype == torch.float64 else torch.float32
 
     def log_probs(self, microbatches: Sequence[Microbatch]) -> list[Tensor]:
-        """Log-probs of the loss tokens of each microbatch, ``[K]`` each, without a graph."""
+        """Return the log-probs of the loss tokens of each microbatch, ``[K]`` each, without a graph."""
         with torch.no_grad():
             return [self._forward(micro, entropy=False).log_probs for micro in microbatches]
 
     def forward_backward(self, microbatches: Sequence[Microbatch], loss: Loss[Result]) -> list[Result]:
-        """One microbatch after the other; see :class:`Policy`."""
+        """Run one microbatch after the other; see :class:`Policy`."""
         results: list[Result] = []
         for index, micro in enumerate(microbatches):
             with self._accumulating(last=index == len(microbatches) - 1):
@@ -127,7 +90,7 @@ class LocalPolicy:
         return results
 
     def _accumulating(self, *, last: bool) -> AbstractContextManager[object]:
-        """Around the passes of one microbatch; with the last one the gradient is complete."""
+        """Return the context for the passes of one microbatch; after the last one the gradient is complete."""
         return nullcontext()
 
     def _backward(self, share: Tensor) -> None:
@@ -138,7 +101,7 @@ class LocalPolicy:
         self.model.zero_grad(set_to_none=True)
 
     def clip_grad_norm(self, max_norm: float | None) -> Tensor:
-        """Total 2-norm of the gradient before clipping."""
+        """Return the total 2-norm of the gradient before clipping, and clip."""
         named = {name: local(p.grad) for name, p in self.named_parameters() if p.grad is not None}
         wide = self.log_prob_dtype  # a norm in bfloat16 is off by up to 0.4 %
         norms = {name: torch.linalg.vector_norm(grad, dtype=wide) for name, grad in named.items()}
@@ -150,43 +113,47 @@ class LocalPolicy:
         return norm
 
     def _total_norm(self, norms: Mapping[str, Tensor]) -> Tensor:
-        """2-norm of all parameters' gradients, from those of each."""
+        """Return the 2-norm of all gradients together, from the norm of each."""
         if not norms:
             return torch.zeros((), dtype=self.log_prob_dtype, device=self.device)
         norm: Tensor = torch.linalg.vector_norm(torch.stack(list(norms.values())))
         return norm
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Parameters under the names of the Hugging Face model; tied ones once."""
+        """Yield the parameters under the names of the Hugging Face model; tied ones once."""
         return self.model.named_parameters()
 
     def shard(self, name: str) -> ShardLayout | None:
-        """Parameters are whole."""
+        """Return None: parameters are whole."""
         return None
 
     def part(self, name: str, whole: Tensor) -> Tensor:
-        """The part of a tensor like the parameter of that name which lies here, placed like the parameter."""
+        """Return the part of a whole tensor that corresponds to this rank's part of the named parameter,
+        placed like it.
+        """
         return whole
 
     def across(self, values: Tensor) -> Tensor:
-        """Samples are whole."""
+        """Return the values unchanged: samples are whole."""
         return values
 
     def output_shard(self, module: str, shape: tuple[int, ...]) -> ShardLayout | None:
-        """Which part of a module's whole output an output of this shape is; ``None`` for all of it."""
+        """Return the part of a module's whole output that an output of this shape is; ``None`` for all of it."""
         return None
 
     def modules(self) -> dict[str, nn.Module]:
-        """The modules that compute here, by name."""
+        """Return the modules that run on this rank, by name."""
         return {name: module for name, module in self.model.named_modules() if name}
 
     @property
     def architecture(self) -> PreTrainedModel:
-        """A model with the names and shapes of all parameters and modules, whatever their values."""
+        """Model with the names and shapes of all parameters and modules; its values may be out of date."""
         return self.model
 
     def whole_model(self) -> PreTrainedModel:
-        """The model with all of its parameters, to sample from, to copy and to save; all ranks ask at once."""
+        """Return the model with all of its parameters, to sample from, copy and save; all ranks call this
+        together.
+        """
         return self.model
 
     def _forward(
@@ -197,7 +164,7 @@ class LocalPolicy:
         model: PreTrainedModel | None = None,
         hidden: Tensor | None = None,
     ) -> TokenLogProbs:
-        """Log-probs of the loss tokens of a microbatch.
+        """Compute the log-probs of the loss tokens of a microbatch.
 
         Args:
             model: the last stage of a pipeline, in place of the whole model.
@@ -220,7 +187,9 @@ class LocalPolicy:
             )
 
     def _of_logits(self, logits: Tensor, targets: Tensor, entropy: Entropy) -> TokenLogProbs:
-        """Log-probs of the loss tokens of logits ``[K, V]``, whose gradient is caught where they are recorded."""
+        """Compute the log-probs of the loss tokens from logits ``[K, V]``, whose gradient is caught if it
+        is recorded.
+        """
         if self._head in self.recorded_modules:
             token_gradients.catch_logits(logits, functools.partial(self.output_shard, self._head))
         return self._token_log_probs(logits, targets, entropy)
@@ -229,7 +198,7 @@ class LocalPolicy:
         return token_log_probs(logits, targets, temperature=self.temperature, entropy=entropy)
 
     def _run(self, model: PreTrainedModel, micro: Microbatch, hidden: Tensor | None = None) -> Tensor:
-        """The logits that the model returns, ``[1, K, V]``, or the hidden states of a stage that is not the last."""
+        """Return the logits of the model, ``[1, K, V]``, or the hidden states of a stage that is not the last."""
         call = self._callable if model is self.model else model
         first = {"input_ids": micro.input_ids} if hidden is None else {"inputs_embeds": hidden}
         with nullcontext() if self._blocks is None else self._blocks.active():
@@ -243,7 +212,7 @@ class LocalPolicy:
         return logits
 
     def _attention(self, micro: Microbatch) -> dict[str, object]:
-        """Keyword arguments of the model that tell its attention which tokens see which."""
+        """Return the keyword arguments that tell the model's attention which tokens see which."""
         implementation = self.model.config._attn_implementation
         if implementation == VARLEN:
             return {"attention_mask": torch.from_numpy(micro.layout.attention_mask).to(self.device)}

@@ -1,4 +1,4 @@
-"""Numeric types of a run, and float64 that is float64 everywhere.
+"""Numeric types of a run, and float64 that stays float64 everywhere.
 
 ``model.double()`` is not a float64 model: Hugging Face modules cast normalization, rotary embeddings,
 softmax and router scores to float32 whatever the weights are. :class:`TrueFloat64` rewrites those requests.
@@ -21,7 +21,7 @@ DTYPES: Mapping[str, torch.dtype] = {
 
 
 class TrueFloat64(TorchFunctionMode):
-    """Inside this mode every explicit request for float32 is a request for float64.
+    """Mode in which every explicit request for float32 is a request for float64.
 
     Covers ``tensor.float()``, ``tensor.to(torch.float32)``, ``softmax(..., dtype=torch.float32)`` and tensor
     constructors. A recompute under activation checkpointing leaves the mode, so it has to be given as the
@@ -63,12 +63,12 @@ def true_float64() -> Iterator[None]:
 
 
 def arithmetic(dtype: torch.dtype) -> AbstractContextManager[Any]:
-    """The context in which a model of this dtype has to be run."""
+    """Return the context in which a model of this dtype has to run."""
     return TrueFloat64() if dtype == torch.float64 else nullcontext()
 
 
 def checkpoint_contexts(
     dtype: torch.dtype,
 ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-    """``context_fn`` of ``torch.utils.checkpoint``: the recompute runs in the same arithmetic as the forward."""
+    """Return the ``context_fn`` of ``torch.utils.checkpoint``: the recompute uses the arithmetic of the forward."""
     return nullcontext(), arithmetic(dtype)

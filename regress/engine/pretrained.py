@@ -1,4 +1,4 @@
-"""A local checkpoint directory as a model: every weight read from it, and none of its code run."""
+"""Local checkpoint directory as a model: every weight is read from it, and none of its code runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from regress.errors import ConfigError, reason
 def load_checkpoint(
     path: Path, overrides: Mapping[str, Any], implementations: Mapping[str, str], key: str = "model.path"
 ) -> PreTrainedModel:
-    """The causal language model of a directory written by ``save_pretrained``, in its own dtype, every dropout 0.
+    """Load the causal language model of a directory written by ``save_pretrained``, in its own dtype, every
+    dropout 0.
 
     Nothing is downloaded, and code beside the weights or in a pickle is never run. ``key`` is the configuration
     key that named the directory.
@@ -55,7 +56,7 @@ def load_checkpoint(
 
 
 def checkpoint_config(path: Path, key: str = "model.path") -> PretrainedConfig:
-    """What ``config.json`` of a checkpoint directory says.
+    """Read ``config.json`` of a checkpoint directory.
 
     Raises:
         ConfigError: if there is no such directory, or it holds no configuration that can be read.
@@ -87,7 +88,7 @@ def _unreadable(stated: str, error: Exception) -> ConfigError:
 
 
 def without_dropout(hf: PretrainedConfig) -> PretrainedConfig:
-    """The configuration with every dropout probability set to 0."""
+    """Return the configuration with every dropout probability set to 0."""
     for key, value in hf.to_dict().items():
         if "drop" in key and isinstance(value, float | int) and not isinstance(value, bool):
             setattr(hf, key, 0.0)
@@ -95,7 +96,7 @@ def without_dropout(hf: PretrainedConfig) -> PretrainedConfig:
 
 
 def _override(hf: PretrainedConfig, overrides: Mapping[str, Any]) -> None:
-    """``model.config`` over the checkpoint's config.json, as keyword arguments of ``from_pretrained`` would be."""
+    """Apply ``model.config`` over the checkpoint's config.json, as keyword arguments of ``from_pretrained`` would."""
     for key, value in overrides.items():
         if not hasattr(hf, key):
             raise ConfigError(
@@ -121,7 +122,7 @@ def _refuse_gaps(stated: str, found: Mapping[str, Any]) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """What transformers has to report about a checkpoint is reported by us, in one sentence."""
+    """Suppress transformers' reports about a checkpoint, which the engine states in one sentence."""
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
     try:

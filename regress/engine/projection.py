@@ -1,4 +1,4 @@
-"""From hidden states to log-probs of loss tokens: which rows become logits, and how many at a time."""
+"""Projection of hidden states to log-probs of loss tokens: selected rows only, a chunk at a time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Entropy = bool | Literal["no_grad"]
 
 @contextmanager
 def logits_at(model: PreTrainedModel, index: Tensor) -> Iterator[None]:
-    """Within this context the model returns logits ``[1, K, V]`` of the flat positions ``index`` only.
+    """Make the model return logits ``[1, K, V]`` of the flat positions ``index`` only.
 
     The selection happens on the hidden states, before the output projection, so whatever the model does to its
     logits afterwards still happens.
@@ -38,8 +38,9 @@ def logits_at(model: PreTrainedModel, index: Tensor) -> Iterator[None]:
 
 @contextmanager
 def hidden_at(model: PreTrainedModel, index: Tensor) -> Iterator[list[Tensor]]:
-    """Within this context the model projects nothing, and leaves the hidden states ``[1, K, H]`` of the flat
-    positions ``index`` in the list."""
+    """Skip the model's output projection, and put the hidden states ``[1, K, H]`` of the flat positions
+    ``index`` into the list.
+    """
     found: list[Tensor] = []
 
     def keep(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -59,7 +60,7 @@ def chunked_log_probs(
     *,
     chunk: int,
 ) -> TokenLogProbs:
-    """``log_probs(logits, targets)`` of the projected hidden states ``[1, K, H]``, ``chunk`` rows at a time.
+    """Return ``log_probs(logits, targets)`` of the projected hidden states ``[1, K, H]``, ``chunk`` rows at a time.
 
     Logits of a chunk are dropped once its log-probs are known, and computed again in the backward pass. The
     mathematics is the same; the gradient of the projection's weight is summed chunk by chunk.
@@ -82,7 +83,7 @@ def chunked_log_probs(
 
 
 def require_plain_logits(model: PreTrainedModel) -> None:
-    """Refuse a model that does something to its logits after the output projection, which chunks would miss.
+    """Refuse a model that changes its logits after the output projection, which chunks would miss.
 
     Raises:
         ConfigError: naming the model.

@@ -1,4 +1,4 @@
-"""From problems to prompt tokens: the groups of a step, the evaluation set, and demonstrations."""
+"""Prompt tokens of problems: the groups of a step, the evaluation set, and demonstrations."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class PromptSource:
             )
 
     def train(self, step: int) -> list[Prompt]:
-        """The groups of a training step."""
+        """Return the groups of a training step."""
         data = self._config.data
         problems = training_batch(self._dataset.train, step, data.prompts_per_step, self._config.seed)
         return [
@@ -58,12 +58,12 @@ class PromptSource:
         ]
 
     def evaluation(self) -> list[Prompt]:
-        """One greedy run of every held-out problem."""
+        """Return one greedy run of every held-out problem."""
         problems = self._dataset.evaluation
         return [self._prompt(f"eval-{index:04d}", problem, 1) for index, problem in enumerate(problems)]
 
     def demonstrations(self, step: int) -> list[Trajectory]:
-        """Prompts with their right answers, for a supervised step.
+        """Return prompts with their right answers, for a supervised step.
 
         With several turns every other answer is given at the second attempt; the first one is not in the loss mask.
         """
@@ -106,7 +106,7 @@ def _prompt_tokens(tokenizer: PreTrainedTokenizerBase, problem: Problem) -> tupl
 
 
 def _check_distinct(tokens: Mapping[str, tuple[int, ...]], problems: Sequence[Problem]) -> None:
-    """A template or vocabulary that loses the prompt would leave the model to guess."""
+    """Refuse prompts that a template or vocabulary makes equal: the model could only guess."""
     seen: dict[tuple[int, ...], Problem] = {}
     for problem in problems:
         twin = seen.setdefault(tokens[problem.task_id], problem)
@@ -118,7 +118,7 @@ def _check_distinct(tokens: Mapping[str, tuple[int, ...]], problems: Sequence[Pr
 
 
 def _check_answers_fit(tokenizer: PreTrainedTokenizerBase, problems: Sequence[Problem], limit: int) -> None:
-    """Some may be too long for the limit, but if all are no completion could ever be right."""
+    """Refuse a limit that every answer exceeds: no completion could ever be right."""
     lengths = [len(completion_ids(tokenizer, problem.answer)) for problem in problems]
     if min(lengths) > limit:
         raise ConfigError(
@@ -128,7 +128,7 @@ def _check_answers_fit(tokenizer: PreTrainedTokenizerBase, problems: Sequence[Pr
 
 
 def _check_answer(tokenizer: PreTrainedTokenizerBase, problem: Problem) -> None:
-    """A tokenizer without the task's characters would make every completion wrong."""
+    """Refuse a tokenizer without the task's characters: every completion would be wrong."""
     written = completion_text(tokenizer, completion_ids(tokenizer, problem.answer))
     if not is_correct(problem, written):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""What a run tells about itself in its dumps, and which part of it a replay has to share."""
+"""Provenance of a run in its dumps, and the part of it that a replay must share."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from regress.engine.config.schema import Config
 from regress.layout import Mesh
 
 _SUPERSEDED = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-"""Variables that the number of threads in force, which is recorded too, makes irrelevant."""
+"""Variables made irrelevant by the number of threads in force, which is recorded too."""
 
 
 def provenance(config: Config, tokenizer: str, mesh: Mesh | None = None) -> Provenance:
-    """Configuration, versions, determinism environment, tokenizer fingerprint and ranks of this run."""
+    """Return configuration, versions, determinism environment, tokenizer fingerprint and ranks of this run."""
     ranks = mesh or Mesh()
     found = environment(config.device, config.threads)
     found["variables"] |= config.system_envs  # whoever sets a variable for a run holds it to be of influence
@@ -28,12 +28,12 @@ def provenance(config: Config, tokenizer: str, mesh: Mesh | None = None) -> Prov
 
 
 def settings(found: Provenance) -> dict[str, Any]:
-    """The settings that can change a bit of the arithmetic: variables, device, threads."""
+    """Return the settings that can change a bit of the arithmetic: variables, device, threads."""
     variables: Mapping[str, str] = found.environment["variables"]
     kept = {name: value for name, value in variables.items() if name not in _SUPERSEDED}
     return {**kept, "device": found.environment["device"], "threads": found.environment["threads"]}
 
 
 def trajectory_meta(found: Provenance) -> dict[str, Any]:
-    """What lies beside recorded trajectories, so that a file on its own can be checked too."""
+    """Return the metadata stored with recorded trajectories, so that a single file can be checked too."""
     return {"tokenizer": found.tokenizer["fingerprint"], "environment": settings(found)}

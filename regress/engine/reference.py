@@ -1,4 +1,4 @@
-"""The reference policy of the KL term: a frozen copy, or none when no term uses it."""
+"""Reference policy of the KL term: a frozen copy, or none when no term uses it."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class Reference:
 
     @property
     def model(self) -> PreTrainedModel:
-        """The frozen model, or the part of it that lies here."""
+        """Frozen model, or the part of it that lies on this rank."""
         return self._policy.model
 
     def log_probs(self, microbatches: Sequence[Microbatch]) -> list[Tensor]:
-        """Reference log-probs of the loss tokens of each microbatch, ``[K]`` each."""
+        """Return the reference log-probs of the loss tokens of each microbatch, ``[K]`` each."""
         return self._policy.log_probs(microbatches)
 
     @torch.no_grad()

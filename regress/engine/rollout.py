@@ -1,4 +1,4 @@
-"""Rollout workers: where the trajectories of a step come from."""
+"""Rollout workers: sources of the trajectories of a step."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Score = Callable[[Problem, str], Reward]
 
 @dataclass(frozen=True)
 class Prompt:
-    """One group to roll out: a problem, its prompt tokens, and how many completions it gets."""
+    """One group to roll out: a problem, its prompt tokens, and its number of completions."""
 
     group_id: str
     problem: Problem
@@ -39,10 +39,10 @@ class Prompt:
 
 
 class RolloutWorker(Protocol):
-    """Yields the trajectories of a step, ordered by group and run."""
+    """Source of the trajectories of a step, ordered by group and run."""
 
     def rollout(self, step: int, prompts: Sequence[Prompt], split: str) -> list[Trajectory]:
-        """``group_size`` trajectories for every prompt; ``split`` is ``train`` or ``val`` (greedy)."""
+        """Return ``group_size`` trajectories for every prompt; ``split`` is ``train`` or ``val`` (greedy)."""
 
 
 class HFRolloutWorker:
@@ -110,7 +110,7 @@ class HFRolloutWorker:
     def _converse(
         self, prompts: Sequence[Prompt], params: SamplingParams, seed: tuple[object, ...]
     ) -> list[Conversation]:
-        """All conversations of a batch, turn by turn; a row that is done takes no part in later turns."""
+        """Sample all conversations of a batch, turn by turn; a finished row takes no part in later turns."""
         talks = [Conversation(prompt.tokens, params.max_new_tokens) for prompt in prompts]
         turns = 1 if self._dialogue is None else self._dialogue.max_turns
         for turn in range(turns):
@@ -126,7 +126,7 @@ class HFRolloutWorker:
     def _turn(
         self, talks: Sequence[Conversation], rows: Sequence[int], params: SamplingParams, seed: int
     ) -> None:
-        """One completion in each of these conversations, the given rows of their batch."""
+        """Sample one completion in each of these conversations, the given rows of their batch."""
         try:
             completions = sample(
                 self._model,
@@ -164,7 +164,7 @@ class HFRolloutWorker:
 
 
 class SharedRollouts:
-    """The rollouts of all ranks: each samples completions of its own prompts from the whole policy, and gets all.
+    """Rollouts of all ranks: each rank samples its own prompts from the whole policy, and receives all trajectories.
 
     Before sampling the weights of the policy are gathered into the model that the worker samples from.
     """
@@ -175,7 +175,7 @@ class SharedRollouts:
         self._world = world
 
     def rollout(self, step: int, prompts: Sequence[Prompt], split: str) -> list[Trajectory]:
-        """Trajectories of all prompts, in their order, on every rank.
+        """Return the trajectories of all prompts, in their order, on every rank.
 
         Raises:
             RegressError: on every rank, if one of them cannot sample.
@@ -192,7 +192,7 @@ class SharedRollouts:
 
 
 class RecordingWorker(AbstractContextManager["RecordingWorker"]):
-    """Hands on another worker's trajectories and records them: ``<dump_dir>/{train,val}/step_000000.<ext>``.
+    """Returns another worker's trajectories and records them: ``<dump_dir>/{train,val}/step_000000.<ext>``.
 
     Leaving the context completes the recording, unless by an exception. Of several ranks the first one records.
     """
@@ -206,7 +206,7 @@ class RecordingWorker(AbstractContextManager["RecordingWorker"]):
         self._world = world
 
     def rollout(self, step: int, prompts: Sequence[Prompt], split: str) -> list[Trajectory]:
-        """The other worker's trajectories."""
+        """Return the other worker's trajectories, and record them on the first rank."""
         trajectories = self._worker.rollout(step, prompts, split)
         if self._world.main:
             self._recorder.put(to_record(trajectories, step, self._meta), folder=split)

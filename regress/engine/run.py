@@ -1,4 +1,4 @@
-"""A run from start to end: build, train, evaluate, save."""
+"""Run from start to end: build, train, evaluate, save."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from regress.errors import RegressError, reason
 
 @dataclass(frozen=True)
 class RunResult:
-    """Where a run left its files, the metrics of its last step, and the held-out pass rate by step.
+    """Directory of a run's files, the metrics of its last step, and the held-out pass rate by step.
 
     ``main`` tells the rank that wrote them from the others.
     """
@@ -73,12 +73,12 @@ def train(config: Config, console: Console, world: World | None = None) -> RunRe
 
 
 def _outputs(config: Config, world: World) -> AbstractContextManager[Outputs | None]:
-    """The files of a run, which its first rank writes."""
+    """Open the files of a run, which its first rank writes."""
     return Outputs(Path(config.output_dir)) if world.main else nullcontext()
 
 
 def _log(config: Config, outputs: Outputs | None) -> AbstractContextManager[Log]:
-    """Where metrics go; a rank that writes nothing drops them."""
+    """Open the destinations of metrics; a rank that writes nothing drops them."""
     return nullcontext(lambda step, metrics: None) if outputs is None else tracking(config, outputs)
 
 

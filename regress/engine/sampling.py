@@ -25,7 +25,7 @@ from regress.engine.precision import arithmetic
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How completions are drawn; ``greedy`` ignores the others."""
+    """Sampling parameters; ``greedy`` ignores the others."""
 
     max_new_tokens: int
     eos_id: int
@@ -38,7 +38,9 @@ class SamplingParams:
 
 @dataclass(frozen=True)
 class Completion:
-    """Sampled tokens (the end token included), their log-probs, and why sampling stopped (``stop``/``length``)."""
+    """Sampled tokens (the end token included), their log-probs, and the reason sampling stopped
+    (``stop``/``length``).
+    """
 
     tokens: list[int]
     log_probs: Tensor
@@ -54,7 +56,7 @@ class UndefinedDistribution(Exception):  # noqa: N818 - it never reaches people;
 
 
 class LogProbRecorder(LogitsProcessor):
-    """Reads the distribution each token is drawn from; the token itself is known one call later.
+    """Records the log-prob of each sampled token, which is known one call after its distribution.
 
     Only one ``[B, V]`` tensor is held at a time. Raises `UndefinedDistribution` where there is none.
     """
@@ -72,7 +74,7 @@ class LogProbRecorder(LogitsProcessor):
         return scores
 
     def finish(self, sequences: Tensor) -> Tensor:
-        """``[B, T_new]`` log-probs of all sampled tokens."""
+        """Return ``[B, T_new]`` log-probs of all sampled tokens."""
         self._settle(sequences[:, -1])
         return torch.stack(self._columns, dim=1)
 
@@ -92,7 +94,7 @@ def sample(
     seed: int,
     limits: Sequence[int] | None = None,
 ) -> list[Completion]:
-    """One completion per prompt, in one batch (left padded), on a generator of its own.
+    """Sample one completion per prompt, in one batch (left padded), with a generator of its own.
 
     ``limits`` are the longest completions of the rows, in place of ``params.max_new_tokens``.
     The global random state is left as it was, so a run without sampling (mock mode) sees the same one.
@@ -138,7 +140,7 @@ def _completion(tokens: list[int], log_probs: Tensor, eos_id: int) -> Completion
 
 
 def _warpers(params: SamplingParams) -> list[LogitsProcessor]:
-    """Applied here rather than by ``generate``, which would run them after the recorder."""
+    """Return the samplers' logits processors; ``generate`` would run them after the recorder."""
     if params.greedy:
         return []
     warpers: list[LogitsProcessor] = []
@@ -153,7 +155,8 @@ def _warpers(params: SamplingParams) -> list[LogitsProcessor]:
 
 @contextmanager
 def _sampler(model: PreTrainedModel) -> Iterator[None]:
-    """Evaluation mode, an attention that works with a key-value cache, and none of the model's own sampling defaults.
+    """Switch to evaluation mode and an attention that works with a key-value cache; drop the model's sampling
+    defaults.
 
     A checkpoint's generation_config.json (top_k, repetition penalty) would otherwise fill what is not set.
     """

@@ -1,4 +1,4 @@
-"""The training step: forward, loss, backward, clip, update. Written once, for every layout.
+"""Training step: forward, loss, backward, clip, update. Written once, for every layout.
 
 How the model is wrapped, and on how many devices it lies, is the policy's business; which tokens lie where is
 the layout's. Denominators come in as per-token weights computed over the whole mini-batch, so the shares of
@@ -19,7 +19,8 @@ from torch.optim import Optimizer
 from regress.dump.taps import failure
 from regress.engine import optim, taps, token_gradients
 from regress.engine.batch import LossTokens, Microbatch
-from regress.engine.policy import Policy
+from regress.engine.components import LossFunction
+from regress.engine.policy_interface import Policy
 from regress.engine.world import Alone, World
 from regress.errors import DumpError, RegressError
 from regress.grpo.aggregation import token_weights
@@ -54,7 +55,7 @@ def weigh(
     *,
     max_completion_length: int,
 ) -> Tensor:
-    """``[K]`` weight of every loss token: the aggregation and its denominator, over the whole mini-batch.
+    """Return the ``[K]`` weight of every loss token: the aggregation and its denominator, over the whole mini-batch.
 
     With ``denominator_scope=microbatch`` each microbatch is averaged alone and the microbatches are averaged.
     """
@@ -81,8 +82,9 @@ def train_step(
     world: World | None = None,
     max_grad_norm: float | None,
     target_params: str = ".*",
+    loss_function: LossFunction | None = None,
 ) -> StepOutcome:
-    """One optimizer update on one mini-batch, by all ranks together.
+    """Make one optimizer update on one mini-batch, by all ranks together.
 
     Args:
         tokens: weights, advantages and recorded log-probs of its ``K`` loss tokens; old log-probs of ``None`` are
@@ -91,6 +93,7 @@ def train_step(
         world: the ranks; by default this process alone.
         max_grad_norm: the gradient is scaled down to this 2-norm; ``None`` leaves it.
         target_params: pattern of the parameters whose gradients, values and optimizer state are dumped.
+        loss_function: loss of each token, with the signature of `token_loss`, which it is by default.
 
     Raises:
         RegressError: if the loss or the gradient is not finite; the parameters are then unchanged.
@@ -109,7 +112,7 @@ def train_step(
         if _missed(policy, out, part):
             return _no_loss(out)
         try:
-            terms = token_loss(
+            terms = (loss_function or token_loss)(
                 out.log_probs,
                 old,
                 part.advantages,
@@ -148,7 +151,7 @@ def train_step(
 
 @dataclass(frozen=True)
 class _Part:
-    """What one rank has to say of an update; ``problem`` is why it must not be made."""
+    """One rank's part of an update; ``problem`` is the reason it must not be made."""
 
     loss: float
     metrics: dict[str, Metric]
@@ -156,7 +159,7 @@ class _Part:
 
 
 def _missed(policy: Policy, out: TokenLogProbs, part: LossTokens) -> bool:
-    """Whether a rank that holds a part of the same samples has none of the loss that this one would wait for."""
+    """Return True if a rank with part of the same samples has no loss, for which this one would wait."""
     read = (out.log_probs, out.entropy, part.old_log_probs, part.ref_log_probs, part.sampler_log_probs)
     finite = all(bool(values.detach().isfinite().all()) for values in read if values is not None)
     own = torch.tensor(float(not finite), device=out.log_probs.device)
@@ -164,7 +167,7 @@ def _missed(policy: Policy, out: TokenLogProbs, part: LossTokens) -> bool:
 
 
 def _no_loss(out: TokenLogProbs) -> tuple[Tensor, Share]:
-    """What takes the place of a loss, so that the backward pass meets those of the other ranks."""
+    """Return a zero loss, so that the backward pass meets those of the other ranks."""
     share = out.log_probs.sum() * 0.0
     return share, Share(share.detach(), {})
 
@@ -178,7 +181,7 @@ def _own_part(
 
 
 def _combined(world: World, own: _Part, grad_norm: Tensor) -> StepOutcome:
-    """The update as a whole: tensor-parallel ranks compute the same loss, so one of each group counts.
+    """Return the update as a whole: tensor-parallel ranks compute the same loss, so one of each group counts.
 
     Raises:
         RegressError: on every rank, if one of them has a problem, or the gradient they have summed up.
@@ -203,7 +206,9 @@ def _all_finite(shares: Sequence[Share]) -> bool:
 
 
 def _nonfinite(microbatches: Sequence[Microbatch], shares: Sequence[Share]) -> RegressError | None:
-    """The first loss that is not finite; a rank without the end of the pipeline has no shares."""
+    """Return the error for the first loss that is not finite; a rank without the last pipeline stage has no
+    shares.
+    """
     for index, (micro, share) in enumerate(zip(microbatches, shares, strict=False)):
         if not share.loss.isfinite():
             return RegressError(

@@ -1,4 +1,4 @@
-"""What the backward pass brings to each loss token: gradients of its log-prob, its entropy and its logits.
+"""Token gradients: gradients of the loss with respect to each token's log-prob, entropy and logits.
 
 A backward pass runs after the coordinates of its microbatch were left, in threads without context variables, in an
 order that a schedule chooses. So recorder and coordinates are bound when the forward pass makes a tensor, and a hook on
@@ -24,12 +24,12 @@ from regress.layout import ShardLayout
 
 STAGE = "token_gradient"
 ROWS = "rows of the loss tokens, in order"
-"""What the metadata of a record says of logits and their gradients ``[1, K, V]``."""
+"""Metadata of records with logits and their gradients ``[1, K, V]``."""
 Shard = Callable[[tuple[int, ...]], ShardLayout | None]
 
 
 class _Gradient:
-    """The sum of the gradients that a tensor gets, ``[K]`` or ``[K, V]`` on the CPU; zeros if it gets none."""
+    """Sum of the gradients that reach a tensor, ``[K]`` or ``[K, V]`` on the CPU; zeros if none does."""
 
     def __init__(self, of: Tensor) -> None:
         self._zeros = torch.zeros((), dtype=of.dtype).expand(of.shape)  # one number, whatever the shape
@@ -44,14 +44,14 @@ class _Gradient:
             self._sum = known if self._sum is None else self._sum.add_(known)
 
     def over(self, scale: float) -> Tensor:
-        """The gradient divided by the scale of the backward pass."""
+        """Return the gradient divided by the scale of the backward pass."""
         value = self._zeros if self._sum is None else self._sum
         return value if scale == 1.0 else value / scale
 
 
 @dataclass
 class _Caught:
-    """The gradients of one microbatch."""
+    """Gradients of one microbatch."""
 
     put: BoundTap
     logits: list[_Gradient] = field(default_factory=list)
@@ -62,7 +62,7 @@ class _Caught:
 
     @torch.no_grad()
     def write(self, scale: float) -> None:
-        """Record what was caught; a microbatch whose loss was never made has nothing."""
+        """Record the caught gradients; a microbatch whose loss was never computed has none."""
         if self.micro is None or self.log_probs is None:
             return
         token = self.log_probs.over(scale)
@@ -87,7 +87,7 @@ class _Caught:
 
 @dataclass
 class _Open:
-    """The microbatches whose backward pass is not over, and what their losses are multiplied by before it."""
+    """Microbatches whose backward pass is not over, and the scale of their losses."""
 
     scale: float
     caught: dict[Coordinates, _Caught] = field(default_factory=dict)
@@ -98,7 +98,7 @@ _open: ContextVar[_Open | None] = ContextVar("regress_token_gradients", default=
 
 @contextmanager
 def recorded(backward_scale: float) -> Iterator[None]:
-    """Record, if it is wanted, the token gradients of the passes inside; nothing after an exception.
+    """Record the token gradients of the passes inside, if they are wanted; nothing after an exception.
 
     ``backward_scale`` is what each share of the loss is multiplied by before the backward pass; it is divided out.
     """
@@ -122,7 +122,8 @@ def write() -> None:
 
 
 def catch_logits(logits: Tensor, shard: Shard) -> None:
-    """Catch the gradient of logits ``[K, V]``, those of all loss tokens of the microbatch or the next of them.
+    """Catch the gradient of logits ``[K, V]``: those of all loss tokens of the microbatch, or of the next
+    chunk of them.
 
     ``shard(shape)`` is the part of all logits ``[1, K, V]`` that those of this shape are; ``None`` for all of them.
     Logits that gradient checkpointing computes again are known already.
@@ -141,7 +142,7 @@ def catch(micro: Microbatch, out: TokenLogProbs) -> None:
 
 
 def _here() -> _Caught | None:
-    """What is caught of the microbatch at the coordinates in force."""
+    """Return the gradients caught for the microbatch at the current coordinates."""
     here, where = _open.get(), current()
     if here is None or where is None:
         return None

@@ -39,7 +39,7 @@ _TOOL_TEMPLATE = _TEMPLATE.replace("['user', 'assistant']", "['user', 'assistant
 def train_tokenizer(
     texts: Iterable[str], *, bos: bool = False, tool: bool = False
 ) -> PreTrainedTokenizerFast:
-    """A tokenizer with one token for each character of `texts`, in code point order after the special tokens.
+    """Make a tokenizer with one token for each character of `texts`, in code point order after the special tokens.
 
     The ids depend only on the set of characters. pad differs from eos; there is a bos token, or one
     that begins the turn of a tool, only if asked for. Raises TaskError if there is no text.
@@ -66,7 +66,7 @@ def train_tokenizer(
 
 
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
-    """The tokenizer saved in a local directory; never downloads and never runs code that lies beside it.
+    """Load the tokenizer saved in a local directory; never download, and never run code stored with it.
 
     Raises TaskError if there is none, or if it lacks what the engine needs: a chat template, an eos token,
     and a pad token other than eos (a mask made from pad would otherwise hide the end of every completion).
@@ -103,7 +103,7 @@ def _check(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
 
 
 def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """sha256 over all that decides which ids a text gets and which text ids give.
+    """Return a sha256 over everything that decides the ids of a text and the text of ids.
 
     That is: vocabulary, merges, normalizer, pre- and post-processing, decoder, special tokens and chat
     template. Padding and truncation are left out, since every call to a tokenizer may change them.
@@ -122,7 +122,7 @@ def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def prompt_ids(tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[int]:
-    """The ids of a conversation in which the user has asked `prompt` and the assistant is to answer."""
+    """Return the ids of a conversation in which the user has asked `prompt` and the assistant is to answer."""
     return _chat_ids(tokenizer, [{"role": "user", "content": prompt}], add_generation_prompt=True)
 
 
@@ -136,7 +136,8 @@ def _chat_ids(
 
 
 def turn_ids(tokenizer: PreTrainedTokenizerBase, problem: Problem, role: str, content: str) -> list[int]:
-    """The ids from the end of a completion to the beginning of the next, `role` having said `content` between them.
+    """Return the ids between the end of a completion and the start of the next, with `content` said by `role`
+    between them.
 
     Raises ValueError if the chat template writes the turns before it in another way when one is added.
     """
@@ -151,12 +152,12 @@ def turn_ids(tokenizer: PreTrainedTokenizerBase, problem: Problem, role: str, co
 
 
 def completion_ids(tokenizer: PreTrainedTokenizerBase, answer: str) -> list[int]:
-    """The ids that a model should generate after `prompt_ids`: the answer and eos."""
+    """Return the ids that a model should generate after `prompt_ids`: the answer and eos."""
     return [*tokenizer.encode(answer, add_special_tokens=False), tokenizer.eos_token_id]
 
 
 def completion_text(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
-    """The text before the first eos. Other special tokens stay visible: they are mistakes, judged as such."""
+    """Return the text before the first eos. Other special tokens stay visible: they are mistakes, judged as such."""
     if tokenizer.eos_token_id in ids:
         ids = ids[: ids.index(tokenizer.eos_token_id)]
     return cast(

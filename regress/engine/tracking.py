@@ -1,4 +1,4 @@
-"""Metrics of a run: to its own files always, and to any tracker that accelerate knows beside them."""
+"""Metrics of a run: written to its own files, and to any tracker that accelerate knows."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from regress.errors import ConfigError
 from regress.redaction import redacted_tree
 
 Log = Callable[[int, Mapping[str, float]], None]
-"""``log(step, metrics)``; call it once a step, because trackers refuse to go back."""
+"""Function ``log(step, metrics)``; call it once a step, because trackers refuse to go back."""
 
 
 @contextmanager
 def tracking(config: Config, outputs: Outputs) -> Iterator[Log]:
-    """Open the trackers that ``tracking.trackers`` names; they are closed in the end, whatever happens.
+    """Open the trackers that ``tracking.trackers`` names; close them at the end, whatever happens.
 
     Raises:
         ConfigError: if one is unknown or not installed.

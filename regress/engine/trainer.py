@@ -1,4 +1,4 @@
-"""The loop: rollouts, advantages, and one or more optimizer updates a step."""
+"""Training loop: rollouts, advantages, and one or more optimizer updates per step."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from regress.dump.taps import at, tap_trajectories
 from regress.dump.trajectory import Trajectory
 from regress.engine import taps
 from regress.engine.batch import LossTokens, Microbatch, TokenBatch
+from regress.engine.components import LossFunction
 from regress.engine.config.schema import Config
 from regress.engine.policy import LocalPolicy
 from regress.engine.reference import Reference
@@ -31,7 +32,7 @@ from regress.layout import BatchPlan
 
 @dataclass(frozen=True)
 class MiniBatch:
-    """The samples of one optimizer update: their loss tokens, and the microbatches that carry them."""
+    """Samples of one optimizer update: their loss tokens, and the microbatches that hold them."""
 
     batch: TokenBatch
     microbatches: list[Microbatch]
@@ -40,7 +41,7 @@ class MiniBatch:
 
 @dataclass
 class Trainer:
-    """Everything a step needs; :func:`regress.engine.run.build` puts it together from a configuration."""
+    """Parts of a training step; :func:`regress.engine.run.build` builds them from a configuration."""
 
     config: Config
     policy: LocalPolicy
@@ -51,6 +52,7 @@ class Trainer:
     prompts: Callable[[int], Sequence[Prompt]]
     trajectory_meta: Mapping[str, Any]
     world: World = field(default_factory=Alone)
+    token_loss: LossFunction | None = None
 
     def step(self, step: int) -> dict[str, float]:
         """Roll out, then update the policy ``epochs * mini_batches`` times; returns the metrics of the step."""
@@ -84,6 +86,7 @@ class Trainer:
                             world=self.world,
                             max_grad_norm=self.config.optimizer.max_grad_norm,
                             target_params=self.config.debug.target_param_pattern,
+                            loss_function=self.token_loss,
                         )
                     )
                 self.scheduler.step()
@@ -101,7 +104,9 @@ class Trainer:
         ]
 
     def _recorded(self, trajectories: Sequence[Trajectory]) -> MiniBatch:
-        """Log-probs of the sampler, of the policy before the update and of the reference; loss weights."""
+        """Compute the log-probs of the sampler, the policy before the update and the reference, and the
+        loss weights.
+        """
         objective = self.config.algorithm
         batch = TokenBatch(trajectories, loss_masks=self._loss_masks(trajectories), device=self.policy.device)
         microbatches = batch.microbatches(self._plan(), self.world.plan, self.world.rank)
@@ -126,14 +131,14 @@ class Trainer:
     def _collected(
         self, source: LocalPolicy | Reference, microbatches: Sequence[Microbatch], count: int
     ) -> Tensor:
-        """Log-probs of the loss tokens in the mini-batch's order, ``[K]``, computed by all ranks together."""
+        """Return log-probs of the loss tokens in the mini-batch's order, ``[K]``, computed by all ranks together."""
         out = torch.zeros(count, dtype=self.policy.log_prob_dtype, device=self.policy.device)
         for micro, values in zip(microbatches, source.log_probs(microbatches), strict=True):
             out[micro.select] = values
         return self.world.sum(out)
 
     def _advantages(self, trajectories: Sequence[Trajectory], minis: Sequence[MiniBatch]) -> Tensor:
-        """``[K]`` over the whole rollout: groups and whitening see all mini-batches."""
+        """Return the advantages ``[K]`` of the whole rollout: groups and whitening see all mini-batches."""
         objective = self.config.algorithm
         groups = {key: index for index, key in enumerate(dict.fromkeys(t.group_id for t in trajectories))}
         starts = torch.tensor([0, *(mini.tokens.num_sequences for mini in minis)]).cumsum(0)
@@ -171,7 +176,7 @@ class Trainer:
 
 
 def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Rewards and completion lengths of a rollout batch."""
+    """Return rewards and completion lengths of a rollout batch."""
     rewards = torch.tensor([t.reward for t in trajectories], dtype=torch.float64)
     lengths = torch.tensor([len(t.tokens) - t.prompt_length for t in trajectories], dtype=torch.float64)
     truncated = sum(t.finish_reason == "length" for t in trajectories)

@@ -1,4 +1,4 @@
-"""A short supervised start, so that a tiny model samples right answers often enough to learn from."""
+"""Short supervised start, so that a tiny model samples right answers often enough to learn from."""
 
 from __future__ import annotations
 
@@ -62,5 +62,7 @@ def warm_start(
 
 
 def _filling(stages: int, samples: Sequence[int]) -> BatchPlan:
-    """At least one microbatch for each stage, which some schedules ask for, if there are so many samples."""
+    """Return a plan with at least one microbatch per stage, as some schedules require, if there are enough
+    samples.
+    """
     return BatchPlan(micro_batch_size=max(1, len(samples) // stages))

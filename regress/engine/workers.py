@@ -1,4 +1,4 @@
-"""From a configuration to the worker that yields its rollouts."""
+"""Rollout worker of a configuration."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def make_worker(
     dialogue: Dialogue | None,
     world: World,
 ) -> RolloutWorker:
-    """A sampler from the policy, or a replay as the configuration asks.
+    """Return a sampler from the policy, or a replay, as the configuration asks.
 
     Raises:
         ReplayError: if a recording does not fit the run.
@@ -68,7 +68,7 @@ def make_worker(
 def _replay(
     config: Config, paths: dict[str, Location], prompts: PromptSource, origin: Provenance, vocabulary: int
 ) -> MockRolloutWorker:
-    """A mock worker that has served every rollout of the run once, so that nothing is left to be refused later."""
+    """Return a mock worker that has served every rollout of the run once, so that nothing is refused later."""
     chosen, objective = config.rollout_worker, config.algorithm
     expect = Expectations(
         tokenizer=origin.tokenizer["fingerprint"],

@@ -1,4 +1,4 @@
-"""The ranks of a run as the engine sees them: where this process stands, and what it says to the others."""
+"""Ranks of a run as the engine sees them: this process's rank, and its collectives."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Ranks(Protocol):
-    """A process among others that run the same program. All methods are called by all of them.
+    """Process among others that run the same program. All of them call every method.
 
     Attributes:
         rank: number of this process.
@@ -28,20 +28,20 @@ class Ranks(Protocol):
 
     @property
     def main(self) -> bool:
-        """Whether this process writes what is written once."""
+        """True if this process writes the files of the run."""
 
     def sum(self, values: Tensor) -> Tensor:
-        """Sum over the ranks that compute the loss of different tokens; the others count as 0."""
+        """Return the sum over the ranks that compute the loss of different tokens; the others count as 0."""
 
     def gather(self, value: Any) -> list[Any]:
-        """The value of every rank, in their order, on all of them."""
+        """Return the value of every rank, in rank order, on all of them."""
 
 
 class World(Ranks, Protocol):
-    """The ranks of a run, which make a policy of a model."""
+    """Ranks of a run, which build a policy from a model."""
 
     def policy(self, model: PreTrainedModel, **settings: Any) -> LocalPolicy:
-        """The model as a policy over all ranks; ``settings`` are those of `LocalPolicy`."""
+        """Return the model as a policy over all ranks; ``settings`` are those of `LocalPolicy`."""
 
 
 class Alone:
@@ -54,20 +54,20 @@ class Alone:
         self.plan = RankPlan()
 
     def sum(self, values: Tensor) -> Tensor:
-        """The values themselves."""
+        """Return the values unchanged."""
         return values
 
     def gather(self, value: Any) -> list[Any]:
-        """The one value."""
+        """Return the value in a list of one."""
         return [value]
 
     def policy(self, model: PreTrainedModel, **settings: Any) -> LocalPolicy:
-        """The model as it is."""
+        """Return the model as a policy in this process."""
         return LocalPolicy(model, **settings)
 
 
 def agreed(world: Ranks, work: Callable[[], T]) -> T:
-    """What the work of this rank comes to, if no rank fails at its own; the work waits for no other rank.
+    """Return the result of this rank's work if no rank fails at its own; the work must not wait for another rank.
 
     Raises:
         RegressError: on every rank the same, that of the first one that failed.

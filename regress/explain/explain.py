@@ -49,13 +49,12 @@ def explain_dump(
 
 def _statements(update: Update, preset: str | None) -> Iterator[Statement]:
     mask = find_mask(update)
+    dependence = list(basics.dependence(mask))
+    if any(statement.departure for statement in dependence):
+        yield from dependence
+        return  # temperature and derivatives are those of another loss
     yield from basics.temperature(mask)
-    sound = True
-    for statement in basics.dependence(mask):
-        sound = sound and not statement.departure
-        yield statement
-    if not sound:
-        return  # the derivatives are those of another loss
+    yield from dependence
     mask, known = _with_clipped(mask)
     yield from basics.masks(mask)
     yield from entropies(mask, rules(mask))
@@ -104,17 +103,16 @@ def _undetermined(update: Update, statements: list[Statement]) -> dict[str, str]
         out["temperature"] = "the recording did not find one"
     if "mask" not in said:
         out["mask"] = "no token has a gradient"
-    if not said & {"aggregation", "weights"}:
-        without = update.get("is_loss_debug/advantages") is None and not update.trajectories
+    without = update.get("is_loss_debug/advantages") is None and not update.trajectories
+    reference = update.get("is_loss_debug/ref_log_probs", "ref_log_probs/ref_log_probs")
+    hint = "" if reference is not None else " (for a KL term tap ref_log_probs)"
+    for subject in sorted({"aggregation", "advantages"} - said):
         why = update.notes.get("rewards", "tap rewards or advantages")
-        reference = update.get("is_loss_debug/ref_log_probs", "ref_log_probs/ref_log_probs")
-        hint = "" if reference is not None else " (for a KL term tap ref_log_probs)"
         nothing = f"no known combination of advantages, weights and ratio explains it{hint}"
-        out["aggregation"] = why if without else nothing
-        out["advantages"] = out["aggregation"]
+        out[subject] = why if without else nothing
     if "kl" not in said and "detached" not in said:
-        has = update.get("is_loss_debug/ref_log_probs", "ref_log_probs/ref_log_probs") is not None
-        out["kl"] = "policy and reference agree, or nothing explains it" if has else "tap ref_log_probs"
+        agree = "policy and reference agree, or nothing explains it"
+        out["kl"] = agree if reference is not None else "tap ref_log_probs"
     if "ratio" not in said and "detached" not in said:
         has = update.get("is_loss_debug/old_log_probs", "old_log_probs/old_log_probs") is not None
         out["ratio"] = "nothing explains it" if has else "tap old_log_probs"

@@ -9,7 +9,7 @@ import numpy as np
 
 from regress.explain.advantages import named
 from regress.explain.mask import Mask
-from regress.explain.readings import Reading, epsilons
+from regress.explain.readings import EXACT, Reading, epsilons
 from regress.explain.search import Found
 from regress.explain.statement import Statement
 from regress.explain.terms import Policies, penalties
@@ -53,12 +53,12 @@ def _dropped(found: Found, readings: list[Reading], mask: Mask) -> Iterator[Stat
 
 
 def _advantages(found: Found, readings: list[Reading], mask: Mask) -> Statement:
-    names = _distinct(reading.match.advantages.name for reading in readings)
+    names = distinct(reading.match.advantages.name for reading in readings)
     best = readings[0]
     eps = epsilons(found, best)
     rules = named(mask.update, found.tokens, found.tolerance)
     if rules:
-        names = _distinct(rule.name for rule in rules)
+        names = distinct(rule.name for rule in rules)
         eps = sorted({rule.eps for rule in rules if rule.eps is not None})
         text = f"as recorded: {either(names)}" + _eps(eps)
         return Statement(
@@ -78,28 +78,32 @@ def _eps(eps: list[float]) -> str:
 
 
 def _aggregation(found: Found, readings: list[Reading], mask: Mask) -> Iterator[Statement]:
-    words = _distinct(reading.words for reading in readings)
-    names = _distinct(reading.rule.name for reading in readings)
+    words = distinct(reading.words for reading in readings)
+    names = distinct(reading.rule.name for reading in readings)
     best = readings[0]
     evidence: dict[str, Any] = _evidence(found, best) | {"factor": best.factor}
     lengths = sorted({r.length for r in readings if r.length is not None})
     if lengths:
         evidence["constant length"] = lengths
     yield Statement("aggregation", f"the weight of a token is {either(words)}", tuple(names), evidence)
-    if all(abs(reading.factor - 1) <= max(2e-5, found.tolerance) for reading in readings):
+    if all(abs(reading.factor - 1) <= max(EXACT, found.tolerance) for reading in readings):
         return
-    causes = _distinct(reading.cause for reading in readings if reading.cause)
-    factor = best.factor
-    evidence = {"factor": factor, "unexplained": best.match.fit.unexplained}
+    causes = distinct(reading.cause for reading in readings if reading.cause)
+    evidence = {"factor": best.factor, "unexplained": best.match.fit.unexplained}
     if causes:
-        text = f"every gradient is {factor:.7g} times what its weight says: {either(causes)}"
+        text = f"every gradient is {best.factor:.7g} times what its weight says: {either(causes)}"
         if "the number of ranks" in causes and not _divided(mask):
             text += (
                 " (right where gradients are averaged over the ranks afterwards, wrong where they are summed)"
             )
     else:
-        text = f"every gradient is {factor:.7g} times what this weight and these advantages say"
-    yield Statement("scale", text, tuple(causes) or (factor,), evidence, departure=True)
+        sizes = distinct(
+            f"{r.factor:.5g} x {r.words} ({r.match.advantages.name})"
+            for r in readings
+            if r.rule.scope == "global"
+        ) or distinct(f"{r.factor:.5g} x {r.words}" for r in readings)
+        text = f"gradients are in proportion to this weight, but of another size: {either(sizes)}"
+    yield Statement("scale", text, tuple(causes) or (best.factor,), evidence, departure=True)
 
 
 def _divided(mask: Mask) -> bool:
@@ -124,7 +128,7 @@ def _ratio(found: Found, readings: list[Reading], known: Policies, mask: Mask) -
 
 
 def _kl(found: Found, readings: list[Reading], mask: Mask, known: Policies) -> Iterator[Statement]:
-    names = _distinct(
+    names = distinct(
         "none" if reading.match.penalty is None else reading.match.penalty.name for reading in readings
     )
     best = readings[0]
@@ -134,7 +138,7 @@ def _kl(found: Found, readings: list[Reading], mask: Mask, known: Policies) -> I
             for reading in readings
             if reading.match.penalty is not None
         ]
-        words = _distinct(f"{name} with coefficient {value:.5g}" for name, value in coefficients)
+        words = distinct(f"{name} with coefficient {value:.5g}" for name, value in coefficients)
         evidence = _evidence(found, best) | {"coefficient": [c for _, c in coefficients]}
         text = either(words)
         yield Statement("kl", text, tuple(names), evidence)
@@ -195,7 +199,7 @@ def _evidence(found: Found, reading: Reading) -> dict[str, Any]:
     return evidence
 
 
-def _distinct(names: Iterable[str]) -> list[str]:
+def distinct(names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(names))
 
 

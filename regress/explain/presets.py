@@ -14,7 +14,7 @@ import numpy as np
 from regress.errors import RegressError
 from regress.explain.advantages import groups_of
 from regress.explain.mask import Mask
-from regress.explain.readings import Reading
+from regress.explain.readings import EXACT, Reading
 from regress.explain.search import Found
 from regress.explain.statement import Statement
 from regress.explain.terms import Policies
@@ -42,6 +42,9 @@ def agreements(
         return
     names = [expected] if expected is not None else list(PRESETS)
     model = _Model(mask, known, readings[0], found)
+    if abs(readings[0].factor - 1) > max(EXACT, found.tolerance):
+        yield from _in_proportion(model, names, found)
+        return
     left = {name: model.unexplained(name, {}) for name in names}
     same = [name for name, value in left.items() if value is not None and value <= found.tolerance]
     tried = [value for value in left.values() if value is not None]
@@ -59,6 +62,23 @@ def agreements(
         return
     if tried:
         yield from _nearest(model, readings, names, found, expected)
+
+
+def _in_proportion(model: _Model, names: list[str], found: Found) -> Iterator[Statement]:
+    """Presets whose gradients are the recorded ones but for a factor."""
+    factors = {}
+    for name in names:
+        own = model.predicted(name, {})
+        if own is None:
+            continue
+        g = model.recorded
+        factor = float(own @ g) / max(float(own @ own), 1e-300)
+        if float(np.linalg.norm(g - factor * own)) <= found.tolerance * float(np.linalg.norm(g)):
+            factors[name] = factor
+    if factors:
+        parts = [f"{name} times {factor:.5g}" for name, factor in list(factors.items())[:SHOWN]]
+        text = f"the gradients are in proportion to those of {', '.join(parts)}"
+        yield Statement("preset", text, (), {"factors": factors} | model.coefficients)
 
 
 def _nearest(
@@ -121,7 +141,6 @@ class _Model:
         penalty = reading.match.penalty
         self._kl = 0.0 if penalty is None else reading.match.fit.penalty / reading.match.fit.scale
         self._length = reading.length
-        self._scale = reading.factor
         self._cache: dict[tuple[Any, ...], Floats] = {}
 
     @property
@@ -130,20 +149,31 @@ class _Model:
         found: dict[str, Any] = {"kl_coef": float(self._kl)} if self._kl else {}
         return found | ({"norm_length": self._length} if self._length is not None else {})
 
+    @property
+    def recorded(self) -> Floats:
+        """Recorded gradients of the tokens that hypotheses were fitted to."""
+        return self._mask.g[self._found.tokens]
+
     def unexplained(self, name: str, changes: dict[str, Any]) -> float | None:
         """Relative norm of what an objective leaves of the gradients; None where the dump cannot evaluate it."""
+        own = self.predicted(name, changes)
+        return (
+            None
+            if own is None
+            else float(np.linalg.norm(self.recorded - own) / np.linalg.norm(self.recorded))
+        )
+
+    def predicted(self, name: str, changes: dict[str, Any]) -> Floats | None:
+        """Gradients that an objective would have; None where the dump cannot evaluate it."""
         try:
-            objective = self._objective(name, changes)
-            predicted = self._gradient(objective)
+            predicted = self._gradient(self._objective(name, changes))
         except RegressError:
             return None
         if predicted is None:
             return None
         own = np.zeros(self._mask.update.frame.size)
-        own[self._tokens] = predicted * self._scale
-        used = self._found.tokens
-        rest = self._mask.g[used] - own[used]
-        return float(np.sqrt(np.sum(rest**2) / np.sum(self._mask.g[used] ** 2)))
+        own[self._tokens] = predicted
+        return own[self._found.tokens]
 
     def _objective(self, name: str, changes: dict[str, Any]) -> Objective:
         values: dict[str, Any] = dict(changes)

@@ -1,4 +1,4 @@
-"""The golden store: committed baselines, one folder a case, and the only ways to change them.
+"""The golden store: committed baselines, one folder per case, and the only ways to change them.
 
 Names below load on first use.
 """

@@ -1,4 +1,4 @@
-"""A golden case: its folder, opened, with every byte verified before anybody sees it."""
+"""Golden case: its folder, opened, with every byte verified before use."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class GoldenCase:
         self._file = parse_case(self._read_input(CASE_FILE), folder / CASE_FILE)
 
     def proposed(self, manifest: Manifest, folder: Path) -> GoldenCase:
-        """The case as a pending update would make it.
+        """Return the case as a pending update would make it.
 
         Args:
             folder: of the update, which holds what is new of the truth.
@@ -57,12 +57,12 @@ class GoldenCase:
 
     @property
     def reason(self) -> str:
-        """Why this case exists."""
+        """Reason why this case exists."""
         return self._file.reason
 
     @property
     def claims(self) -> list[str]:
-        """Signals it promises, such as `tool_tokens`."""
+        """Signals that the case claims to have, such as `tool_tokens`."""
         return self._file.claims
 
     @property
@@ -72,16 +72,16 @@ class GoldenCase:
 
     @property
     def recipe(self) -> dict[str, Json]:
-        """How the inputs were made."""
+        """Settings that the inputs were made with."""
         return self._file.recipe
 
     def verify_inputs(self) -> None:
-        """Raise `GoldenError` naming the first input that is missing, changed, or not of the recording."""
+        """Raise `GoldenError` naming the first input that is missing, changed, or not part of the recording."""
         for problem in self.input_problems():
             raise GoldenError(problem)
 
     def input_problems(self) -> Iterable[str]:
-        """A sentence for each input that is missing, changed, or not of the recording."""
+        """Yield a sentence for each input that is missing, changed, or not part of the recording."""
         if self.manifest is None:
             return
         for path, stamp in sorted(self.manifest.inputs.items()):
@@ -98,20 +98,20 @@ class GoldenCase:
                 )
 
     def wheres(self) -> list[str]:
-        """The recorded optimizer updates, in order; none while nothing is recorded."""
+        """Return the recorded optimizer updates, in order; none while nothing is recorded."""
         return sorted(self._truth, key=where_order)
 
     def quantities(self, where: str) -> list[str]:
-        """The recorded quantities of an update."""
+        """Return the recorded quantities of an update."""
         self._check_where(where)
         return sorted(self._truth[where])
 
     def truth(self, where: str) -> dict[str, dict[str, Array]]:
-        """Quantity -> tensor name -> values, every byte verified."""
+        """Return quantity -> tensor name -> values, every byte verified."""
         return {quantity: self.truth_of(where, quantity) for quantity in self.quantities(where)}
 
     def truth_of(self, where: str, quantity: str) -> dict[str, Array]:
-        """Tensor name -> values of one quantity, every byte verified."""
+        """Return tensor name -> values of one quantity, every byte verified."""
         if quantity not in self.quantities(where):
             raise GoldenError(
                 f"{self.folder} has no {quantity!r} at {where}: recorded are {', '.join(self.quantities(where))}"
@@ -124,7 +124,7 @@ class GoldenCase:
             raise
 
     def trajectories(self) -> dict[int, list[Trajectory]]:
-        """The sampled completions of every step, in recorded order, every byte verified.
+        """Return the sampled completions of every step, in recorded order, every byte verified.
 
         Raises `GoldenError` naming the file or folder for anything missing, damaged or changed.
         """
@@ -145,7 +145,7 @@ class GoldenCase:
         return dict(sorted(steps.items()))
 
     def tolerance(self, quantity: str, precision: str) -> ToleranceEntry | None:
-        """The recorded tolerance; None where none was measured."""
+        """Return the recorded tolerance; None where none was measured."""
         if self.manifest is None:
             return None
         return self.manifest.tolerances.get(quantity, {}).get(precision)
@@ -160,7 +160,9 @@ class GoldenCase:
             raise GoldenError(f"{self.folder} has no optimizer update {where!r}: recorded are {recorded}")
 
     def _inputs(self) -> list[str]:
-        """Paths of the inputs within the case: those recorded, or while nothing is, those that lie there."""
+        """Return the paths of the inputs within the case: the recorded ones, or the present ones while
+        nothing is recorded.
+        """
         if self.manifest is None or self._allow_changed_inputs:
             return input_files(self.folder)
         return sorted(self.manifest.inputs)

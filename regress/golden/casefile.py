@@ -1,4 +1,4 @@
-"""`case.yaml`: why a case exists, how it is configured, and how its inputs were made."""
+"""`case.yaml`: the reason, the configuration and the recipe of the inputs of a case."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FLOAT = re.compile(r"[-+]?([0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)[eE][-+]?[0-9]
 
 @dataclass(frozen=True)
 class CaseFile:
-    """The content of `case.yaml`.
+    """Content of `case.yaml`.
 
     Attributes:
         reason: why this case exists.
@@ -36,7 +36,7 @@ class CaseFile:
 
 
 def parse_case(data: bytes, path: Path) -> CaseFile:
-    """Raises `GoldenError` naming `path`, the rule and the remedy for anything but such a file."""
+    """Parse `case.yaml`; raises `GoldenError` naming `path`, the rule and the remedy for anything malformed."""
     if len(data) > _LIMIT:
         raise GoldenError(
             f"{path} has {len(data)} bytes, but a case is described in at most {_LIMIT}: shorten it"
@@ -78,7 +78,9 @@ def _mapping(values: dict[str, Json], key: str, path: Path) -> dict[str, Json]:
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no annotations
-    """Plain values only: no tags, no aliases (which can grow without bound), no key twice, `1e-3` is a number."""
+    """Loader of plain values only: no tags, aliases (which can grow without bound) or duplicate keys;
+    `1e-3` is a number.
+    """
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):

@@ -1,4 +1,4 @@
-"""Stored checks: what the fixture `regress` has seen once, one file for each test and name under `checks/`.
+"""Stored checks: values that the fixture `regress` has recorded, one file for each test and name under `checks/`.
 
 A file is a record of the dump format, so it verifies itself; its metadata says whose it is, how the value is put
 together, and with which tolerance it was accepted. It is written whole or not at all.
@@ -34,7 +34,7 @@ _DIGITS = 16
 
 @dataclass(frozen=True)
 class StoredCheck:
-    """A value that a test has accepted.
+    """Value that a test has accepted.
 
     Attributes:
         test: id of the test, `tests/test_loss.py::test_kl[0.1]`.
@@ -54,16 +54,16 @@ class StoredCheck:
 
     @property
     def path(self) -> str:
-        """Where it lies within the golden directory."""
+        """Path of the file within the golden directory."""
         return check_path(self.test, self.name)
 
     def same(self, other: StoredCheck) -> bool:
-        """Whether nothing but the provenance differs, down to the bytes."""
+        """Return True if both checks are equal down to the bytes; the provenance may differ."""
         mine, theirs = ((one.test, one.name, one.rtol, one.atol, one.why) for one in (self, other))
         return mine == theirs and identical(self.value, other.value)
 
     def encode(self) -> list[bytes | memoryview]:
-        """The bytes of its file, which depend on nothing but its attributes."""
+        """Return the bytes of the file, which depend on nothing but the attributes."""
         meta = {
             "check": {"test": self.test, "name": self.name},
             "nodes": [[path, *node] for path, node in self.value.nodes.items()],
@@ -77,7 +77,7 @@ class StoredCheck:
 
 
 def check_path(test: str, name: str) -> str:
-    """The file of a check within the golden directory: readable, and another one for every other check.
+    """Return the file of a check within the golden directory: readable, and unique for every check.
 
     What makes it unique is a hash of test and name, so that file systems may ignore case, and ids may hold anything.
     """
@@ -94,7 +94,7 @@ def _readable(text: str) -> str:
 
 
 def read_check(root: Path, path: str) -> StoredCheck | None:
-    """The check in a file of the golden directory `root`, every byte verified; None where there is no file.
+    """Read the check in a file of the golden directory `root`, every byte verified; None where there is no file.
 
     Raises `GoldenError` naming a file that is damaged, or that holds another check than its name says.
     """
@@ -125,13 +125,13 @@ def _from_record(record: Record) -> StoredCheck:
 
 
 def stored_checks(root: Path) -> list[str]:
-    """Paths within the golden directory of all stored checks, intact or not."""
+    """Return the paths within the golden directory of all stored checks, intact or not."""
     found = (path.relative_to(root).as_posix() for path in (root / CHECKS).rglob(f"*{SUFFIX}"))
     return sorted(filter(is_check, found))
 
 
 def identical(a: Tree, b: Tree) -> bool:
-    """Whether two values are the same down to the last bit."""
+    """Return True if two values are the same down to the last bit."""
     return a.nodes == b.nodes and all(
         _same_bytes(array, b.tensors[path]) for path, array in a.tensors.items()
     )

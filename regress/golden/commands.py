@@ -37,11 +37,29 @@ def directory_option(command: F) -> F:
     )(command)
 
 
+def code_option(command: F) -> F:
+    """Add --allow-code."""
+
+    def allow(_: click.Context, __: click.Parameter, value: bool) -> None:
+        if value:
+            from regress.trust import allow_all_code
+
+            allow_all_code()
+
+    return click.option(
+        "--allow-code",
+        is_flag=True,
+        expose_value=False,
+        callback=allow,
+        help="Import any module that a case or configuration names, not only those of [tool.regress] allow_code.",
+    )(command)
+
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 
 
 def hint_at(old: str, *new: str) -> None:
-    """Say what to type in place of an old spelling, where it disturbs no program that reads the output."""
+    """Print the new spelling of a command to stderr, where no program reads the output."""
     instead = " or ".join(f"'{command}'" for command in new)
     click.echo(f"hint: 'regress {old}' will go with the next release; say {instead}", err=True)
 
@@ -226,7 +244,7 @@ def _differences(first: str, second: str | None, golden_dir: Path | None) -> dic
 
 
 def _side(text: str, golden_dir: Path | None) -> Side:
-    """A case by its folder, or by its name."""
+    """Return a case by its folder or by its name."""
     from regress.golden.store import GoldenStore
 
     path = Path(text)

@@ -1,4 +1,4 @@
-"""Changing a case: new files first, then the manifest, then the files nobody names any more; all or none.
+"""Changes of a case: new files first, then the manifest, then the removal of unnamed files; all or none.
 
 A process killed at any moment leaves the case as it was or as it will be, once somebody opens it; see `journal`.
 """
@@ -59,7 +59,7 @@ def check_case(folder: Path) -> None:
 def plan_case(
     changes: Changes, folder: Path, old: Manifest | None, new: Manifest, files: Mapping[str, Chunks]
 ) -> None:
-    """Add to a transaction what brings a case from one manifest to the other.
+    """Add to a transaction the changes that turn one manifest of a case into the other.
 
     `files` are the truth files of `new` by path; those that lie there already, whole, are not touched.
     """
@@ -70,7 +70,7 @@ def plan_case(
 
 
 def plan_truth(changes: Changes, folder: Path, files: Mapping[str, Chunks]) -> None:
-    """Add truth files to a transaction, unless they lie there already, whole."""
+    """Add truth files to a transaction, unless they are already present and whole."""
     for name, chunks in files.items():
         path, data = folder / name, b"".join(chunks)
         if not _holds(path, data):
@@ -84,13 +84,15 @@ def _holds(path: Path, data: bytes) -> bool:
 
 
 def plan_sweep(changes: Changes, folder: Path, manifest: Manifest | None) -> None:
-    """Have truth files removed that `manifest` does not name, and what killed writers left."""
+    """Add to a transaction the removal of truth files that `manifest` does not name, and of leftovers of
+    killed writers.
+    """
     for path in leftovers(folder, manifest):
         changes.remove(folder / path)
 
 
 def leftovers(folder: Path, manifest: Manifest | None) -> list[str]:
-    """Paths within the folder of our own files that belong to no recording: safe to remove."""
+    """Return the paths within the folder of our own files that belong to no recording: safe to remove."""
     named = set() if manifest is None else manifest.files
     present = truth_files(folder)
     dead = [path for path in present if is_truth_file(path) and path not in named]

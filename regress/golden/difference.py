@@ -1,4 +1,4 @@
-"""What differs between two recordings of a case: quantity by quantity, then tolerances and inputs."""
+"""Differences between two recordings of a case: quantity by quantity, then tolerances and inputs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from regress.golden.tolerance import ToleranceEntry
 
 @dataclass(frozen=True)
 class Side:
-    """A recording: its manifest (None: nothing is recorded), and the folders in which its truth files may lie."""
+    """One recording: its manifest (None: nothing is recorded), and the folders in which its truth files may lie."""
 
     manifest: Manifest | None
     roots: Sequence[Path]
@@ -26,7 +26,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Change:
-    """One quantity of one update.
+    """Change of one quantity at one update.
 
     Attributes:
         status: `new`, `removed` or `changed`.
@@ -50,7 +50,7 @@ class Change:
 
 @dataclass(frozen=True)
 class ToleranceChange:
-    """A tolerance that came, went, or is another.
+    """Tolerance that was added, removed or changed.
 
     Attributes:
         tensor: pattern of the tensors that it is for; empty for all others of the quantity.
@@ -70,7 +70,7 @@ class ToleranceChange:
 
 @dataclass(frozen=True)
 class Difference:
-    """All that differs: quantities in the order of updates, tolerances, and a line for each input."""
+    """All differences: quantities in the order of updates, tolerances, and a line for each input."""
 
     changes: list[Change]
     tolerances: list[ToleranceChange]
@@ -80,7 +80,7 @@ class Difference:
         return bool(self.changes or self.tolerances or self.inputs)
 
     def to_json(self) -> dict[str, Any]:
-        """A plain dict."""
+        """Return a plain dict."""
         return asdict(self)
 
 
@@ -112,7 +112,7 @@ def _changes(old: Side, new: Side, before: Manifest, after: Manifest) -> Iterato
 
 
 def change_of(where: str, quantity: str, old: Mapping[str, Array], new: Mapping[str, Array]) -> Change:
-    """How the tensors of one quantity changed."""
+    """Describe the changes in the tensors of one quantity."""
     details = [f"{name} removed" for name in old.keys() - new.keys()]
     details += [f"{name} new" for name in new.keys() - old.keys()]
     changed, worst, error, relative = len(details), "", 0.0, 0.0
@@ -155,7 +155,7 @@ def _tolerances(before: Manifest, after: Manifest) -> Iterator[ToleranceChange]:
 
 
 def _flat(entry: ToleranceEntry | None) -> dict[str, ToleranceEntry]:
-    """An entry and those of its tensors, by pattern."""
+    """Return an entry and those of its tensors, by pattern."""
     return {} if entry is None else {"": replace(entry, tensors={}), **entry.tensors}
 
 

@@ -1,4 +1,4 @@
-"""What the manifest tells about a truth file: its hash, and of each tensor hash, type, shape and statistics."""
+"""Manifest entries of a truth file: its hash, and the hash, type, shape and statistics of each tensor."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class TruthEntry:
     tensors: Mapping[str, TensorEntry]
 
     def to_json(self) -> dict[str, Any]:
-        """A plain dict, the inverse of `from_json`."""
+        """Return a plain dict that `from_json` reads."""
         tensors = {name: vars(entry) for name, entry in self.tensors.items()}
         return {"file": self.file, **vars(self.stamp), "tensors": tensors}
 
@@ -104,12 +104,12 @@ class TruthEntry:
 
 
 def is_hash(value: object) -> bool:
-    """Whether `value` is a SHA-256 in hex."""
+    """Return True if `value` is a SHA-256 in hex."""
     return isinstance(value, str) and _HASH.fullmatch(value) is not None
 
 
 def stamp_from_json(data: Any) -> Stamp:
-    """Size and hash of a file; raises `ValueError` for anything malformed."""
+    """Return the stamp of a file (size and hash); raises `ValueError` for anything malformed."""
     if not isinstance(data, Mapping) or data.keys() != {"size", "sha256"}:
         raise ValueError("a file does not consist of size and sha256")
     if type(data["size"]) is not int or data["size"] < 0 or not is_hash(data["sha256"]):

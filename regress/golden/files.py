@@ -1,4 +1,4 @@
-"""Reading and writing the files of a case: every byte read is checked, every file written is whole."""
+"""Reading and writing of a case's files: every byte read is checked, every file written is whole."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def write(path: Path, chunks: Iterable[bytes | memoryview]) -> Stamp:
 
 
 def unwritable(path: Path, error: OSError | None) -> GoldenError:
-    """The error of a path that cannot be written or removed; what was recorded before is still in force."""
+    """Return the error for a path that cannot be written or removed; it states that the golden is unchanged."""
     cause = (error.strerror if error is not None else None) or "unknown reason"
     return GoldenError(
         f"{path} cannot be written ({cause}), so the golden is as it was before: {remedy(error)}"
@@ -46,12 +46,12 @@ def unwritable(path: Path, error: OSError | None) -> GoldenError:
 
 
 def remedy(error: OSError | None) -> str:
-    """Say what to do about a path that cannot be written."""
+    """Return the remedy for a path that cannot be written."""
     return _REMEDIES.get(error.errno or 0 if error is not None else 0, "check the path")
 
 
 def read_stamped(path: Path, stamp: Stamp) -> bytes:
-    """The bytes of a file, if they are those recorded; raises `GoldenError` naming the file otherwise."""
+    """Return the bytes of a file if they are those recorded; raises `GoldenError` naming the file otherwise."""
     try:
         size = path.stat().st_size  # before reading: what replaced it may be huge
         data = path.read_bytes() if size == stamp.size else b""
@@ -65,7 +65,7 @@ def read_stamped(path: Path, stamp: Stamp) -> bytes:
 
 
 def read_unstamped(path: Path) -> bytes:
-    """The bytes of a file of which nothing is recorded yet; raises `GoldenError` when it cannot be read."""
+    """Return the bytes of a file that has no recorded stamp yet; raises `GoldenError` when it cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -73,7 +73,7 @@ def read_unstamped(path: Path) -> bytes:
 
 
 def stamp_of(path: Path) -> Stamp:
-    """Size and hash of a file as it is; raises `GoldenError` when it cannot be read."""
+    """Return size and hash of a file as it is; raises `GoldenError` when it cannot be read."""
     digest, size = hashlib.sha256(), 0
     try:
         with path.open("rb") as file:

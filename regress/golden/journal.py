@@ -1,4 +1,4 @@
-"""The journal of an update of a golden directory, by which its files change all or none, however the process ends.
+"""Journal of an update of a golden directory: its files change all or none, however the process ends.
 
 New files are laid into `.journal/`, then `journal.json` says where they belong and what goes: from then on the update
 is decided. Whoever opens the directory next finishes an update that is decided, and discards one that is not.
@@ -27,7 +27,7 @@ _SUFFIXES = (".json", ".safetensors")
 
 @dataclass(frozen=True)
 class Step:
-    """One file of an update.
+    """Change of one file within an update.
 
     Attributes:
         path: below the root.
@@ -43,7 +43,7 @@ class Step:
 
 
 class UnfinishedError(Exception):
-    """A decided update met an `OSError` at a path."""
+    """A decided update that met an `OSError` at a path."""
 
     def __init__(self, path: Path, error: OSError) -> None:
         super().__init__(path, error)
@@ -51,7 +51,7 @@ class UnfinishedError(Exception):
 
 
 def settle(root: Path) -> None:
-    """Finish or discard what a killed process left of an update of a golden directory, which need not exist.
+    """Finish or discard a killed process's update of a golden directory, which need not exist.
 
     Waits for a process that is in the middle of one. Raises `GoldenError` when a decided update cannot be finished, as
     the directory then holds neither the old goldens nor the new ones.
@@ -62,7 +62,7 @@ def settle(root: Path) -> None:
 
 
 def settle_locked(root: Path) -> None:
-    """Do what `settle` does; whoever calls holds the lock of the directory."""
+    """Do what `settle` does; the caller holds the lock of the directory."""
     folder = root / JOURNAL
     if not os.path.lexists(folder):
         return
@@ -82,7 +82,7 @@ def settle_locked(root: Path) -> None:
 
 
 def prepare(root: Path, files: Mapping[str, bytes | None], before: Mapping[str, bytes | None]) -> list[Step]:
-    """Lay the new files and the journal into place, safe on disk when this returns; nothing is left if it raises."""
+    """Write the new files and the journal, safe on disk when this returns; nothing is left if it raises."""
     folder = root / JOURNAL
     target, steps = folder, []
     try:
@@ -105,7 +105,9 @@ def prepare(root: Path, files: Mapping[str, bytes | None], before: Mapping[str, 
 
 
 def _verify(root: Path, steps: Iterable[Step], repair: str) -> None:
-    """Raise `GoldenError` unless every file is as it was, with its new bytes waiting intact, or as it will be."""
+    """Raise `GoldenError` unless every file is as it was, with its new bytes intact in the journal, or as
+    it will be.
+    """
     for step in steps:
         target = root / step.path
         found = _stamp(target)
@@ -127,7 +129,7 @@ def _stamp(path: Path) -> Stamp | None:
 
 
 def roll_forward(root: Path, steps: Iterable[Step]) -> None:
-    """Do what is not done yet; raises `UnfinishedError`."""
+    """Do all remaining steps; raises `UnfinishedError`."""
     folder = root / JOURNAL
     target = folder
     try:
@@ -155,13 +157,15 @@ def _take(root: Path, step: Step, target: Path) -> None:
 
 
 def _folders(root: Path, step: Step) -> Iterator[Path]:
-    """The folders from the root to that of a file, as far as they are there."""
+    """Return the existing folders from the root to that of a file."""
     parents = (root / step.path).parents
     return (parent for parent in parents if parent.is_relative_to(root) and parent.is_dir())
 
 
 def undone(root: Path, steps: Iterable[Step], before: Mapping[str, bytes | None]) -> bool:
-    """Whether all is as it was; until the journal is gone each new file is somewhere, so that a kill is harmless."""
+    """Undo the steps and return True if that worked; each new file is kept until the journal is gone, so a
+    kill is harmless.
+    """
     folder = root / JOURNAL
     try:
         for step in steps:
@@ -180,13 +184,13 @@ def undone(root: Path, steps: Iterable[Step], before: Mapping[str, bytes | None]
 
 
 def _forget(folder: Path) -> None:
-    """Remove what makes a journal one; raises `OSError`."""
+    """Remove the file that makes a folder a journal; raises `OSError`."""
     (folder / _FILE).unlink(missing_ok=True)
     sync_folder(folder)
 
 
 def _clear(folder: Path) -> None:
-    """Remove the files of what is no journal (any more); what cannot be removed does no harm."""
+    """Remove the files of a folder that is no journal (any more); files that cannot be removed do no harm."""
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
             path.unlink(missing_ok=True)
@@ -195,7 +199,7 @@ def _clear(folder: Path) -> None:
 
 
 def _remove_empty(folder: Path, root: Path) -> None:
-    """Remove a folder below `root` and those that hold it, as far as they are empty."""
+    """Remove a folder below `root` and its parents, as far as they are empty."""
     while folder != root:
         try:
             with contextlib.suppress(FileNotFoundError):
@@ -213,7 +217,7 @@ def _json(steps: Iterable[Step]) -> dict[str, Any]:
 
 
 def _steps(tree: dict[str, Any]) -> list[Step]:
-    """The steps of a journal; raises `ValueError` and its like for anything malformed."""
+    """Return the steps of a journal; raises `ValueError` and its like for anything malformed."""
     if tree.keys() != {"files"}:
         raise ValueError("it does not consist of files")
     found = []
@@ -228,7 +232,7 @@ def _steps(tree: dict[str, Any]) -> list[Step]:
 
 
 def _is_below(path: object) -> bool:
-    """Whether a path leads downwards from the golden directory, and not into the journal."""
+    """Return True if a path leads downwards from the golden directory, and not into the journal."""
     if not isinstance(path, str) or not path.isprintable():
         return False
     pure = PurePosixPath(path)

@@ -1,4 +1,4 @@
-"""Where the golden directory is, for commands that were not told."""
+"""Location of the golden directory, for commands that were given none."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from regress.errors import GoldenError
+from regress.project import project_root
+
+__all__ = ["golden_directory", "project_root"]
 
 if TYPE_CHECKING:
     from regress.golden.store import GoldenStore
@@ -16,18 +19,13 @@ INI = "regress_golden_dir"
 
 
 def golden_directory(start: Path | None = None) -> Path:
-    """`regress_golden_dir` of the nearest pyproject.toml (as pytest reads it), else `golden/` beside that file.
+    """Return `regress_golden_dir` of the nearest pyproject.toml (as pytest reads it), else `golden/` beside
+    that file.
 
     Raises `GoldenError` when that file is no TOML or names no directory.
     """
     root = project_root(start)
     return Path(DEFAULT) if root is None else _shown(root / _configured(root / "pyproject.toml"))
-
-
-def project_root(start: Path | None = None) -> Path | None:
-    """The folder of the nearest pyproject.toml, if there is one."""
-    start = (start or Path.cwd()).absolute()
-    return next((path for path in (start, *start.parents) if (path / "pyproject.toml").is_file()), None)
 
 
 def open_store(golden_dir: Path | None) -> GoldenStore:
@@ -59,6 +57,6 @@ def _configured(path: Path) -> str:
 
 
 def _shown(path: Path) -> Path:
-    """Relative to the current directory where it lies below it."""
+    """Return the path relative to the current directory where it lies below it."""
     here = Path.cwd()
     return path.relative_to(here) if path.is_relative_to(here) else path

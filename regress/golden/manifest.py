@@ -1,4 +1,4 @@
-"""The manifest of a case: what its files are, what may be tolerated, and how it was made.
+"""Manifest of a case: its files, its tolerances, and its provenance.
 
 Replacing this one file is the commit of an update: all other files are named by their content.
 """
@@ -26,7 +26,7 @@ _KEYS = {"inputs", "truth", "tolerances", "provenance"}
 
 @dataclass(frozen=True)
 class Manifest:
-    """What was recorded of a case.
+    """Manifest of one recorded case.
 
     Attributes:
         inputs: path within the case -> stamp.
@@ -41,7 +41,7 @@ class Manifest:
     provenance: Mapping[str, Json] = field(default_factory=dict)
 
     def content(self) -> dict[str, Any]:
-        """Everything but the provenance, as plain JSON: what makes two manifests the same."""
+        """Return everything but the provenance, as plain JSON; two manifests are the same if this is."""
         return {
             "inputs": {path: dict(vars(stamp)) for path, stamp in self.inputs.items()},
             "truth": {w: {q: e.to_json() for q, e in row.items()} for w, row in self.truth.items()},
@@ -49,7 +49,7 @@ class Manifest:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """All of it, the inverse of `from_json`."""
+        """Return the whole manifest as a plain dict that `from_json` reads."""
         return self.content() | {"provenance": dict(self.provenance)}
 
     @classmethod
@@ -68,22 +68,22 @@ class Manifest:
 
     @property
     def sha256(self) -> str:
-        """Hash of all of it; raises `GoldenError` for what JSON cannot hold."""
+        """Hash of the whole manifest; raises `GoldenError` for values that JSON cannot hold."""
         return checksum(self.to_json())
 
     @property
     def text(self) -> str:
-        """The file."""
+        """Text of the manifest file."""
         return seal(self.to_json())
 
     @property
     def files(self) -> set[str]:
-        """The truth files it names, by their path within the case."""
+        """Truth files that the manifest names, by their path within the case."""
         return {entry.file for row in self.truth.values() for entry in row.values()}
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """The verified manifest of a case, or None when nothing was recorded yet.
+    """Return the verified manifest of a case, or None when nothing was recorded yet.
 
     Raises `GoldenError` naming the file when it is unreadable, damaged, or of another schema.
     """
@@ -91,7 +91,9 @@ def read_manifest(folder: Path) -> Manifest | None:
 
 
 def inputs_from_json(data: Any) -> dict[str, Stamp]:
-    """Raises `ValueError` for anything malformed, such as a path that leaves the case."""
+    """Rebuild the stamps of the inputs; raises `ValueError` for anything malformed, such as a path that
+    leaves the case.
+    """
     for path in data:
         if not is_input(path):
             raise ValueError(f"{path!r} is no path of an input within the case")
@@ -99,7 +101,7 @@ def inputs_from_json(data: Any) -> dict[str, Stamp]:
 
 
 def truth_from_json(data: Any, where: str) -> dict[str, TruthEntry]:
-    """The quantities of one update; raises `ValueError` for anything malformed."""
+    """Rebuild the quantities of one update; raises `ValueError` for anything malformed."""
     if parse_where(where) is None or not isinstance(data, dict) or not data:
         raise ValueError(f"{where!r} is no optimizer update with quantities")
     for quantity in data:
@@ -109,7 +111,7 @@ def truth_from_json(data: Any, where: str) -> dict[str, TruthEntry]:
 
 
 def tolerances_from_json(data: Any) -> dict[str, dict[str, ToleranceEntry]]:
-    """Raises `ValueError` for anything malformed."""
+    """Rebuild the tolerances; raises `ValueError` for anything malformed."""
     for name in (*data, *(precision for row in data.values() for precision in row)):
         if not is_word(name):
             raise ValueError(f"{name!r} is no quantity or precision")

@@ -1,4 +1,4 @@
-"""What the files of a case are called; nothing else in the store builds a path from a name."""
+"""File names of a case; nothing else in the store builds a path from a name."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TRUTH_FILE = re.compile(r"[a-z][a-z0-9_]{0,63}\.[0-9a-f]{12}\.safetensors", re.
 
 
 def check_case_name(name: str) -> str:
-    """Return `name`; raises `GoldenError` when no case can be called so."""
+    """Return `name`; raises `GoldenError` when no case can have it."""
     if not _CASE.fullmatch(name) or name == CHECKS:
         raise GoldenError(
             f"{name!r} is no name of a golden case: use letters, digits, '_', '-' and '.', and not {CHECKS!r}"
@@ -32,12 +32,14 @@ def check_case_name(name: str) -> str:
 
 
 def is_word(text: object) -> bool:
-    """Whether `text` can name a quantity or a precision."""
+    """Return True if `text` can name a quantity or a precision."""
     return isinstance(text, str) and _WORD.fullmatch(text) is not None
 
 
 def parse_where(text: object) -> Coordinates | None:
-    """The coordinates of an optimizer update, `step_000000` or `step_000000_update1`; None for anything else."""
+    """Return the coordinates of an optimizer update, `step_000000` or `step_000000_update1`; None for
+    anything else.
+    """
     found = parse_stem(text) if isinstance(text, str) else None
     if found is None or found.stem != text or (found.rank, found.micro) != (None, None):
         return None
@@ -45,19 +47,19 @@ def parse_where(text: object) -> Coordinates | None:
 
 
 def where_order(where: str) -> tuple[int, int]:
-    """Sort key: the order in which updates are made."""
+    """Return the sort key of an update: the order in which updates are made."""
     found = parse_where(where)
     assert found is not None, where
     return found.step, -1 if found.update is None else found.update
 
 
 def truth_file(where: str, quantity: str, sha256: str) -> str:
-    """Path of a truth file within its case; the content decides the name, so no file is ever rewritten."""
+    """Return the path of a truth file within its case; the content decides the name, so no file is ever rewritten."""
     return f"{TRUTH}/{where}/{quantity}.{sha256[:12]}.safetensors"
 
 
 def is_truth_file(path: str) -> bool:
-    """Whether a path within a case is one that `truth_file` can make."""
+    """Return True if a path within a case is one that `truth_file` can make."""
     parts = PurePosixPath(path).parts
     return (
         len(parts) == 3
@@ -68,7 +70,9 @@ def is_truth_file(path: str) -> bool:
 
 
 def is_input(path: object) -> bool:
-    """Whether a path within a case can be that of an input: relative, downwards, visible, not our own file."""
+    """Return True if a path within a case can be that of an input: relative, downwards, visible, not one of
+    our own files.
+    """
     if not isinstance(path, str) or not path or "\\" in path or not path.isprintable():
         return False
     pure = PurePosixPath(path)
@@ -78,7 +82,7 @@ def is_input(path: object) -> bool:
 
 
 def input_files(folder: Path) -> list[str]:
-    """All inputs that lie in the folder of a case, by their path within it; hidden files are none."""
+    """Return all inputs in the folder of a case, by their path within it; hidden files are not inputs."""
     found = []
     for root, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
@@ -88,6 +92,6 @@ def input_files(folder: Path) -> list[str]:
 
 
 def truth_files(folder: Path) -> list[str]:
-    """All files under `truth/`, ours or not, by their path within the case."""
+    """Return all files under `truth/`, ours or not, by their path within the case."""
     found = (path for path in (folder / TRUTH).rglob("*") if not path.is_dir())
     return sorted(path.relative_to(folder).as_posix() for path in found)

@@ -1,4 +1,4 @@
-"""Pending updates: proposed changes of a case, kept beside it until somebody accepts or rejects them.
+"""Pending updates: proposed changes of a case, kept beside it until they are accepted or rejected.
 
 A case has at most one: further proposals for the same state of the case are merged into it.
 """
@@ -33,7 +33,7 @@ def propose(
     replace: bool = False,
     notes: Sequence[str] = (),
 ) -> Pending | None:
-    """Keep changes of a case for review; the arguments are those of `commit`, and lines for the reviewer.
+    """Keep changes of a case for review; the arguments are those of `commit`, and notes for the reviewer.
 
     Returns the pending update, earlier proposals included, or None when nothing would change. Raises `GoldenError`
     for whatever `commit` would refuse.
@@ -51,7 +51,7 @@ def plan_proposal(
     notes: Sequence[str] = (),
     outdated: Collection[Item] = (),
 ) -> Pending | None:
-    """Add to a transaction what keeps an update for review; see `propose`.
+    """Add to a transaction the files that keep an update for review; see `propose`.
 
     Args:
         outdated: what earlier proposals said of these items is forgotten first.
@@ -79,17 +79,17 @@ def plan_proposal(
 
 
 def pending_names(store: GoldenStore) -> list[str]:
-    """Cases with a pending update, intact or not."""
+    """Return the names of cases with a pending update, intact or not."""
     return sorted(path.parent.name for path in (store.root / PENDING).glob(f"*/{PROPOSAL}"))
 
 
 def list_pending(store: GoldenStore) -> list[Pending]:
-    """All pending updates; raises `GoldenError` naming a damaged one."""
+    """Return all pending updates; raises `GoldenError` naming a damaged one."""
     return [pending_of(store, name) for name in pending_names(store)]
 
 
 def pending_of(store: GoldenStore, name: str) -> Pending:
-    """The pending update of a case; raises `GoldenError` when there is none or it is damaged."""
+    """Return the pending update of a case; raises `GoldenError` when there is none or it is damaged."""
     found = read_pending(store, name)
     if found is None:
         known = ", ".join(pending_names(store)) or "none"
@@ -98,7 +98,7 @@ def pending_of(store: GoldenStore, name: str) -> Pending:
 
 
 def accept(store: GoldenStore, name: str, patterns: Sequence[str] = ()) -> list[Path]:
-    """Commit a pending update, or those of its quantities that match a pattern; the rest stays pending.
+    """Commit a pending update, or its quantities that match a pattern; the rest stays pending.
 
     A pattern (`gradient`, `step_000001/*`, `tolerances/kl`) is matched with the name of a quantity, and with update
     and name. Returns the files written in the case. Raises `GoldenError` when the case has changed since the
@@ -120,7 +120,7 @@ def accept(store: GoldenStore, name: str, patterns: Sequence[str] = ()) -> list[
 
 
 def _new_files(pending: Pending, base: Manifest | None, new: Manifest) -> dict[str, Chunks]:
-    """The truth files that the case lacks, every byte verified."""
+    """Return the truth files that the case lacks, every byte verified."""
     here = set() if base is None else base.files
     entries = [entry for row in new.truth.values() for entry in row.values() if entry.file not in here]
     return {entry.file: [read_stamped(pending.folder / entry.file, entry.stamp)] for entry in entries}
@@ -135,7 +135,7 @@ def _check_inputs(pending: Pending) -> None:
 
 
 def reject(store: GoldenStore, name: str, patterns: Sequence[str] = ()) -> None:
-    """Forget a pending update, damaged or not, or those of its quantities that match a pattern."""
+    """Drop a pending update, damaged or not, or its quantities that match a pattern."""
     with transaction(store.root) as changes:
         if not patterns and name in pending_names(store):
             discard(changes, folder_of(store, name))
@@ -145,7 +145,7 @@ def reject(store: GoldenStore, name: str, patterns: Sequence[str] = ()) -> None:
 
 
 def plan_rejection(changes: Changes, pending: Pending, dropped: Collection[Item]) -> None:
-    """Add to a transaction what forgets some items of a pending update."""
+    """Add to a transaction the changes that drop some items of a pending update."""
     base = pending.current()
     kept = blend(base, pending.manifest, items(base, pending.manifest) - set(dropped))
     if base is not None and base.content() == kept.content():

@@ -1,4 +1,4 @@
-"""Pending changes of stored checks: a new file each, in `.pending/checks/`, until it is accepted or rejected.
+"""Pending changes of stored checks: one new file each, in `.pending/checks/`, until it is accepted or rejected.
 
 Beside the file lies a note of what it would replace.
 """
@@ -29,7 +29,7 @@ _NOTE = ".json"
 
 @dataclass(frozen=True)
 class PendingCheck:
-    """A stored check that would be replaced, or be new.
+    """Pending new version of a stored check, or a pending new check.
 
     Attributes:
         name: its path within the golden directory, such as `checks/test_x/loss.safetensors`.
@@ -43,7 +43,7 @@ class PendingCheck:
 
 
 def is_check(name: object) -> bool:
-    """Whether a path within the golden directory can be that of a stored check."""
+    """Return True if a path within the golden directory can be that of a stored check."""
     if not isinstance(name, str) or not name.isprintable():
         return False
     path = PurePosixPath(name)
@@ -63,7 +63,7 @@ def propose_check(store: GoldenStore, name: str, chunks: Iterable[bytes | memory
 
 
 def plan_check(changes: Changes, store: GoldenStore, name: str, chunks: Iterable[bytes | memoryview]) -> Path:
-    """Add to a transaction what keeps a new file for review; see `propose_check`."""
+    """Add to a transaction the files that keep a new check for review; see `propose_check`."""
     if not is_check(name):
         raise GoldenError(f"{name!r} is no stored check: its path is {CHECKS}/...{SUFFIX}")
     path = store.root / PENDING / name
@@ -73,14 +73,14 @@ def plan_check(changes: Changes, store: GoldenStore, name: str, chunks: Iterable
 
 
 def pending_checks(store: GoldenStore) -> list[str]:
-    """Names of the checks with a pending change, intact or not."""
+    """Return the names of the checks with a pending change, intact or not."""
     root = store.root / PENDING
     found = (path.relative_to(root).as_posix() for path in (root / CHECKS).rglob(f"*{SUFFIX}{_NOTE}"))
     return sorted(name for path in found if is_check(name := path.removesuffix(_NOTE)))
 
 
 def pending_check(store: GoldenStore, name: str) -> PendingCheck:
-    """One pending change, every byte verified; raises `GoldenError` naming what is missing or damaged."""
+    """Return one pending change, every byte verified; raises `GoldenError` naming what is missing or damaged."""
     path = store.root / PENDING / name
 
     def parse(tree: dict[str, Any]) -> PendingCheck:
@@ -94,7 +94,7 @@ def pending_check(store: GoldenStore, name: str) -> PendingCheck:
 
 
 def check_change(store: GoldenStore, name: str) -> Change:
-    """What accepting a pending change would do; raises `GoldenError` as `pending_check` does."""
+    """Describe the effect of accepting a pending change; raises `GoldenError` as `pending_check` does."""
     pending_check(store, name)
     new = _tensors(store.root / PENDING / name)
     old = _tensors(store.root / name) if (store.root / name).exists() else None
@@ -104,7 +104,7 @@ def check_change(store: GoldenStore, name: str) -> Change:
 
 
 def accept_checks(store: GoldenStore, patterns: Sequence[str] = ()) -> list[Path]:
-    """Put the pending changes that match a pattern (or all) in force; returns the files written.
+    """Apply the pending changes that match a pattern, or all of them; return the files written.
 
     Raises `GoldenError` before anything is written when one is damaged, or its check was stored anew since.
     """
@@ -123,7 +123,7 @@ def accept_checks(store: GoldenStore, patterns: Sequence[str] = ()) -> list[Path
 
 
 def reject_checks(store: GoldenStore, patterns: Sequence[str] = ()) -> list[str]:
-    """Forget the pending changes that match a pattern, or all; returns their names."""
+    """Drop the pending changes that match a pattern, or all of them; return their names."""
     with transaction(store.root) as changes:
         names = _matching(store, patterns)
         for name in names:
@@ -132,14 +132,14 @@ def reject_checks(store: GoldenStore, patterns: Sequence[str] = ()) -> list[str]
 
 
 def discard_check(changes: Changes, store: GoldenStore, name: str) -> None:
-    """Have a pending change removed, if there is one."""
+    """Add to a transaction the removal of a pending change, if there is one."""
     path = store.root / PENDING / name
     changes.remove(_note(path))
     changes.remove(path)
 
 
 def read_or_nothing(path: Path) -> bytes | None:
-    """The bytes of a file, or None where there is none."""
+    """Return the bytes of a file, or None where there is none."""
     return read_unstamped(path) if path.exists() else None
 
 
@@ -155,12 +155,12 @@ def _matching(store: GoldenStore, patterns: Sequence[str]) -> list[str]:
 
 
 def matches(pattern: str, texts: Iterable[str]) -> bool:
-    """Whether one of the texts is, or looks like, the pattern: ids of tests hold brackets, which patterns use too."""
+    """Return True if a text equals or matches the pattern: ids of tests hold brackets, which patterns use too."""
     return any(text == pattern or fnmatchcase(text, pattern) for text in texts)
 
 
 def label_of(path: Path) -> tuple[str, str]:
-    """Test and name of the check in a file; the file itself where it does not say, which others report."""
+    """Return test and name of the check in a file; the file itself if it lacks them, which other code reports."""
     try:
         label: Any = read(path).meta["check"]
         return str(label["test"]), str(label["name"])

@@ -1,35 +1,5 @@
-"""What a project says of itself: the section ``[tool.regress]`` of its pyproject.toml."""
+"""Project settings, for the rooms that read goldens."""
 
-from __future__ import annotations
+from regress.project import project_section
 
-import tomllib
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
-
-from regress.errors import ConfigError
-
-KEYS = ("variants", "tolerances", "replay", "allow_code")
-
-
-def project_section(root: Path, key: str) -> Any:
-    """The value of a key of ``[tool.regress]`` in ``root/pyproject.toml``, None where there is none.
-
-    Raises:
-        ConfigError: naming a file that is no TOML, or a key that nothing reads.
-    """
-    path = root / "pyproject.toml"
-    if not path.is_file():
-        return None
-    try:
-        tree = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is no valid TOML ({error}); correct it") from None
-    section = tree.get("tool", {}).get("regress", {})
-    if not isinstance(section, Mapping) or (unknown := section.keys() - set(KEYS)):
-        named = ", ".join(sorted(unknown)) if isinstance(section, Mapping) else repr(section)
-        raise ConfigError(
-            f"{path}: [tool.regress] holds {named}, which nothing reads; its keys are {', '.join(KEYS)}, options of "
-            "pytest stand in [tool.pytest.ini_options]"
-        )
-    return section.get(key)
+__all__ = ["project_section"]

@@ -1,4 +1,4 @@
-"""A pending update as it lies on disk: `.pending/<case>/proposal.json` and the truth files it adds.
+"""Pending update on disk: `.pending/<case>/proposal.json` and the truth files it adds.
 
 The file holds the manifest that the case would have; replacing it is the commit of a proposal.
 """
@@ -23,7 +23,7 @@ _KEYS = {"case", "bases", "manifest", "notes"}
 
 @dataclass(frozen=True)
 class Pending:
-    """The pending update of one case.
+    """Pending update of one case.
 
     Attributes:
         case, folder: name of the case, and where the update lies.
@@ -41,13 +41,13 @@ class Pending:
     notes: tuple[str, ...]
 
     def fits(self, found: Manifest | None) -> bool:
-        """Whether it was made for a case in this state, or has brought it there."""
+        """Return True if the update was made for a case in this state, or has brought it there."""
         return state(found) in self.bases or (
             found is not None and found.content() == self.manifest.content()
         )
 
     def current(self) -> Manifest | None:
-        """The manifest that the case has; raises `GoldenError` if the update was made for another."""
+        """Return the current manifest of the case; raises `GoldenError` if the update was made for another."""
         found = read_manifest(self.target)
         if not self.fits(found):
             raise GoldenError(
@@ -57,23 +57,23 @@ class Pending:
         return found
 
     def difference(self) -> Difference:
-        """What accepting all of it would change; raises `GoldenError` as `current` does."""
+        """Return the changes of accepting the whole update; raises `GoldenError` as `current` does."""
         base = self.current()
         return compare(Side(base, [self.target]), Side(self.manifest, [self.folder, self.target]))
 
 
 def state(manifest: Manifest | None) -> str | None:
-    """What identifies the state of a case."""
+    """Return the checksum that identifies the state of a case; None if it is not recorded."""
     return None if manifest is None else manifest.sha256
 
 
 def folder_of(store: GoldenStore, name: str) -> Path:
-    """Where the pending update of a case lies."""
+    """Return the folder of a case's pending update."""
     return store.root / PENDING / store.folder(name).name
 
 
 def read_pending(store: GoldenStore, name: str) -> Pending | None:
-    """The pending update of a case, or None; raises `GoldenError` when it is damaged."""
+    """Return the pending update of a case, or None; raises `GoldenError` when it is damaged."""
     folder = folder_of(store, name)
 
     def parse(tree: dict[str, Any]) -> Pending:
@@ -91,7 +91,7 @@ def read_pending(store: GoldenStore, name: str) -> Pending | None:
 
 
 def write_pending(changes: Changes, pending: Pending) -> None:
-    """Add the update to a transaction, behind its truth files."""
+    """Add the update to a transaction, after its truth files."""
     tree = {
         "case": pending.case,
         "bases": list(pending.bases),
@@ -103,6 +103,6 @@ def write_pending(changes: Changes, pending: Pending) -> None:
 
 
 def discard(changes: Changes, folder: Path) -> None:
-    """Have an update removed: first what makes it one, then its files; files that are not ours stay."""
+    """Remove an update: first the file that makes it one, then its truth files; other files stay."""
     changes.remove(folder / PROPOSAL)
     plan_sweep(changes, folder, None)

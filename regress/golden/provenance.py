@@ -1,4 +1,4 @@
-"""Where a golden was recorded and with what, and what of that can change a result."""
+"""Provenance of a golden: place and software of its recording, and the part of it that can change a result."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from regress.dump.jsontext import Json, dumps, plain
 from regress.dump.manifest import environment, package_versions
 
 _ARITHMETIC = ("torch", "transformers", "accelerate")
-"""Packages that compute what is compared; the others only carry it."""
+"""Packages that compute compared values; the others only transport them."""
 _SUPERSEDED = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # the number of threads in force is recorded too
 
 
@@ -25,7 +25,7 @@ def collect(
     source: Path | None = None,
     golden: Path | None = None,
 ) -> dict[str, Json]:
-    """What a recording tells about itself, as plain JSON; the same run at another hour tells the same.
+    """Collect the provenance of a recording as plain JSON; it does not depend on the time.
 
     Args:
         config: the whole configuration; only its hash is kept.
@@ -45,7 +45,7 @@ def collect(
 
 
 def _source(folder: Path, golden: Path | None) -> dict[str, Json]:
-    """Git revision of a folder, and whether it differs from that; both None outside of git."""
+    """Return the git revision of a folder, and True if the folder differs from it; both None outside of git."""
     exclude = [] if golden is None else [f":(exclude,top){_within(folder, golden)}"]
     revision = _git(folder, "rev-parse", "HEAD")
     changes = _git(folder, "status", "--porcelain", "--", ":/", *exclude) if revision else None
@@ -70,7 +70,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """A line for each difference that can change arithmetic: `recorded with torch 2.12, now 2.13`.
+    """Return a line for each difference that can change arithmetic: `recorded with torch 2.12, now 2.13`.
 
     Source revision and configuration are not among them: that they change is what goldens are for.
     """
@@ -93,7 +93,7 @@ def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[st
 
 
 def told(now: Mapping[str, Any]) -> dict[str, str]:
-    """What `collect` found, as lines for a reader; no line for what is not known."""
+    """Return the result of `collect` as lines for a reader; unknown facts get no line."""
     found, source = now.get("environment", {}), now.get("source", {})
     threads = found.get("threads")
     machine = (

@@ -1,4 +1,4 @@
-"""Removing what nobody needs any more: leftovers of interrupted updates, and stored checks that no test asks for.
+"""Removal of unused files: leftovers of interrupted updates, and stored checks that no test asks for.
 
 This is the only way in which a golden is ever deleted without a replacement.
 """
@@ -20,11 +20,11 @@ from regress.golden.store import GoldenStore
 from regress.golden.transaction import transaction
 
 ORPHANS = ".pytest_cache/v/regress/orphans"
-"""Where the plugin lists orphans after a full run: a JSON list of paths within the golden directory."""
+"""File in which the plugin lists orphans after a full run: a JSON list of paths within the golden directory."""
 
 
 def prunable(store: GoldenStore, orphans: Path) -> list[Path]:
-    """What `prune` would remove.
+    """Return the files that `prune` would remove.
 
     Raises `GoldenError` when a manifest is damaged, so that it is not known what a case needs, or when the list of
     orphans is no list of stored checks.
@@ -33,7 +33,7 @@ def prunable(store: GoldenStore, orphans: Path) -> list[Path]:
 
 
 def prune(store: GoldenStore, orphans: Path) -> list[Path]:
-    """Remove leftovers and orphans; returns the paths of the files removed."""
+    """Remove leftovers and orphans; return the paths of the files removed."""
     if not store.root.is_dir():
         return []
     with transaction(store.root) as changes:
@@ -44,7 +44,7 @@ def prune(store: GoldenStore, orphans: Path) -> list[Path]:
 
 
 def orphaned(store: GoldenStore, listed: Path) -> list[Path]:
-    """Stored checks that the last full run found to belong to no test, as far as they were not written since."""
+    """Return the stored checks that belonged to no test in the last full run, and were not written since."""
     try:
         names = json.loads(listed.read_bytes())
         since = listed.stat().st_mtime_ns

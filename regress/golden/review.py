@@ -1,4 +1,4 @@
-"""Pending updates as a reviewer sees them: what would change, whether it still fits, how to decide."""
+"""Pending updates for a reviewer: their changes, whether they still apply, and the commands to decide."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from regress.golden.tables import Row, change_row, echo_table, tolerance_change_
 
 @dataclass(frozen=True)
 class Review:
-    """The pending update of a case, or of the stored checks.
+    """Pending update of a case, or of the stored checks.
 
     Attributes:
         case: its name, or `checks`.
@@ -38,7 +38,7 @@ class Review:
     labels: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     def echo(self) -> None:
-        """Print it, with the commands to decide."""
+        """Print the update, with the commands to decide."""
         click.echo(f"{self.case}: pending update")
         for note in self.notes:
             click.echo(f"  {note}")
@@ -57,7 +57,7 @@ class Review:
         return "[TEST or NAME]" if self.case == CHECKS else "[QUANTITY]"
 
     def _row(self, change: Change) -> Row:
-        """A line of the table; of a stored check whose it is, in place of its file."""
+        """Return a line of the table; for a stored check it names the test in place of the file."""
         row = change_row(change)
         if self.case != CHECKS:
             return row
@@ -66,7 +66,7 @@ class Review:
 
 
 def reviews(store: GoldenStore, names: Sequence[str] = ()) -> list[Review]:
-    """All pending updates, or those of some cases; raises `GoldenError` for a case without one."""
+    """Return all pending updates, or those of some cases; raises `GoldenError` for a case without one."""
     for name in names:
         if name != CHECKS and name not in pending_names(store):
             pending_of(store, name)

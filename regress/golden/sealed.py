@@ -1,4 +1,4 @@
-"""JSON documents that vouch for themselves: sorted keys, one value per line, and a checksum of all the rest."""
+"""JSON documents with their own checksum: sorted keys, one value per line."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ T = TypeVar("T")
 
 
 def checksum(tree: Mapping[str, Any]) -> str:
-    """SHA-256 of a document without its own checksum; raises `GoldenError` for what JSON cannot hold."""
+    """Return the SHA-256 of a document without its own checksum; raises `GoldenError` for values that JSON
+    cannot hold.
+    """
     return hashlib.sha256(dumps(_plain(tree)).encode()).hexdigest()
 
 
 def seal(tree: Mapping[str, Any]) -> str:
-    """The file of a document: one text for one content."""
+    """Return the file of a document: one text for one content."""
     whole = _plain(tree) | {"sha256": checksum(tree)}
     return json.dumps(tag_floats(whole), sort_keys=True, indent=1, allow_nan=False) + "\n"
 
@@ -35,7 +37,7 @@ def _plain(tree: Mapping[str, Any]) -> dict[str, Json]:
 
 
 def read_sealed(path: Path, parse: Callable[[dict[str, Any]], T], remedy: str) -> T | None:
-    """What `parse` makes of a document, or None when there is no such file.
+    """Read a document and return the result of `parse`, or None when there is no such file.
 
     Raises `GoldenError` naming the file when it is unreadable, damaged, edited, or of another schema; `parse` may
     raise `ValueError` and its like.

@@ -1,4 +1,4 @@
-"""Choosing among the changes of a pending update: item by item, an item being one quantity of one update."""
+"""Selection among the changes of a pending update, by item: one quantity of one update."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Item = tuple[str, str]
 
 
 def items(base: Manifest | None, new: Manifest) -> set[Item]:
-    """What differs between two manifests, inputs aside."""
+    """Return the items that differ between two manifests, inputs aside."""
     old = base or Manifest()
     found = {
         (where, quantity)
@@ -29,7 +29,7 @@ def items(base: Manifest | None, new: Manifest) -> set[Item]:
 
 
 def select(case: str, base: Manifest | None, new: Manifest, patterns: Sequence[str]) -> set[Item]:
-    """The items that match one of the patterns; without patterns, all.
+    """Return the items that match one of the patterns; all of them without patterns.
 
     Raises `GoldenError` for a pattern that matches nothing, and when a part was asked for although the inputs
     changed: truth from different inputs does not belong together.
@@ -55,7 +55,9 @@ def select(case: str, base: Manifest | None, new: Manifest, patterns: Sequence[s
 
 
 def blend(base: Manifest | None, new: Manifest, picked: set[Item]) -> Manifest:
-    """The picked items as in `new`, all others as in `base`; inputs and provenance of `new`."""
+    """Return a manifest with the picked items of `new` and all others of `base`; inputs and provenance are
+    those of `new`.
+    """
     old = base or Manifest()
     truth: dict[str, dict[str, TruthEntry]] = {}
     for where in {*old.truth, *new.truth}:

@@ -1,4 +1,4 @@
-"""The signal check: refuses a case where something cannot fail.
+"""Signal check: refuses a case in which something cannot fail.
 
 With advantages of zero, equal lengths, nothing clipped or a reference that is the policy, whole branches of the
 computation could be wrong and every comparison would still pass.
@@ -22,7 +22,7 @@ from regress.golden.names import parse_where, where_order
 from regress.layout import TokenFrame
 
 CLAIMS = ("tool_tokens", "kl", "sampler_correction", "entropy")
-"""What a case can promise beyond the signals that every case has."""
+"""Signals that a case can claim beyond those that every case has."""
 
 Values = Mapping[str, Mapping[str, Mapping[str, Array]]]
 """Update -> quantity -> tensor name -> values."""
@@ -33,7 +33,7 @@ _ROUNDING = 1e-6  # ratios and log-probs that differ by less may be the same com
 
 @dataclass(frozen=True)
 class Recording:
-    """What is checked.
+    """Recording to check.
 
     Attributes:
         frames: update -> the samples of that update.
@@ -51,23 +51,23 @@ class Recording:
 
     @cached_property
     def wheres(self) -> list[str]:
-        """The updates in order."""
+        """Updates in order."""
         return sorted(self.frames, key=where_order)
 
     @property
     def samples(self) -> list[Trajectory]:
-        """The trajectories of all steps."""
+        """Trajectories of all steps."""
         return [trajectory for found in self.trajectories.values() for trajectory in found]
 
     def masks(self, where: str) -> NDArray[np.bool_]:
-        """`[frame.size]` tokens of an update that the policy sampled."""
+        """Return `[frame.size]`, True at the tokens of an update that the policy sampled."""
         place = parse_where(where)
         assert place is not None
         by_key = {t.key: t.loss_mask for t in self.trajectories[place.step]}
         return np.concatenate([np.asarray(by_key[key], bool) for key in self.frames[where].samples])
 
     def tokens(self, quantity: str) -> NDArray[np.float64] | None:
-        """Values of a quantity at the sampled tokens of all updates, or None where it was not recorded."""
+        """Return the values of a quantity at the sampled tokens of all updates, or None where it was not recorded."""
         parts = []
         for where in self.wheres:
             tensors = self.truth.get(where, {}).get(quantity)
@@ -78,7 +78,7 @@ class Recording:
         return np.concatenate(parts)
 
     def wants(self, claim: str, setting: str, off: object) -> bool:
-        """Whether a signal is promised, or the configuration turns on what needs it."""
+        """Return True if a signal is claimed, or the configuration turns on a setting that needs it."""
         return claim in self.claims or self.objective.get(setting, off) != off
 
 
@@ -90,7 +90,7 @@ def check_signal(
     config: Mapping[str, Any],
     claims: Sequence[str] = (),
 ) -> list[str]:
-    """What is missing, each in words; an empty list for a case in which everything can fail.
+    """Return a sentence for each missing signal; an empty list for a case in which everything can fail.
 
     `config` is the whole configuration, defaults included; see `Recording` for the others.
     """
@@ -111,7 +111,7 @@ def check_signal(
 
 
 def require_signal(name: str, **recording: Any) -> None:
-    """Raise `GoldenError` listing all that `check_signal` misses in the case of that name."""
+    """Raise `GoldenError` listing all signals that `check_signal` misses in the named case."""
     missing = check_signal(**recording)
     if missing:
         raise GoldenError(
@@ -145,7 +145,7 @@ def _endings(found: Recording) -> Iterator[str]:
 
 
 def _turns(mask: Sequence[int]) -> list[int]:
-    """Tokens of each run of sampled ones: a conversation has several completions."""
+    """Return the tokens of each run of sampled ones: a conversation has several completions."""
     return [len(list(run)) for value, run in groupby(mask) if value]
 
 
@@ -169,7 +169,7 @@ def _tool_tokens(found: Recording) -> Iterator[str]:
 
 
 def _runs(mask: Sequence[int]) -> str:
-    """`0101` for 0001101: the values, each run of equal ones as one."""
+    """Return `0101` for 0001101: each run of equal values as one."""
     return "".join(str(value) for value, _ in groupby(mask))
 
 
@@ -199,7 +199,7 @@ def _clipping(found: Recording) -> Iterator[str]:
 
 
 def _bounds(objective: Mapping[str, Any]) -> tuple[float, float]:
-    """The clip range; an empty one at 1 where the loss clips nothing."""
+    """Return the clip range; an empty one at 1 where the loss clips nothing."""
     if objective["loss"] not in ("ppo_clip", "cispo"):
         return 1.0, 1.0
     low, high = float(objective["clip_low"]), float(objective["clip_high"])

@@ -1,4 +1,4 @@
-"""The golden directory: one folder a case."""
+"""Golden directory: one folder per case."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class GoldenStore:
         settle(self.root)
 
     def names(self) -> list[str]:
-        """Names of the cases, recorded or not: folders that hold a `case.yaml` or a manifest."""
+        """Return the names of the cases, recorded or not: folders that hold a `case.yaml` or a manifest."""
         settle(self.root)
         if not self.root.is_dir():
             return []
@@ -29,7 +29,9 @@ class GoldenStore:
         return sorted({folder.name for folder in found if not folder.name.startswith(".")})
 
     def folder(self, name: str) -> Path:
-        """Where a case lies or would lie; raises `GoldenError` for what cannot name one, such as `../x`."""
+        """Return the folder of a case, existing or not; raises `GoldenError` for a name that no case can
+        have, such as `../x`.
+        """
         return self.root / check_case_name(name)
 
     def case(self, name: str, *, allow_changed_inputs: bool = False) -> GoldenCase:

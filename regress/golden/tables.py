@@ -69,7 +69,7 @@ def _cell(value: Any) -> str:
 
 
 def case_rows(store: GoldenStore) -> list[Row]:
-    """One row for each case; of a damaged one, what is wrong with it."""
+    """Return one row for each case; for a damaged one, with its problem."""
     pending = pending_names(store)
     rows = []
     for name in store.names():
@@ -97,7 +97,7 @@ def _case_row(case: GoldenCase, pending: bool) -> Row:
 
 
 def quantity_rows(case: GoldenCase) -> list[Row]:
-    """One row for each quantity of each update."""
+    """Return one row for each quantity of each update."""
     rows = []
     for where in case.wheres():
         assert case.manifest is not None
@@ -117,7 +117,7 @@ def quantity_rows(case: GoldenCase) -> list[Row]:
 
 
 def tensor_rows(case: GoldenCase, quantity: str) -> list[Row]:
-    """One row for each tensor of a quantity."""
+    """Return one row for each tensor of a quantity."""
     rows = []
     for where in case.wheres():
         assert case.manifest is not None
@@ -129,7 +129,7 @@ def tensor_rows(case: GoldenCase, quantity: str) -> list[Row]:
 
 
 def tolerance_rows(case: GoldenCase) -> list[Row]:
-    """One row for each tolerance, those of single tensors behind that of their quantity."""
+    """Return one row for each tolerance; those of single tensors follow that of their quantity."""
     tolerances = {} if case.manifest is None else case.manifest.tolerances
     return [
         {
@@ -147,7 +147,7 @@ def tolerance_rows(case: GoldenCase) -> list[Row]:
 
 
 def check_rows(store: GoldenStore, pattern: str | None) -> list[Row]:
-    """One row for each tensor or other leaf of the stored checks; `pattern` is of their tests, names or files."""
+    """Return one row for each tensor or other leaf of the stored checks; `pattern` matches tests, names or files."""
     rows = []
     for path in stored_checks(store.root):
         check = read_check(store.root, path)
@@ -174,7 +174,7 @@ def check_rows(store: GoldenStore, pattern: str | None) -> list[Row]:
 
 
 def change_row(change: Change) -> Row:
-    """A changed quantity in one line."""
+    """Return a changed quantity as one row."""
     compared = bool(change.worst)
     return {
         "update": change.where,
@@ -189,7 +189,7 @@ def change_row(change: Change) -> Row:
 
 
 def tolerance_change_row(change: ToleranceChange) -> Row:
-    """A changed tolerance in one line."""
+    """Return a changed tolerance as one row."""
     return {
         "tolerance": change.quantity,
         "tensor": change.tensor or None,
@@ -202,7 +202,7 @@ def tolerance_change_row(change: ToleranceChange) -> Row:
 
 
 def echo_difference(found: Difference) -> None:
-    """Print what differs: a table of the quantities, one of the tolerances, a line for each input."""
+    """Print the differences: a table of the quantities, one of the tolerances, a line for each input."""
     echo_table([change_row(change) for change in found.changes])
     echo_table([tolerance_change_row(change) for change in found.tolerances])
     for line in found.inputs:

@@ -1,4 +1,4 @@
-"""The tolerance of a quantity at a precision, as the manifest keeps it."""
+"""Tolerance of a quantity at a precision, as the manifest stores it."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class ToleranceEntry:
 
     @property
     def bound(self) -> str:
-        """The bound in words: `2.3e-06 of the scale`, `4.0e-09`, `not judged`."""
+        """Bound in words: `2.3e-06 of the scale`, `4.0e-09`, `not judged`."""
         if self.relative is None:
             return "not judged"
         parts = [f"{self.relative:.2g} of the scale"] if self.relative or not self.absolute else []
         return " + ".join(parts + ([f"{self.absolute:.2g}"] if self.absolute else []))
 
     def problem(self) -> str | None:
-        """What is wrong with it, as a clause, or None."""
+        """Return the problem of the tolerance as a clause, or None."""
         numbers: dict[str, object] = {"absolute": self.absolute}
         if self.relative is not None:
             numbers["relative"] = self.relative
@@ -54,7 +54,7 @@ class ToleranceEntry:
         return None
 
     def to_json(self) -> dict[str, Any]:
-        """A plain dict, the inverse of `from_json`."""
+        """Return a plain dict that `from_json` reads."""
         tensors = {pattern: entry.to_json() for pattern, entry in self.tensors.items()}
         return {
             "relative": None if self.relative is None else float(self.relative),

@@ -1,4 +1,4 @@
-"""One transaction on a golden directory: the only way in which goldens, and what waits for review, change."""
+"""Transaction on a golden directory: the only way to change goldens and pending updates."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from regress.golden.names import JOURNAL
 
 
 class Changes:
-    """Files that a transaction writes and removes below `root`; nothing happens before it ends."""
+    """Files that a transaction writes and removes below `root`; nothing changes before it ends."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -23,30 +23,30 @@ class Changes:
         self._gone: dict[str, None] = {}
 
     def write(self, path: Path, chunks: Iterable[bytes | memoryview]) -> Stamp:
-        """Have a file hold these bytes; files appear in the order of these calls."""
+        """Write these bytes to a file when the transaction ends; files appear in the order of these calls."""
         name, data = self._name(path), b"".join(chunks)
         self._gone.pop(name, None)
         self._new[name] = data
         return stamp_of(data)
 
     def remove(self, path: Path) -> None:
-        """Have a file removed, if it is there, with the folders that this leaves empty; after all is written."""
+        """Remove a file, if present, and the folders that this leaves empty, after all files are written."""
         name = self._name(path)
         self._new.pop(name, None)
         if os.path.lexists(path):
             self._gone[name] = None
 
     def add(self, other: Changes) -> None:
-        """Take over the changes of another planned transaction on the same directory."""
+        """Add the changes of another planned transaction on the same directory."""
         self._new |= other._new
         self._gone |= other._gone
 
     def paths(self) -> list[Path]:
-        """The files that are written."""
+        """Return the files to write."""
         return [self.root / name for name in self._new]
 
     def files(self) -> dict[str, bytes | None]:
-        """The new bytes of each file, by its path below `root`; None for one that is removed."""
+        """Return the new bytes of each file, by its path below `root`; None for one that is removed."""
         return {**self._new, **dict.fromkeys(self._gone)}
 
     def _name(self, path: Path) -> str:
@@ -92,7 +92,7 @@ def _carry_out(changes: Changes) -> None:
 
 
 def _content(path: Path) -> bytes | None:
-    """The bytes of a file that is to be replaced, None where there is none; raises `GoldenError`."""
+    """Return the bytes of a file that is to be replaced, None where there is none; raises `GoldenError`."""
     try:
         return path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):

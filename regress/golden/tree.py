@@ -1,4 +1,4 @@
-"""Values of any shape as flat trees: nested dicts, lists and tables taken apart into leaves with a path each.
+"""Values of any shape as flat trees: nested dicts, lists and tables, flattened to leaves with one path each.
 
 Nothing is rounded and nothing guessed: what cannot be kept bit for bit is refused. Only libraries that the caller has
 already loaded are looked at, so that a check of a number needs no torch and no pandas.
@@ -31,10 +31,10 @@ _Leaf: TypeAlias = tuple[str, Node, "Array | None"]
 
 @dataclass(frozen=True)
 class Tree:
-    """A value taken apart.
+    """Flattened value.
 
     Attributes:
-        nodes: what stands at each path (`value['loss'][0]`), containers before what they contain.
+        nodes: node at each path (`value['loss'][0]`), containers before what they contain.
         tensors: the array at each path whose node is `TENSOR`. A Python number is one: float64, int64 or bool, 0-d.
     """
 
@@ -43,7 +43,7 @@ class Tree:
 
     @classmethod
     def of(cls, value: Any) -> Tree:
-        """Take a value apart; every array is copied.
+        """Flatten a value; every array is copied.
 
         Tensors, arrays and numbers are the same kind of leaf; so are lists and tuples the same kind of container. Keys
         of dicts are texts or integers. Tables and series are those of pandas: labels, index, dtypes and every cell.
@@ -60,7 +60,7 @@ class Tree:
 
 
 def describe(node: Node) -> str:
-    """A node in words, such as `a dict` or `the text 'abc'`."""
+    """Return a node in words, such as `a dict` or `the text 'abc'`."""
     kind, content = node
     if kind in ("text", "integer"):
         return f"the {kind} {content!r}" if kind == "text" else f"the integer {content}"
@@ -149,7 +149,7 @@ def _pandas(value: Any, path: str, depth: int) -> Iterator[_Leaf]:
 
 
 def _index(index: Any, path: str, depth: int) -> Iterator[_Leaf]:
-    """Row or column labels, level by level, and the names of the levels."""
+    """Yield the row or column labels, level by level, and the names of the levels."""
     yield path, ("index", ""), None
     yield from _walk(list(index.names), f"{path}.names", depth + 1)
     for level in range(index.nlevels):
@@ -157,7 +157,7 @@ def _index(index: Any, path: str, depth: int) -> Iterator[_Leaf]:
 
 
 def _column(holder: Any, path: str, depth: int) -> Iterator[_Leaf]:
-    """The cells of a series or of an index, by the way their dtype keeps them."""
+    """Yield the cells of a series or an index, in the representation of their dtype."""
     import pandas
 
     dtype = holder.dtype

@@ -1,4 +1,4 @@
-"""Truth files: the values of one quantity at one update, as a record that verifies itself."""
+"""Truth files: the values of one quantity at one update, as a record with its own checksum."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _OTHER = "is_loss_debug"  # the stage of values token by token, to which all oth
 def encode(
     where: str, quantity: str, tensors: Mapping[str, Any]
 ) -> tuple[TruthEntry, list[bytes | memoryview]]:
-    """The entry of a truth file and its bytes, which depend on nothing but the values.
+    """Return the entry of a truth file and its bytes, which depend on nothing but the values.
 
     Raises `GoldenError` for names that no file can have, no tensor at all, or a value that is not finite.
     """
@@ -73,7 +73,7 @@ def check_finite(array: Array, name: str) -> None:
 
 
 def read(roots: Sequence[Path], entry: TruthEntry, quantity: str) -> dict[str, Array]:
-    """The tensors of a truth file, every byte verified; raises `GoldenError` naming the file.
+    """Return the tensors of a truth file, every byte verified; raises `GoldenError` naming the file.
 
     `roots` are the folders it may lie in, the first that has it counts.
     """

@@ -1,4 +1,4 @@
-"""What somebody wants changed in a case, and what the case holds afterwards."""
+"""Update of a case: the requested changes, and the content afterwards."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Chunks = list[bytes | memoryview]
 
 @dataclass(frozen=True)
 class Update:
-    """Changes of a case; what they do not mention stays as recorded.
+    """Changes of a case; everything they do not mention stays as recorded.
 
     Attributes:
         truth: update -> quantity -> tensor name -> values; None instead of any of the last three removes it.
@@ -45,7 +45,7 @@ class Update:
     def applied(
         self, folder: Path, base: Manifest | None, roots: Sequence[Path]
     ) -> tuple[Manifest, dict[str, Chunks]]:
-        """The manifest after the changes, and the bytes of the truth files that they make, by path.
+        """Return the manifest after the changes, and the bytes of the truth files that they make, by path.
 
         `roots` are the folders in which files of `base` may lie. Raises `GoldenError` naming what is refused.
         """
@@ -66,7 +66,7 @@ class Update:
 def merge_truth(
     roots: Sequence[Path], recorded: Truth, changes: NewTruth
 ) -> tuple[dict[str, dict[str, TruthEntry]], dict[str, Chunks]]:
-    """The entries after the changes, and the bytes of the files they make."""
+    """Return the entries after the changes, and the bytes of the files they make."""
     merged = {where: dict(row) for where, row in recorded.items()}
     files: dict[str, Chunks] = {}
     for where, row in changes.items():
@@ -86,14 +86,14 @@ def merge_truth(
 def _merge_tensors(
     roots: Sequence[Path], recorded: TruthEntry | None, quantity: str, changes: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The recorded tensors, read and verified if any of them stays, with the changes made."""
+    """Return the recorded tensors, read and verified if any of them stays, with the changes made."""
     stays = recorded is not None and recorded.tensors.keys() - changes.keys()
     old = truths.read(roots, recorded, quantity) if recorded is not None and stays else {}
     return {name: values for name, values in (old | dict(changes)).items() if values is not None}
 
 
 def merge_inputs(folder: Path, recorded: Mapping[str, Stamp], paths: Iterable[str]) -> dict[str, Stamp]:
-    """The stamps after hashing `paths` anew; raises `GoldenError` where another input is not as recorded."""
+    """Return the stamps after hashing `paths` anew; raises `GoldenError` if another input is not as recorded."""
     merged = dict(recorded)
     for path in paths:
         if not is_input(path):
@@ -117,7 +117,7 @@ def merge_inputs(folder: Path, recorded: Mapping[str, Stamp], paths: Iterable[st
 
 
 def changed_inputs(folder: Path, inputs: Mapping[str, Stamp]) -> Iterator[str]:
-    """The inputs that are missing or not as recorded."""
+    """Yield the inputs that are missing or not as recorded."""
     for path, stamp in sorted(inputs.items()):
         found: Stamp | None = None
         with contextlib.suppress(GoldenError):
@@ -127,7 +127,7 @@ def changed_inputs(folder: Path, inputs: Mapping[str, Stamp]) -> Iterator[str]:
 
 
 def merge_tolerances(recorded: Tolerances, changes: NewTolerances) -> dict[str, dict[str, ToleranceEntry]]:
-    """The tolerances after the changes; raises `GoldenError` for one without a reason or a number."""
+    """Return the tolerances after the changes; raises `GoldenError` for one without a reason or a number."""
     merged = {quantity: dict(row) for quantity, row in recorded.items()}
     for quantity, row in changes.items():
         for precision, entry in row.items():

@@ -1,4 +1,4 @@
-"""Checking every byte of a golden directory: inputs, truth, manifests, pending updates, stored checks."""
+"""Check of every byte of a golden directory: inputs, truth, manifests, pending updates, stored checks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from regress.golden.store import GoldenStore
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was found.
+    """One finding.
 
     Attributes:
         case: name of the case, or `checks`.
@@ -37,7 +37,7 @@ class Finding:
 
 
 def verify(store: GoldenStore, names: Sequence[str] = ()) -> list[Finding]:
-    """Read and check everything, or all of some cases; an empty list when nothing is to be said."""
+    """Read and check everything, or all of some cases; return an empty list if nothing was found."""
     return list(_verify(store, names))
 
 
@@ -52,7 +52,7 @@ def _verify(store: GoldenStore, names: Sequence[str]) -> Iterator[Finding]:
 
 
 def verify_case(folder: Path) -> Iterator[Finding]:
-    """What there is to say about one case."""
+    """Yield the findings about one case."""
     try:
         case = GoldenCase(folder, allow_changed_inputs=True)
     except GoldenError as error:
@@ -114,7 +114,7 @@ def _pending(store: GoldenStore, name: str) -> Iterator[Finding]:
 
 
 def _own(pending: Pending) -> Manifest:
-    """The part of a pending manifest whose files lie with the update."""
+    """Return the part of a pending manifest whose files lie with the update."""
     current = pending.current()
     here = set() if current is None else current.files
     truth = {

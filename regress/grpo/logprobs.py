@@ -58,9 +58,7 @@ def token_log_probs(
 
 
 def check_logits(logits: Tensor, targets: Tensor, temperature: float, vocab_chunk: int) -> None:
-    """Raise `InputError` unless ``targets[...]`` match ``logits[..., V]`` in shape; target values are not
-    checked.
-    """
+    """Raise `InputError` unless ``targets[...]`` match ``logits[..., V]`` in shape; target values are not checked."""
     if not temperature > 0:
         raise InputError(f"temperature={temperature} cannot divide logits: it must be greater than 0.")
     if vocab_chunk < 1:
@@ -122,7 +120,7 @@ def logits_gradient(
     temperature: float,
     vocab_chunk: int,
 ) -> Tensor:
-    """Gradient of logits ``[..., V]`` from those of the log-probs and entropies of their rows.
+    """Return the gradient of logits ``[..., V]``, given those of the log-probs and entropies of their rows.
 
     ``targets`` of shape [rows] may lie outside ``0:V``, where the logits are a part of the vocabulary. ``stats`` of
     shape [4, rows] are log-probs, maximum, log of the sum of exp(x - maximum), and entropy.
@@ -155,13 +153,13 @@ def logits_gradient(
 
 
 FLOOR = -1e4
-"""exp of it is 0 in float32 and float64, so x exp(x) may stop there: keeps minus infinity from making NaN."""
+"""Lower limit of x in x exp(x): exp of it is 0 in float32 and float64, so minus infinity never makes NaN."""
 
 
 def online_softmax(
     block: Tensor, temperature: float, vocab_chunk: int, dtype: torch.dtype, entropy: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Per row: maximum m, sum exp(x - m), and sum (x - m) exp(x - m) (or 0: no entropy)."""
+    """Return, per row, the maximum m, sum exp(x - m) and sum (x - m) exp(x - m) (0 if no entropy is wanted)."""
     # the least finite number rather than -inf, so that the first rescaling multiplies 0 by something finite
     maximum = torch.full((block.shape[0],), torch.finfo(dtype).min, dtype=dtype, device=block.device)
     total = torch.zeros_like(maximum)
@@ -179,19 +177,21 @@ def online_softmax(
 
 
 def scaled(logits: Tensor, temperature: float, dtype: torch.dtype) -> Tensor:
-    """The tempered logits in the type they are accumulated in."""
+    """Return the tempered logits in the type they are accumulated in."""
     logits = logits.to(dtype)
     return logits if temperature == 1.0 else logits / temperature
 
 
 def chunks(size: int, step: int) -> Iterator[slice]:
-    """``0:size`` in pieces of at most ``step``."""
+    """Yield ``0:size`` in slices of at most ``step``."""
     for start in range(0, size, step):
         yield slice(start, min(start + step, size))
 
 
 def row_blocks(logits: Tensor, vocab_chunk: int) -> Iterator[tuple[slice, Tensor]]:
-    """Views of ``logits`` as (rows, [R, V]), ``vocab_chunk`` columns of which fit `BLOCK`; none if ``V`` is 0."""
+    """Yield views of ``logits`` as (rows, [R, V]), ``vocab_chunk`` columns of which fit `BLOCK`; none if
+    ``V`` is 0.
+    """
     V = logits.shape[-1]
     if V == 0:
         return
@@ -204,7 +204,9 @@ def row_blocks(logits: Tensor, vocab_chunk: int) -> Iterator[tuple[slice, Tensor
 
 
 def _as_rows(logits: Tensor) -> Iterator[Tensor]:
-    """2-D views that cover ``logits`` in order: one if its strides allow, so that a slice is never copied."""
+    """Yield 2-D views that cover ``logits`` in order: a single one if its strides allow, so that no slice
+    is copied.
+    """
     if logits.dim() == 1:
         yield logits[None]
     elif logits.dim() == 2:

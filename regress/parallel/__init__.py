@@ -1,1 +1,1 @@
-"""The training step over several ranks: one file a strategy, each a way to split the model or its batch."""
+"""Training step over several ranks: one file per strategy, each a way to split the model or its batch."""

@@ -1,4 +1,4 @@
-"""All-gather attention: every rank attends from its own columns to the keys and values of all."""
+"""All-gather attention: every rank attends from its own columns to the keys and values of all ranks."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ def all_gather_attention(
     context: ContextSegments | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of the columns that lie here; arguments, result and errors as of ``ulysses_attention``, with any
-    number of heads."""
+    """Attend from the columns on this rank; arguments, result and errors as in ``ulysses_attention``, with
+    any number of heads.
+    """
     context = handed_on(context, module, query)
     parts = gather(torch.stack((key, value)), context.ranks, context.group)
     gathered = parts.permute(1, 2, 3, 0, 4, 5).flatten(3, 4)  # [2, B, key_value_heads, T, d]

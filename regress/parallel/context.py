@@ -1,4 +1,4 @@
-"""Context parallelism: the columns of a microbatch are split over ranks, and attention reaches across them.
+"""Context parallelism: the columns of a microbatch are split over ranks, and attention spans all of them.
 
 Every rank holds the queries, keys and values of its columns. Three methods bring queries and keys together, all
 computing what scaled-dot-product attention computes under the whole layout's block-causal mask:
@@ -33,7 +33,7 @@ METHODS: Mapping[str, Callable[..., tuple[Tensor, None]]] = {
 
 
 def apply(model: PreTrainedModel, method: str, ranks: int, *, tp: int = 1) -> None:
-    """Give the model the attention ``method``; its forward then needs ``context=ContextSegments`` as keyword.
+    """Install the attention ``method`` in the model; its forward then needs ``context=ContextSegments`` as a keyword.
 
     Args:
         ranks: size of the mesh dimension ``cp``.

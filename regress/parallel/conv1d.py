@@ -1,4 +1,4 @@
-"""Tensor-parallel styles of GPT-2's `Conv1D`: a linear layer whose weight is ``[in, out]``, which torch's lack."""
+"""Tensor-parallel styles for GPT-2's `Conv1D`, a linear layer whose weight is ``[in, out]``; torch has none."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from regress.parallel import shards
 
 
 class ColwiseConv(ParallelStyle):
-    """Splits the outputs; of ``fused`` weights side by side, those of each.
+    """Splits the outputs; of ``fused`` weights side by side, the outputs of each.
 
     Args:
-        input_layout: how the input lies: whole, or a part of the columns.
+        input_layout: placement of the input: whole, or a part of the columns.
         fused: number of weights side by side.
     """
 

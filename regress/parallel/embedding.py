@@ -68,6 +68,6 @@ def _project(module: nn.Linear, mesh: DeviceMesh, hidden: Tensor) -> Tensor:
 
 
 def rows_of(weight: Tensor) -> tuple[int, int]:
-    """``(start, stop)`` of the rows that lie here, without regard to FSDP; ``(V, V)`` where there are none."""
+    """Return ``(start, stop)`` of the rows on this rank, without regard to FSDP; ``(V, V)`` where there are none."""
     ranges = shards.of(weight).ranges[0]
     return ranges[0] if ranges else (len(weight), len(weight))

@@ -19,7 +19,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def uncompiled(function: Function) -> Function:
-    """The function, which the compiler leaves alone: its ranks have to meet, whatever each of them compiles."""
+    """Return the function excluded from compilation: its ranks must meet, whatever each of them compiles."""
     same: Function = torch.compiler.disable(function)
     return same
 
@@ -38,13 +38,15 @@ class _Rows(torch.autograd.Function):
 
 @uncompiled
 def exchange(rows: Tensor, sent: Sequence[int], received: Sequence[int], group: Group) -> Tensor:
-    """``[sum(sent), ...]`` -> ``[sum(received), ...]``: ``sent[i]`` rows, in order, go to rank ``i`` of the group."""
+    """Exchange ``[sum(sent), ...]`` for ``[sum(received), ...]``: ``sent[i]`` rows, in order, go to rank
+    ``i`` of the group.
+    """
     out: Tensor = _Rows.apply(rows, sent, received, group)
     return out
 
 
 def swap(parts: Tensor, group: Group) -> Tensor:
-    """``[ranks, ...]`` -> ``[ranks, ...]``: part ``i`` goes to rank ``i``, whose part for this rank takes its place."""
+    """Send part ``i`` of ``[ranks, ...]`` to rank ``i``, and put that rank's part for this rank in its place."""
     ones = [1] * len(parts)
     return exchange(parts, ones, ones, group)
 
@@ -68,7 +70,9 @@ class _Gather(torch.autograd.Function):
 
 @uncompiled
 def gather(tensor: Tensor, ranks: int, group: Group) -> Tensor:
-    """The tensors of all ranks, ``[ranks, *shape]``; gradients are added in rank order, at least in float32."""
+    """Return the tensors of all ranks, ``[ranks, *shape]``; gradients are added in rank order, in float32
+    or wider.
+    """
     out: Tensor = _Gather.apply(tensor, ranks, group)
     return out
 

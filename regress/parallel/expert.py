@@ -1,4 +1,4 @@
-"""Expert parallelism: every rank holds some experts of each layer, and tokens travel to them and back.
+"""Expert parallelism: every rank holds some experts of each layer, and tokens are exchanged with their owners.
 
 A layer's router runs where the token lies. Each rank sends one row for every (token, chosen expert) to the expert's
 owner, who runs the model's own experts on what arrives; the rows come back, and are weighted and added at home.
@@ -25,7 +25,7 @@ from regress.parallel.exchange import Group, exchange, uncompiled
 
 @dataclass(frozen=True)
 class ExpertPlan:
-    """What lies here of each parameter that was cut; every other parameter is whole on every rank."""
+    """Part of each split parameter on this rank; every other parameter is whole on every rank."""
 
     experts: Mapping[str, ShardLayout]
 
@@ -65,7 +65,9 @@ def apply(model: PreTrainedModel, mesh: DeviceMesh) -> ExpertPlan:
 
 
 def _expert_modules(model: nn.Module, number: int) -> Iterator[tuple[str, nn.Module]]:
-    """Modules of fused experts: those whose implementation transformers can choose (``has_gate`` is its mark)."""
+    """Yield the modules of fused experts: those whose implementation transformers can choose (marked by
+    ``has_gate``).
+    """
     for name, module in list(model.named_modules()):
         if hasattr(module, "has_gate") and getattr(module, "num_experts", None) == number:
             yield name, module
@@ -77,7 +79,7 @@ def _part(parameter: Tensor, mine: tuple[int, int]) -> ShardLayout:
 
 
 def _travelling(group: Group, ranks: int) -> Callable[[Any, Tensor, Tensor, Tensor], Tensor]:
-    """The forward of a module whose experts are spread over the ranks; it binds to a copy of the module too.
+    """Return the forward of a module whose experts are spread over the ranks; copies of the module bind to it too.
 
     The compiler leaves it alone: numbers of rows differ from call to call, and from rank to rank.
     """
@@ -85,7 +87,8 @@ def _travelling(group: Group, ranks: int) -> Callable[[Any, Tensor, Tensor, Tens
     @uncompiled
     def forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         tokens, width = top_k_index.shape
-        # as the plain module counts: expert by expert, within one by place among the chosen, then by token
+        # in the order of the plain module: expert by expert, within one by place among the chosen,
+        # then by token
         order = top_k_index.t().flatten().argsort(stable=True)
         counts = top_k_index.flatten().bincount(minlength=ranks * self.num_experts)
         sent = counts.view(ranks, -1).sum(1).tolist()
@@ -104,19 +107,22 @@ def _travelling(group: Group, ranks: int) -> Callable[[Any, Tensor, Tensor, Tens
 
 
 def _run(module: nn.Module, rows: Tensor, experts: Tensor) -> Tensor:
-    """The rows ``[R, H]`` through the local experts of these numbers, by the model's own implementation."""
+    """Run the rows ``[R, H]`` through the local experts of these numbers, by the model's own implementation."""
     if len(rows):
         weights = rows.new_ones(len(rows), 1)
         out: Tensor = type(module).forward(module, rows, experts[:, None], weights)
         return out
-    # Nobody chose an expert of this rank. Its parameters still get a gradient (zero, as in a plain model), and the
-    # way back still has a graph, whose backward pass the other ranks wait for.
+    # No token chose an expert of this rank. Its parameters still get a gradient (zero, as in a plain
+    # model), and the way back still has a graph, whose backward pass the other ranks wait for.
     return rows + sum(parameter.sum() for parameter in module.parameters()) * 0
 
 
 def _added(returned: Tensor, place: Tensor, index: Tensor, weights: Tensor, dtype: torch.dtype) -> Tensor:
-    """Weighted sum of the rows of each token ``[tokens, H]`` as the eager experts add: in ascending order of the
-    experts, each sum rounded to ``dtype``. (The other implementations sum in the router's order at once.)"""
+    """Return the weighted sum of the rows of each token ``[tokens, H]``, added as the eager experts do: in
+    ascending order of the experts, each sum rounded to ``dtype``.
+
+    The other implementations sum in the router's order at once.
+    """
     ascending = index.argsort(dim=1)
     weighted = returned[place.gather(1, ascending)] * weights.gather(1, ascending).unsqueeze(-1)
     first, *others = weighted.to(dtype).unbind(1)

@@ -1,4 +1,4 @@
-"""What ends one rank is told to the others, who would know no more than that they have lost it."""
+"""Failures of one rank, reported to the others, which would only see a lost connection."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from regress.errors import RegressError, lost_connection, reason
 
 _ERROR, _COUNT = "error", "errors"
 _PATIENCE = timedelta(seconds=2)
-"""In which the rank that was lost may still be telling why."""
+"""Time in which a lost rank may still report its failure."""
 
 
 @contextmanager
 def told() -> Iterator[None]:
-    """Around all work of a rank; its errors go through the store of the default process group.
+    """Report the errors of a rank's work through the store of the default process group.
 
     Where ranks fail together they agree on one error before they leave. This is for what nobody foresaw: the others
     learn of it when their connections close, and can still be told if the store outlives the rank that failed, as that
@@ -49,7 +49,7 @@ def told() -> Iterator[None]:
 
 
 def _tell(store: Store, error: RegressError) -> RegressError:
-    """The first error of all that are told."""
+    """Return the first error that any rank reported."""
     try:
         if store.add(_COUNT, 1) > 1:
             return _heard(store) or error

@@ -1,4 +1,4 @@
-"""How the modules of each model family are split over a tensor-parallel group."""
+"""Splits of each model family's modules over a tensor-parallel group."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ACTIVATIONS = ("act_fn", "act")
 
 @dataclass(frozen=True)
 class Family:
-    """Names in an architecture: of its embedding, its list of blocks, its last norm, and its MLP's size."""
+    """Names in an architecture: its embedding, list of blocks, last norm, and the size of its MLP."""
 
     embedding: str
     blocks: str
@@ -40,7 +40,8 @@ class Family:
     mlp_size: str
 
     def styles(self, model: PreTrainedModel, residual: Placement) -> dict[str, ParallelStyle]:
-        """A style for every module that is split or stands at a border; what is absent or replaced gets none.
+        """Return a style for every module that is split or borders on one that is; absent or replaced modules
+        get none.
 
         ``residual`` says how the hidden states between the modules of a block lie.
         """
@@ -77,13 +78,13 @@ class Family:
                 yield name, PrepareModuleInput(input_layouts=residual, desired_input_layouts=Replicate())
 
     def adjust(self, model: PreTrainedModel, count: int) -> None:
-        """Sizes that modules hold beside their weights."""
+        """Adjust the sizes that modules hold besides their weights."""
         for _, module in self.inside(model):
             if isinstance(getattr(module, "c_attn", None), Conv1D):
                 module.split_size //= count  # type: ignore[operator, assignment]  # an int
 
     def sequence(self, model: PreTrainedModel) -> list[str]:
-        """The modules that work on a part of the columns under sequence parallelism, in order.
+        """Return the modules that work on a part of the columns under sequence parallelism, in order.
 
         These are the blocks and the final norm, or what a pipeline stage has of them; without blocks none.
         """
@@ -92,7 +93,7 @@ class Family:
         return blocks and blocks + norm
 
     def partial(self, model: PreTrainedModel, sequence_parallel: bool) -> Iterator[str]:
-        """Parameters that see a part of the heads, or under sequence parallelism a part of the tokens."""
+        """Yield the parameters that see a part of the heads or, under sequence parallelism, a part of the tokens."""
         of_columns = tuple(f"{name}." for name in self.sequence(model)) if sequence_parallel else ()
         for name, parameter in model.named_parameters():
             plain = not isinstance(parameter, DTensor)
@@ -102,7 +103,9 @@ class Family:
     def outputs(
         self, model: PreTrainedModel, mesh: DeviceMesh, sequence_parallel: bool
     ) -> Mapping[str, OutputPart]:
-        """The part of its output that each module has here; what is flat over rows is left out."""
+        """Return the part of its output that each module has on this rank; outputs that are flat over rows
+        are left out.
+        """
         index, count = mesh.get_local_rank(), mesh.size()
         found: dict[str, OutputPart] = {}
         sparse = tuple(f"{name}." for name, module in self.inside(model) if hasattr(module, "experts"))
@@ -124,12 +127,12 @@ class Family:
         return found
 
     def own_blocks(self, model: PreTrainedModel) -> dict[str, nn.Module]:
-        """The blocks by name, without those that lie on other pipeline stages."""
+        """Return the blocks by name, without those on other pipeline stages."""
         blocks = model.get_submodule(self.blocks).named_children()
         return {f"{self.blocks}.{index}": block for index, block in blocks if _has_parameters(block)}
 
     def inside(self, model: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:
-        """All modules of the blocks, and the blocks."""
+        """Yield all modules of the blocks, and the blocks themselves."""
         for name, block in self.own_blocks(model).items():
             yield from block.named_modules(prefix=name)
 
@@ -148,7 +151,7 @@ FAMILIES: Mapping[str, Family] = {
 
 
 def family_of(model: PreTrainedModel, count: int) -> Family:
-    """How to split a model over ``count`` ranks.
+    """Return the family of a model that ``count`` ranks can split.
 
     Raises:
         ConfigError: if its family is not known, or ``count`` does not divide its heads or MLP columns.

@@ -1,4 +1,4 @@
-"""Process groups of a run: one of several processes, the mesh they make, and the groups along its dimensions."""
+"""Process groups of a run: the mesh of its processes, and the groups along its dimensions."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from regress.engine.config.schema import ParallelConfig
 from regress.layout import DIMENSIONS, Mesh, RankPlan
 
 TOKENS = ("pp", "dp", "fsdp", "ep", "cp")
-"""Dimensions whose ranks compute the loss of different tokens, or of none."""
+"""Dimensions along which ranks compute the loss of different tokens, or of none."""
 
 
 class ProcessGroups:
-    """Groups of one of several processes along the dimensions of their mesh.
+    """Process groups of one rank along the dimensions of the mesh.
 
     Attributes:
         rank: among all processes.
@@ -42,7 +42,7 @@ class ProcessGroups:
 
     @property
     def main(self) -> bool:
-        """Whether this is rank 0."""
+        """True if this is rank 0."""
         return self.rank == 0
 
     @property
@@ -51,7 +51,7 @@ class ProcessGroups:
         return self.plan.mesh
 
     def sum(self, values: Tensor) -> Tensor:
-        """Sum over all ranks but those of a tensor-parallel group, which hold the same tokens."""
+        """Return the sum over all ranks except those of a tensor-parallel group, which hold the same tokens."""
         group = self.group(*TOKENS)
         if group is not None:
             values = values.contiguous()
@@ -59,13 +59,15 @@ class ProcessGroups:
         return values
 
     def gather(self, value: Any) -> list[Any]:
-        """The value of every rank, pickled."""
+        """Return the value of every rank, pickled."""
         found: list[Any] = [None] * self.mesh.world_size
         dist.all_gather_object(found, value)
         return found
 
     def group(self, *dimensions: str) -> ProcessGroup | None:
-        """The process group along some dimensions; None if this rank is alone in it. All ranks ask for it at once."""
+        """Return the process group along some dimensions; None if this rank is alone in it. All ranks call
+        this together.
+        """
         split = tuple(name for name in DIMENSIONS if name in dimensions and self.mesh.sizes[name] > 1)
         if len(split) < 2:
             return self.device_mesh.get_group(split[0]) if split else None
@@ -77,18 +79,18 @@ class ProcessGroups:
         return self._groups[split]
 
     def forget(self) -> None:
-        """Let go of all process groups, once they are destroyed."""
+        """Release all process groups, once they are destroyed."""
         self._groups.clear()
         # torch 2.13: caches of DTensor keep meshes, and meshes their groups; see docs/findings.md
         getattr(self.device_mesh, "_pg_registry", {}).clear()
 
     def size(self, *dimensions: str) -> int:
-        """Ranks in the group along some dimensions."""
+        """Return the number of ranks in the group along some dimensions."""
         return len(self.mesh.group(self.rank, *dimensions))
 
 
 def rank_plan(config: ParallelConfig) -> RankPlan:
-    """The ranks that a configuration asks for."""
+    """Return the ranks that a configuration asks for."""
     return RankPlan(
         Mesh(**{name: getattr(config, name) for name in DIMENSIONS}),
         sample_split=config.sample_split,

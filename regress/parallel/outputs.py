@@ -1,4 +1,4 @@
-"""Outputs of modules that lie in parts on the ranks of a tensor-parallel group."""
+"""Module outputs split over the ranks of a tensor-parallel group."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class OutputPart:
     """Part ``index`` of ``count`` along ``dim`` (counted from the end if negative), as `torch.chunk` cuts it.
 
     Args:
-        fused: of so many equal pieces side by side the rank holds its part of each.
+        fused: number of equal pieces side by side, of each of which the rank holds its part.
         size: of the whole dimension; ``None`` where all parts are equal.
     """
 
@@ -24,7 +24,7 @@ class OutputPart:
     size: int | None = None
 
     def layout(self, local_shape: tuple[int, ...]) -> ShardLayout:
-        """Where an output of this shape lies in the whole one.
+        """Return the layout of an output of this shape within the whole output.
 
         Raises:
             ValueError: if the shape is not that of the part.

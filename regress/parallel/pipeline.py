@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from regress.dump.taps import at
 from regress.engine.batch import Microbatch
 from regress.engine.local import local
-from regress.engine.policy import Loss, Result
+from regress.engine.policy_interface import Loss, Result
 from regress.engine.precision import arithmetic
 from regress.errors import ConfigError, RegressError
 from regress.grpo.logprobs import TokenLogProbs
@@ -32,7 +32,7 @@ Visit = Callable[[Microbatch], None]
 
 
 class Pipeline:
-    """The stages of this rank and their neighbours.
+    """Stages of this rank and their neighbours.
 
     Args:
         stages: what lies here, wrapped or sharded as it may be.
@@ -68,7 +68,7 @@ class Pipeline:
 
     @property
     def is_last(self) -> bool:
-        """Whether the last stage lies here, and so the values of the loss."""
+        """True if the last stage, and so the values of the loss, lie on this rank."""
         return self.stages.indices[-1] == self.stages.count - 1
 
     def forward_backward(
@@ -78,7 +78,7 @@ class Pipeline:
         project: Project,
         visit: Visit | None = None,
     ) -> list[Result]:
-        """Forward and backward over all microbatches, which have one shape; gradients accumulate.
+        """Run forward and backward over all microbatches, which have one shape; gradients accumulate.
 
         Args:
             loss: as in :class:`Policy`; called on the rank of the last stage only.
@@ -131,8 +131,9 @@ class Pipeline:
         return [results[index] for index in sorted(results)]
 
     def log_probs(self, microbatches: Sequence[Microbatch], project: Project) -> list[Tensor]:
-        """Log-probs of the loss tokens of each microbatch, ``[K]`` each, without a graph; zeros where the last stage
-        does not lie. Nothing is recorded."""
+        """Return the log-probs of the loss tokens of each microbatch, ``[K]`` each, without a graph; zeros
+        on ranks without the last stage. Nothing is recorded.
+        """
         dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
         values = [torch.zeros(len(micro.select), dtype=dtype, device=self.device) for micro in microbatches]
 
@@ -166,7 +167,7 @@ class Pipeline:
                 part.add_(self._other(part, last if own == first else first))
 
     def _other(self, own: Tensor, rank: int) -> Tensor:
-        """The tensor of another rank, for one's own."""
+        """Exchange tensors with another rank: send this rank's, return the other's."""
         other = torch.empty_like(own, memory_format=torch.contiguous_format)
         peer = dist.get_global_rank(self.group, rank)
         operations = [
@@ -193,7 +194,7 @@ class Pipeline:
         )
 
     def _hidden(self, micro: Microbatch) -> Tensor:
-        """What stages exchange, without values."""
+        """Return the hidden states that stages exchange, as a tensor without values."""
         shape = (*micro.input_ids.shape, self.stages.models[0].config.hidden_size)
         return torch.empty(shape, dtype=self._hidden_dtype, device="meta")
 
@@ -208,7 +209,7 @@ class Pipeline:
 
 
 class _Stage(PipelineStage):
-    """A stage that takes the microbatch by its number, instead of tensors cut out of a batch."""
+    """Stage that takes the microbatch by its number, instead of tensors cut out of a batch."""
 
     def __init__(
         self, *args: Any, forward: Callable[[int, int, Tensor | None], Tensor], **kwargs: Any
@@ -221,7 +222,7 @@ class _Stage(PipelineStage):
 
 
 class _Places:
-    """Coordinates of several microbatches that are under way: each is entered once, and left once.
+    """Coordinates of several microbatches in progress: each is entered once and left once.
 
     Stages of one rank, and the loss, add to the same records of a microbatch at different times, and records are
     written when their coordinates are left.
@@ -233,14 +234,14 @@ class _Places:
     @classmethod
     @contextmanager
     def opened(cls) -> Iterator[_Places]:
-        """What is still entered at the end, which is so after an error, is left."""
+        """Leave all coordinates at the end that are still entered, as after an error."""
         places = cls()
         with ExitStack() as ends:
             ends.push(places._end)
             yield places
 
     def run(self, micro: int, work: Callable[[], T]) -> T:
-        """Work at the coordinates of a microbatch."""
+        """Run work at the coordinates of a microbatch."""
         if micro not in self._open:
             context, stack = copy_context(), ExitStack()
             context.run(stack.enter_context, at(micro=micro))
@@ -248,7 +249,7 @@ class _Places:
         return self._open[micro][0].run(work)
 
     def leave(self, micro: int) -> None:
-        """All work on a microbatch is done."""
+        """Leave the coordinates of a microbatch: all work on it is done."""
         context, stack = self._open.pop(micro)
         context.run(stack.close)
 
@@ -259,7 +260,7 @@ class _Places:
 
 @contextmanager
 def _unwrapped() -> Iterator[None]:
-    """Our own errors as they were raised: torch wraps them in what it knows about the tensors."""
+    """Raise our own errors as they were: torch wraps them in text about the tensors."""
     try:
         yield
     except RuntimeError as error:
@@ -269,7 +270,7 @@ def _unwrapped() -> Iterator[None]:
 
 
 def _require_one_weight(schedule: str, ranks: Sequence[int], stages: Stages) -> None:
-    """Every rank of the pipeline finds the same, whatever it holds itself."""
+    """Refuse tied and split weights on one rank; every rank of the pipeline reaches the same result."""
     split = any(isinstance(parameter, DTensor) for _, parameter in stages.named_parameters())
     if stages.tied and ranks[0] == ranks[-1] and split:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""A policy whose model and batches lie on several ranks."""
+"""Policy whose model and batches lie on several ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from transformers import PreTrainedModel
 from regress.engine import taps
 from regress.engine.batch import Microbatch
 from regress.engine.local import local
-from regress.engine.policy import LocalPolicy, Loss, Result
+from regress.engine.policy import LocalPolicy
+from regress.engine.policy_interface import Loss, Result
 from regress.engine.precision import DTYPES
 from regress.engine.projection import Entropy
 from regress.engine.world import agreed
@@ -33,7 +34,7 @@ from regress.parallel.vocabulary import vocab_parallel_log_probs
 
 
 class ParallelPolicy(LocalPolicy):
-    """A model split over the ranks of a world; every rank builds one from the same whole model.
+    """Model split over the ranks of a world; every rank builds one from the same whole model.
 
     The model is cut into stages, of each stage the experts and then the matrix products are split, and what is left
     is sharded or replicated.
@@ -69,7 +70,7 @@ class ParallelPolicy(LocalPolicy):
             self._split_stage(stage)
 
     def _split_stage(self, stage: PreTrainedModel) -> None:
-        """Everything but the pipeline, on one stage."""
+        """Split one stage along every dimension but the pipeline."""
         world, config, sizes = self._world, self._world.config, self._world.mesh.sizes
         if sizes["ep"] > 1:
             self._experts |= expert.apply(stage, world.device_mesh["ep"]).experts
@@ -102,11 +103,15 @@ class ParallelPolicy(LocalPolicy):
 
     @property
     def backward_scale(self) -> float:
-        """What a share of the loss is multiplied by before the backward pass, because replicas are averaged."""
+        """Factor that each share of the loss is multiplied by before the backward pass, because replicas
+        are averaged.
+        """
         return 1.0 if self._replicas is None else float(self._replicas.size)
 
     def log_probs(self, microbatches: Sequence[Microbatch]) -> list[Tensor]:
-        """Log-probs of the loss tokens of each microbatch, ``[K]`` each; zeros on ranks that do not compute them."""
+        """Return the log-probs of the loss tokens of each microbatch, ``[K]`` each; zeros on ranks that do
+        not compute them.
+        """
         if self._pipeline is None:
             found = super().log_probs(microbatches)
         else:
@@ -119,7 +124,7 @@ class ParallelPolicy(LocalPolicy):
         return found
 
     def forward_backward(self, microbatches: Sequence[Microbatch], loss: Loss[Result]) -> list[Result]:
-        """The passes of this rank, then the sums of gradients over all ranks; see :class:`Policy`."""
+        """Run the passes of this rank, then sum gradients over all ranks; see :class:`Policy`."""
         if self._pipeline is None:
             results = super().forward_backward(microbatches, loss)
         else:
@@ -143,42 +148,44 @@ class ParallelPolicy(LocalPolicy):
             stage.zero_grad(set_to_none=True)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """The parameters that lie here, whole or in part, under the names of the whole model."""
+        """Yield the parameters on this rank, whole or in part, under the names of the whole model."""
         return self._stages.named_parameters()
 
     def modules(self) -> dict[str, nn.Module]:
-        """The modules that compute here, by name."""
+        """Return the modules that run on this rank, by name."""
         return self._stages.modules()
 
     def shard(self, name: str) -> ShardLayout | None:
-        """Which part of the parameter of that name lies here; ``None`` for all of it."""
+        """Return the part of the parameter of that name that lies on this rank; ``None`` for all of it."""
         if name not in self._shards:  # it was tied to another one when the policy was made
             self._shards[name] = self._shard(name, dict(self.named_parameters())[name])
         return self._shards[name]
 
     def part(self, name: str, whole: Tensor) -> Tensor:
-        """The part of a tensor like the parameter of that name which lies here, placed like the parameter."""
+        """Return the part of a whole tensor that corresponds to this rank's part of the named parameter,
+        placed like it.
+        """
         outer = self._experts.get(name)
         rows = whole if outer is None else shards.project(outer, whole)
         return shards.like(dict(self.named_parameters())[name], rows)
 
     def output_shard(self, module: str, shape: tuple[int, ...]) -> ShardLayout | None:
-        """Which part of a module's whole output an output of this shape is; ``None`` for all of it."""
+        """Return the part of a module's whole output that an output of this shape is; ``None`` for all of it."""
         found = (plan.output_layout(module, shape) for plan in self._tensor)
         return next((layout for layout in found if layout is not None), None)
 
     def across(self, values: Tensor) -> Tensor:
-        """Sum over the ranks of the same sequences; its gradient is the sum of theirs."""
+        """Return the sum over the ranks of the same sequences; its gradient is the sum of theirs."""
         group = self._world.group("cp")
         return values if group is None else all_reduce(values, group=group)
 
     @property
     def architecture(self) -> PreTrainedModel:
-        """The copy of the whole model, whose values may be old."""
+        """Copy of the whole model; its values may be out of date."""
         return self._whole
 
     def whole_model(self) -> PreTrainedModel:
-        """The one copy of the whole model, with the parameters as they are now; all ranks ask for it at once."""
+        """Return the one copy of the whole model, with current parameters; all ranks call this together."""
         self._refresh()
         return self._whole
 
@@ -216,7 +223,7 @@ class ParallelPolicy(LocalPolicy):
             self._replicas.backward(share * self.backward_scale)
 
     def _total_norm(self, norms: Mapping[str, Tensor]) -> Tensor:
-        """Every element of the gradient counts once: on the rank that owns it."""
+        """Return the total 2-norm, counting every element of the gradient once: on the rank that owns it."""
         squares = [norm.double().square() for name, norm in norms.items() if name in self._owned]
         none = torch.zeros((), dtype=torch.float64, device=self.device)
         total = torch.stack([none, *squares]).sum()
@@ -230,7 +237,7 @@ class ParallelPolicy(LocalPolicy):
         return None if layout.is_whole else layout
 
     def _sums(self) -> list[tuple[list[str], dist.ProcessGroup]]:
-        """Which gradients are summed over which ranks; every rank makes every group, whatever it holds itself."""
+        """Return the gradients to sum, by group of ranks; every rank makes every group, whatever it holds itself."""
         data = ["dp", "cp"]
         if self._replicas is not None or self._world.config.data_parallel == "hsdp":
             data = [name for name in data if name == "cp" and self._replicas is None]
@@ -249,7 +256,7 @@ class ParallelPolicy(LocalPolicy):
         return found
 
     def _owners(self) -> frozenset[str]:
-        """The parameters whose part on this rank no lower rank has."""
+        """Return the parameters whose part on this rank lies on no lower rank."""
         own = self._shards
         earlier = self._world.gather(own)[: self._world.rank]
         return frozenset(
@@ -278,7 +285,7 @@ class ParallelPolicy(LocalPolicy):
 
 
 def _cut(model: PreTrainedModel, world: ProcessGroups) -> Stages:
-    """The stages of this rank; without a pipeline the model is the only one."""
+    """Return the stages of this rank; without a pipeline the model is the only one."""
     pp = world.mesh.pp
     if pp == 1:
         return Stages((model,), (0,), 1, {}, ())

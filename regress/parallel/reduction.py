@@ -1,4 +1,4 @@
-"""Sums of gradients over the ranks that each have a part of them."""
+"""Sums of gradients over the ranks that each hold part of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from regress.engine.local import local
 
 
 def place_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Let every gradient lie as its parameter does: some operations leave whole gradients of sharded parameters."""
+    """Place every gradient like its parameter: some operations leave whole gradients of sharded parameters."""
     for parameter in parameters:
         grad = parameter.grad
         if (
@@ -28,7 +28,7 @@ def place_gradients(parameters: Iterable[nn.Parameter]) -> None:
 def sum_gradients(
     parameters: Mapping[str, nn.Parameter], groups: Iterable[tuple[Sequence[str], ProcessGroup]]
 ) -> None:
-    """Sum the gradients of the parameters named, one collective for each group and dtype.
+    """Sum the gradients of the named parameters, one collective for each group and dtype.
 
     A parameter without a gradient counts as one of zeros: another rank may have met it. All ranks of a group name
     the same parameters in the same order. The sum is the same, bit for bit, on all of them.

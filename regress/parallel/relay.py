@@ -16,7 +16,7 @@ Forward = Callable[[int, int, Tensor | None], Tensor | None]
 
 
 def timetable(ranks: Sequence[int], microbatches: int) -> list[list[tuple[int, int]]]:
-    """What is computed at each tick: pairs ``(stage, microbatch)``, at most one on each rank.
+    """Return the work of each tick: pairs ``(stage, microbatch)``, at most one on each rank.
 
     Args:
         ranks: the rank of every stage.

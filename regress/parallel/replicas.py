@@ -6,11 +6,13 @@ import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 
+from regress.engine.components import own_wrapper
 from regress.errors import ConfigError
 from regress.parallel.groups import ProcessGroups
 
@@ -19,12 +21,12 @@ PLUGINS = (
     *("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"),
     *("ACCELERATE_USE_MEGATRON_LM", "ACCELERATE_USE_PARALLELISM_CONFIG"),
 )
-"""Variables by which ``accelerate launch`` asks for something else than replicas."""
+"""Variables by which ``accelerate launch`` asks for something other than replicas."""
 
 
 @dataclass(frozen=True)
 class Replicas:
-    """A wrapped model.
+    """Wrapped model with its backward pass.
 
     Attributes:
         module: what is called in place of the model.
@@ -40,13 +42,16 @@ class Replicas:
 
 
 def replicated(model: PreTrainedModel, world: ProcessGroups) -> Replicas | None:
-    """The model under the wrapper that the configuration names; None if gradients are summed without one."""
+    """Return the model under the wrapper that the configuration names; None if gradients are summed without one."""
     chosen = world.config.data_parallel
     size = world.size(*DIMENSIONS)
     if chosen not in ("ddp", "accelerate") or size == 1:
         return None
     if chosen == "accelerate":
         return _accelerate(model, size)
+    if world.config.wrapper is not None:
+        own: Any = own_wrapper(model, world.group(*DIMENSIONS), world.config.wrapper)
+        return Replicas(own, size, own.no_sync, lambda loss: loss.backward())
     module = DistributedDataParallel(model, process_group=world.group(*DIMENSIONS))
     return Replicas(module, size, module.no_sync, lambda loss: loss.backward())
 
@@ -62,7 +67,7 @@ def _accelerate(model: PreTrainedModel, size: int) -> Replicas:
                 f"another engine ({name}=true); start it with --multi_gpu and nothing else, and set parallel.fsdp for "
                 "shards"
             )
-    # what the launcher's variables or its configuration file say would change the computation without a word
+    # settings in the launcher's variables or configuration file would silently change the computation
     accelerator = Accelerator(
         cpu=model.device.type == "cpu",
         mixed_precision="no",

@@ -31,7 +31,7 @@ def ring_attention(
     context: ContextSegments | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of the columns that lie here, scores and sums at least in float32.
+    """Attend from the columns on this rank, with scores and sums in float32 or wider.
 
     Arguments, result and errors as of ``ulysses_attention``, with any number of heads.
     """
@@ -56,7 +56,8 @@ class _Ring(torch.autograd.Function):
             if visible is not None:
                 key, value = travelling.to(wide).unsqueeze(3)
                 scores = _scores(rows, key, visible)
-                # the first block is a rank's own, where every token sees itself: the maximum is finite from then on
+                # the first block is the rank's own, where every token sees itself: the
+                # maximum is finite from then on
                 raised = torch.maximum(maximum, scores.amax(-1, keepdim=True))
                 weights, kept = torch.exp(scores - raised), _kept(maximum, raised)
                 total = total * kept + weights.sum(-1, keepdim=True)
@@ -95,17 +96,19 @@ class _Ring(torch.autograd.Function):
 
 
 def _kept(maximum: Tensor, raised: Tensor) -> Tensor:
-    """What sums that were taken relative to ``maximum`` are multiplied by to be relative to ``raised``."""
+    """Return the factor that makes sums taken relative to ``maximum`` relative to ``raised``."""
     return torch.exp(maximum - raised)
 
 
 def _scores(rows: Tensor, key: Tensor, visible: Tensor) -> Tensor:
-    """``[B, key_value_heads, queries of one, T_q, T_k]``, minus infinity where the key is not visible."""
+    """Return scores ``[B, key_value_heads, queries of one, T_q, T_k]``, minus infinity where the key is not
+    visible.
+    """
     return (rows @ key.mT).masked_fill(~visible.unsqueeze(1), -torch.inf)
 
 
 class _Shift:
-    """A tensor on its way to the next rank, while that of the rank before arrives."""
+    """Tensor on its way to the next rank, while that of the rank before arrives."""
 
     def __init__(self, tensor: Tensor, context: ContextSegments) -> None:
         self._sent = tensor.contiguous()

@@ -1,4 +1,4 @@
-"""A run on as many ranks as its configuration asks for."""
+"""Run on as many ranks as its configuration asks for."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from regress.parallel.world import opened_world
 
 
 def train(config: Config, console: Console) -> run.RunResult:
-    """`regress.engine.run.train` on this rank, among those that a launcher has started.
+    """Run `regress.engine.run.train` on this rank, among those that a launcher has started.
 
     Raises:
         RegressError: whatever a user can mend, in one sentence.

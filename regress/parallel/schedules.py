@@ -1,4 +1,4 @@
-"""Pipeline schedules: their names, where they lay their stages, and what they ask of a mini-batch."""
+"""Pipeline schedules: their names, their placement of stages, and their requirements on a mini-batch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Runner = PipelineScheduleSingle | PipelineScheduleMulti
 
 @dataclass(frozen=True)
 class Schedule:
-    """A schedule of torch.
+    """Schedule of torch.
 
     Attributes:
         kind: its class.
@@ -54,7 +54,7 @@ SCHEDULES: Mapping[str, Schedule] = {
 
 
 def ranks_of_stages(name: str, ranks: int, per_rank: int) -> list[int]:
-    """The rank of every stage.
+    """Return the rank of every stage.
 
     Raises:
         ConfigError: if the schedule cannot have so many stages on a rank.
@@ -94,7 +94,7 @@ def require_microbatches(name: str, microbatches: int, ranks: int, stages: int) 
 
 
 def runner(name: str, stages: Sequence[PipelineStage], microbatches: int, loss: Callable[..., Any]) -> Runner:
-    """torch's schedule over the stages of this rank. Gradients are summed over microbatches, not averaged."""
+    """Return torch's schedule over the stages of this rank. Gradients are summed over microbatches, not averaged."""
     schedule = SCHEDULES[name]
     given = stages[0] if schedule.most == 1 else list(stages)
     return schedule.kind(given, n_microbatches=microbatches, loss_fn=loss, scale_grads=False)

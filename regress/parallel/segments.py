@@ -1,4 +1,4 @@
-"""The columns of a microbatch that is split over ranks, and who sees whom among them."""
+"""Columns of a microbatch that is split over ranks, and the visibility of tokens among them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from regress.layout import TokenLayout
 
 @dataclass(frozen=True, eq=False)
 class ContextSegments:
-    """Where the columns of a microbatch lie, and which tokens see which.
+    """Columns of a microbatch on each rank, and the tokens that each token sees.
 
     "Gathered" means all columns, rank after rank, each rank's in local order; in a zigzag split this is not the
     order of the whole layout. Attention does not ask for the order of its keys, so nothing is ever permuted back:
@@ -42,7 +42,7 @@ class ContextSegments:
         group: dist.ProcessGroup | None,
         device: torch.device,
     ) -> ContextSegments:
-        """From the column ranges that lie on each rank of the group, in local order.
+        """Build the segments from the column ranges on each rank of the group, in local order.
 
         Raises:
             ValueError: if these are not equal shares that together are each column once.
@@ -58,12 +58,12 @@ class ContextSegments:
 
     @property
     def ranks(self) -> int:
-        """Ranks that share the columns."""
+        """Number of ranks that share the columns."""
         return len(self.table)
 
     @cached_property
     def rank(self) -> int:
-        """The place of this rank among them."""
+        """Index of this rank among them."""
         return dist.get_rank(self.group)
 
     @cached_property
@@ -78,14 +78,16 @@ class ContextSegments:
 
     @cached_property
     def blocks(self) -> tuple[Tensor | None, ...]:
-        """Per rank, ``[B, 1, T // ranks, T // ranks]``: which of its keys the queries here see; None: not any."""
+        """Per rank, ``[B, 1, T // ranks, T // ranks]`` True where a query on this rank sees one of its
+        keys; None if none does.
+        """
         blocks = self.local_mask.chunk(self.ranks, dim=3)
         seen = torch.stack([block.any() for block in blocks]).tolist()
         return tuple(block if some else None for block, some in zip(blocks, seen, strict=True))
 
 
 def handed_on(context: ContextSegments | None, module: nn.Module, query: Tensor) -> ContextSegments:
-    """The context that reached an attention function.
+    """Return the context that reached an attention function.
 
     Raises:
         ValueError: if the model did not hand it on, or the queries ``[B, heads, T, head_dim]`` are not its columns.
@@ -105,6 +107,6 @@ def handed_on(context: ContextSegments | None, module: nn.Module, query: Tensor)
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None) -> Tensor:
-    """Attention ``[B, heads, T, head_dim]`` of queries to keys with as many heads, or a divisor of them."""
+    """Compute attention ``[B, heads, T, head_dim]`` of queries to keys with as many heads, or a divisor of them."""
     grouped = key.shape[1] != query.shape[1]
     return scaled_dot_product_attention(query, key, value, mask, scale=scaling, enable_gqa=grouped)

@@ -17,7 +17,7 @@ SEQUENCE = Shard(1)
 
 
 def work_on_own_columns(first: nn.Module, last: nn.Module, mesh: DeviceMesh) -> None:
-    """From the first argument of ``first`` to the output of ``last`` hidden states are ``[B, T / tp, H]``.
+    """Make hidden states ``[B, T / tp, H]`` from the first argument of ``first`` to the output of ``last``.
 
     Before and after they are whole on every rank, and so are their gradients.
     """

@@ -20,7 +20,7 @@ def apply(
     param_dtype: torch.dtype | None = None,
     reduce_dtype: torch.dtype | None = None,
 ) -> None:
-    """Shard a model in place: block by block, and what lies outside the blocks.
+    """Shard a model in place: block by block, then everything outside the blocks.
 
     Gradients are sums over the ranks, not means: the loss of a rank is its share of the whole. Parameters may be
     DTensors of a tensor-parallel mesh.
@@ -52,7 +52,7 @@ def apply(
 
 
 def _empty(model: PreTrainedModel, param_dtype: torch.dtype | None) -> set[nn.Parameter]:
-    """Parameters of which tensor parallelism left nothing here, nor on any rank they would be sharded over.
+    """Return the parameters of which tensor parallelism left nothing on any rank they would be sharded over.
 
     FSDP cannot reduce their gradients (torch 2.13: "_chunk_cat expects non-empty tensor").
     """
@@ -66,7 +66,7 @@ def _empty(model: PreTrainedModel, param_dtype: torch.dtype | None) -> set[nn.Pa
 
 
 def reshard(model: nn.Module) -> None:
-    """Drop the other ranks' parts of all parameters; to be called after forward passes without a backward.
+    """Drop the other ranks' parts of all parameters; call it after forward passes without a backward.
 
     They leave parameters whole, and the next forward pass computes with these, whatever an optimizer or
     `load_state_dict` has made of this rank's part.
@@ -77,6 +77,6 @@ def reshard(model: nn.Module) -> None:
 
 
 def blocks(model: PreTrainedModel) -> list[nn.Module]:
-    """The transformer blocks that have parameters, in order; a pipeline stage has those of its own."""
+    """Return the transformer blocks that have parameters, in order; a pipeline stage has those of its own."""
     lists = [module for module in model.base_model.children() if isinstance(module, nn.ModuleList)]
     return [block for found in lists for block in found if next(block.parameters(), None) is not None]

@@ -1,4 +1,4 @@
-"""The part of a parameter that lies on this rank, whichever strategies split it."""
+"""Part of a parameter on this rank, whichever strategies split it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["like", "local", "of", "part", "project"]
 
 
 def like(parameter: Tensor, full: Tensor) -> Tensor:
-    """A whole tensor (the same on every rank), split as the parameter is; it shares no memory with ``full``.
+    """Return a whole tensor (the same on every rank), split like the parameter; it shares no memory with ``full``.
 
     Raises:
         ValueError: if the two have different shapes.
@@ -36,7 +36,7 @@ def like(parameter: Tensor, full: Tensor) -> Tensor:
 
 
 def project(layout: ShardLayout, full: Tensor) -> Tensor:
-    """`ShardLayout.project` of a torch tensor of any device."""
+    """Apply `ShardLayout.project` to a torch tensor of any device."""
     for dim, ranges in enumerate(layout.ranges):
         parts = [full.narrow(dim, start, stop - start) for start, stop in ranges] or [full.narrow(dim, 0, 0)]
         full = parts[0] if len(parts) == 1 else torch.cat(parts, dim)

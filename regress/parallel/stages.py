@@ -1,4 +1,4 @@
-"""Cutting a Hugging Face model into pipeline stages that keep its own forward and its parameter names.
+"""Pipeline stages cut from a Hugging Face model, which keep its forward and its parameter names.
 
 What lies on other stages is replaced in place by modules that hand on what they get. So a stage is still a whole model
 to whoever calls it, wraps it or looks for a parameter by name: it starts from ``inputs_embeds`` unless it is the
@@ -36,28 +36,31 @@ _FAMILIES: Mapping[str, _Family] = {
     "qwen3_moe": _ROTARY,
     "gpt2": _Family("wte", "wpe", ("drop",), "h", "ln_f"),
 }
-"""By ``model_type``. A family is listed when its forward does nothing between these parts that depends on where the
-hidden states come from (others scale their embeddings, which every stage would do again)."""
+"""Families by ``model_type``. A family is listed when its forward does nothing between these parts that
+depends on where the hidden states come from (others scale their embeddings, which every stage would do
+again).
+"""
 
 
 class Absent(nn.Module):
-    """Stands for a module of another stage: hands on its first argument, and runs no hooks, as nothing runs here."""
+    """Replaces a module of another stage: returns its first argument, and runs no hooks, as nothing runs here."""
 
     def __call__(self, hidden: Tensor, *_: Any, **__: Any) -> Tensor:
         return hidden
 
 
 class AbsentPositions(Absent):
-    """Stands for an embedding that is added to hidden states which hold it already."""
+    """Replaces an embedding that is added to hidden states which contain it already."""
 
     def __call__(self, hidden: Tensor, *_: Any, **__: Any) -> Tensor:
-        """A zero without dimensions, so that neither shape nor dtype of the sum change."""
+        """Return a zero without dimensions, so that neither shape nor dtype of the sum changes."""
         return hidden.new_zeros(())
 
 
 class AbsentHead(Absent):
-    """Stands for the output projection. What it gets is a view of the hidden states, which the output of a stage must
-    not be: zero-bubble schedules detach it in place."""
+    """Replaces the output projection, and returns a tensor that is no view of the hidden states:
+    zero-bubble schedules detach the output of a stage in place.
+    """
 
     def __call__(self, hidden: Tensor, *_: Any, **__: Any) -> Tensor:
         return hidden.clone()
@@ -65,7 +68,7 @@ class AbsentHead(Absent):
 
 @dataclass(frozen=True)
 class Stages:
-    """The stages of a model that lie on one rank.
+    """Stages of a model that lie on one rank.
 
     Attributes:
         models: one for each of ``indices``.
@@ -82,7 +85,7 @@ class Stages:
     tied: tuple[str, ...]
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Parameters that lie here, each once, under their logical names."""
+        """Yield the parameters on this rank, each once, under their logical names."""
         known: set[int] = set()
         for model in self.models:
             for name, parameter in model.named_parameters():
@@ -91,7 +94,7 @@ class Stages:
                     yield name, parameter
 
     def modules(self) -> dict[str, nn.Module]:
-        """The modules whose outputs are made here, by name; each lies on one stage of the pipeline."""
+        """Return the modules whose outputs are made on this rank, by name; each lies on one stage of the pipeline."""
         return {
             name: module
             for stage, model in zip(self.indices, self.models, strict=True)
@@ -101,7 +104,8 @@ class Stages:
 
 
 def split(model: PreTrainedModel, indices: Sequence[int], count: int) -> Stages:
-    """The stages ``indices`` out of ``count``; parameters are shared with ``model``, which becomes one of them.
+    """Return the stages ``indices`` out of ``count``; parameters are shared with ``model``, which becomes one
+    of them.
 
     Raises:
         ConfigError: see :func:`cut`.
@@ -114,7 +118,7 @@ def split(model: PreTrainedModel, indices: Sequence[int], count: int) -> Stages:
 
 
 def cut(model: PreTrainedModel, stage: int, count: int) -> PreTrainedModel:
-    """Make a model, in place, the ``stage``-th of ``count`` stages.
+    """Turn a model, in place, into the ``stage``-th of ``count`` stages.
 
     Embedding, blocks, and final norm with output projection are dealt out in this order, blocks as evenly as
     possible. Tied weights lie on first and last stage, under the name of the embedding.
@@ -142,7 +146,7 @@ def cut(model: PreTrainedModel, stage: int, count: int) -> PreTrainedModel:
 
 
 def owners_of(model: PreTrainedModel, count: int) -> dict[str, int]:
-    """The stage of each parameter of a whole model, cut into ``count``; of a tied one the first.
+    """Return the stage of each parameter of a whole model cut into ``count``; the first stage for tied ones.
 
     Raises:
         ConfigError: see :func:`cut`.
@@ -164,7 +168,7 @@ def owners_of(model: PreTrainedModel, count: int) -> dict[str, int]:
 
 
 def tied_parameters(model: PreTrainedModel) -> tuple[str, ...]:
-    """Names of the weights that embedding and output projection share: none or one."""
+    """Return the names of the weights that embedding and output projection share: none or one."""
     embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     if embedding is not head:
         return ()
@@ -172,7 +176,7 @@ def tied_parameters(model: PreTrainedModel) -> tuple[str, ...]:
 
 
 def blocks_of_stage(blocks: int, stage: int, count: int) -> range:
-    """Which of ``blocks`` blocks lie on a stage.
+    """Return the blocks, out of ``blocks``, that lie on a stage.
 
     With more stages than blocks the output projection gets a stage of its own, then the embedding.
 
@@ -205,7 +209,7 @@ def _family(model: PreTrainedModel) -> _Family:
 
 
 def _owns(stage: int, count: int, name: str, model: PreTrainedModel) -> bool:
-    """Whether a module of a stage computes there what it computes in the whole model, and only there.
+    """Return True if a module computes on this stage, and on no other, what it computes in the whole model.
 
     Rotary embeddings run on every stage, and a tied embedding lies on the last one for its weight only. The base
     model gives what the final norm gives.

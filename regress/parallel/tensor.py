@@ -27,7 +27,7 @@ from regress.parallel.sequence import SEQUENCE, work_on_own_columns
 
 @dataclass(frozen=True)
 class TensorPlan:
-    """How a model was split.
+    """Result of splitting a model.
 
     Attributes:
         partial: names of the parameters whose gradient on a rank is a part of the sum; it has to be summed over the
@@ -42,13 +42,15 @@ class TensorPlan:
     outputs: Mapping[str, OutputPart]
 
     def output_layout(self, module: str, local_shape: tuple[int, ...]) -> ShardLayout | None:
-        """Where a module's output of this shape lies in the whole output; ``None`` if it is the whole one."""
+        """Return the layout of a module's output of this shape within the whole output; ``None`` if it is
+        the whole one.
+        """
         part = self.outputs.get(module)
         return None if part is None else part.layout(local_shape)
 
 
 def apply(model: PreTrainedModel, mesh: DeviceMesh, *, sequence_parallel: bool = False) -> TensorPlan:
-    """Split a model in place; before, every rank holds the same whole weights.
+    """Split a model in place; every rank must hold the same whole weights before.
 
     Tied embeddings stay tied. What a pipeline stage put in the place of a module is left as it is. The output
     projection gives the logits of a part of the vocabulary, cut as `torch.chunk` does (unequal and even empty parts),

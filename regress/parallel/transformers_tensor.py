@@ -1,4 +1,4 @@
-"""Tensor parallelism as transformers does it, from the plan of the model.
+"""Tensor parallelism as transformers does it, from the model's own plan.
 
 With several microbatches its gradients of ``q_norm`` and ``k_norm`` are wrong (transformers 5.23, see
 docs/findings.md); `regress.parallel.tensor` has them right.

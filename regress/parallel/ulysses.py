@@ -23,7 +23,7 @@ def ulysses_attention(
     context: ContextSegments | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Attention to all columns with a share of the heads.
+    """Attend to all columns with a share of the heads.
 
     Args:
         query: ``[B, heads, T // ranks, head_dim]``.

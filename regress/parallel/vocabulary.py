@@ -36,7 +36,7 @@ def vocab_parallel_log_probs(
     vocab_chunk: int = VOCAB_CHUNK,
     entropy: bool | Literal["no_grad"] = False,
 ) -> TokenLogProbs:
-    """`token_log_probs` of logits ``[..., V]``, of which this rank holds ``[..., start : start + V_local]``.
+    """Compute `token_log_probs` of logits ``[..., V]``, of which this rank holds ``[..., start : start + V_local]``.
 
     The parts may be of unequal size, and empty. Every rank of the group has to call this with the same ``targets``
     (``[...]``, ids of the whole vocabulary); each gets the same result, bit for bit.
@@ -93,8 +93,9 @@ class _VocabParallelLogProbs(torch.autograd.Function):
 def _local_sums(
     logits: Tensor, columns: Tensor, temperature: float, vocab_chunk: int, entropy: bool
 ) -> tuple[Tensor, Tensor]:
-    """Per row of this part: the maximum m, and [4, rows]: sum exp(x - m), sum (x - m) exp(x - m), the target's logit
-    or 0, and whether the target lies here."""
+    """Return, per row of this part, the maximum m, and [4, rows]: sum exp(x - m), sum (x - m) exp(x - m),
+    the target's logit or 0, and 1 if the target lies here.
+    """
     dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
     maximum = torch.full((columns.numel(),), torch.finfo(dtype).min, dtype=dtype, device=logits.device)
     sums = torch.zeros(4, columns.numel(), dtype=dtype, device=logits.device)
@@ -111,7 +112,7 @@ def _local_sums(
 
 
 def _joined(maximum: Tensor, sums: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, Tensor]:
-    """The same over the whole vocabulary."""
+    """Return the maximum and the sums over the whole vocabulary."""
     if not maximum.numel():
         return maximum, sums
     highest = maximum.clone()

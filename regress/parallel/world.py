@@ -1,4 +1,4 @@
-"""The ranks of a run over torch.distributed, on one machine or many."""
+"""Ranks of a run over torch.distributed, on one machine or many."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class ProcessWorld(ProcessGroups):
     """One of several processes; see `regress.engine.world.World`."""
 
     def policy(self, model: PreTrainedModel, **settings: Any) -> LocalPolicy:
-        """The model, split over the ranks."""
+        """Return the model split over the ranks."""
         return ParallelPolicy(model, self, **settings)
 
 
 @contextmanager
 def opened_world(config: Config, environ: Mapping[str, str] = os.environ) -> Iterator[World]:
-    """The ranks of a run: this process alone, or those that a launcher has started.
+    """Yield the ranks of a run: this process alone, or those that a launcher has started.
 
     torchrun, accelerate launch and the like tell a process its rank in environment variables (RANK, WORLD_SIZE,
     LOCAL_RANK, MASTER_ADDR, MASTER_PORT). The process group is closed in the end.
@@ -73,7 +73,7 @@ def _close(world: ProcessWorld | None) -> None:
 
 
 def _open(config: Config, device: torch.device, started: int, environ: Mapping[str, str]) -> None:
-    """The process group of all processes, as the launcher's variables say."""
+    """Open the process group of all processes, from the launcher's variables."""
     missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in environ]
     if missing:
         raise ConfigError(
@@ -97,7 +97,7 @@ def _open(config: Config, device: torch.device, started: int, environ: Mapping[s
 
 
 def _device(name: str, environ: Mapping[str, str]) -> torch.device:
-    """The device of this process, one of several on its machine."""
+    """Return the device of this process, one of several on its machine."""
     try:
         device = torch.device(name)
     except RuntimeError as error:

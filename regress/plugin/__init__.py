@@ -14,6 +14,7 @@ from regress.plugin.orphans import Orphans
 from regress.plugin.replays import regress_record
 from regress.plugin.settings import SETTINGS, read_settings
 from regress.plugin.summary import SUMMARY, Summary
+from regress.trust import allow_all_code
 
 __all__ = ["regress", "regress_check", "regress_record"]
 
@@ -39,6 +40,8 @@ def pytest_load_initial_conftests(
 def pytest_configure(config: pytest.Config) -> None:
     """Check all settings, whether or not a test will ask for them."""
     config.stash[SETTINGS] = read_settings(config)
+    if config.getoption("--regress-allow-code"):
+        allow_all_code()
     summary = config.stash[SUMMARY] = Summary(config)
     config.pluginmanager.register(Orphans(config, summary), "regress-orphans")  # prints after the summary
     config.pluginmanager.register(summary, "regress-summary")

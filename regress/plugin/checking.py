@@ -21,7 +21,7 @@ from regress.plugin.updating import check_row, refuse_nonfinite, refuse_unrepeat
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a call.
+    """Result of a call.
 
     Attributes:
         verdicts: on every leaf, the gravest first; none if there is no golden.
@@ -36,7 +36,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Call:
-    """What a test asks for.
+    """Request of a test.
 
     Attributes:
         new: the value as it would be stored, without provenance.

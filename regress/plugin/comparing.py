@@ -1,4 +1,4 @@
-"""A value against its golden: one verdict for each leaf."""
+"""Comparison of a value with its golden: one verdict for each leaf."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ _GRAVITY = {status: rank for rank, status in enumerate(Status)}
 
 
 def tolerance_of(rtol: float, atol: float, why: str, scale: float = 1.0) -> Tolerance:
-    """The tolerance that a call asks for, times `scale`; raises `CheckError` for one that is none or has no reason."""
+    """Return the tolerance that a call asks for, times `scale`; raises `CheckError` if it is invalid or has
+    no reason.
+    """
     for key, value in (("rtol", rtol), ("atol", atol)):
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
             raise CheckError(f"{key}={value!r} is no tolerance: give a finite number that is not negative")
@@ -95,7 +97,7 @@ def _tensor(path: str, actual: Array, golden: Array, tolerance: Tolerance, quant
 
 
 def _unlike(mine: Node | None, theirs: Node | None) -> tuple[Status, str]:
-    """What is wrong where two different nodes stand at one path, or one and none."""
+    """Return the status and detail for two different nodes at one path, or for one that is missing."""
     if mine is None:
         assert theirs is not None
         return Status.MISSING, f"the golden has {describe(theirs)} here, and the value nothing"

@@ -1,4 +1,4 @@
-"""The expressions of ``-k`` and ``-m`` before a test's name is known whole: which tests they could still select.
+"""The expressions of ``-k`` and ``-m``, evaluated before tests have full names: which of them could be selected.
 
 The expressions are parsed and evaluated by pytest; what is not known yet is tried both ways. So a test is left out only
 where pytest itself would leave it out, whatever the unknown part turns out to be.
@@ -14,10 +14,10 @@ from typing import Any, Protocol
 from regress.compare.quantities import QUANTITIES
 
 Decide = Callable[..., bool | None]
-"""``(name, **arguments)``: whether a name of an expression matches; None where that is not known."""
+"""Function ``(name, **arguments)``: True if a name of an expression matches; None where that is not known."""
 
 _MOST = 10
-"""Unknown names of an expression that are tried both ways; beyond, the expression may hold."""
+"""Maximum unknown names of an expression that are tried both ways; with more, the expression may hold."""
 
 _WORDS = ("step", "update", "rank", "micro")
 _ENDS = (*(quantity.name for quantity in QUANTITIES), "unplanned")
@@ -26,7 +26,7 @@ _DIGITS = "0123456789"
 
 
 class Evaluated(Protocol):
-    """An expression as pytest compiles it."""
+    """Expression as pytest compiles it."""
 
     def evaluate(self, matcher: Any, /) -> bool:
         """Evaluate with a matcher of its names."""
@@ -63,7 +63,7 @@ def may_hold(expression: Evaluated, decide: Decide) -> bool:
 
 @dataclass(frozen=True)
 class Keywords:
-    """What is known of the names of a test function's tests, among which ``-k`` looks.
+    """Known names of a test function's tests, which ``-k`` searches.
 
     Attributes:
         function: name of the function, which a test's name continues with ``[id]``.
@@ -126,13 +126,13 @@ def _is_within(part: str) -> bool:
 
 
 def _is_numbered_end(part: str) -> bool:
-    """Say if it ends a word with digits behind it, such as ``ank12`` or ``2``."""
+    """Say if a part ends a word with digits behind it, such as ``ank12`` or ``2``."""
     head = part.rstrip(_DIGITS)
     return head != part and any(word.endswith(head) for word in _WORDS)
 
 
 def may_have_marker(present: Callable[..., bool], added: Iterable[str]) -> Decide:
-    """Decide about the markers of ``-m``: those of a function, and such as hooks may add to some of its tests."""
+    """Decide about the markers of ``-m``: those of a function, and those that hooks may add to some of its tests."""
     names = frozenset(added)
 
     def decide(name: str, /, **arguments: Any) -> bool | None:

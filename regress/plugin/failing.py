@@ -1,4 +1,4 @@
-"""What a failing check says."""
+"""Message of a failing check."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def explain_check(
     of_golden: bool,
     report: Path | None = None,
 ) -> tuple[str, str]:
-    """The first line and the details of a failing comparison: `of_golden`, or of two values of the test.
+    """Return the first line and the details of a failing comparison: `of_golden`, or of two values of the test.
 
     Args:
         report: folder of the report of the session.

@@ -1,4 +1,4 @@
-"""What a failing replay test says."""
+"""Message of a failing replay test."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ENVIRONMENT = pytest.StashKey[dict[str, list[str]]]()
 def explain_replay(
     item: Item, outcome: Outcome, replay: ReplayOutcome, node: pytest.Item, *, updates: bool = True
 ) -> tuple[str, str]:
-    """The first line and the details of a failing test.
+    """Return the first line and the details of a failing test.
 
     Args:
         updates: whether its values can become golden, which those of a trainer of one's own cannot.
@@ -41,13 +41,13 @@ def explain_replay(
 
 
 def _report(item: Item, outcome: Outcome, node: pytest.Item) -> dict[str, str]:
-    """Where the report of the session shows it."""
+    """Return the link to this test in the report of the session."""
     folder = node.config.stash[SETTINGS].report
     return {} if folder is None else {"report": link(folder, item.replay.name, outcome.failed[0])}
 
 
 def environment_differences(case: GoldenCase, config: pytest.Config) -> list[str]:
-    """What of the recording's environment is another one now; found once a case, as git takes its time."""
+    """Return the differences from the environment of the recording; computed once per case, as git takes its time."""
     found = config.stash.setdefault(_ENVIRONMENT, {})
     if case.name not in found:
         from regress.golden.provenance import differences
@@ -59,7 +59,9 @@ def environment_differences(case: GoldenCase, config: pytest.Config) -> list[str
 
 
 def commands(item: Item, node: pytest.Item, *, updates: bool = True) -> dict[str, str]:
-    """How to repeat this test alone, with its dump kept, and how to accept the new values, where an update can."""
+    """Return the commands that repeat this test alone, keep its dump, and accept the new values where an
+    update can.
+    """
     run, test = redacted(shlex.join(["pytest", *said(node.config)])), shlex.quote(node.nodeid)
     found = {
         "reproduce": f"{run} {test}",

@@ -1,4 +1,4 @@
-"""The fixture `regress`: values of anybody's code against goldens."""
+"""The fixture `regress`: comparison of any code's values with goldens."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from regress.errors import CheckError, RegressError
 from regress.plugin.provenance import provenance_of
 from regress.plugin.rows import ASKED, tell_calls, tell_properties, tell_update
 from regress.plugin.settings import SETTINGS
+from regress.plugin.state import SESSION, owner
 
 if TYPE_CHECKING:
     from regress.compare.verdicts.verdict import Verdict
@@ -36,11 +37,9 @@ def regress(request: pytest.FixtureRequest) -> Regress:
 
 
 def _stage_of(node: pytest.Item) -> TestStage | None:
-    """Where a test lays what is to become golden; None unless goldens are updated."""
+    """Return the folder for values that are to become golden; None unless goldens are updated."""
     if node.config.stash[SETTINGS].update is None:
         return None
-    from regress.plugin.session import SESSION
-
     return node.config.stash[SESSION].stage(node)
 
 
@@ -50,13 +49,8 @@ def regress_check(regress: Regress) -> Regress:
     return regress
 
 
-def owner(node: pytest.Item) -> str:
-    """Id of a test, without the group that pytest-xdist may add to its `nodeid`."""
-    return node.nodeid if node.parent is None else f"{node.parent.nodeid}::{node.name}"
-
-
 class Regress:
-    """Compares values of one test, with what the test has accepted before or with one another.
+    """Compares values of one test with its goldens or with one another.
 
     Values are tensors (torch, numpy), numbers, texts, None, pandas DataFrames and Series, and dicts and lists of these.
     Both sides must agree in structure, keys, dtype and shape; NaN and infinities must match by position; integers,
@@ -72,7 +66,7 @@ class Regress:
         self._names: set[str] = set()
 
     def __repr__(self) -> str:
-        """Short, because pytest prints it with every failure."""
+        """Return a short text, because pytest prints it with every failure."""
         return f"<regress of {owner(self._node)}>"
 
     def check(
@@ -137,7 +131,7 @@ class Regress:
         self._judge(verdicts, "assert_close", None)
 
     def replay(self, case: str, variant: str, precision: str = "float64") -> DumpReader:
-        """The dump of a golden case under a variant, which is run once a session whoever asks for it.
+        """Return the dump of a golden case under a variant; each replay runs once per session.
 
         Args:
             precision: ``"float64"``, ``"float32"``, ``"bfloat16"`` or, under FSDP, ``"mixed"``.
@@ -145,10 +139,8 @@ class Regress:
         Raises:
             RegressError: if there is no such case, variant or precision, or the replay fails.
         """
-        from regress.plugin.session import suite_of
-
         try:
-            return suite_of(self._config).dump(case, variant, precision)
+            return self._config.stash[SESSION].suite().dump(case, variant, precision)
         except RegressError as error:
             raise error.with_traceback(None) from None
 
@@ -183,7 +175,7 @@ class Regress:
         return Call(new, tolerance, again, nonfinite)
 
     def _judge(self, verdicts: list[Verdict], name: str, golden: StoredCheck | None) -> None:
-        """Raise `AssertionError` if a verdict is bad; tell the report of the session about all of them."""
+        """Raise `AssertionError` if a verdict is bad; pass all of them to the report of the session."""
         __tracebackhide__ = True
         from regress.report.call import Call
 

@@ -1,4 +1,4 @@
-"""Replays by somebody's own trainer at the end of a session: what it does not have, counted and named."""
+"""Replays by a user's own trainer at the end of a session: variants and quantities it lacks, counted and named."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ _SHOWN = 5
 
 
 def supported(rows: Iterable[ForeignRow]) -> bool:
-    """Whether anything was judged; without any test of such a replay there is nothing to judge."""
+    """Return True if anything was judged, or if there was no test of such a replay."""
     told = list(rows)
     return not told or any(row.unsupported is None for row in told)
 
 
 def foreign_lines(rows: Iterable[ForeignRow]) -> Iterator[str]:
-    """Sentences on replays that were left out, by reason, and on quantities that were not recorded."""
+    """Yield sentences on replays that were left out, by reason, and on quantities that were not recorded."""
     told = list(rows)
     if not told:
         return

@@ -1,4 +1,4 @@
-"""The end of an update: what tests have staged becomes golden, or waits beside the cases to be reviewed."""
+"""End of an update: staged values become golden, or wait beside the cases for review."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SHOWN = 5
 
 @dataclass(frozen=True)
 class Told:
-    """What the reports of the session's tests say.
+    """Facts from the reports of the session's tests.
 
     Attributes:
         rows: id of a test, and the row of a check that it has staged.
@@ -36,7 +36,7 @@ class Told:
 
 @dataclass
 class Applied:
-    """What became of an update.
+    """Result of an update.
 
     Attributes:
         rows: for each check, and for each quantity of a case, that changed.
@@ -86,7 +86,7 @@ def _dropped(told: Told) -> Iterable[str]:
 
 
 def _staged_cases(staged_dir: Path) -> dict[str, Staged]:
-    """The cases for which an update was prepared and not refused; without any, torch is not needed here."""
+    """Return the cases for which an update was prepared and not refused; without any, torch is not needed here."""
     if not any(staged_dir.glob("*.json")):
         return {}
     from regress.replay.staging import read_staged, staged_names
@@ -105,7 +105,7 @@ def _make(golden_dir: Path) -> None:
 
 
 def _plan_checks(changes: Changes, checks: Mapping[str, bytes], *, review: bool) -> None:
-    """Add to a transaction the new files of checks, and drop what earlier sessions proposed for those looked at."""
+    """Add to a transaction the new files of checks, and drop earlier proposals for the checks of this session."""
     from regress.golden.pending_checks import discard_check, plan_check
     from regress.golden.store import GoldenStore
 
@@ -120,7 +120,7 @@ def _plan_checks(changes: Changes, checks: Mapping[str, bytes], *, review: bool)
 
 
 def _plan_case(changes: Changes, name: str, staged: Staged, *, review: bool) -> str | None:
-    """Add the update of a case to a transaction; returns a sentence if it is refused, and adds nothing then."""
+    """Add the update of a case to a transaction; if it is refused, add nothing and return a sentence."""
     from regress.golden.commit import plan_commit
     from regress.golden.pending import plan_proposal
     from regress.golden.store import GoldenStore
@@ -146,7 +146,7 @@ def _plan_case(changes: Changes, name: str, staged: Staged, *, review: bool) -> 
 
 
 def _withdraw(changes: Changes, store: GoldenStore, name: str, staged: Staged) -> None:
-    """Drop what an earlier session proposed for what this one has looked at: its values are others, or right."""
+    """Drop an earlier session's proposals for the items of this one: their values are outdated, or already right."""
     from regress.golden.manifest import read_manifest
     from regress.golden.pending import pending_names, pending_of, plan_rejection
     from regress.golden.selection import items
@@ -159,7 +159,7 @@ def _withdraw(changes: Changes, store: GoldenStore, name: str, staged: Staged) -
 
 
 def _check_rows(told: Told, written: Collection[str]) -> Iterable[UpdateRow]:
-    """The rows of the checks that were written; the last run of a test counts."""
+    """Return the rows of the checks that were written; the last run of a test counts."""
     from regress.golden.checks import check_path
 
     last = {check_path(row.owner, row.name): row for test, row in told.rows if test not in told.failed}

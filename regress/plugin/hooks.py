@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @pytest.hookspec
 def pytest_regress_variants(config: pytest.Config) -> Iterable[Variant]:  # type: ignore[empty-body]  # a specification
-    """Further variants under which golden cases are replayed (`regress.replay.variants.Variant`)."""
+    """Return further variants under which golden cases are replayed (`regress.replay.variants.Variant`)."""
 
 
 @pytest.hookspec(firstresult=True)

@@ -1,4 +1,4 @@
-"""Which tests of golden cases a session could select, known before they are made.
+"""Selection of golden-case tests before they are made.
 
 Making thirty thousand tests to run two hundred of them takes longer than running these. What is left out here is what
 pytest would deselect later: by ids on the command line, ``-k``, ``-m`` or ``--lf``. Where that cannot be told for sure,
@@ -54,7 +54,7 @@ def choices(metafunc: pytest.Metafunc) -> Iterator[Wanted]:
 
 
 def _containing(texts: list[str] | None) -> Wanted:
-    """Tests with an id in one of some texts."""
+    """Return the tests with an id in one of some texts."""
     if texts is None:
         return Wanted()
     return Wanted(
@@ -65,7 +65,7 @@ def _containing(texts: list[str] | None) -> Wanted:
 
 
 def _asked(config: pytest.Config, definition: pytest.Function) -> list[str] | None:
-    """The bracketed ids on the command line that are about a function; None if it is asked for as a whole."""
+    """Return the bracketed ids on the command line for a function; None if it is asked for as a whole."""
     if config.getoption("pyargs"):
         return None
     texts = []
@@ -98,13 +98,13 @@ def _last_failures(config: pytest.Config) -> dict[str, bool]:
 
 
 def _recollected(definition: pytest.Function) -> bool:
-    """Say if pytest takes what it finds in a module for failed, because its last collection failed."""
+    """Say if pytest treats all tests of a module as failed, because its last collection failed."""
     failed = _last_failures(definition.config)
     return any(node.nodeid in failed for node in definition.listchain() if node.nodeid)
 
 
 def _last_failed(metafunc: pytest.Metafunc) -> Wanted | None:
-    """The tests that ``--lf`` leaves of a module, if any of them exists; None where it leaves all."""
+    """Return the tests that ``--lf`` leaves of a module, if any of them exists; None where it leaves all."""
     config, definition = metafunc.config, metafunc.definition
     if not config.getoption("lf", False) or not config.pluginmanager.hasplugin("lfplugin-collwrapper"):
         return None
@@ -117,7 +117,7 @@ def _last_failed(metafunc: pytest.Metafunc) -> Wanted | None:
 
 
 def _by_expressions(metafunc: pytest.Metafunc) -> Wanted:
-    """Tests that ``-k`` and ``-m`` could select."""
+    """Return the tests that ``-k`` and ``-m`` could select."""
     config, definition = metafunc.config, metafunc.definition
     texts = str(config.getoption("keyword") or "").lstrip(), str(config.getoption("markexpr") or "")
     if not any(texts) or config.getoption("stepwise", False) or not _alone(metafunc):
@@ -151,7 +151,7 @@ def _selected(definition: pytest.Function, keywords: str, markers: str, added: f
 
 
 def _alone(metafunc: pytest.Metafunc) -> bool:
-    """Say if nothing else puts anything into the ids of a function's tests."""
+    """Say if nothing else adds to the ids of a function's tests."""
     if metafunc.definition.get_closest_marker("parametrize") is not None:
         return False
     if any(hasattr(owner, "pytest_generate_tests") for owner in (metafunc.module, metafunc.cls)):
@@ -163,7 +163,7 @@ def _alone(metafunc: pytest.Metafunc) -> bool:
 
 
 def _added(config: pytest.Config) -> frozenset[str] | None:
-    """Markers and keywords that plugins may give to tests once they are made; None where nobody knows."""
+    """Return the markers and keywords that plugins may give to tests once they are made; None if unknown."""
     names: set[str] = set()
     for plugin in config.pluginmanager.get_plugins():
         if not any(hasattr(plugin, hook) for hook in HOOKS) or hasattr(plugin, DECLARATION):
@@ -181,7 +181,7 @@ def _added(config: pytest.Config) -> frozenset[str] | None:
 
 
 def _conftests(config: pytest.Config) -> Iterable[Path]:
-    """The conftest.py files of the folders that are collected, as far as pytest has not loaded them yet."""
+    """Yield the conftest.py files of the collected folders, except those that pytest has loaded."""
     loaded = {getattr(plugin, "__file__", None) for plugin in config.pluginmanager.get_plugins()}
     passed = config.getini("norecursedirs")
     for argument in config.args:

@@ -1,4 +1,4 @@
-"""The options of the plugin and its ini keys, read and checked at once when pytest is configured.
+"""Options of the plugin and its ini keys, read and checked at once when pytest is configured.
 
 | option | ini key | what it decides |
 |---|---|---|
@@ -9,6 +9,8 @@
 | `--regress-tolerance-scale=X` | `regress_tolerance_scale` | factor on every tolerance |
 | `--regress-report[=DIR]` | `regress_report` | where reports are written |
 | `--regress-keep-dumps[=DIR]` | `regress_keep_dumps` | where dumps of replays stay |
+| `--regress-set=KEY=VALUE` | `regress_set` | configuration laid over every variant |
+| `--regress-allow-code` | | import any module that a case or configuration names |
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ DEFAULTS: Mapping[str, str] = {
     "--regress-report": "regress-report",
     "--regress-keep-dumps": "regress-dumps",
 }
-"""What an option means that is given without a value."""
+"""Value of an option that is given without one."""
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -63,6 +65,19 @@ def add_options(parser: pytest.Parser) -> None:
         "DIR",
         "Keep the dumps of replays (default: regress-dumps; ini: regress_keep_dumps).",
     )
+    add(
+        "--regress-set",
+        metavar="KEY=VALUE",
+        action="append",
+        help="Configuration laid over every variant, such as model.patch=my_kernels:apply; repeatable (ini: "
+        "regress_set).",
+    )
+    add(
+        "--regress-allow-code",
+        action="store_true",
+        help="Import any module that a case or configuration names, not only those of [tool.regress] allow_code.",
+    )
+    parser.addini("regress_set", "configuration laid over every variant, KEY=VALUE a line", type="linelist")
     parser.addini("regress_golden_dir", "where goldens lie, relative to this file", default="golden")
     parser.addini("regress_tier", f"replays to run: {', '.join(TIERS)}", default="all")
     parser.addini("regress_matrix", f"cases of a variant: auto, {', '.join(EXTENTS)}", default="auto")
@@ -77,10 +92,12 @@ def _optional(parser: pytest.Parser, option: str, metavar: str, text: str) -> No
 
 
 def said(config: pytest.Config) -> list[str]:
-    """The options of this session that whoever repeats one of its tests has to give again."""
+    """Return the options of this session that are needed to repeat one of its tests."""
     names = ("--golden-dir", "--regress-tier", "--regress-matrix", "--regress-tolerance-scale")
     values = {name: config.getoption(name) for name in names}
-    return [f"{name}={value}" for name, value in values.items() if value is not None]
+    found = [f"{name}={value}" for name, value in values.items() if value is not None]
+    found += [f"--regress-set={text}" for text in config.getoption("--regress-set") or ()]
+    return [*found, *(["--regress-allow-code"] if config.getoption("--regress-allow-code") else [])]
 
 
 def spell_out(config: pytest.Config, parser: pytest.Parser, args: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""Stored checks that belong to no test any more.
+"""Stored checks that no longer belong to any test.
 
 A check is an orphan when its test was not collected, or passed without asking for it. That can only be told after a
 full run: otherwise it says why nothing was looked for. Orphans are listed for `regress golden prune`; nothing here
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from regress.errors import RegressError
-from regress.plugin.fixture import owner
 from regress.plugin.rows import ASKED
 from regress.plugin.settings import SETTINGS
+from regress.plugin.state import owner
 from regress.plugin.summary import Summary
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Orphans:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Iterator[None]:
-        """Notice tests that somebody takes out."""
+        """Notice tests that are deselected."""
         before = len(items)
         yield
         if len(items) < before:
@@ -64,13 +64,13 @@ class Orphans:
         self.collected |= {owner(item) for item in items}
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Notice modules of which nothing is known."""
+        """Notice modules whose tests are unknown."""
         if not report.passed:
             what = "skipped" if report.skipped else "broken"
             self.reasons[f"{report.nodeid or 'the session'} is {what} at collection"] = None
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Notice which tests asked for all they had to ask for."""
+        """Notice tests that asked for all of their checks."""
         if not report.passed or hasattr(report, "wasxfail"):
             self.troubled.add(report.nodeid)
         elif report.when == "call":
@@ -78,19 +78,19 @@ class Orphans:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, ids: list[str]) -> None:
-        """Hear from a worker which tests there are."""
+        """Receive the collected tests from a worker."""
         self.collected |= set(ids)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: WorkerController, error: object) -> None:
-        """Hear from a worker why its collection is no full one, or that it is gone."""
+        """Receive from a worker the reasons its collection is incomplete, or notice that it crashed."""
         if error:
             self.reasons["a worker crashed"] = None
         sent: dict[str, list[str]] = getattr(node, "workeroutput", None) or {}
         self.reasons |= dict.fromkeys(sent.get(_SENT, ()))
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        """Notice a run that was cut short; send the controller what this worker knows."""
+        """Notice a run that was cut short; send this worker's findings to the controller."""
         finished = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
         if exitstatus not in finished or session.shouldfail or session.shouldstop:
             self.reasons["the run was cut short"] = None
@@ -116,7 +116,7 @@ class Orphans:
             _print(found, terminalreporter, kept=cache is not None)
 
     def _unasked(self, asked: set[str]) -> Iterator[Unasked]:
-        """Stored checks that no test has asked for, but those of tests that had no chance to."""
+        """Yield the stored checks that no test asked for, except those of tests that did not finish."""
         from regress.golden.checks import read_check, stored_checks
         from regress.golden.store import GoldenStore
 
@@ -143,7 +143,7 @@ class Orphans:
 
 
 class Unasked(NamedTuple):
-    """A stored check that no test has asked for: why it is an orphan (None: it is damaged), and whose it is."""
+    """A stored check that no test asked for: the reason it is an orphan (None: it is damaged), and its test."""
 
     path: str
     why: str | None
@@ -151,7 +151,7 @@ class Unasked(NamedTuple):
 
 
 def _narrowing(config: pytest.Config) -> Iterator[str]:
-    """What on the command line makes a run less than a full one."""
+    """Yield the options on the command line that make a run incomplete."""
     yield from (name for option, name in _OPTIONS.items() if config.getoption(option, None))
     if config.args_source is pytest.Config.ArgsSource.ARGS:
         yield "paths on the command line"

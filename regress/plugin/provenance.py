@@ -1,4 +1,4 @@
-"""Where checks are recorded and with what."""
+"""Provenance of stored checks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FOUND = pytest.StashKey[Mapping[str, Any]]()
 
 
 def provenance_of(config: pytest.Config) -> Mapping[str, Any]:
-    """Versions, environment and source revision, found once in a session.
+    """Return versions, environment and source revision, computed once per session.
 
     It is the same on every worker, whatever tests that has run before: so it tells neither threads nor processor, which
     only a torch that happens to be loaded would know.

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from regress.errors import RegressError
-from regress.plugin.fixture import owner
 from regress.plugin.rows import ForeignRow, tell_calls, tell_foreign, tell_properties
+from regress.plugin.state import owner
 from regress.plugin.suite import Broken, Suite
 
 if TYPE_CHECKING:
@@ -31,12 +31,12 @@ SUITE = pytest.StashKey[Suite]()
 
 @pytest.fixture
 def regress_record(request: pytest.FixtureRequest) -> RecordCheck:
-    """One quantity at one place of one replay of a golden case."""
+    """Return one quantity at one place of one replay of a golden case."""
     return RecordCheck(request.param, request.config.stash[SUITE], request.node)
 
 
 class RecordCheck:
-    """What a test function gets.
+    """Value of the fixture `regress_record`.
 
     Attributes:
         item: what it is about; a `Broken` case fails whatever is asked of it.
@@ -77,21 +77,22 @@ class RecordCheck:
             pytest.fail(headline, pytrace=False)
 
     def _leave_out(self, item: Item, found: ReplayOutcome) -> None:
-        """Skip what a trainer of one's own does not have, and have it counted."""
-        adapter = self._suite.adapter
-        if adapter is None:
+        """Skip, and count, what a user's own trainer does not support."""
+        adapter, configured = self._suite.adapter, self._suite.configured
+        if adapter is None and not configured:
             return
+        name = " and ".join(configured) if adapter is None else adapter.name
         replay, reason = item.replay.name, found.unsupported
-        missing = item.quantity if reason is None and item.quantity not in found.quantities else None
-        tell_foreign(self._node, ForeignRow(adapter.name, replay, reason, missing))
+        lacks = adapter is not None and reason is None and item.quantity not in found.quantities
+        tell_foreign(self._node, ForeignRow(name, replay, reason, item.quantity if lacks else None))
         if reason is not None:
-            pytest.skip(f"{adapter.name} does not support {replay}: {reason}")
-        if missing is not None:
-            pytest.skip(f"{adapter.name} did not record {missing}")
+            pytest.skip(f"{name} does not support {replay}: {reason}")
+        if lacks:
+            pytest.skip(f"{name} did not record {item.quantity}")
 
 
 def parametrize(metafunc: pytest.Metafunc, suite: Callable[[], Suite]) -> None:
-    """One test for each item, if the test function asks for the fixture."""
+    """Make one test for each item, if the test function asks for the fixture."""
     if FIXTURE not in metafunc.fixturenames:
         return
     stated = metafunc.definition.nodeid
@@ -111,13 +112,13 @@ def parametrize(metafunc: pytest.Metafunc, suite: Callable[[], Suite]) -> None:
 
 
 def _parameters(metafunc: pytest.Metafunc, suite: Suite, patterns: tuple[str, str]) -> list[Item | Broken]:
-    """The tests that could be selected; if there are none, the first of all, for pytest to deselect."""
+    """Return the tests that could be selected; if there are none, the first of all, for pytest to deselect."""
     from regress.plugin.narrowing import choices
 
     for wanted in choices(metafunc):
         found = list(suite.parameters(*patterns, wanted))
         if found:
-            if wanted.narrowed and not metafunc.config.getoption("collectonly"):
+            if wanted.narrowed and suite.adapter is None and not metafunc.config.getoption("collectonly"):
                 _warm_ranks(found)
             return found
     return list(islice(suite.parameters(*patterns), 1))

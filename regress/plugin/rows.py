@@ -1,4 +1,4 @@
-"""What tests tell the end of the session, through `user_properties`.
+"""Rows that tests send to the end of the session, through `user_properties`.
 
 These survive a crashed worker of pytest-xdist, and reach JUnit files. Their values must be Python builtins, so a row is
 strict JSON.
@@ -19,8 +19,9 @@ UPDATE = "regress_update"
 CALL = "regress_call"
 ASKED = "regress_golden"
 FOREIGN = "regress_foreign"
-"""Property names: a row of the update table, a verdict for the report, the file of a stored check, what a trainer of
-one's own had of a replay."""
+"""Property names: a row of the update table, a verdict for the report, the file of a stored check, a row on
+a replay by a user's own trainer.
+"""
 KEPT = (UPDATE, CALL, ASKED, FOREIGN)
 
 
@@ -50,19 +51,19 @@ class UpdateRow:
 
 
 def tell_update(node: pytest.Item, row: UpdateRow) -> None:
-    """Have a row printed at the end of the session."""
+    """Send a row to be printed at the end of the session."""
     node.user_properties.append((UPDATE, _text(asdict(row))))
 
 
 def tell_calls(node: pytest.Item, calls: Iterable[Call]) -> None:
-    """Have verdicts counted by the report of the session; worth the space only if one is asked for."""
+    """Send verdicts to the report of the session; only worth the space if a report is asked for."""
     for call in calls:
         node.user_properties.append((CALL, _text(call.to_json())))
 
 
 @dataclass(frozen=True)
 class ForeignRow:
-    """A test of a replay by somebody's own trainer: why it does not have the variant, or what it did not record."""
+    """A test of a replay by a user's own trainer: the reason a variant is unsupported, or the unrecorded quantity."""
 
     adapter: str
     replay: str
@@ -71,19 +72,19 @@ class ForeignRow:
 
 
 def tell_foreign(node: pytest.Item, row: ForeignRow) -> None:
-    """Have it counted at the end of the session."""
+    """Send a row to be counted at the end of the session."""
     node.user_properties.append((FOREIGN, _text(asdict(row))))
 
 
 def foreign_row(text: str) -> ForeignRow:
-    """The row that `tell_foreign` sent."""
+    """Return the row that `tell_foreign` sent."""
     from regress.dump.jsontext import loads
 
     return ForeignRow(**loads(text))
 
 
 def tell_properties(node: pytest.Item, call: Call) -> None:
-    """Have the test's properties, which JUnit files hold, name its gravest or closest verdict; see docs/report.md."""
+    """Add the test's gravest or closest verdict to its properties, which JUnit files hold; see docs/report.md."""
     verdict = call.verdict
     found: dict[str, object] = {
         "regress_where": call.where,
@@ -110,14 +111,14 @@ def _text(tree: Mapping[str, Any]) -> str:
 
 
 def update_row(text: str) -> UpdateRow:
-    """The row that `tell_update` sent."""
+    """Return the row that `tell_update` sent."""
     from regress.dump.jsontext import loads
 
     return UpdateRow(**loads(text))
 
 
 def told_call(text: str) -> Call:
-    """The verdict that `tell_calls` sent."""
+    """Return the verdict that `tell_calls` sent."""
     from regress.dump.jsontext import loads
     from regress.report.call import Call
 

@@ -1,4 +1,4 @@
-"""The hooks of a session that replays golden cases: what its processes share, and what is left at its end."""
+"""Hooks of a session that replays golden cases: state shared by its processes, and its end."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 from regress.errors import ConfigError
 from regress.plugin.replays import FIXTURE, MARKER, SUITE, parametrize
 from regress.plugin.settings import SETTINGS
+from regress.plugin.state import SESSION
 from regress.plugin.suite import REPLAYS, STAGED, Broken, Suite
 from regress.plugin.summary import SUMMARY
 from regress.replay.workspace import Workspace
@@ -25,13 +26,14 @@ if TYPE_CHECKING:
 
 _SHARED = "regress_shared"
 _MADE = 200_000
-"""New objects until the garbage collector looks at them during collection: a third of the time goes to that with the
-usual 700."""
+"""New objects that trigger the garbage collector during collection: with the usual 700 a third of the time
+goes to it.
+"""
 _ENDED = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
 class ReplaySession:
-    """Registered when pytest is configured, in the controller of pytest-xdist and in each worker."""
+    """Session state, registered when pytest is configured, in the controller of pytest-xdist and in each worker."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -42,7 +44,7 @@ class ReplaySession:
 
     @property
     def shared(self) -> Path:
-        """Directory that all processes of the session see; made when it is first asked for."""
+        """Directory that all processes of the session see; created when first asked for."""
         if self._worker is not None:
             return Path(self._worker[_SHARED])
         if self._own is None:
@@ -51,20 +53,23 @@ class ReplaySession:
 
     @property
     def replays(self) -> Path | None:
-        """Where the replays of this session are, if it has any."""
+        """Directory of this session's replays, if it has any."""
         return None if self._own is None else self._own.path / REPLAYS
 
     def stage(self, item: pytest.Item) -> TestStage:
-        """Where one run of a test lays what is to become golden at the end of the session."""
+        """Return the staging folder for the new goldens of one run of a test."""
         from regress.plugin.staged import TestStage
 
         worker = "main" if self._worker is None else str(self._worker["workerid"])
         return TestStage(self.shared / STAGED, worker, item.nodeid)
 
     def suite(self) -> Suite:
-        """The cases and variants, opened when a test first asks for them; raises `ConfigError` for bad ones."""
+        """Return the cases and variants, opened when a test first asks for them; raises `ConfigError` for
+        bad ones.
+        """
         if SUITE not in self._config.stash:
             from regress.compare.verdicts.overrides import read_overrides
+            from regress.replay.settings import with_settings
             from regress.replay.table import project_variants
 
             added = self._config.hook.pytest_regress_variants(config=self._config)
@@ -75,12 +80,31 @@ class ReplaySession:
             adapter = self._adapter()
             variants = project_variants(self._config.rootpath, [row for rows in added for row in rows])
             overrides = read_overrides(self._config.rootpath)
-            settings = self._config.stash[SETTINGS]
-            self._config.stash[SUITE] = Suite(settings, self.shared, variants, overrides, adapter)
+            settings, own = self._config.stash[SETTINGS], self._settings()
+            variants = {name: with_settings(variant, own) for name, variant in variants.items()}
+            self._config.stash[SUITE] = Suite(settings, self.shared, variants, overrides, adapter, own)
         return self._config.stash[SUITE]
 
+    def _settings(self) -> dict[str, Any]:
+        """Return the settings that options or the ini file apply to every variant.
+
+        Raises:
+            ConfigError: if one cannot be meant, or goldens are to be updated.
+        """
+        from regress.replay.settings import parse_settings
+
+        given = self._config.getoption("--regress-set")
+        found = parse_settings(self._config.getini("regress_set") if given is None else given)
+        if found and self._config.stash[SETTINGS].update is not None:
+            raise ConfigError(
+                f"--update-golden makes golden what the configuration of the cases computes, and {min(found)} is set "
+                "beside it; update without --regress-set and regress_set"
+            )
+        return found
+
     def _adapter(self) -> Adapter | None:
-        """What replays golden cases in place of the engine: a hook, or what pyproject.toml names.
+        """Return the function that replays golden cases in place of the engine: a hook, or one named by
+        pyproject.toml.
 
         Raises:
             ConfigError: if there are two, or goldens are to be updated.
@@ -110,7 +134,7 @@ class ReplaySession:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection(self) -> Iterator[None]:
-        """Have the garbage collector look less often at tests while they are made, as none of them is garbage."""
+        """Make the garbage collector run less often while tests are made, as none of them is garbage."""
         before = gc.get_threshold()
         gc.set_threshold(max(before[0], _MADE), *before[1:])
         try:
@@ -123,7 +147,7 @@ class ReplaySession:
         parametrize(metafunc, self.suite)
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Settle what an update may change: what the selected tests are about, whatever selected them."""
+        """Fix the scope of an update: the items of the selected tests, whatever selected them."""
         if self._config.stash[SETTINGS].update is None or SUITE not in self._config.stash:
             return
         suite = self._config.stash[SUITE]
@@ -135,22 +159,22 @@ class ReplaySession:
         suite.selection.update(wanted)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Remember the tests that failed in any phase, expectedly or not: their values become no golden."""
+        """Record the tests that failed in any phase, expectedly or not: their values become no golden."""
         if report.failed or (report.skipped and hasattr(report, "wasxfail")):
             self._failed.add(report.nodeid)
 
     def pytest_internalerror(self) -> None:
-        """Remember that a process of the session broke off."""
+        """Record that a process of the session broke off."""
         self._crashed = True
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: object) -> None:
-        """Remember that a worker died: its share of an update may be missing."""
+        """Record that a worker died: its share of an update may be missing."""
         self._crashed = self._crashed or error is not None
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int | pytest.ExitCode) -> None:
-        """Write what tests have staged, all of it or, if the session broke off, none."""
+        """Write all staged values, or none if the session broke off."""
         settings = self._config.stash[SETTINGS]
         if self._worker is None and exitstatus in _ENDED and not self._config.stash[SUMMARY].supported():
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -177,7 +201,7 @@ class ReplaySession:
             summary.note(problem)
 
     def pytest_unconfigure(self) -> None:
-        """End the ranks' forkserver, and remove what the processes shared."""
+        """Stop the ranks' forkserver, and remove the shared directory."""
         if "regress.replay.pool" in sys.modules:
             from regress.replay.pool import close_shared_pool
 
@@ -186,17 +210,8 @@ class ReplaySession:
             self._own.remove()
 
 
-SESSION = pytest.StashKey[ReplaySession]()
-
-
-def suite_of(config: pytest.Config) -> Suite:
-    """The suite of a session; raises `ConfigError` for variants that cannot be meant."""
-    session: ReplaySession = config.stash[SESSION]
-    return session.suite()
-
-
 def _replayed(items: Iterable[pytest.Item]) -> Iterable[Item]:
-    """What the tests of golden cases are about."""
+    """Yield the items of the tests of golden cases."""
     for item in items:
         parameters = getattr(getattr(item, "callspec", None), "params", {})
         found = parameters.get(FIXTURE)
@@ -209,5 +224,5 @@ def register(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", f"{MARKER}(cases='*', variants='*'): golden cases and variants of a test that replays them"
     )
-    config.stash[SESSION] = ReplaySession(config)
-    config.pluginmanager.register(config.stash[SESSION], "regress-replays")
+    session = config.stash[SESSION] = ReplaySession(config)
+    config.pluginmanager.register(session, "regress-replays")

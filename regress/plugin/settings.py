@@ -1,4 +1,4 @@
-"""What a session of pytest was asked for."""
+"""Settings of a pytest session."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MODES = ("drifted", "all", "review", "force")
 
 @dataclass(frozen=True)
 class Update:
-    """What `--update-golden` asks for.
+    """Modes of `--update-golden`.
 
     Attributes:
         all: rewrite whatever differs in any byte, not only what drifted beyond its tolerance.
@@ -30,7 +30,7 @@ class Update:
     force: bool = False
 
     def __str__(self) -> str:
-        """For people: `updating what drifted, for review`."""
+        """Return the modes for people: `updating what drifted, for review`."""
         what = "all that differs" if self.all else "what drifted beyond its tolerance"
         return f"updating {what}{', for review' if self.review else ''}"
 
@@ -86,7 +86,7 @@ def read_settings(config: pytest.Config) -> Settings:
 
 
 def continuous_integration() -> str | None:
-    """The value of the environment variable CI, if it says yes."""
+    """Return the value of the environment variable CI if it is true, else None."""
     value = os.environ.get("CI", "")
     return value if value.lower() not in ("", "0", "false", "no") else None
 
@@ -140,7 +140,7 @@ def _required(config: pytest.Config, option: str, key: str) -> Path:
 
 
 def _folder(config: pytest.Config, option: str, key: str) -> Path | None:
-    """A folder as an absolute path: options start from where pytest was called, ini keys from their file."""
+    """Return a folder as an absolute path: options are relative to the invocation folder, ini keys to their file."""
     value, origin = _given(config, option, key)
     given = config.getoption(option) is not None
     if not value.strip():
@@ -157,7 +157,7 @@ def _folder(config: pytest.Config, option: str, key: str) -> Path | None:
 
 
 def _given(config: pytest.Config, option: str, key: str) -> tuple[str, str]:
-    """The value from the command line or the ini file, and how it reads there."""
+    """Return the value from the command line or the ini file, and its spelling there."""
     chosen: Any = config.getoption(option)
     if chosen is not None:
         return str(chosen), f"{option}={chosen}"

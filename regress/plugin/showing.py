@@ -1,4 +1,4 @@
-"""A value in words, for whoever has to decide whether it may become golden."""
+"""Values in words, for deciding whether they may become golden."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _LINES = 40
 
 
 def show(value: Tree) -> str:
-    """A line for each leaf, the first forty of them."""
+    """Return a line for each leaf, at most forty."""
     lines = [f"{path}: {text}" for path, text in _leaves(value)]
     more = [f"and {len(lines) - _LINES} more"] if len(lines) > _LINES else []
     return "\n".join([*lines[:_LINES], *more])
 
 
 def show_briefly(value: Tree) -> str:
-    """The leaf in words, or how many there are."""
+    """Return the only leaf in words, or the number of leaves."""
     texts = [text for _, text in _leaves(value)]
     return texts[0] if len(texts) == 1 else f"{len(texts)} values"
 
@@ -35,7 +35,7 @@ def _leaves(value: Tree) -> Iterator[tuple[str, str]]:
 
 
 def _tensor(array: Array) -> str:
-    """`float32 [3, 5], -1.5 to 2, mean 0.1`, or the one value with its dtype."""
+    """Return `float32 [3, 5], -1.5 to 2, mean 0.1`, or the one value with its dtype."""
     dtype = dtype_name(array.dtype)
     if not array.shape:
         return f"{dtype} {float(array):.6g}" if is_float(array.dtype) else f"{dtype} {array.item()}"

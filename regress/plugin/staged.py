@@ -16,7 +16,7 @@ from regress.golden.names import CHECKS
 
 
 class TestStage:
-    """The new values of one run of a test; what an earlier run of it has staged is forgotten.
+    """New values of one run of a test; values staged by an earlier run of it are dropped.
 
     Args:
         root: folder that all processes of the session see.
@@ -41,7 +41,7 @@ class TestStage:
 
 
 def staged_checks(root: Path, failed: Collection[str]) -> dict[str, bytes]:
-    """The new file of each check by its path within the golden directory, empty where the golden is right.
+    """Return the new file of each check by its path within the golden directory, empty where the golden is right.
 
     Args:
         failed: ids of the tests whose values are dropped.

@@ -1,4 +1,4 @@
-"""The golden cases of a session, and the replays that its tests share."""
+"""Golden cases of a session, and the replays that its tests share."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from regress.errors import ConfigError, RegressError
 from regress.plugin.wanted import Wanted
@@ -26,21 +26,23 @@ if TYPE_CHECKING:
 
 
 PROBLEMS = ("damaged", "unrecorded", "uncalibrated")
-"""Why a case cannot be judged, as in the id of the test that says so."""
+"""Reasons why a case cannot be judged, as in the id of the test that reports it."""
 
 EVERYTHING = Wanted()
 
 REPLAYS = "replays"
-"""Folder of a session's replays, below what its processes share."""
+"""Folder of a session's replays, below the shared directory."""
 STAGED = "staged"
-"""Folder of what is to become golden, beside it."""
+"""Folder of staged goldens, beside it."""
 EXPORTS = "exports"
-"""Folder of its exported cases."""
+"""Folder of exported cases, beside it."""
 
 
 @dataclass(frozen=True)
 class Broken:
-    """A case or a replay that cannot be judged, as a test that fails and says why; ``case`` is its name, if known."""
+    """A case or a replay that cannot be judged, as a test that fails with the reason; ``case`` is its name,
+    if known.
+    """
 
     id: str
     problem: str
@@ -49,13 +51,14 @@ class Broken:
 
 @dataclass
 class Suite:
-    """What all tests of one process know.
+    """State shared by all tests of one process.
 
     Attributes:
         settings: the options of this session.
         shared: directory that all processes of the session see.
         variants: the table, with the project's rows.
         overrides: tolerances that the project sets by hand.
+        configured: configuration that is laid over every variant, which they already have.
         adapter: the function of somebody's own trainer that replays cases, in place of the engine.
         selection: of a case, the updates and quantities that the tests of this session are about; see `Staging`.
     """
@@ -65,6 +68,7 @@ class Suite:
     variants: dict[str, Variant]
     overrides: Overrides
     adapter: Adapter | None = None
+    configured: Mapping[str, Any] = field(default_factory=dict)
     selection: dict[str, Selection] = field(default_factory=dict)
     _opened: dict[str, GoldenCase | Broken] = field(default_factory=dict)
 
@@ -80,7 +84,7 @@ class Suite:
         return [case for case in opened if not isinstance(case, Broken)]
 
     def opened(self, name: str) -> GoldenCase | Broken:
-        """A case, verified when it is first asked for."""
+        """Return a case, verified when it is first asked for."""
         if name not in self._opened:
             self._opened[name] = self._open(name)
         return self._opened[name]
@@ -107,7 +111,7 @@ class Suite:
 
     @cached_property
     def cache(self) -> ReplayCache:
-        """The replays of this session, judged against the golden values or, in an update, those to be."""
+        """Replays of this session, judged against the golden values or, in an update, the staged ones."""
         from regress.replay.cache import ReplayCache
 
         return ReplayCache(
@@ -119,6 +123,7 @@ class Suite:
             tokens=self.settings.report is not None,
             golden=self._golden,
             foreign=self._foreign,
+            settings=self.configured,
         )
 
     @property
@@ -129,7 +134,7 @@ class Suite:
 
     @cached_property
     def staging(self) -> Staging | None:
-        """The updates of this session; None when nothing is updated."""
+        """Updates of this session; None when nothing is updated."""
         from regress.replay.staging import Staging
 
         update = self.settings.update
@@ -144,7 +149,7 @@ class Suite:
         )
 
     def _golden(self, case: GoldenCase) -> GoldenCase:
-        """The case whose values a replay is judged against."""
+        """Return the case whose values a replay is judged against."""
         if self.staging is None:
             return case
         staged = self.staging.staged(case)
@@ -153,7 +158,7 @@ class Suite:
         return staged.case
 
     def dump(self, case: str, variant: str, precision: str) -> DumpReader:
-        """The dump of a replay, run unless any process of the session did."""
+        """Return the dump of a replay, which runs unless another process of the session ran it."""
         from regress.golden.store import GoldenStore
         from regress.replay.matrix import Replay
         from regress.replay.variants import Precision
@@ -168,7 +173,7 @@ class Suite:
         return self.cache.dump(Replay(opened, self.variants[variant], Precision(precision)))
 
     def parameters(self, cases: str, variants: str, wanted: Wanted = EVERYTHING) -> Iterator[Item | Broken]:
-        """The tests of the cases and variants that two lists of patterns name, in the tiers of this session.
+        """Yield the tests of the cases and variants that two lists of patterns name, in the tiers of this session.
 
         Args:
             wanted: those that are asked for; opening a case and planning a replay that has none takes time.
@@ -209,7 +214,7 @@ class Suite:
     def _items(
         self, chosen: Sequence[str], table: Mapping[str, Variant], extent: Extent, wanted: Wanted
     ) -> Iterator[Item | Broken]:
-        """The tests of all replays that can be made, or of one that cannot the test that says so."""
+        """Yield the tests of all replays, or for one that cannot be made the test that reports it."""
         from regress.replay.foreign import foreign_items
         from regress.replay.matrix import Replay, combinations, items
         from regress.replay.variants import TIERS, Extent

@@ -1,4 +1,4 @@
-"""The end of a session: what was updated, gathered from all tests and workers."""
+"""End of a session: the results of an update, gathered from all tests and workers."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 from regress.plugin.foreign import foreign_lines, supported
 from regress.plugin.rows import CALL, FOREIGN, KEPT, UPDATE, UpdateRow, foreign_row, told_call, update_row
 from regress.plugin.settings import SETTINGS
+from regress.plugin.state import SESSION
 from regress.redaction import redacted
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ _UNFOLDED = 1000  # a log is searched, so that nothing in it is folded
 
 
 class Summary:
-    """Gathers rows, and prints the table of an update; `config.stash[SUMMARY]` holds it.
+    """Collects rows and prints the table of an update; `config.stash[SUMMARY]` holds it.
 
     The rows of what was written come from whoever calls `add` before the session is over.
     """
@@ -35,42 +36,44 @@ class Summary:
         self._told: dict[str, list[tuple[str, object]]] = {}
 
     def add(self, rows: Iterable[UpdateRow]) -> None:
-        """Have further rows printed."""
+        """Add further rows to print."""
         self._added += rows
 
     def note(self, text: str) -> None:
-        """Have a sentence printed at the end."""
+        """Add a sentence to print at the end."""
         self._notes.append(text)
 
     def properties(self, name: str) -> Iterator[tuple[str, str]]:
-        """Ids of tests, and what each told under a property name."""
+        """Yield ids of tests, and the values each sent under a property name."""
         for nodeid, found in self._told.items():
             yield from ((nodeid, str(value)) for key, value in found if key == name)
 
     def told_updates(self) -> Iterator[tuple[str, UpdateRow]]:
-        """Ids of tests, and the rows of what each has staged (`rows.tell_update`, on any worker)."""
+        """Return ids of tests, and the rows each has staged (`rows.tell_update`, on any worker)."""
         return ((nodeid, update_row(text)) for nodeid, text in self.properties(UPDATE))
 
     def updates(self) -> list[UpdateRow]:
-        """All rows of the update table, in an order that knows no workers."""
+        """Return all rows of the update table, in an order independent of workers."""
         return sorted(self._added, key=lambda row: (row.owner, row.name))
 
     def calls(self) -> list[Call]:
-        """All verdicts that tests told; none unless a report was asked for."""
+        """Return all verdicts that tests sent; none unless a report was asked for."""
         return [told_call(text) for _, text in self.properties(CALL)]
 
     def supported(self) -> bool:
-        """Whether a trainer of one's own, if one replays golden cases, has any of the variants of this session."""
+        """Return True if the user's own trainer, if one replays golden cases, supports any variant of this
+        session.
+        """
         return supported(foreign_row(text) for _, text in self.properties(FOREIGN))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Keep what a test told; each of its reports holds what the one before held."""
+        """Keep the properties of a test; each of its reports repeats those of the one before."""
         found = [(key, value) for key, value in report.user_properties if key in KEPT]
         if found:
             self._told[report.nodeid] = found
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Write the report, and print the table of the update and what else is to be said."""
+        """Write the report, and print the table of the update and the notes."""
         if hasattr(self._config, "workerinput"):  # a worker of pytest-xdist, which knows its own tests only
             return
         self._write_report(terminalreporter)
@@ -111,15 +114,14 @@ class Summary:
             terminalreporter.line(f"written: {path}")
 
     def _report_width(self, terminalreporter: pytest.TerminalReporter) -> int:
-        """The screen's, or that of a log, in which nothing is cut off."""
+        """Return the width of the screen, or that of a log, in which nothing is cut off."""
         width: int = terminalreporter._tw.fullwidth
         return width if terminalreporter.isatty else _UNFOLDED
 
     def _report(self, calls: list[Call]) -> Report:
-        """What the tests told, and what is known of the replays that they shared."""
+        """Return the report on all verdicts that tests sent, and on the replays they shared."""
         from regress.golden.provenance import told
         from regress.plugin.provenance import provenance_of
-        from regress.plugin.session import SESSION
         from regress.replay.outcome import read_outcomes
         from regress.replay.token_tables import chosen_tables
         from regress.report.model import Report
@@ -151,7 +153,7 @@ SUMMARY = pytest.StashKey[Summary]()
 
 
 def _table(rows: list[UpdateRow], width: int) -> str:
-    """The rows as text: what each golden was and is where it changed most."""
+    """Return the rows as text: old and new value of each golden where it changed most."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table

@@ -1,4 +1,4 @@
-"""New goldens of stored checks: what a row of the update table says of one, and what is refused."""
+"""New goldens of stored checks: their rows in the update table, and the refused ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from regress.plugin.showing import show_briefly
 def check_row(
     new: StoredCheck, old: StoredCheck | None, verdicts: Sequence[Verdict], *, pending: bool
 ) -> UpdateRow:
-    """The row of a new golden.
+    """Return the row of a new golden.
 
     Args:
         verdicts: of the new value against the old one; empty if there is no old one.
@@ -48,7 +48,7 @@ def check_row(
 
 
 def refuse_nonfinite(value: Tree, name: str) -> None:
-    """Raise `GoldenError` naming the first NaN or infinity, which a golden holds only on purpose."""
+    """Raise `GoldenError` naming the first NaN or infinity, which a golden may hold only if asked for."""
     for path, array in value.tensors.items():
         if not is_float(array.dtype):
             continue
@@ -63,7 +63,7 @@ def refuse_nonfinite(value: Tree, name: str) -> None:
 
 
 def refuse_unrepeatable(verdicts: Sequence[Verdict], name: str) -> None:
-    """Raise `GoldenError` when a second run of the same function gave another value."""
+    """Raise `GoldenError` when a second run of the same function returned another value."""
     failed = [verdict for verdict in verdicts if not verdict.ok]
     if failed:
         first = failed[0]

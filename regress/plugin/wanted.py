@@ -1,4 +1,4 @@
-"""What of the tests of golden cases a session asks for."""
+"""Tests of golden cases that a session asks for."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def _always(_: str) -> bool:
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which replays and tests of one test function could be selected; all of them by default.
+    """Replays and tests of one test function that could be selected; all of them by default.
 
     Attributes:
         replay: of the name of a replay, ``case/variant``, whether any of its tests could be.
@@ -25,7 +25,7 @@ class Wanted:
     narrowed: bool = False
 
     def __and__(self, other: Wanted) -> Wanted:
-        """Those that both want."""
+        """Return the tests that both select."""
         if not self.narrowed or not other.narrowed:
             return self if self.narrowed else other
         return Wanted(

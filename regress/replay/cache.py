@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from regress.compare.verdicts.overrides import Overrides
 from regress.dump.files import remove_tree, write_atomically
@@ -21,6 +21,7 @@ from regress.replay.imports import imported_for_good
 from regress.replay.matrix import Replay, items
 from regress.replay.outcome import FILE, ReplayOutcome
 from regress.replay.scene import scene_of
+from regress.replay.settings import conflict, scene_with
 from regress.replay.slots import Slots
 from regress.replay.turns import stated, turn
 from regress.replay.variants import Precision, Variant
@@ -61,6 +62,7 @@ class ReplayCache:
         run: what replays a case under a variant in a precision, into a folder; the engine of this package, on ranks of
             its pool, by default.
         foreign: replays by somebody's own trainer, in place of `run`.
+        settings: configuration laid over every variant; where one would not be in force, the replay is left out.
     """
 
     root: Path
@@ -73,16 +75,17 @@ class ReplayCache:
     golden: Callable[[GoldenCase], GoldenCase] = lambda case: case
     run: Callable[[Replay, Path], DumpReader] = _run_here
     foreign: ForeignReplays | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
     _outcomes: dict[str, ReplayOutcome] = field(default_factory=dict)
 
     def outcome(self, replay: Replay) -> ReplayOutcome:
-        """The verdicts on a replay, which is run unless any process did."""
+        """Return the verdicts on a replay, which runs unless another process ran it."""
         if replay.name not in self._outcomes:
             self._outcomes[replay.name] = self._shared_outcome(replay)
         return self._outcomes[replay.name]
 
     def dump(self, replay: Replay) -> DumpReader:
-        """The dump of a replay, which stays until the session ends; raises `RegressError` if it cannot run."""
+        """Return the dump of a replay, which stays until the session ends; raises `RegressError` if it cannot run."""
         folder = self._folder(replay)
         with turn(folder, replay.name):
             (folder / "keep").touch()
@@ -95,6 +98,7 @@ class ReplayCache:
             if path.is_file():
                 return ReplayOutcome.loads(path.read_text())
             try:
+                self._require_in_force(replay)
                 found = self._judge(replay) if self.foreign is None else self._judge_foreign(replay)
             except NotSupported as error:
                 found = ReplayOutcome(unsupported=str(error))
@@ -112,7 +116,7 @@ class ReplayCache:
         )  # its lock is taken under this one; a twin has none itself, so no circle arises
         dump = self._dump(replay)
         tested = {(str(item.place), item.quantity) for item in items(replay)}
-        scene = scene_of(replay, dump.manifest.provenance.config)
+        scene = scene_with(scene_of(replay, dump.manifest.provenance.config), self.settings)
         if twin is not None:
             return ReplayOutcome.of(judge_twin(replay.case, dump, twin, replay.plan), tested, scene)
         tolerance = stored_tolerances(replay.case, replay.precision, self.scale, self.overrides)
@@ -125,6 +129,11 @@ class ReplayCache:
             keep_tables(self._folder(replay), replay, golden, dump, outcome, tolerance)
         return outcome
 
+    def _require_in_force(self, replay: Replay) -> None:
+        reason = conflict(replay.variant, self.settings)
+        if reason is not None:
+            raise NotSupported(reason)
+
     def _judge_foreign(self, replay: Replay) -> ReplayOutcome:
         from regress.replay.foreign import foreign_items, foreign_scene, place_of_test
         from regress.replay.judge import stored_tolerances
@@ -134,7 +143,8 @@ class ReplayCache:
         tolerance = stored_tolerances(replay.case, replay.precision, self.scale, self.overrides)
         verdicts = self.foreign.judge(replay, dump, self.golden(replay.case), tolerance)
         tested = {(str(item.place), item.quantity) for item in foreign_items(replay)}
-        return ReplayOutcome.of(verdicts, tested, foreign_scene(replay), place_of_test)
+        scene = scene_with(foreign_scene(replay), self.settings)
+        return ReplayOutcome.of(verdicts, tested, scene, place_of_test)
 
     def _twin(self, replay: Replay) -> DumpReader | None:
         if replay.precision is not Precision.BITWISE:
@@ -155,7 +165,7 @@ class ReplayCache:
             self._keep(folder, replay)
 
     def _keep(self, folder: Path, replay: Replay) -> None:
-        """Copy what a run left, be it a part, in place of what an earlier session kept."""
+        """Copy the dump of a replay, complete or not, over the one that an earlier session kept."""
         if self.keep is None:
             return
         kept = self.keep / replay.name

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from regress.dump.files import write_atomically
-from regress.golden.commands import directory_option
+from regress.golden.commands import code_option, directory_option
 from regress.golden.location import open_store
 from regress.golden.names import MANIFEST
 from regress.report.numbers import plural
@@ -28,6 +28,7 @@ _WIDTH = 160  # columns of a table where there is no terminal
 @click.command()
 @click.argument("case")
 @directory_option
+@code_option
 @click.option(
     "--seeds", type=click.IntRange(3), default=5, show_default=True, help="Perturbations of the weights."
 )
@@ -105,7 +106,7 @@ def calibrate(
 
 
 def _keep(store: GoldenStore, found: Calibration, accept: bool) -> None:
-    """Write what was measured, and say where it is."""
+    """Write the measured tolerances, and print where they are."""
     from regress.replay.record import keep
 
     name = found.case.name
@@ -122,6 +123,7 @@ def _keep(store: GoldenStore, found: Calibration, accept: bool) -> None:
 @click.command("validate")
 @click.argument("case")
 @directory_option
+@code_option
 @click.option(
     "--draws", type=click.IntRange(1), default=10, show_default=True, help="Other seeds of the case."
 )
@@ -179,6 +181,7 @@ def _written(folder: Path, found: Study) -> Path:
 @click.command()
 @click.argument("case")
 @directory_option
+@code_option
 @click.option(
     "--inputs", is_flag=True, help="Make weights, optimizer state and rollouts again, as the recipe says."
 )

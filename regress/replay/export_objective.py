@@ -10,19 +10,20 @@ from regress.engine.config.schema import Config
 from regress.grpo.objective import Objective
 from regress.replay.plan import PlannedUpdate
 
+_NO_NUMBERS = ("preset", "loss_function")
 GRAD_NORM_EPS = 1e-6
 """Added to the norm that divides ``max_grad_norm``, as in torch.nn.utils.clip_grad_norm_."""
 
 
 def objective_of(config: Config, plan: Sequence[PlannedUpdate], rates: Sequence[float]) -> dict[str, Json]:
-    """Everything but the data: the objective, the optimizer, and the numbered updates.
+    """Return everything but the data: the objective, the optimizer, and the numbered updates.
 
     Args:
         config: the whole configuration of the case.
         plan: its updates, on one rank.
         rates: learning rate of each update.
     """
-    algorithm = {key: value for key, value in asdict(config.algorithm).items() if key != "preset"}
+    algorithm = {key: value for key, value in asdict(config.algorithm).items() if key not in _NO_NUMBERS}
     low, high = config.algorithm.clip_range
     return {
         "algorithm": algorithm,
@@ -72,7 +73,7 @@ def _samples(update: PlannedUpdate, micro: int) -> list[Json]:
 
 
 def formulas(objective: Objective) -> Mapping[str, str]:
-    """Name of a quantity -> its definition under this objective, in the order of computation."""
+    """Return the definition of each quantity under this objective, by name, in the order of computation."""
     found = {
         "logits": "output of the model at the position before the token, divided by temperature",
         "log_prob": "log softmax(logits)[token]",

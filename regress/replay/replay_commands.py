@@ -1,9 +1,10 @@
-"""``regress replay`` and ``regress variants``: golden cases under other computations, judged and told on one page."""
+"""``regress replay`` and ``regress variants``: golden cases under variants, judged and reported on one page."""
 
 from __future__ import annotations
 
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from regress.errors import ConfigError
-from regress.golden.commands import directory_option
+from regress.golden.commands import code_option, directory_option
 from regress.golden.location import open_store
 from regress.redaction import redacted
 from regress.replay.launch import LAUNCHERS, Launch
@@ -32,9 +33,9 @@ POOL = "pool"
 EVERYTHING = "*"
 _WIDTH = 140  # columns of a table where there is no terminal
 _RANKS, _MICROS = 8, 8
-"""Of the table that shows a failing quantity by rank and microbatch."""
+"""Maximum ranks and microbatches in the table of a failing quantity."""
 _SHOWN = 10
-"""Failing replays told one by one; the others are counted."""
+"""Failing replays listed one by one; the others are counted."""
 
 
 @click.command()
@@ -68,6 +69,14 @@ _SHOWN = 10
 )
 @click.option("--list", "listing", is_flag=True, help="Only tell what would be replayed.")
 @directory_option
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Configuration laid over every variant, such as model.patch=my_kernels:apply; repeatable.",
+)
+@code_option
 @click.option(
     "--keep-dumps",
     metavar="DIR",
@@ -114,6 +123,7 @@ def replay(
     report: Path | None,
     listing: bool,
     golden_dir: Path | None,
+    settings: tuple[str, ...],
     keep_dumps: str | None,
     device: str | None,
     launcher: str,
@@ -133,6 +143,7 @@ def replay(
     regress replay dense --variants 'packed*'
     regress replay dense gpt2 --variants 'tp2 and not packed' --tier all
     regress replay dense --matrix full --list
+    regress replay dense --set model.patch=my_kernels:apply
 
     \b
     On a cluster, on every node:
@@ -149,12 +160,17 @@ def replay(
         project_overrides,
         variant_table,
     )
+    from regress.replay.settings import parse_settings, with_settings
 
     launch = _launch(launcher, nnodes, node_rank, rdzv_endpoint, work, timeout)
-    table = variant_table()
+    own = parse_settings(settings)
+    table = {name: with_settings(variant, own) for name, variant in variant_table().items()}
     extent = Extent(matrix or (Extent.FULL if cases and variants != EVERYTHING else Extent.DEFAULT))
     store = open_store(golden_dir)
-    chosen = chosen_replays(store, cases, variants, tier, table, extent)
+    chosen = [
+        replace(one, variant=with_settings(one.variant, own))  # one that its name spells out is in no table
+        for one in chosen_replays(store, cases, variants, tier, table, extent)
+    ]
     overrides, adapter = project_overrides(store), adapter_around()
     console = Console()
     if listing:
@@ -162,15 +178,14 @@ def replay(
         return
     place = None if work is None else location(work)
     keep = None if keep_dumps is None else local_path(keep_dumps)
-    machine = Machine(launch, device, place, keep, tokens=report is not None, adapter=adapter)
+    machine = Machine(launch, device, place, keep, tokens=report is not None, adapter=adapter, settings=own)
     if launch is not None and not launch.judges:
         for one in chosen:
             machine.attend(one)
         return
     results = _run(chosen, table, overrides, machine, console)
     _tell(results, report, console)
-    if machine.adapter is not None:
-        _tell_adapter(results, machine.adapter.name)
+    _tell_left_out(results, None if adapter is None else adapter.name)
     ctx.exit(results.exit_code)
 
 
@@ -270,9 +285,10 @@ def _tell(results: Results, report: Path | None, console: Console) -> None:
     click.echo(f"{plural(len(results.calls), 'replay')}, {compared}: {end}{missing}")
 
 
-def _tell_adapter(results: Results, name: str) -> None:
-    """Say whose replays these were, and which of them it does not have."""
-    click.echo(f"replayed by {name}, as [tool.regress] replay says")
+def _tell_left_out(results: Results, adapter: str | None) -> None:
+    """Say whose replays these were, and which of them could not be made with what is to be tested."""
+    if adapter is not None:
+        click.echo(f"replayed by {adapter}, as [tool.regress] replay says")
     for replay, reason in results.unsupported.items():
         click.echo(f"not supported: {replay}: {reason}")
 

@@ -1,1 +1,1 @@
-"""The judge's verdicts for people and machines: text, JSON, HTML. Loads no torch."""
+"""Reports of the judge's verdicts for people and machines: text, JSON, HTML. Loads no torch."""

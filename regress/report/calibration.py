@@ -1,4 +1,4 @@
-"""What a calibration measured: a table for the terminal, a plot for the eye, JSON for programs."""
+"""Results of a calibration: a table for the terminal, a plot, and JSON for programs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Row:
 
 
 def table(case: str, rows: Sequence[Row]) -> Table:
-    """Rows for the terminal; what was not measured is left out."""
+    """Return the table for the terminal; columns without any measurement are left out."""
     proved = any(row.closest is not None or row.fault is not None for row in rows)
     found = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, title_justify="left")
     found.title = f"{case}: sizes are relative to the largest golden value"
@@ -71,7 +71,7 @@ def table(case: str, rows: Sequence[Row]) -> Table:
 
 
 def notes(rows: Sequence[Row]) -> list[str]:
-    """A sentence for each quantity with tensors that have a bound of their own."""
+    """Return a sentence for each quantity with tensors that have a bound of their own."""
     found = []
     for row in rows:
         named = [f"{pattern} {short(bound)}" for pattern, bound in row.ill.items() if pattern != "*"][:_NAMED]
@@ -98,7 +98,7 @@ def _size(value: float | None) -> str:
 
 
 def write(folder: Path, case: str, rows: Sequence[Row]) -> list[Path]:
-    """Write ``calibration.json`` and ``calibration.html``, which needs no network; returns their paths."""
+    """Write ``calibration.json`` and ``calibration.html``, which needs no network; return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     tree = {"schema_version": 1, "case": case, "rows": [_strict(asdict(row)) for row in rows]}
     page = figure(case, rows).to_html(include_plotlyjs=True, full_html=True)
@@ -109,7 +109,7 @@ def write(folder: Path, case: str, rows: Sequence[Row]) -> list[Path]:
 
 
 def _strict(tree: dict[str, Any]) -> dict[str, Any]:
-    """JSON has no infinity: a fault that no tolerance allows has no multiple."""
+    """Replace infinities by null for JSON: a fault that no tolerance allows has no multiple."""
     return {
         key: None if isinstance(value, float) and not math.isfinite(value) else value
         for key, value in tree.items()
@@ -125,7 +125,9 @@ _MARKS = (
 
 
 def figure(case: str, rows: Sequence[Row]) -> Figure:
-    """One panel a precision: healthy spread, floor, tolerance and smallest fault of each quantity, on one scale."""
+    """Draw one panel per precision: healthy spread, floor, tolerance and smallest fault of each quantity,
+    on one scale.
+    """
     from plotly.graph_objects import Scatter
     from plotly.subplots import make_subplots
 

@@ -1,4 +1,4 @@
-"""A verdict and where it was given: what every report is made of."""
+"""Verdicts with their place: the entries that every report consists of."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from regress.compare.verdicts.verdict import Verdict
 from regress.report.text import placed
 
 PAGE = "index.html"
-"""The file of the page in the folder of a report."""
+"""File name of the page in the folder of a report."""
 
 _NONE: Mapping[str, float] = MappingProxyType({})
 
@@ -38,7 +38,7 @@ class Call(NamedTuple):
 
     @property
     def anchor(self) -> str:
-        """What a link to this place and quantity in the HTML page ends with."""
+        """Fragment of a link to this place and quantity in the HTML page."""
         return anchor(self.where, self.verdict)
 
     @property
@@ -47,7 +47,7 @@ class Call(NamedTuple):
         return f"{placed(self.where, self.verdict)}: {name_of(self.verdict)}"
 
     def to_json(self) -> dict[str, Any]:
-        """A plain dict, the inverse of `from_json`; floats need not be finite."""
+        """Return a plain dict that `from_json` reads; floats need not be finite."""
         return {
             "where": self.where,
             "precision": self.precision,
@@ -64,10 +64,10 @@ class Call(NamedTuple):
 
 
 def anchor(where: str, verdict: Verdict) -> str:
-    """``dense/packed/step0/rank0/micro1/log_probs``: where a report shows what is said of a quantity at a place."""
+    """Return ``dense/packed/step0/rank0/micro1/log_probs``: the place of a quantity's findings in a report."""
     return f"{placed(where, verdict)}/{verdict.quantity}"
 
 
 def link(folder: Path, where: str, verdict: Verdict) -> str:
-    """Where the HTML page of a report shows a verdict."""
+    """Return the link to a verdict in the HTML page of a report."""
     return f"{(folder.absolute() / PAGE).as_uri()}#{quote(anchor(where, verdict))}"

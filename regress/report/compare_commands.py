@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _WIDTH = 110  # where there is no terminal
 _SHOWN = 8
-"""Notes and samples that the terminal names one by one; the files have all."""
+"""Number of notes and samples that the terminal names one by one; the files have all."""
 
 
 @click.command()
@@ -160,7 +160,7 @@ def _pairs(
     weaver: str | None,
     folder: Path | None,
 ) -> tuple[dict[str, tuple[str, str]], Directories | None]:
-    """What is compared with what, by name."""
+    """Return the pairs of golden and actual sources, by name."""
     from regress.compare.dumps.golden import located
     from regress.report.documented import Directories
 
@@ -277,7 +277,7 @@ def _tell(
 
 
 def _failures(failed: Sequence[Verdict], name: str) -> Iterator[str]:
-    """Each tensor that differs, where it does most, in the order of computation."""
+    """Yield each tensor that differs, at the place where it differs most, in the order of computation."""
     from regress.report.text import headline, placed
 
     for verdict in failed[:_SHOWN]:

@@ -1,14 +1,16 @@
-"""What comparing dumps came to, as a report."""
+"""Report on a comparison of dumps."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from regress.compare.diagnosis.causes import diagnose
 from regress.compare.diagnosis.divergence import find_divergence
 from regress.compare.diagnosis.scene import Scene
+from regress.compare.dumps.checked import scene_of_side
 from regress.compare.dumps.session import Comparison
 from regress.compare.dumps.sides import open_side
 from regress.report.call import Call
@@ -21,7 +23,7 @@ def report_of(
     sections: Mapping[str, Any] | None = None,
     tokens: Sequence[TokenTable] = (),
 ) -> Report:
-    """The report on comparisons, by name.
+    """Return the report on comparisons, by name.
 
     Args:
         sections: the keys of the report that NexRL's script documents.
@@ -70,18 +72,12 @@ def report_of(
 
 
 def scene_of(comparison: Comparison) -> Scene:
-    """What is known of the run that was judged, and how to look closer."""
-    side = open_side(comparison.actual)
-    places = [where for _, where in side.entries.values()]
-    ranks = {where.rank for where in places if where.rank is not None}
-    micros = {where.micro for where in places if where.micro is not None}
+    """Return the known facts of the actual run, and the commands for a closer look."""
+    scene = scene_of_side(open_side(comparison.actual))
     pair = f"{shlex.quote(comparison.golden)} {shlex.quote(comparison.actual)}"
-    return Scene(
-        world_size=len(ranks) or None,
-        micros=len(micros) or None,
-        mesh=side.mesh,
+    return replace(
+        scene,
         group_sizes=comparison.group_sizes,
-        config=side.config,
         commands={
             "compare": f"regress compare {pair} --only {{quantity}}",
             "show": f"regress dump show {shlex.quote(comparison.actual)}/{{stage}}",

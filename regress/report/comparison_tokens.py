@@ -1,4 +1,4 @@
-"""What two dumps hold at their tokens, where they differ first, for the report."""
+"""Token values of two dumps at their first differences, for the report."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from regress.layout import SampleKey, TokenFrame
 from regress.report.tokens import Columns, TokenTable, table_of
 
 UPDATES, PLACES = 2, 8
-"""Updates whose tokens a report shows, and microbatches of each."""
+"""Number of updates whose tokens a report shows, and of microbatches in each."""
 
 
 def comparison_tables(where: str, comparison: Comparison, options: Options) -> list[TokenTable]:
-    """The tokens of the microbatches that differ first, or of the one that comes closest where none does.
+    """Return the tokens of the microbatches that differ first, or of the closest one if none does.
 
     Args:
         where: name of the comparison.
@@ -70,7 +70,7 @@ def _table(
 
 
 class _Merged:
-    """The columns of several records, over all of their samples.
+    """Columns of several records, over all of their samples.
 
     Attributes:
         frame: the samples; ``ids`` their tokens, None where nothing tells one of them; ``mask`` loss tokens.
@@ -112,7 +112,7 @@ class _Merged:
 
 
 def _canonical(frame: TokenFrame, index: dict[SampleKey, int], whole: TokenFrame) -> NDArray[np.int64]:
-    """``[frame.size]`` flat index in the whole frame of each token."""
+    """Return the flat index in the whole frame of each token, ``[frame.size]``."""
     runs = [
         np.arange(length) + whole.offsets[index[key]]
         for key, length in zip(frame.samples, frame.lengths, strict=True)

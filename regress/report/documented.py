@@ -1,4 +1,4 @@
-"""The report of NexRL's own comparison script, section by section, under its keys, and with what it leaves out.
+"""Report of NexRL's own comparison script, section by section under its keys, with additions.
 
 Values are those of the same tokens on both sides, loss tokens only, whatever the layouts; each section has what was
 judged beside the script's fixed thresholds. Source of the keys: NexRL v1.4.0 `nexrl/utils/compare_debug_dumps.py`.
@@ -26,7 +26,7 @@ from regress.errors import RegressError
 from regress.layout import SampleKey
 
 ATOL, RTOL, SCALAR = 1e-5, 1e-4, 1e-5
-"""The thresholds of the script."""
+"""Thresholds of the script."""
 
 FORWARD = ("log_probs", "entropy", "response_mask")
 LOSS = ("loss", "pg_loss", "entropy_loss")
@@ -36,7 +36,9 @@ MASKS = ("response_mask", "effective_valid")
 
 @dataclass(frozen=True)
 class Directories:
-    """What is compared: the self-hosted dump with that of a client of a remote trainer, and that of this trainer."""
+    """Directories to compare: the self-hosted dump with that of a client of a remote trainer, and that of
+    this trainer.
+    """
 
     self_hosted: str
     remote_api: str | None = None
@@ -44,7 +46,7 @@ class Directories:
 
 
 def sections(dirs: Directories, options: Options) -> dict[str, Any]:
-    """The keys of the script's report."""
+    """Return the keys of the script's report."""
     steps = _steps(dirs, options)
     found: list[dict[str, Any]] = []
     for step in steps:
@@ -88,7 +90,7 @@ def _planned(golden: str, actual: str | None, options: Options) -> Planned | Non
 
 
 def _trajectories(dirs: Directories, step: int, planned: Planned | None) -> dict[str, Any]:
-    """Rollouts, sample beside sample: all of them, and in any order."""
+    """Compare rollouts sample by sample: all of them, in any order."""
     head = {"section": "trajectories", "step": step}
     counts = [_rollouts(path, step) for path in (dirs.self_hosted, dirs.remote_api)]
     ours, theirs = counts
@@ -154,7 +156,7 @@ def _records(
     names: Sequence[str],
     absent: str,
 ) -> list[dict[str, Any]]:
-    """One entry for each rank and microbatch of the other side."""
+    """Return one entry for each rank and microbatch of the other side."""
     rows = []
     units = [
         u
@@ -177,7 +179,7 @@ def _records(
 
 
 def _places(dirs: Directories, step: int, stage: str, options: Options) -> Iterator[tuple[int, int]]:
-    """The places that were asked for, or that any dump has."""
+    """Yield the places that were asked for, or that any dump has."""
     if options.ranks is not None and options.micros is not None:
         yield from ((rank, micro) for rank in range(options.ranks) for micro in range(options.micros))
         return
@@ -261,7 +263,7 @@ def _datums(path: str | None, step: int) -> dict[str, Any]:
 
 
 def tensor(name: str, found: Aligned | str | None) -> dict[str, Any]:
-    """``T`` of the script: two tensors at their common tokens; t1 is the self-hosted one."""
+    """Return the script's ``T``: two tensors at their common tokens; t1 is the self-hosted one."""
     if found is None:
         return {"name": name, "status": "first_none"}
     if isinstance(found, str):
@@ -301,7 +303,7 @@ def _statistics(x: NDArray[np.float64], y: NDArray[np.float64]) -> dict[str, Any
 
 
 def scalar(name: str, first: float | None, second: float | None) -> dict[str, Any]:
-    """``S`` of the script: two numbers."""
+    """Return the script's ``S``: two numbers."""
     if first is None or second is None:
         status = "both_none" if first is second else "first_none" if first is None else "second_none"
         return {"name": name, "status": status}

@@ -1,4 +1,4 @@
-"""The report in the summary of a step of GitHub Actions."""
+"""Report in the summary of a GitHub Actions step."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from regress.report.model import Report
 from regress.report.text import headline
 
 VARIABLE = "GITHUB_STEP_SUMMARY"
-"""Names the file; what is appended to it appears on the page of the run."""
+"""Environment variable that names the summary file; appended text appears on the page of the run."""
 LIMIT = 1024 * 1024
-"""Bytes of a step's summary; GitHub shows nothing of a larger one."""
+"""Maximum bytes of a step's summary; GitHub shows nothing of a larger one."""
 LISTED = 200
 
 _CUT = "\n\nThere is more, but GitHub shows one MiB; the files of the report hold all of it.\n"
 
 
 def append_step_summary(report: Report) -> Path | None:
-    """Append the report to the file that the environment names, within GitHub's limit; returns it, if there is one."""
+    """Append the report to the file that the environment names, within GitHub's limit; return the file, if
+    there is one.
+    """
     name = os.environ.get(VARIABLE)
     if not name:
         return None
@@ -42,7 +44,7 @@ def _within(text: str, room: int) -> bytes:
 
 
 def step_summary(report: Report) -> str:
-    """The report in GitHub's Markdown."""
+    """Return the report in GitHub's Markdown."""
     return "\n".join(_lines(report)) + "\n"
 
 
@@ -75,7 +77,7 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[st
 
 
 def _plain(text: str) -> str:
-    """As text: no markup, no cell of a table."""
+    """Return the text without markup, safe in a table cell."""
     escaped = text.replace("&", "&amp;").replace("<", "&lt;").replace("\\", "\\\\")
     for sign in "|*_`[]":
         escaped = escaped.replace(sign, f"\\{sign}")

@@ -1,4 +1,4 @@
-"""The headroom of every variant, quantity by quantity: what a run of many replays comes to on one page."""
+"""Headroom of every variant, quantity by quantity: a run of many replays on one page."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ STAGES: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Row:
-    """A variant in one precision, over all cases that it was replayed on.
+    """One variant in one precision, over all cases that it was replayed on.
 
     Attributes:
         name: of the variant, with its precision.
@@ -49,11 +49,11 @@ class Row:
 
     @property
     def failed(self) -> int:
-        """How many comparisons failed."""
+        """Number of failed comparisons."""
         return sum(cell.failed for cell in self.cells.values())
 
     def cell(self, quantities: Iterable[str]) -> str:
-        """The least headroom among some quantities, or how many comparisons of them failed."""
+        """Return the least headroom among some quantities, or the number of their failed comparisons."""
         found = [self.cells[name] for name in quantities if name in self.cells]
         if not found:
             return ""
@@ -62,13 +62,13 @@ class Row:
         return _room(min(cell.headroom for cell in found))
 
     def to_json(self) -> dict[str, Any]:
-        """A plain dict of strict JSON values."""
+        """Return a plain dict of strict JSON values."""
         cells = {name: cell.to_json() for name, cell in self.cells.items()}
         return {"variant": self.name, "replays": self.replays, "errors": [*self.errors], "quantities": cells}
 
 
 def grid(calls: Mapping[str, Sequence[Call]], errors: Mapping[str, str]) -> list[Row]:
-    """One row for each variant and precision.
+    """Return one row for each variant and precision.
 
     Args:
         calls: by replay, ``case/variant``, in the order of the rows.
@@ -89,14 +89,14 @@ def _row(
 
 
 def matrix(rows: Sequence[Row]) -> Matrix:
-    """Every variant and quantity, for a report in files."""
+    """Return every variant and quantity, for a report in files."""
     names = quantities_of(rows)
     cells = [(row.name, *(row.cell([name]) for name in names), str(row.replays)) for row in rows]
     return Matrix(("variant", *names, "replays"), cells, [row.to_json() for row in rows])
 
 
 def by_stage(rows: Sequence[Row]) -> list[tuple[str, ...]]:
-    """Rows of text: name, the least headroom by stage, replays."""
+    """Return rows of text: name, the least headroom by stage, replays."""
     return [
         (row.name, *(_cell(row, quantities) for quantities in STAGES.values()), str(row.replays))
         for row in rows
@@ -107,7 +107,7 @@ COLUMNS = ("variant", *STAGES, "replays")
 
 
 def _room(headroom: float) -> str:
-    """A headroom in few characters."""
+    """Return a headroom in few characters."""
     if math.isinf(headroom):
         return "equal"
     return f"{headroom:.0f} x" if 100 <= headroom < 100_000 else f"{short(headroom)} x"
@@ -118,14 +118,16 @@ def _cell(row: Row, quantities: Iterable[str]) -> str:
 
 
 def quantities_of(rows: Sequence[Row]) -> list[str]:
-    """The quantities that any row has, in the order of computation."""
+    """Return the quantities that any row has, in the order of computation."""
     known = [quantity.name for quantity in QUANTITIES]
     found = {name for row in rows for name in row.cells}
     return [*(name for name in known if name in found), *sorted(found - {*known})]
 
 
 def render(rows: Sequence[Row]) -> Table:
-    """For a terminal: headroom by stage, ``12 x`` where the error could have been twelve times as large."""
+    """Return the table for a terminal: headroom by stage; ``12 x``: the error could have been twelve times
+    as large.
+    """
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for title in COLUMNS:
         table.add_column(title, justify="left" if title == "variant" else "right", no_wrap=True)

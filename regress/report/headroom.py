@@ -1,4 +1,4 @@
-"""How close passing comparisons came to failing: the closest call of every quantity and precision."""
+"""Headroom of passing comparisons: the closest call of every quantity and precision."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ class Closest:
 
     @property
     def multiple(self) -> float:
-        """The largest passing error in multiples of its tolerance; 0 for equal values."""
+        """Largest passing error in multiples of its tolerance; 0 for equal values."""
         return 0.0 if self.call is None else self.call.verdict.multiple
 
     @property
     def headroom(self) -> float:
-        """How many times larger the error could have been; infinite for equal values."""
+        """Factor by which the error could have been larger; infinite for equal values."""
         return 1 / self.multiple if self.multiple else math.inf
 
     @property
     def room(self) -> str:
-        """The headroom in words."""
+        """Headroom in words."""
         return "equal" if math.isinf(self.headroom) else f"{short(self.headroom)} x"
 
     def cells(self) -> tuple[str, ...]:
-        """As a row of `COLUMNS`."""
+        """Return a row of `COLUMNS`."""
         counts = (str(self.passed), str(self.failed), str(self.elements))
         if self.call is None:
             return (self.quantity, self.precision, "", "", "", "", *counts, "")
@@ -61,7 +61,7 @@ class Closest:
         return (self.quantity, self.precision, *figures, *counts, self.call.label)
 
     def to_json(self) -> dict[str, Any]:
-        """A plain dict of strict JSON values; an infinite headroom is null."""
+        """Return a plain dict of strict JSON values; an infinite headroom is null."""
         call = None
         if self.call is not None:
             verdict = self.call.verdict
@@ -94,7 +94,7 @@ WORDS = ("quantity", "precision", "closest call")
 
 
 def closest_calls(calls: Iterable[Call]) -> list[Closest]:
-    """One row for each quantity and precision, in the order of computation."""
+    """Return one row for each quantity and precision, in the order of computation."""
     groups: dict[tuple[str, str], list[Call]] = {}
     for call in calls:
         groups.setdefault((call.verdict.quantity, call.precision), []).append(call)
@@ -104,7 +104,7 @@ def closest_calls(calls: Iterable[Call]) -> list[Closest]:
 
 def _closest(quantity: str, precision: str, calls: Sequence[Call]) -> Closest:
     passed = [call for call in calls if call.verdict.ok]
-    # of several equally close ones the first by name, whatever order workers report in
+    # of several equally close calls the first by name, whatever order workers report in
     nearest = min(passed, key=lambda call: (-call.verdict.multiple, call.label), default=None)
     elements = sum(call.verdict.count for call in calls)
     return Closest(quantity, precision, nearest, len(passed), len(calls) - len(passed), elements)

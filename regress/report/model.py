@@ -1,4 +1,4 @@
-"""The one model that text, JSON, HTML, tables, JUnit and CI summaries are made of."""
+"""The one model behind text, JSON, HTML, tables, JUnit and CI summaries."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ SCHEMA_VERSION = 2
 
 
 class Told(Protocol):
-    """A finding that can be put in words (by ``str``, one or several lines) and in data."""
+    """Finding that converts to words (by ``str``, one or several lines) and to data."""
 
     def to_json(self) -> Mapping[str, Any]:
-        """Plain values."""
+        """Return plain values."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """What was judged, and what it came to.
+    """Everything that was judged, with its verdicts.
 
     Attributes:
         title: one line: what was compared.
@@ -68,7 +68,7 @@ class Report:
         return Verdicts(call.verdict for call in self.calls)
 
     def to_frame(self) -> pd.DataFrame:
-        """The columns of `Verdicts.to_frame`, after the texts ``where``, ``precision`` and ``test``."""
+        """Return the columns of `Verdicts.to_frame`, after the texts ``where``, ``precision`` and ``test``."""
         frame = self.verdicts.to_frame()
         for position, name in enumerate(("where", "precision", "test")):
             values = [getattr(call, name) for call in self.calls]
@@ -83,22 +83,22 @@ class Report:
 
     @cached_property
     def closest(self) -> list[Closest]:
-        """The headroom of every quantity and precision."""
+        """Headroom of every quantity and precision."""
         return closest_calls(self.calls)
 
     @property
     def exit_code(self) -> int:
-        """0: all within tolerance, 1: something is not, 2: something, or all of it, could not be judged."""
+        """Exit code: 0 all within tolerance, 1 something is not, 2 something, or all of it, could not be judged."""
         return 2 if self.errors or not self.calls else int(bool(self.failed))
 
     @property
     def sign(self) -> str:
-        """``✓`` all within tolerance, ``✗`` something is not, ``!`` something could not be judged."""
+        """Sign: ``✓`` all within tolerance, ``✗`` something is not, ``!`` something could not be judged."""
         return "✗" if self.failed else "!" if self.exit_code else "✓"
 
     @property
     def summary(self) -> str:
-        """One line: how much was compared, and what it came to."""
+        """Summary in one line: the amount compared, and the result."""
         if not self.calls:
             return "nothing was compared"
         wheres = dict.fromkeys(call.where for call in self.failed)
@@ -110,7 +110,7 @@ class Report:
         return f"{plural(len(self.calls), 'check')}{tensors}: {end}{missing}"
 
     def to_json(self) -> dict[str, Any]:
-        """A tree of strict JSON values, as docs/report.md says; floats that are not finite are tagged."""
+        """Return a tree of strict JSON values, as docs/report.md says; floats that are not finite are tagged."""
         tree = {
             **self.sections,
             "schema_version": SCHEMA_VERSION,

@@ -1,4 +1,4 @@
-"""Numbers as readers of a report want them."""
+"""Numbers formatted for readers of a report."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import math
 
 
 def short(value: float) -> str:
-    """Three digits: ``0.0123``, ``1.23e-07``, ``inf``."""
+    """Format a number with three digits: ``0.0123``, ``1.23e-07``, ``inf``."""
     return f"{value:.3g}"
 
 
 def pair(golden: float, actual: float) -> tuple[str, str]:
-    """Two values with as few digits as tell them apart, at least six."""
+    """Format two values with as few digits as tell them apart, at least six."""
     for digits in (6, 9, 12, 17):
         texts = f"{golden:.{digits}g}", f"{actual:.{digits}g}"
         if texts[0] != texts[1]:
@@ -20,10 +20,10 @@ def pair(golden: float, actual: float) -> tuple[str, str]:
 
 
 def multiple(value: float) -> str:
-    """An error in multiples of its tolerance."""
+    """Format an error in multiples of its tolerance."""
     return "nothing is tolerated" if math.isinf(value) else f"{short(value)} x tolerance"
 
 
 def plural(count: int, word: str) -> str:
-    """``1 element``, ``3 elements``."""
+    """Return ``1 element``, ``3 elements``."""
     return f"{count} {word}{'' if count == 1 else 's'}"

@@ -1,4 +1,4 @@
-"""The report as one HTML page that needs no other file and no network."""
+"""Report as one HTML page that needs no other file and no network."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from regress.report.page_data import page_data
 from regress.report.text import headline
 
 SCRIPTS = ("records.js", "table.js", "details.js", "charts.js", "tokens.js", "main.js")
-"""Parts of the page's program, in the order in which they need each other."""
+"""Parts of the page's program, in the order of their dependencies."""
 
 LISTED = 50
-"""Failures that are listed above the table of all records."""
+"""Number of failures listed above the table of all records."""
 
 
 def to_html(report: Report) -> str:
-    """The page: everything that it shows, and the programs that show it, within one text."""
+    """Return the page, with its data and its programs in one text."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
     from plotly.offline import get_plotlyjs
@@ -51,7 +51,7 @@ def to_html(report: Report) -> str:
 
 
 def _cards(report: Report) -> Iterator[tuple[str, str, str]]:
-    """Figures of the overview: label, value, remark."""
+    """Yield the figures of the overview: label, value, remark."""
     yield "checks", f"{len(report.calls):,}", f"{report.tensors:,} tensors" if report.tensors else ""
     wheres = {call.where for call in report.failed}
     yield "failed", f"{len(report.failed):,}", f"in {len(wheres)} of {len(_wheres(report))}"
@@ -67,7 +67,7 @@ def _wheres(report: Report) -> set[str]:
 
 
 def _findings(report: Report) -> Iterator[dict[str, Any]]:
-    """What is said of each failing replay: where it first broke, and probably why."""
+    """Yield the findings on each failing replay: its first divergence and the probable causes."""
     for where in dict.fromkeys([*report.divergences, *report.diagnoses]):
         first = report.divergences.get(where)
         causes = [str(cause) for cause in report.diagnoses.get(where, ())]

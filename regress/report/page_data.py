@@ -1,4 +1,4 @@
-"""The data of the HTML page: every verdict in columns, small enough for ten thousand of them."""
+"""Data of the HTML page: every verdict in columns, small enough for ten thousand of them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PLACE = tuple(spec.name for spec in fields(Place))
 
 
 def page_data(report: Report) -> str:
-    """JSON that may stand in a script element.
+    """Return JSON that is safe in a script element.
 
     Texts are lists of different values and the index of each row's; figures have six digits, those that are not finite
     are the texts that JavaScript's ``Number`` reads; a column in which nothing stands is left out.
@@ -75,7 +75,7 @@ def _nested(call: Call, name: str) -> str:
 
 
 def figure(value: float | None) -> float | str | None:
-    """A number of six digits, or the text for one that is not finite."""
+    """Return a number with six digits, or the text for one that is not finite."""
     if value is None or isinstance(value, int):
         return value
     return float(f"{value:.6g}") if math.isfinite(value) else float_name(value)
@@ -88,7 +88,7 @@ def _quantities(report: Report) -> list[str]:
 
 
 def _layers(calls: Iterable[Call]) -> list[dict[str, Any]]:
-    """The largest multiple by layer, of each replay and quantity that has layers."""
+    """Return the largest multiple by layer, for each replay and quantity that has layers."""
     groups: dict[tuple[str, str], list[Mapping[str, float]]] = {}
     for call in calls:
         layers = call.layers or multiples_by_layer([call.verdict])
@@ -119,7 +119,7 @@ def _table(table: TokenTable) -> dict[str, Any]:
 
 
 def _values(values: TokenValues) -> dict[str, Any]:
-    """Golden values with all digits that tell them from the actual ones, and those as differences."""
+    """Return golden values with enough digits to tell them from the actual ones, and the latter as differences."""
     golden, actual = ([_exact(value) for value in side] for side in (values.golden, values.actual))
     return {
         "quantity": values.quantity,

@@ -1,4 +1,4 @@
-"""A quantity by rank and microbatch: what agrees, and by how much it differs."""
+"""Quantity by rank and microbatch: which of them agree, and the size of the differences."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from regress.report.call import Call
 from regress.report.numbers import plural, short
 
 Key = tuple[int | None, int | None]
-"""Rank and microbatch; None where one value is for all of them."""
+"""Rank and microbatch; None where one value applies to all of them."""
 
 
 @dataclass(frozen=True)
 class RankTable:
-    """The comparisons of one quantity in one replay or pair of dumps.
+    """Comparisons of one quantity in one replay or pair of dumps.
 
     Attributes:
         where: of the calls.
@@ -35,19 +35,19 @@ class RankTable:
 
     @property
     def failed(self) -> int:
-        """Comparisons that are not ok."""
+        """Number of comparisons that are not ok."""
         return sum(not verdict.ok for verdicts in self.cells.values() for verdict in verdicts)
 
     @property
     def title(self) -> str:
-        """``log_probs of dense/tp2: 3 of 16 checks failed``."""
+        """Title such as ``log_probs of dense/tp2: 3 of 16 checks failed``."""
         count = sum(map(len, self.cells.values()))
         found = f"{self.failed} of {plural(count, 'check')} failed" if self.failed else plural(count, "check")
         return f"{self.quantity} of {self.where}: {found}"
 
     @property
     def statistics(self) -> str:
-        """Largest, smallest and mean of the largest differences of each cell."""
+        """Largest, smallest and mean of the cells' largest differences, in words."""
         found = [_difference(verdicts) for verdicts in self.cells.values()]
         finite = [value for value in found if math.isfinite(value)]
         odd = f", {len(found) - len(finite)} without a number" if len(finite) < len(found) else ""
@@ -57,7 +57,7 @@ class RankTable:
         return f"diff: max {short(max(finite))}, min {short(min(finite))}, mean {short(mean)}{odd}"
 
     def render(self, ranks: int | None = None, micros: int | None = None) -> Table:
-        """For a terminal; at most so many ranks and microbatches, those that failed before the others."""
+        """Return the table for a terminal, with a limited number of ranks and microbatches, failed ones first."""
         rows, more_rows = _chosen([key[0] for key in self.cells], self._bad(0), ranks)
         columns, more_columns = _chosen([key[1] for key in self.cells], self._bad(1), micros)
         table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
@@ -77,7 +77,7 @@ class RankTable:
 
 
 def rank_tables(calls: Iterable[Call]) -> list[RankTable]:
-    """One table for each place of comparison and quantity, those in the order of computation."""
+    """Return one table for each place of comparison and quantity, the latter in the order of computation."""
     found: dict[tuple[str, str], dict[Key, list[Verdict]]] = {}
     for call in calls:
         verdict = call.verdict
@@ -89,7 +89,7 @@ def rank_tables(calls: Iterable[Call]) -> list[RankTable]:
 
 
 def first_failing(calls: Sequence[Call]) -> RankTable | None:
-    """The quantity that failed first, in the update in which it did, if anything failed."""
+    """Return the quantity that failed first, in the update in which it did; None if nothing failed."""
     first = next((call for call in calls if not call.verdict.ok), None)
     if first is None:
         return None
@@ -101,7 +101,7 @@ def _together(call: Call) -> tuple[object, ...]:
 
 
 def _difference(verdicts: Sequence[Verdict]) -> float:
-    """The largest; infinite for what has none, such as a missing tensor."""
+    """Return the largest difference; infinite for a verdict without one, such as a missing tensor."""
     return max(v.max_error if v.ok or v.worst is not None else math.inf for v in verdicts)
 
 
@@ -117,7 +117,7 @@ def _cell(verdicts: Sequence[Verdict] | None) -> Text:
 def _chosen(
     names: Iterable[int | None], bad: set[int | None], limit: int | None
 ) -> tuple[list[int | None], int]:
-    """Those that are shown, in order, and how many are not."""
+    """Return the names to show, in order, and the number of the others."""
     known = sorted(set(names), key=_number)
     first = sorted(known, key=lambda name: (name not in bad, _number(name)))[:limit]
     return sorted(first, key=_number), len(known) - len(first)

@@ -1,4 +1,4 @@
-"""What a study found: headroom of healthy replays, and multiples of faults, as tables for the terminal."""
+"""Results of a study: headroom of healthy replays, and multiples of faults, as tables for the terminal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from regress.report.numbers import short
 
 @dataclass(frozen=True)
 class Healthy:
-    """One healthy replay in one quantity; ``multiple`` is that of its tolerance."""
+    """One quantity of one healthy replay; ``multiple`` is that of its tolerance."""
 
     draw: int
     name: str
@@ -26,7 +26,7 @@ class Healthy:
 
 @dataclass(frozen=True)
 class Faulty:
-    """One fault in one draw: whether it changes anything beyond rounding, whether it fails, and by how much."""
+    """One fault in one draw: whether it changes anything beyond rounding, whether it fails, and its size."""
 
     draw: int
     name: str
@@ -37,7 +37,7 @@ class Faulty:
 
 
 def headroom_table(rows: Sequence[Healthy]) -> Table:
-    """A row for each quantity, and one for all of them: the largest multiple in each precision, and whose it is."""
+    """Return a row for each quantity, and one for all: the largest multiple in each precision, with its replay."""
     precisions = list(dict.fromkeys(row.precision for row in rows))
     quantities = sorted({row.quantity for row in rows}, key=order_of)
     found = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
@@ -56,7 +56,7 @@ def headroom_table(rows: Sequence[Healthy]) -> Table:
 
 
 def faults_table(rows: Iterable[Faulty]) -> Table:
-    """A row for each fault: in how many draws it changes anything, in how many of them it fails, and by how much."""
+    """Return a row for each fault: the draws in which it changes anything, those in which it fails, and its size."""
     found = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
     found.add_column("fault", no_wrap=True)
     for title in ("draws", "exercised", "caught", "smallest multiple", "largest"):

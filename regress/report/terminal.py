@@ -1,4 +1,4 @@
-"""The report on one screen, and whole as plain text."""
+"""Report on one screen, and complete as plain text."""
 
 from __future__ import annotations
 
@@ -19,24 +19,26 @@ from regress.report.ranks import first_failing, rank_tables
 from regress.report.text import headline
 
 WIDTH, HEIGHT = 80, 24
-"""Columns and lines of a screen that nobody has made larger."""
+"""Columns and lines of a terminal of the default size."""
 
 _NARROW = ("quantity", "precision", "x tolerance", "headroom", "passed", "failed")
-"""Columns of the headroom where there is no room for all."""
+"""Columns of the headroom table on a narrow terminal."""
 _WIDE = 120
 _LOGS = ("GITHUB_ACTIONS", "GITLAB_CI", "BUILDKITE", "CIRCLECI", "TRAVIS", "DRONE", "WOODPECKER")
-"""Set by systems whose logs show colours, although they are no terminals."""
+"""Variables of CI systems whose logs show colours, although they are no terminals."""
 
 
 def colourful(terminal: bool, environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether to write colours: ``NO_COLOR`` forbids, ``FORCE_COLOR`` asks, else terminals and logs of CI have them."""
+    """Return True to write colours: ``NO_COLOR`` forbids, ``FORCE_COLOR`` asks, else terminals and logs of
+    CI have them.
+    """
     if environment.get("NO_COLOR"):
         return False
     return bool(environment.get("FORCE_COLOR")) or terminal or any(environment.get(name) for name in _LOGS)
 
 
 def screen(report: Report, *, width: int = WIDTH, height: int = HEIGHT, colour: bool = False) -> str:
-    """What came of it in at most ``height`` lines of ``width`` columns: failures first, then the closest calls.
+    """Return the report in at most ``height`` lines of ``width`` columns: failures first, then the closest calls.
 
     What there is no room for is counted; the files of the report hold all of it.
     """
@@ -52,13 +54,13 @@ def screen(report: Report, *, width: int = WIDTH, height: int = HEIGHT, colour: 
 
 
 def whole(report: Report, width: int = _WIDE) -> str:
-    """Everything as plain text: what failed, every quantity by rank and microbatch, headroom."""
+    """Return everything as plain text: failures, every quantity by rank and microbatch, headroom."""
     parts = [printed(block, width, False) for block in _everything(report, width)]
     return "\n".join(part for part in parts if part.strip())
 
 
 def printed(block: RenderableType, width: int, colour: bool) -> str:
-    """As text, with control sequences of colours or without."""
+    """Return a block as text, with control sequences of colours or without."""
     system: Literal["standard"] | None = (
         "standard" if colour else None
     )  # the sixteen colours that every log and every theme of a terminal has
@@ -86,7 +88,7 @@ def _state(report: Report) -> Text:
 
 
 def _failures(report: Report, width: int) -> Iterator[RenderableType]:
-    """Of some replays where they first broke, and of the first the quantity by rank and microbatch."""
+    """Yield the first divergence of some replays, and for the first the quantity by rank and microbatch."""
     wheres = [*dict.fromkeys(call.where for call in report.failed)]
     for where in wheres[:3]:
         first = next(call.verdict for call in report.failed if call.where == where)
@@ -123,7 +125,7 @@ def _everything(report: Report, width: int) -> Iterator[RenderableType]:
 
 
 def headroom_table(rows: list[Closest], width: int) -> Table:
-    """The closest call of every quantity, in as many columns as there is room for."""
+    """Return the closest call of every quantity, in as many columns as there is room for."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
     cells = [row.cells() for row in rows]
     wanted = [i for i, name in enumerate(COLUMNS) if width >= _WIDE or name in _NARROW]
@@ -137,12 +139,12 @@ def headroom_table(rows: list[Closest], width: int) -> Table:
 
 
 def _nearest_first(report: Report) -> list[Closest]:
-    """What failed in the order of computation, then the least headroom."""
+    """Return failed rows in the order of computation, then the others by least headroom."""
     return sorted(report.closest, key=lambda row: (not row.failed, 0.0 if row.failed else row.headroom))
 
 
 def _wrapped(text: Text, width: int) -> Text:
-    """Over as many lines as it takes: what is wrong stands at a sentence's beginning, and the remedy at its end."""
+    """Wrap over as many lines as needed: a sentence begins with the error and ends with the remedy."""
     return Text("\n").join(text.wrap(Console(width=width), width, overflow="fold"))
 
 

@@ -12,17 +12,17 @@ from regress.compare.verdicts.verdict import Status, Verdict, Worst
 from regress.report.numbers import multiple, pair, plural, short
 
 WIDTH = 159
-"""A first line stays shorter than 160 characters: what follows is cut off in summaries and in CI logs."""
+"""Maximum length of a first line: summaries and CI logs cut off what exceeds 160 characters."""
 
 _BY_VALUE = (Status.OK, Status.DRIFT, Status.MASK)
-"""Verdicts that a tolerance has a part in."""
+"""Statuses of verdicts that a tolerance decides."""
 
 LISTED = 10
-"""Tensors and quantities named one by one; the others are counted."""
+"""Number of tensors and quantities named one by one; the others are counted."""
 
 
 def headline(verdict: Verdict, where: str = "") -> str:
-    """One line: the verdict, the tensor, the worst element or what else is wrong, and the place.
+    """Return one line: the verdict, the tensor, the worst element or other finding, and the place.
 
         drift: log_probs: sample g/0, position 17, token 5 'a': golden -1.5, actual -1.25, 3 x tolerance (dense/...)
 
@@ -46,7 +46,7 @@ def explain(
     environment: Sequence[str] = (),
     commands: Mapping[str, str] | None = None,
 ) -> str:
-    """The details of a failure, several lines.
+    """Return the details of a failure, several lines.
 
     Args:
         verdicts: those that failed the test, the most telling first.
@@ -67,12 +67,12 @@ def explain(
 
 
 def placed(where: str, verdict: Verdict) -> str:
-    """Where a comparison was made, and the place within it, if it has one."""
+    """Return the place of a comparison, and the place within it, if it has one."""
     return "/".join(part for part in (where, str(verdict.place)) if part)
 
 
 def details(verdict: Verdict, where: str | None = None) -> Iterator[str]:
-    """One verdict, line by line: worst element, error, how many elements, tolerance and its reason."""
+    """Yield one verdict, line by line: worst element, error, number of elements, tolerance and its reason."""
     yield f"{verdict.status}: {name_of(verdict)} at {where or verdict.place}"
     if verdict.detail and verdict.status is not Status.MASK:  # whose detail is how many elements differ
         yield f"  {verdict.detail}"
@@ -134,13 +134,13 @@ def _finding(verdict: Verdict) -> str:
 
 
 def _element_of(verdict: Verdict) -> str:
-    """The worst element, without the name of its tensor, which the line has already."""
+    """Return the worst element without the name of its tensor, which the line already has."""
     assert verdict.worst is not None
     return verdict.worst.where.removesuffix(f" of {verdict.name}")
 
 
 def _siblings(verdicts: Sequence[Verdict]) -> Iterator[str]:
-    """Further tensors of the same test."""
+    """Yield further tensors of the same test."""
     if verdicts:
         yield f"{plural(len(verdicts), 'more tensor')} of this test failed:"
     for verdict in verdicts[:LISTED]:
@@ -150,7 +150,7 @@ def _siblings(verdicts: Sequence[Verdict]) -> Iterator[str]:
 
 
 def told(divergence: Divergence | None, diagnoses: Sequence[Diagnosis], *verdicts: Verdict) -> Iterator[str]:
-    """Where it began, what is affected, what that usually means, and what to run next, line by line.
+    """Yield the first divergence, the affected quantities, the probable causes and the next commands, line by line.
 
     Args:
         verdicts: those whose reader asks.

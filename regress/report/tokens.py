@@ -1,4 +1,4 @@
-"""What a step computed at its tokens, golden and actual side by side."""
+"""Token values of a step, golden and actual side by side."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from regress.errors import CompareError
 from regress.layout import TokenFrame
 
 Columns: TypeAlias = dict[str, tuple[NDArray[np.float64], NDArray[np.float64], Tolerance]]
-"""Quantity -> golden and actual values at all tokens, and how they are judged."""
+"""Quantity -> golden and actual values at all tokens, and their tolerance."""
 
 LIMIT = 2_000
-"""Tokens of one table; what is beyond is left out, and said to be."""
+"""Maximum tokens of one table; the others are left out, with a note."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class TokenValues:
 
 @dataclass(frozen=True)
 class TokenTable:
-    """The samples of one optimizer update, laid end to end.
+    """Samples of one optimizer update, laid end to end.
 
     Attributes:
         where: replay or comparison.
@@ -68,7 +68,7 @@ class TokenTable:
     left_out: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """A plain dict, the inverse of `from_json`; floats need not be finite."""
+        """Return a plain dict that `from_json` reads; floats need not be finite."""
         return asdict(self)
 
     @classmethod
@@ -87,7 +87,7 @@ def token_table(
     tolerances: Callable[[str], Tolerance | None],
     text: TokenText | None = None,
 ) -> TokenTable:
-    """What the records of one update hold at its tokens, as far as their layouts tell; nothing is refused.
+    """Return the token values of one update's records, as far as their layouts locate them; nothing is refused.
 
     Of several values of a token the one that is furthest off stands for all. If there are more tokens than `LIMIT`, the
     samples that are furthest off stay.
@@ -119,7 +119,7 @@ def table_of(
     columns: Columns,
     text: TokenText | None = None,
 ) -> TokenTable:
-    """A table of values that are known token by token.
+    """Return a table of values that are known token by token.
 
     Args:
         ids: ``[frame.size]`` token ids; None where nothing tells them.
@@ -157,7 +157,7 @@ def _bound(golden: NDArray[np.float64], tolerance: Tolerance) -> float:
 
 
 def _sources(truth: Mapping[str, Mapping[str, Array]]) -> Iterator[Source]:
-    """Where the values at tokens are, in the order of computation."""
+    """Yield the sources of token values, in the order of computation."""
     for quantity in QUANTITIES:
         if quantity.kind is Kind.TOKEN:
             yield from (primary_source(quantity.name, name) for name in [*truth.get(quantity.name, {})][:1])
@@ -166,7 +166,7 @@ def _sources(truth: Mapping[str, Mapping[str, Array]]) -> Iterator[Source]:
 def _actual(
     records: Sequence[Record], source: Source, golden: NDArray[np.float64], frame: TokenFrame
 ) -> NDArray[np.float64]:
-    """``[frame.size]`` what was recorded, NaN where nothing was."""
+    """Return the recorded values ``[frame.size]``, NaN where nothing was recorded."""
     found, off = np.full(frame.size, np.nan), np.full(frame.size, -1.0)
     for record in records:
         if record.type != source.stage or source.tensor not in record.tensors:
@@ -189,7 +189,7 @@ def _actual(
 def _furthest(
     frame: TokenFrame, columns: Iterable[tuple[NDArray[np.float64], NDArray[np.float64], float]]
 ) -> list[int]:
-    """Samples that there is room for, in canonical order, those that are furthest off first served."""
+    """Return the samples that fit, in canonical order, chosen by largest difference."""
     multiple = np.zeros(frame.size)
     for golden, actual, bound in columns:
         with np.errstate(divide="ignore", invalid="ignore"):

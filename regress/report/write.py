@@ -1,4 +1,4 @@
-"""A report in files."""
+"""Report in files."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def write_report(folder: Path, report: Report) -> list[Path]:
 
 
 def in_order(calls: Sequence[Call]) -> list[Call]:
-    """By replay, then in the order of computation."""
+    """Return the calls by replay, then in the order of computation."""
     return sorted(calls, key=_order)
 
 

@@ -4,15 +4,17 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from regress.errors import TaskError
+from regress.errors import ConfigError, TaskError
 from regress.tasks.names import nearest
+from regress.trust import require_allowed
 
 
 def named_function(key: str, kind: str, name: str, registry: Mapping[str, Callable[..., Any]]) -> Any:
     """Return the function `name` of the registry, or of a path "package.module:function".
 
     `key` is the configuration key that holds the name, and `kind` what it names, such as "reward". Raises
-    TaskError for an unknown name, and for a path that cannot be imported or leads to no function.
+    TaskError for an unknown name, and for a path that must not (see `regress.trust`) or cannot be imported, or that
+    leads to no function.
     """
     if name in registry:
         return registry[name]
@@ -22,6 +24,10 @@ def named_function(key: str, kind: str, name: str, registry: Mapping[str, Callab
             f"{key}: there is no {kind} {name!r}; {nearest(name, registry)} "
             '(your own is named by its path, "package.module:function")'
         )
+    try:
+        require_allowed(module, f"{key}: {name!r}")
+    except ConfigError as error:
+        raise TaskError(str(error)) from error
     try:
         function = getattr(importlib.import_module(module), attribute)
     except Exception as error:

@@ -28,7 +28,8 @@ def test_a_script_of_the_exported_files_passes_the_suite_and_says_what_it_left_o
 ) -> None:
     code, said = project.pytest("-n", "0", "-k", "dense/base/ or bf16")
     assert code == 0, said
-    assert "39 passed, 87 skipped" in said
+    assert "39 passed, " in said
+    assert "failed" not in said
     assert "my_adapter:run does not support 1 of 2 replays:" in said
     assert "dense/base-bf16: it does not compute in bfloat16" in said
     assert "my_adapter:run did not record trajectory, activations, old_log_probs" in said

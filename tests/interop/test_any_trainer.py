@@ -19,7 +19,7 @@ from regress.cli import main
 from regress.dump import Recorder, Trajectory, at, recording, tap, tap_trajectories
 from regress.layout import Segment, TokenLayout
 
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "docs" / "howto" / "your-trainer.md"
 TYPES = dict.fromkeys(
     ("batch_inputs", "forward_data", "old_log_probs", "is_loss_debug", "loss", "gradient"), True
 )
@@ -55,12 +55,12 @@ def one(type: str, **values: Any) -> Taps:
     return {(0, 0): [(type, values)]}
 
 
-def test_the_snippet_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+def test_the_snippet_of_the_documentation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     (snippet,) = (block for block in blocks if 'tap("forward_data"' in block)
     monkeypatch.chdir(tmp_path)
     names = {"log_probs": torch.randn(4, 16), "entropy": torch.rand(4, 16), "loss": torch.randn(())}
-    exec(compile(snippet, "README.md", "exec"), dict(names))
+    exec(compile(snippet, PAGE.name, "exec"), dict(names))
     done = compare(tmp_path / "my_dump", tmp_path / "my_dump")
     assert (done.exit_code, done.stderr) == (0, "")
     assert "9 checks of 9 tensors: all within tolerance" in done.output

@@ -83,6 +83,8 @@ def settings() -> list[Setting]:
                 (1.0, 0.7, 1.3)[number % 3],
                 (0.0, 0.05)[number % 2],
                 ("group", "batch", "none")[(number + number // 3) % 3],
+                # its default, 0.2, is a cap of the ratio there, and scales all gradients down
+                more={"epsilon_high": 5.0} if loss_type == "cispo" else {},
             )
         )
     found += [

@@ -83,7 +83,7 @@ class GoldenProject(Project):
     """A project with the golden case `dr_grpo`, whose replays are copies of one made beforehand; see stub_engine.py."""
 
     CASE = "dr_grpo"
-    TESTS = 57
+    TESTS = 66
     """Tests of the case under one variant in one precision: three steps of one update and one microbatch."""
 
     def __init__(self, pytester: pytest.Pytester, mode: str, made: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from regress.golden.commit import commit
 from regress.golden.pending import pending_of
 
-CASE, TESTS = "dr_grpo", 57
+CASE, TESTS = "dr_grpo", 66
 GOLDEN = Path(__file__).parents[2] / "golden"
 SEMANTICS = "--regress-tier=semantics"
 DRIFT = {"type": "is_loss_debug", "tensor": "advantages", "factor": 1.001}

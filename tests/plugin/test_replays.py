@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-CASE, TESTS = "dr_grpo", 57
+CASE, TESTS = "dr_grpo", 66
 GOLDEN = Path(__file__).parents[2] / "golden"
 SEMANTICS = "--regress-tier=semantics"
 DRIFT = {"type": "is_loss_debug", "tensor": "advantages", "factor": 1.001}

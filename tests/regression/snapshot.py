@@ -106,8 +106,8 @@ def of_faults() -> Iterator[Subject]:
 
 
 def of_ranks() -> Iterator[Subject]:
-    """Faults of several ranks: every third, and those whose ranks are to be named."""
-    chosen = [(fault.inject, fault.case, fault.variant) for fault in OF_RANKS[::3]]
+    """Faults of several ranks."""
+    chosen = [(fault.inject, fault.case, fault.variant) for fault in OF_RANKS]
     chosen += [row[:3] for row in test_divergence.RANKS]
     for inject, case, variant in dict.fromkeys(chosen):
         yield Subject(case, variant, ranks=inject)
@@ -119,7 +119,9 @@ def subjects() -> list[Subject]:
     healthy = [
         Subject(case, variant, precision) for case, variant in HEALTHY for precision in _precisions(variant)
     ]
-    return [*{one.name: one for one in (*faults, *healthy, *of_ranks())}.values()]
+    known = json.loads(FILE.read_text()) if FILE.is_file() else {}
+    ranks = [one for one in of_ranks() if not known or one.name in known]
+    return [*{one.name: one for one in (*faults, *healthy, *ranks)}.values()]
 
 
 def _precisions(variant: str) -> tuple[Precision, ...]:

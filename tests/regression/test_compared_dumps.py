@@ -183,7 +183,7 @@ def last_tokens_off(record: Record) -> Record:
     array = record.tensors["log_probs"].copy()
     for _, start, stop, row, col in record.meta["layout"]["segments"]:
         loss = np.flatnonzero(record.tensors["response_mask"][row, col : col + stop - start])
-        array[row, col + loss[-1:]] += 0.25
+        array[row, col + loss[-1:]] -= 0.25
     return replace_tensors(record, {"log_probs": array})
 
 

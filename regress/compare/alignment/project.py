@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,6 +16,7 @@ from regress.compare.diagnosis.around import Around
 from regress.compare.diagnosis.surroundings import Surroundings
 from regress.compare.metrics.stripes import largest
 from regress.compare.quantities import (
+    AT_TOKENS,
     EVERYWHERE,
     MICRO_STAGES,
     SHARES,
@@ -27,10 +28,31 @@ from regress.compare.quantities import (
 from regress.compare.verdicts.case import Locate, element
 from regress.dump.arrays import Array
 from regress.errors import CompareError
-from regress.layout import ShardLayout, TokenFrame, TokenLayout
+from regress.layout import SampleKey, ShardLayout, TokenFrame, TokenLayout
 
 Truth = Mapping[str, Mapping[str, Array]]
 """``quantity -> tensor name -> canonical values`` of one update."""
+
+
+_POOL = 1 << 20
+"""Tokens whose values are looked for among those of others."""
+
+
+class Chosen(Mapping[str, Array]):
+    """Tensors of which a part is taken when they are asked for."""
+
+    def __init__(self, tensors: Mapping[str, Array], part: Callable[[Array], Array]) -> None:
+        self._tensors, self._part = tensors, part
+
+    def __getitem__(self, name: str) -> Array:
+        """Raise `KeyError` for one that is unknown."""
+        return self._part(self._tensors[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
 
 
 @dataclass(frozen=True)
@@ -92,17 +114,53 @@ class Projection:
         frame: TokenFrame,
         text: TokenText | None = None,
         config: Mapping[str, Any] | None = None,
+        whole: Projection | None = None,
     ) -> None:
         self.truth = truth
         self.frame = frame
         self._text = text
         self._scales: dict[tuple[str, str], float] = {}
+        self._pools: dict[tuple[str, str], NDArray[np.float64] | None] = {}
         self._config = config or {}
+        self._whole = whole or self
 
     @cached_property
     def locator(self) -> Locator:
         """Words for the tokens of the update."""
         return Locator(self.frame, self.truth.get("batch_inputs", {}).get("input_ids"), self._text)
+
+    @cached_property
+    def index(self) -> Mapping[SampleKey, int]:
+        """Number of each sample in the frame."""
+        return {key: number for number, key in enumerate(self.frame.samples)}
+
+    def of_samples(self, samples: Sequence[int]) -> Projection:
+        """The same update seen through some of its samples: what is said of these takes no longer for the others."""
+        if len(samples) == len(self.frame.samples):
+            return self
+        frame, offsets = self.frame.select(samples), self.frame.offsets
+        runs = [np.arange(offsets[i], offsets[i + 1]) for i in samples]
+        tokens = np.concatenate([np.zeros(0, np.int64), *runs])
+        size, loss = self.frame.size, self.known_loss_mask
+
+        def chosen(values: Array) -> Array:
+            found: Array = values
+            if values.shape[:1] == (size,):
+                found = values[tokens]
+            elif loss is not None:
+                found = values[self._loss_rows[tokens[loss[tokens]]]]
+            return found
+
+        truth = {
+            name: Chosen(tensors, chosen) if quantity_named(name).kind in AT_TOKENS else tensors
+            for name, tensors in self.truth.items()
+        }
+        return Projection(truth, frame, self._text, self._config, self)
+
+    @cached_property
+    def _loss_rows(self) -> NDArray[np.int64]:
+        """``[frame.size]`` row of each loss token among all of them."""
+        return np.asarray(np.cumsum(self.loss_mask) - 1, np.int64)
 
     @cached_property
     def loss_mask(self) -> NDArray[np.bool_]:
@@ -207,7 +265,18 @@ class Projection:
     @cached_property
     def around(self) -> Around:
         """What is known of the tensors of the update besides their golden values."""
-        return Around(self.truth, self.frame, self.known_loss_mask, self._config)
+        return Around(self.truth, self.frame, self.known_loss_mask, self._config, self._whole.pool)
+
+    def pool(self, source: Source) -> NDArray[np.float64] | None:
+        """The different golden values of a token quantity in the update, sorted; None for too many, or none."""
+        key = source.quantity, source.name
+        if key not in self._pools:
+            values = self.truth.get(source.quantity, {}).get(source.name)
+            mask = self.known_loss_mask
+            usable = values is not None and values.ndim == 1 and values.size <= _POOL
+            chosen = values if mask is None or values is None else values[mask]
+            self._pools[key] = np.unique(chosen.astype(np.float64)) if usable and chosen is not None else None
+        return self._pools[key]
 
     def _share(self, name: str, layout: TokenLayout) -> Expected:
         """A microbatch's share is the sum over its loss tokens of weight times term."""

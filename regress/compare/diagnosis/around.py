@@ -29,12 +29,14 @@ class Around:
     Attributes:
         loss_mask: ``[frame.size]``, or None if nothing tells it.
         config: of the run, nested, as far as it is known.
+        pool: the different golden values of a token quantity in the whole update, sorted.
     """
 
     truth: Truth
     frame: TokenFrame
     loss_mask: NDArray[np.bool_] | None
     config: Mapping[str, Any]
+    pool: Callable[[Source], NDArray[np.float64] | None] = lambda _: None
     _traits: dict[TokenLayout, Traits] = field(default_factory=dict)
 
     def tokens(self, source: Source, layout: TokenLayout, leading: tuple[int, ...]) -> Surroundings:
@@ -63,17 +65,13 @@ class Around:
                 return None
             return placed(found[0], math.nan), placed(found[1], 0)
 
-        def pool() -> NDArray[np.float64]:
-            values = known.astype(np.float64)
-            return values if self.loss_mask is None else values[self.loss_mask]
-
         return Surroundings(
             lambda: self.traits(layout),
             leading,
             guesses,
             logits,
             source.quantity == "entropy",
-            pool if known.ndim == 1 else None,
+            (lambda: self.pool(source)) if known.ndim == 1 else None,
             usual=self._usual(source, placed, leading),
         )
 

@@ -83,11 +83,15 @@ def proven(guess: Guess, actual: Array, golden: Array, over: NDArray[np.bool_], 
 
 
 def permuted(actual: Array, golden: Array, pool: Floats, over: NDArray[np.bool_], bound: float) -> bool:
-    """Whether every affected value is a golden one of another token, of at least five different ones."""
+    """Whether every affected value is a golden one of another token, of at least five different ones.
+
+    Args:
+        pool: the different golden values, sorted.
+    """
     if not is_float(golden.dtype):
         return False
     found = actual[over].astype(np.float64)
-    values = np.unique(pool[np.isfinite(pool)])
+    values = pool[np.isfinite(pool)]
     if not np.isfinite(found).all() or np.unique(found).size < 5 or values.size < 5:
         return False
     slack = max(bound, _rounding(actual, values))

@@ -38,7 +38,7 @@ class Surroundings:
     guesses: Callable[[], Iterable[Guess]] = tuple
     logits: Callable[[], tuple[NDArray[np.float64], NDArray[np.int64]] | None] = lambda: None
     entropy: bool = False
-    pool: Callable[[], NDArray[np.float64]] | None = None
+    pool: Callable[[], NDArray[np.float64] | None] | None = None
     shards: ShardLayout | None = None
     usual: NDArray[np.bool_] | None = None
 
@@ -103,7 +103,8 @@ class Surroundings:
                 known[found.id] = {"what": f"{known[found.id]['what']}, or {found.numbers['what']}"}
         if "formula" in known:  # which says the same without a number that was fitted
             known.pop("fitted", None)
-        if self.pool is not None and not known and permuted(actual, golden, self.pool(), over, bound):
+        pool = None if self.pool is None or known else self.pool()
+        if pool is not None and permuted(actual, golden, pool, over, bound):
             known["permuted"] = {}
         tempered = self._tempered(actual, golden, over, bound)
         return known | ({"tempered": tempered} if tempered is not None else {})

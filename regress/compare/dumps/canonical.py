@@ -20,6 +20,7 @@ from regress.compare.dumps.listing import Listed, has_rows_of_loss_tokens, lengt
 from regress.compare.dumps.sides import Side, open_side
 from regress.compare.dumps.tokens import Mask, tokens_of
 from regress.compare.quantities import (
+    EVERYWHERE,
     MICRO_STAGES,
     UPDATE_STAGES,
     Kind,
@@ -28,6 +29,7 @@ from regress.compare.quantities import (
     source_of,
 )
 from regress.dump.arrays import DTYPES, Array
+from regress.dump.coordinates import Coordinates
 from regress.dump.mapped import release
 from regress.errors import CompareError
 from regress.layout import SampleKey, TokenFrame
@@ -66,7 +68,6 @@ class Tensors(Mapping[str, Array]):
         return len([*iter(self)])
 
 
-@lru_cache(maxsize=2)
 def golden_update(golden: str, actual: str, record: str) -> Projection:
     """The update that a golden record belongs to, and what it makes of layouts.
 
@@ -74,19 +75,29 @@ def golden_update(golden: str, actual: str, record: str) -> Projection:
         golden, actual: the two sources.
         record: name of a golden record.
     """
+    place = open_side(golden).entries[record][1]
+    return _update(golden, actual, place.step, place.update)
+
+
+def forget() -> None:
+    """Forget what was read: it may have changed since."""
+    _update.cache_clear()
+
+
+@lru_cache(maxsize=2)
+def _update(golden: str, actual: str, step: int, update: int | None) -> Projection:
     ours = open_side(golden)
     config = merged(open_side(actual).config, ours.config)
     if isinstance(ours, GoldenSide):
-        where = record.split("/")[1]
+        where = Coordinates(step, update=update).stem
         return Projection(_of_case(ours, where), ours.frame(where), ours.text, config)
-    own = ours.entries[record][1]
     names = [
         name
         for name, (type, place) in ours.entries.items()
-        if type in (*MICRO_STAGES, *UPDATE_STAGES) and (place.step, place.update) == (own.step, own.update)
+        if type in (*MICRO_STAGES, *UPDATE_STAGES) and (place.step, place.update) == (step, update)
     ]
-    update = _Recorded(ours, [listed(name, ours.read(name)) for name in names])
-    return Projection(update.truth(), update.frame, None, config)
+    found = _Recorded(ours, [listed(name, ours.read(name)) for name in names])
+    return Projection(found.truth(), found.frame, None, config)
 
 
 def _of_case(side: GoldenSide, where: str) -> dict[str, Mapping[str, Array]]:
@@ -181,7 +192,9 @@ class _Recorded:
     def _tokens(self, found: Sequence[tuple[Listed, Source]]) -> Array:
         """``[frame.size]``, 0 where there is no loss token."""
         flat = self._flat(found)
-        if quantity_named(found[0][1].quantity).kind is Kind.TOKEN and self._loss is not None:
+        quantity = found[0][1].quantity
+        inside = quantity_named(quantity).kind is Kind.TOKEN and quantity not in EVERYWHERE
+        if inside and self._loss is not None:
             flat[~self._loss] = 0
         return flat
 

@@ -21,7 +21,17 @@ PADDING = -1
 PLACES = 1 << 24
 """So many tokens may a layout have, however small the tensors of its record are."""
 
-LIGHT = ("grad_norm", "own_mean", "copies", "unnamed", "unplaced", "open", "derived", "sampler")
+LIGHT = (
+    "weights_sha256",
+    "grad_norm",
+    "own_mean",
+    "copies",
+    "unnamed",
+    "unplaced",
+    "open",
+    "derived",
+    "sampler",
+)
 """Metadata that a comparison is planned by."""
 
 

@@ -34,7 +34,7 @@ def plan_units(golden: str, actual: str, options: Options | None = None) -> Plan
     planned = Planned()
     if isinstance(ours, GoldenSide):
         ours, planned.notes = numbered_as(ours, theirs)
-    names = _by_step(ours), _by_step(theirs)
+    names = by_step(ours), by_step(theirs)
     for step in _steps(ours, theirs, asked, planned):
         records = _headers(ours, names[0][step]), _headers(theirs, names[1][step])
         _Step((golden, actual), (ours, theirs), step, records, asked, planned).plan()
@@ -198,7 +198,8 @@ class _Step:
         )
 
 
-def _by_step(side: Side) -> dict[int, list[str]]:
+def by_step(side: Side) -> dict[int, list[str]]:
+    """Step -> names of its records."""
     found: dict[int, list[str]] = {}
     for name, (_, where) in side.entries.items():
         found.setdefault(where.step, []).append(name)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-from regress.compare.dumps.canonical import golden_update
+from regress.compare.dumps.canonical import forget
 from regress.compare.dumps.findings import Finding, settle, told
 from regress.compare.dumps.golden import GoldenSide
 from regress.compare.dumps.options import AnyUnit, Options, Planned
@@ -101,7 +101,7 @@ def compare_dumps(
     """
     asked = options or Options()
     open_side.cache_clear()  # what lies there may have changed since
-    golden_update.cache_clear()
+    forget()
     ours = open_side(golden)
     if isinstance(ours, GoldenSide) and asked.bounds.case == "":
         asked = replace(asked, bounds=asked.bounds.over(ours.case))

@@ -154,7 +154,7 @@ def _judged(
 def _summed(unit: ShareUnit, group: Group, source: Source, record: Record, tolerance: Tolerance) -> Finding:
     """One share beside the sum of golden weights times terms of its tokens."""
     golden = golden_update(unit.golden, unit.actual, group.golden[0])
-    number = {key: i for i, key in enumerate(golden.frame.samples)}
+    number = golden.index
     index = {key: number[to] for key, to in (group.samples or {}).items() if to in number}
     actual, spans = record.tensors[source.tensor], listed("", record).spans
     layout = TokenLayout((0, 0), ()) if spans is None else spans.layout(index, golden.frame)

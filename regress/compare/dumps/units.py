@@ -246,8 +246,12 @@ class _Work:
 
     @cached_property
     def _golden(self) -> Projection:
-        """The golden update."""
-        return golden_update(self.unit.golden, self.unit.actual, self.unit.records[0])
+        """The golden update, of its samples those that have a token here."""
+        whole = golden_update(self.unit.golden, self.unit.actual, self.unit.records[0])
+        if self.unit.stage in UPDATE_STAGES:
+            return whole
+        samples = {whole.index[to] for to in self.unit.golden_of.values() if to in whole.index}
+        return whole.of_samples(sorted(samples))
 
     @cached_property
     def _layouts(self) -> tuple[TokenLayout, TokenLayout]:
@@ -255,7 +259,7 @@ class _Work:
         header, frame = listed(self.unit.record, self.actual), self._golden.frame
         assert header.spans is not None
         assert header.rows is not None
-        number = {key: i for i, key in enumerate(frame.samples)}
+        number = self._golden.index
         index = {key: number[to] for key, to in self.unit.golden_of.items() if to in number}
         return header.spans.layout(index, frame), header.rows.layout(index, frame)
 

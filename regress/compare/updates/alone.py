@@ -8,49 +8,20 @@ from typing import Any
 from regress.compare.alignment.keys import Key, key_of
 from regress.compare.alignment.locate import Locator
 from regress.compare.quantities import MICRO_STAGES
-from regress.compare.updates.checked import QUANTITY, REASON
 from regress.compare.updates.groups import Groups
 from regress.compare.updates.invariants import judge_invariants
 from regress.compare.updates.placed import PlacedRecords
 from regress.compare.updates.plan import Plan
 from regress.compare.updates.replicas import Replicas
-from regress.compare.verdicts.verdict import Place, Status, Verdict
-from regress.dump.reader import DumpReader
+from regress.compare.verdicts.verdict import Place, Verdict
 from regress.dump.record import Record
-from regress.errors import CompareError
 from regress.layout import SampleKey, TokenFrame, TokenLayout
-
-CHECKSUM = "weights_sha256"
-"""Key in the metadata of records: the weights that a rollout was sampled with, or that a forward pass used."""
-
-
-def check_invariants(dump: DumpReader) -> list[Verdict]:
-    """All that must be true of every update of a dump.
-
-    Raises:
-        CompareError: if it has no records from which anything could be checked.
-    """
-    updates: dict[tuple[int, int | None], list[Record]] = {}
-    rollouts = {record.step: record for record in dump.records("trajectory")}
-    for record in dump:
-        if record.type != "trajectory":
-            updates.setdefault((record.step, record.update), []).append(record)
-    found: list[Verdict] = []
-    for place, records in sorted(updates.items(), key=lambda row: (row[0][0], row[0][1] or 0)):
-        found += check_records(records, place=place, config=dump.manifest.provenance.config)
-        found += _weights(rollouts.get(place[0]), records, Place(*place))
-    if not found:
-        raise CompareError(
-            f"nothing in {dump.folder} could be checked: record batch_inputs, forward_data, is_loss_debug and loss, "
-            "with their token layouts"
-        )
-    return found
 
 
 def check_records(
     records: Sequence[Record], *, place: tuple[int, int | None], config: Mapping[str, Any] | None = None
 ) -> list[Verdict]:
-    """The same of the records of one update; samples, and ranks that repeat each other, are found in them."""
+    """All that must be true of one update; samples, and ranks that repeat each other, are found in its records."""
     frame = frame_of(records)
     placed = PlacedRecords(records, frame)
     plan = plan_of(placed, records)
@@ -105,21 +76,3 @@ def plan_of(placed: PlacedRecords, records: Sequence[Record], roots: Mapping[int
 
 def _order(key: Key) -> tuple[int, int, int]:
     return MICRO_STAGES.index(key.stage), key.rank or 0, key.micro or 0
-
-
-def _weights(rollout: Record | None, records: Sequence[Record], place: Place) -> Iterator[Verdict]:
-    """Whether the step's first update is made with the weights that sampled, where both are told."""
-    sampled = None if rollout is None else rollout.meta.get(CHECKSUM)
-    if sampled is None or place.update:
-        return
-    told = [(key_of(record), record.meta[CHECKSUM]) for record in records if CHECKSUM in record.meta]
-    wrong = next((key for key, found in told if found != sampled), None)
-    if wrong is not None:
-        detail = (
-            f"{wrong} was computed with other weights than the rollouts were sampled with: {CHECKSUM} differs"
-        )
-        yield Verdict(
-            Status.DRIFT, QUANTITY, "weights", place, detail, multiple=float("inf"), over=1, count=len(told)
-        )
-    elif told:
-        yield Verdict(Status.OK, QUANTITY, "weights", place, count=len(told), reason=REASON)

@@ -1,4 +1,4 @@
-"""File formats: one module each, all turning the same record into the same record again, bit for bit."""
+"""File formats, one module each; all of them restore a record bit for bit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Chunks: TypeAlias = Sequence[bytes | memoryview]
 
 @dataclass(frozen=True)
 class Format:
-    """How one format writes a record, recognizes its files, and reads all records of a file.
+    """One file format: encoding of a record, recognition of files, and decoding of all records of a file.
 
     `decode` raises `Damage`, or a parser's own exception, for any damage.
     """
@@ -33,7 +33,7 @@ FORMATS = {
 
 
 def format_named(name: str) -> Format:
-    """The format of that name, which is also its file suffix; raises `DumpError` listing the names."""
+    """Return the format of that name, which is also its file suffix; raises `DumpError` listing the names."""
     if name not in FORMATS:
         raise DumpError(f"dump format {name!r} does not exist: choose one of {', '.join(FORMATS)}")
     return FORMATS[name]

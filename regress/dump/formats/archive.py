@@ -23,7 +23,7 @@ from regress.dump.arrays import DTYPES, Array
 from regress.dump.damage import Damage
 
 GROWTH = 16
-"""So many times the bytes of an archive may its tensors have together; only those that share a storage exceed 1."""
+"""Maximum ratio of an archive's tensor bytes to its own; only tensors that share a storage exceed 1."""
 
 _UNTRUSTED = "only plain values and dense tensors are read: save these with torch.save"
 _LOCAL_HEADER = 30
@@ -43,14 +43,14 @@ _STORAGES = {
 
 @dataclass(frozen=True, slots=True)
 class _Name:
-    """A type that is named and never called: of elements, or of tensors."""
+    """Type name that is never called: of elements, or of tensors."""
 
     dtype: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Storage:
-    """The bytes of one member, and the type of its elements; None where the tensor tells it."""
+    """Bytes of one member, and the type of its elements; None where the tensor states it."""
 
     part: memoryview
     dtype: str | None
@@ -58,7 +58,7 @@ class _Storage:
 
 @dataclass(frozen=True, slots=True)
 class _Tensor:
-    """A tensor that lies within its storage; steps and offset are in elements."""
+    """Tensor that lies within its storage; steps and offset are in elements."""
 
     part: memoryview
     dtype: str
@@ -71,7 +71,7 @@ class _Tensor:
         return math.prod(self.shape) * DTYPES[self.dtype].itemsize
 
     def array(self) -> Array:
-        """A view of the file where the elements follow one another, otherwise a copy."""
+        """Return a view of the file where the elements are contiguous, otherwise a copy."""
         dtype = DTYPES[self.dtype]
         if not math.prod(self.shape):
             return np.empty(self.shape, dtype)
@@ -111,7 +111,7 @@ def load(file: BinaryIO, data: memoryview) -> Any:
 
 
 def _members(file: BinaryIO, data: memoryview) -> dict[str, memoryview]:
-    """The parts of the file that its members are, none of them compressed."""
+    """Return the parts of the file that its members are, none of them compressed."""
     try:
         with zipfile.ZipFile(file) as archive:
             infos = archive.infolist()
@@ -169,7 +169,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _rebuilt(storage: Any, offset: Any, size: Any, stride: Any, *rest: Any) -> _Tensor:
-    """A tensor, whose last argument may name its dtype."""
+    """Return a tensor; its last argument may name its dtype."""
     dtypes = [one.dtype for one in rest if isinstance(one, _Name)]
     if not isinstance(storage, _Storage):
         raise Damage("a tensor has no storage")
@@ -215,7 +215,7 @@ _KNOWN: dict[str, type | _Name | Callable[..., Any]] = {
 
 
 class _Values:
-    """Makes arrays of tensors, whatever they lie in, up to a number of bytes."""
+    """Converts tensors to arrays, whatever they lie in, up to a number of bytes."""
 
     def __init__(self, limit: int) -> None:
         self._left = limit

@@ -1,4 +1,4 @@
-"""The jsonl format: a line of strict JSON for each record, under the keys of `regress.dump.payload`.
+"""The jsonl format: one line of strict JSON per record, under the keys of `regress.dump.payload`.
 
 A tensor is `{"dtype", "shape", "data"}` with flat data; floats are written as the shortest decimal of their
 exact value and non-finite ones as "NaN", "Infinity", "-Infinity". The last member of a line, `sha256`, covers
@@ -28,7 +28,7 @@ _SEAL = b',"sha256":"'
 
 
 def encode(record: Record) -> list[bytes | memoryview]:
-    """One line of text."""
+    """Return one line of text."""
     record = replace_tensors(record, {n: canonical_nans(a) for n, a in record.tensors.items()})
     tree = {key: _write(value) for key, value in to_payload(record).items()}
     text = json.dumps(tree, separators=(",", ":"), allow_nan=False).encode()[:-1]
@@ -40,7 +40,7 @@ def _seal(text: bytes) -> bytes:
 
 
 def _write(value: Any) -> Any:
-    """The JSON tree of one payload entry: arrays become objects, non-finite floats are tagged."""
+    """Return the JSON tree of one payload entry: arrays become objects, non-finite floats are tagged."""
     if isinstance(value, np.ndarray):
         return _write_array(value)
     if isinstance(value, dict):
@@ -60,12 +60,12 @@ def _write_array(array: Array) -> dict[str, Any]:
 
 
 def matches(data: bytes) -> bool:
-    """Whether `data` begins like a JSON object."""
+    """Return True if `data` begins like a JSON object."""
     return data.lstrip()[:1] == b"{"
 
 
 def decode(data: bytes) -> list[Record]:
-    """The records of a file, one a line; raises `Damage` saying which line is damaged."""
+    """Return the records of a file, one a line; raises `Damage` naming the damaged line."""
     lines = data.split(b"\n")
     if lines[-1] == b"":
         lines.pop()

@@ -33,7 +33,7 @@ _END = (
 
 
 def encode(record: Record) -> list[bytes | memoryview]:
-    """The file as one archive and its seal."""
+    """Return the file as one archive and its seal."""
     import torch
 
     buffer = io.BytesIO()
@@ -55,12 +55,12 @@ def _tensors(value: Any, memo: dict[int, torch.Tensor]) -> Any:
 
 
 def matches(data: bytes) -> bool:
-    """Whether `data` begins like a zip archive or a bare pickle."""
+    """Return True if `data` begins like a zip archive or a bare pickle."""
     return data[:4] == b"PK\x03\x04" or data[:1] == b"\x80"
 
 
 def decode(data: bytes) -> list[Record]:
-    """The record of a file; raises `Damage` saying what is damaged or unsafe. Never executes a pickle."""
+    """Return the record of a file; raises `Damage` if it is damaged or unsafe. Never executes a pickle."""
     sealed = data[-_SEAL_SIZE:].startswith(_SEAL)
     if sealed and hashlib.sha256(data[:-_SEAL_SIZE]).hexdigest().encode() != data[-64:]:
         raise Damage("its content does not match its checksum")
@@ -71,7 +71,7 @@ def decode(data: bytes) -> list[Record]:
 
 
 def content(data: bytes) -> Any:
-    """The plain values and tensors of a file; raises `Damage` saying what is damaged or unsafe."""
+    """Return the plain values and tensors of a file; raises `Damage` if it is damaged or unsafe."""
     if data[:1] == b"\x80":
         raise Damage("it is a bare pickle, which may hold code and was not executed")
     _check_archive(data)
@@ -79,7 +79,7 @@ def content(data: bytes) -> Any:
 
 
 def _check_archive(data: bytes) -> None:
-    """Checksums of all members, which torch does not look at, and no member that grows on unpacking."""
+    """Verify the checksums of all members, which torch ignores, and refuse members that grow on unpacking."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as members:
             if any(member.compress_type != zipfile.ZIP_STORED for member in members.infolist()):

@@ -32,11 +32,11 @@ CODES = {
     "float8_e4m3fnuz": "F8_E4M3FNUZ",
     "float8_e5m2fnuz": "F8_E5M2FNUZ",
 }
-"""Element types by the names that the format gives them."""
+"""Element types by the format's own names."""
 
 
 def encode(record: Record) -> list[bytes | memoryview]:
-    """The file as a list of buffers; tensors are not copied."""
+    """Return the file as a list of buffers; tensors are not copied."""
     head, checksum = record.seal()
     header: dict[str, Any] = {"__metadata__": {"regress": head, "sha256": checksum}}
     # Widest elements first, so that each tensor is aligned: readers that map the file rely on it.
@@ -52,12 +52,12 @@ def encode(record: Record) -> list[bytes | memoryview]:
 
 
 def matches(data: bytes) -> bool:
-    """Whether `data` begins like a safetensors file: a length far below that of any text, then JSON."""
+    """Return True if `data` begins like a safetensors file: a length far below that of any text, then JSON."""
     return data[8:10] == b'{"' and data[7:8] < b" "
 
 
 def decode(data: bytes) -> list[Record]:
-    """The record of a file; raises `Damage` saying what is damaged."""
+    """Return the record of a file; raises `Damage` naming what is damaged."""
     record, checksum = _parse(memoryview(data), _copied)
     if record.checksum() != checksum:
         raise Damage("its content does not match its checksum")
@@ -65,7 +65,7 @@ def decode(data: bytes) -> list[Record]:
 
 
 def view(data: memoryview) -> Record:
-    """The record of a file whose tensors are parts of `data`, with all that is checked but the checksum.
+    """Return the record of a file with tensors as parts of `data`; everything but the checksum is verified.
 
     Raises `Damage`, or a parser's own exception, for what does not fit.
     """
@@ -73,7 +73,7 @@ def view(data: memoryview) -> Record:
 
 
 def _parse(data: memoryview, tensor: _Tensor) -> tuple[Record, Any]:
-    """The record, and the checksum that its file tells."""
+    """Return the record, and the checksum stated in its file."""
     size = int.from_bytes(data[:8], "little")
     if size > len(data) - 8:
         raise Damage(f"it announces a header of {size} bytes but ends after {len(data)} bytes")

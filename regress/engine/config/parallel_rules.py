@@ -25,6 +25,15 @@ def _replicas(c: Config) -> str | None:
     return None
 
 
+def _wrapper(c: Config) -> str | None:
+    if c.parallel.wrapper is None or c.parallel.data_parallel == "ddp":
+        return None
+    return (
+        f"parallel.wrapper={c.parallel.wrapper} takes the place of torch's DistributedDataParallel, which parallel."
+        f"data_parallel={c.parallel.data_parallel} does not use; set parallel.data_parallel=ddp."
+    )
+
+
 def _hsdp(c: Config) -> str | None:
     if c.parallel.data_parallel != "hsdp" or c.parallel.fsdp > 1:
         return None
@@ -60,8 +69,13 @@ def _transformers_plan(c: Config) -> str | None:
 
 
 def _attention(c: Config) -> str | None:
-    if c.parallel.cp == 1 or c.model.attn_implementation == "sdpa":
+    if c.parallel.cp == 1 or (c.model.attn_implementation == "sdpa" and c.model.attention is None):
         return None
+    if c.model.attention is not None:
+        return (
+            f"parallel.cp={c.parallel.cp} has attention of its own (parallel.cp_method={c.parallel.cp_method}) in "
+            f"place of model.attention={c.model.attention}; set one of them to its default."
+        )
     return (
         f"parallel.cp={c.parallel.cp} has attention of its own (parallel.cp_method={c.parallel.cp_method}) in place of "
         f"model.attn_implementation={c.model.attn_implementation}; set model.attn_implementation=sdpa."
@@ -127,6 +141,6 @@ def _split_backward(c: Config) -> str | None:
 
 
 PARALLEL_RULES: tuple[Rule, ...] = (
-    *(_replicas, _hsdp, _needed, _transformers_plan, _attention),
+    *(_replicas, _wrapper, _hsdp, _needed, _transformers_plan, _attention),
     *(_compile, _chunks, _denominators, _budget, _split_backward),
 )

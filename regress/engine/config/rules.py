@@ -276,7 +276,17 @@ def _compile(c: Config) -> str | None:
     return None
 
 
+def _own_attention(c: Config) -> str | None:
+    if c.model.attention is None or c.model.attn_implementation == "sdpa":
+        return None
+    return (
+        f"model.attention={c.model.attention} takes the place of model.attn_implementation="
+        f"{c.model.attn_implementation}; set one of them to its default."
+    )
+
+
 RULES: tuple[Rule, ...] = (
+    _own_attention,
     _lengths,
     _mini_batch,
     _group_size,

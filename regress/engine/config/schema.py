@@ -54,6 +54,16 @@ class ModelConfig:
     attn_implementation: str = _value(
         "sdpa", "attention: eager, sdpa, or varlen (packed sequences one by one)", choices=ATTENTIONS
     )
+    attention: str | None = _value(
+        None,
+        "your own attention in place of attn_implementation, as package.module:function with the signature of "
+        "transformers' attention functions; its mask is boolean, [B, 1, T, T]; null: none",
+    )
+    patch: str | None = _value(
+        None,
+        "what is done to the built model, as package.module:function: takes the model, and changes it in place or "
+        "returns another; null: nothing",
+    )
     compile: str | None = _value(
         None,
         "backend of torch.compile that trains the transformer blocks (the sampler is never compiled); null: none",
@@ -176,6 +186,11 @@ class AlgorithmConfig(Objective):
     preset: str | None = _value(
         None, "named objective that sets the fields nobody set explicitly", choices=tuple(PRESETS)
     )
+    loss_function: str | None = _value(
+        None,
+        "your own loss of each token, as package.module:function with the signature and result of "
+        "regress.grpo.losses.token_loss; null: that one",
+    )
 
 
 @dataclass
@@ -223,6 +238,11 @@ class ParallelConfig:
         "who sums the gradients over replicas: one collective after the last microbatch, torch's "
         "DistributedDataParallel, accelerate's, or torch's fully_shard over dp and fsdp",
         choices=DATA_PARALLELS,
+    )
+    wrapper: str | None = _value(
+        None,
+        "your own wrapper in place of torch's with data_parallel=ddp, as package.module:function: takes the model and "
+        "the process group, returns a module that averages gradients over the group and has no_sync(); null: torch's",
     )
     reshard_after_forward: bool = _value(True, "fsdp: parameters are gathered again for the backward pass")
     fsdp_param_dtype: str | None = _value(
@@ -290,6 +310,11 @@ class OptimizerConfig:
         "how torch computes an update: one parameter after the other, horizontally or vertically fused; "
         "auto: torch's choice",
         choices=OPTIMIZERS,
+    )
+    factory: str | None = _value(
+        None,
+        "your own optimizer, as package.module:function: takes a list of (name, parameter), the learning rate, and "
+        "betas, eps and weight_decay by name, returns a torch.optim.Optimizer; null: AdamW of torch",
     )
     state_path: str | None = _value(
         None, "file of a dump (type optimizer) that holds the state to start from; null: none"

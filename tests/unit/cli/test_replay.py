@@ -82,7 +82,7 @@ def test_a_list_runs_nothing(run: Callable[..., Any]) -> None:
     result = run("--variants", "packed", "--tier", "all", "--list")
     assert result.exit_code == 0
     rows = [line.split()[:3] for line in result.output.splitlines()[2:] if line.startswith("dr_grpo")]
-    assert rows == [["dr_grpo/packed", "1", "57"], ["dr_grpo/packed-fp32", "1", "57"]]
+    assert rows == [["dr_grpo/packed", "1", "66"], ["dr_grpo/packed-fp32", "1", "66"]]
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ NOT_A_SEED = "must be an integer of at least 0 and at most 4294967295."
 NOT_A_COUNT = "must be an integer of at least 0."
 NOT_BETAS = "must be a list of 2 numbers of at least 0 and less than 1."
 NOT_A_SECTION = (
-    "must be a mapping with keys of path, family, config, tie_word_embeddings, dtype, attn_implementation, "
-    "compile, gradient_checkpointing; to choose a file model/NAME.yaml, name one that is on the search path."
+    "must be a mapping with keys of path, family, config, tie_word_embeddings, dtype, attn_implementation, attention, "
+    "patch, compile, gradient_checkpointing; to choose a file model/NAME.yaml, name one that is on the search path."
 )
 MANDATORY = "is mandatory; give it in a file or on the command line."
 BROKEN_INTERPOLATION = (

@@ -53,7 +53,8 @@ def test_every_key_explains_itself_and_keeps_its_own_rules(key: str) -> None:
 def test_algorithm_is_the_objective(load: Load) -> None:
     algorithm = load({}).config.algorithm
     assert isinstance(algorithm, Objective)
-    assert {spec.name for spec in fields(algorithm)} == {spec.name for spec in fields(Objective)} | {"preset"}
+    beside = {"preset", "loss_function"}
+    assert {spec.name for spec in fields(algorithm)} == {spec.name for spec in fields(Objective)} | beside
 
 
 @pytest.mark.parametrize("preset", PRESETS)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from torch import Tensor
 from trainer_bench import LONGEST, Loss, Run, World, objective_advantages, preset, record, trl, trl_advantages
 
+from regress.cli import main
+from regress.dump.recorder import Recorder
+from regress.dump.taps import at, recording, tap
+from regress.errors import CompareError, ConfigError
 from regress.explain import Explanation, explain_dump
 from regress.grpo.presets import PRESETS, make_objective
 
@@ -236,6 +242,131 @@ def test_a_fault_is_named(name: str, tmp_path: Path) -> None:
         assert any(words in s.text for s in found.departures)
     else:
         assert not found.departures
+
+
+@pytest.mark.parametrize(
+    ("loss_type", "scale", "names"),
+    [
+        ("dapo", "group", {"trl:dapo", "trl:cispo"}),
+        ("bnpo", "group", {"trl:bnpo"}),
+        ("grpo", "group", {"trl:grpo"}),
+    ],
+    ids=["dapo", "bnpo", "grpo"],
+)
+def test_presets_with_the_same_gradients_are_named_and_no_others(
+    loss_type: str, scale: str, names: set[str], tmp_path: Path
+) -> None:
+    world = World(Run(accumulation=2))
+    found = explain_dump(record(world, trl(loss_type), trl_advantages(world, scale), tmp_path / "dump"))
+    said = found.about("preset")
+    assert said is not None, found.to_text()
+    assert names <= set(said.values)
+    others = {
+        name for name in PRESETS if make_objective(name).eps != 1e-4 and make_objective(name).scale == "group"
+    }
+    assert not set(said.values) & others
+
+
+def test_the_departure_from_an_expected_preset_is_the_field_that_differs(tmp_path: Path) -> None:
+    world = World(Run(accumulation=2))
+    path = record(world, trl(), trl_advantages(world, ddof=0), tmp_path / "dump")
+    found = explain_dump(path, preset="trl:dapo")
+    (departure,) = found.departures
+    assert departure.values == ("trl:dapo", {"ddof": 0})
+    assert "ddof 0 in place of 1" in departure.text
+    said = explain_dump(path).about("preset")
+    assert said is not None
+    assert "the nearest preset" in said.text
+    with pytest.raises(ConfigError, match="the nearest preset is 'trl:dapo'"):
+        explain_dump(path, preset="trl:dap")
+
+
+def test_another_size_is_no_preset(tmp_path: Path) -> None:
+    """A constant factor without a name: its size under each weight, and presets only in proportion."""
+
+    def loss(world: World, batch: Any, facts: dict[str, Any]) -> Tensor:
+        return 0.2 * trl("dapo")(world, batch, facts)
+
+    world = World(Run())
+    found = explain_dump(record(world, loss, trl_advantages(world), tmp_path / "dump"))
+    (departure,) = found.departures
+    assert departure.subject == "scale"
+    assert "0.2 x 1 / tokens of the whole update" in departure.text
+    said = found.about("preset")
+    assert said is not None
+    assert said.values == ()
+    assert "trl:dapo times 0.2" in said.text
+
+
+@pytest.mark.parametrize(
+    ("loss_type", "aggregation"), [("dapo", "token-mean"), ("grpo", "seq-mean-token-mean")]
+)
+def test_groups_alone_tell_the_weights(loss_type: str, aggregation: str, tmp_path: Path) -> None:
+    """Neither rewards nor advantages: samples with one prompt, whose centred advantages sum to 0."""
+    world = World(Run(rewards=False, accumulation=2))
+    found = explain_dump(record(world, trl(loss_type), trl_advantages(world), tmp_path / "dump"))
+    weights = found.about("weights")
+    assert weights is not None, found.to_text()
+    assert set(weights.values) & {aggregation} or loss_type == "dapo"
+    assert ("seq-mean-token-mean" in weights.values) == (loss_type == "grpo")
+    denominator = found.about("aggregation")
+    assert denominator is not None, found.to_text()
+    assert f"{aggregation}/global" in denominator.values
+    assert found.about("advantages") is None
+    assert "tap_trajectories" in found.undetermined["advantages"]
+
+
+def test_advantages_that_are_not_centred_tell_nothing_without_rewards(tmp_path: Path) -> None:
+    world = World(Run(rewards=False))
+    found = explain_dump(record(world, trl(), world.rewards, tmp_path / "dump"))
+    assert found.about("weights") is None
+    assert found.about("aggregation") is None
+
+
+def test_recorded_advantages_need_no_rewards_and_get_the_name_of_their_rule_with_them(tmp_path: Path) -> None:
+    for rewards in (False, True):
+        world = World(Run(rewards=rewards, advantages=True, accumulation=2))
+        found = explain_dump(record(world, trl(), trl_advantages(world), tmp_path / str(rewards)))
+        advantages, aggregation = found.about("advantages"), found.about("aggregation")
+        assert advantages is not None, found.to_text()
+        assert aggregation is not None
+        assert "token-mean/global" in aggregation.values
+        assert advantages.text.startswith("as recorded")
+        assert ("deviation of the group (sample deviation)" in advantages.text) == rewards
+
+
+def test_noise_makes_an_explanation_silent_and_not_wrong(tmp_path: Path) -> None:
+    """Gradients in bfloat16: what is said holds, what cannot be told is not said."""
+    world = World(Run(accumulation=2, coarse=True))
+    found = explain_dump(record(world, trl("dapo"), trl_advantages(world), tmp_path / "dump"))
+    said = {statement.subject: statement for statement in found.statements}
+    if "aggregation" in said:
+        assert "token-mean/global" in said["aggregation"].values
+    if "entropy" in said:
+        assert said["entropy"].values == ("none",)
+    assert not found.departures
+
+
+def test_a_dump_without_token_gradients_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    with recording(Recorder(tmp_path / "dump", options={"loss": True})), at(step=0):
+        tap("loss", loss=1.0)
+    with pytest.raises(CompareError, match=r"has no token gradients.*token_gradient=True"):
+        explain_dump(tmp_path / "dump")
+
+
+def test_the_command_prints_and_writes_the_explanation(tmp_path: Path) -> None:
+    world = World(Run())
+    record(world, trl(), trl_advantages(world), tmp_path / "dump")
+    run = CliRunner().invoke(main, ["explain", str(tmp_path / "dump"), "--output", str(tmp_path / "e.json")])
+    assert run.exit_code == 0, run.output
+    assert "logits are divided by 1" in run.output
+    told = json.loads((tmp_path / "e.json").read_text())
+    assert {s["subject"] for s in told["statements"]} >= {"temperature", "mask", "aggregation", "advantages"}
+    record(World(Run()), trl(fault="mask shifted"), trl_advantages(world), tmp_path / "wrong")
+    assert CliRunner().invoke(main, ["explain", str(tmp_path / "wrong")]).exit_code == 1
+    none = CliRunner().invoke(main, ["explain", str(tmp_path / "none")])
+    assert none.exit_code == 2
+    assert len(none.output.strip().splitlines()) == 1
 
 
 def test_unknown_weights_are_not_explained_away(tmp_path: Path) -> None:

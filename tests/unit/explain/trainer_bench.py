@@ -52,6 +52,7 @@ class Run:
     shift: int = 0
     tools: bool = False
     sampled: float | None = None
+    coarse: bool = False
 
 
 @dataclass
@@ -169,6 +170,7 @@ def _record(world: World, batch: Batch, loss: Loss, facts: dict[str, Any]) -> No
     states = grad[rows, :-1].reshape(-1, WIDTH)
     scale = float(run.ranks) if run.scaled and run.ranks > 1 else 1.0
     states = states / scale
+    states = states.bfloat16() if run.coarse else states
     head, targets = LinearHead(world.head), world.ids[rows].roll(-1, 1)[:, :-1].reshape(-1)
     out = solve(hidden, states, head, targets)
 

@@ -11,6 +11,12 @@ from regress.tasks.problem import Problem, is_correct
 words = st.text("abc?", min_size=1, max_size=6)
 
 
+@pytest.fixture(autouse=True)
+def allowed_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These tests name code that no project lists."""
+    monkeypatch.setenv("GRPO_REGRESS_ALLOW_CODE", "1")
+
+
 @given(words, st.text("abc? <", max_size=8))
 def test_the_checker_shows_what_is_right_and_nothing_else(answer: str, completion: str) -> None:
     problem = Problem("copy", "copy it", answer)
@@ -74,3 +80,10 @@ def test_an_environment_that_fails_is_named_with_its_problem() -> None:
         Environment("mine", broken)(problem, "b")
     with pytest.raises(TaskError, match=rf"{where} returned 3; an environment must return text or None"):
         Environment("mine", number)(problem, "b")
+
+
+def test_an_environment_that_the_project_does_not_allow_is_not_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A golden case or configuration of somebody else must not run code."""
+    monkeypatch.delenv("GRPO_REGRESS_ALLOW_CODE")
+    with pytest.raises(TaskError, match=r"task\.environment: 'os:system' names code of the module os, which is imp"):
+        make_environment("os:system")

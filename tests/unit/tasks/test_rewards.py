@@ -27,6 +27,12 @@ NUMBER = Problem("chain_sum", "6+6", "12")
 WORD = Problem("reverse_string", "rev cba", "abc")
 
 
+@pytest.fixture(autouse=True)
+def allowed_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These tests name code that no project lists."""
+    monkeypatch.setenv("GRPO_REGRESS_ALLOW_CODE", "1")
+
+
 @pytest.mark.parametrize(
     ("completion", "expected"),
     [("12", 1.0), (" 12\n", 1.0), ("it is 12", 0.5), ("12 13", 0.5), ("0123", 0.0), ("12.", 0.0), ("", 0.0)],

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from regress.compare.diagnosis.causes import Rule
+from regress.compare.diagnosis.rule import Rule
+
+OF_GOLDEN = "invariant-alone"
+"""Rule of what is wrong although every golden value holds; a dump alone has none."""
 
 LOSS: tuple[Rule, ...] = (
     # correction for the sampler, divergence, ratio
@@ -190,7 +193,7 @@ LOSS: tuple[Rule, ...] = (
         look="is_loss_debug",
     ),
     Rule(
-        "invariant-alone",
+        OF_GOLDEN,
         "every golden value holds, and what must always be true does not: the golden values were recorded "
         "from the same "
         "fault",

@@ -1,0 +1,91 @@
+"""A dump alone, judged by what must be true of every update."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from regress.compare.diagnosis.scene import Scene
+from regress.compare.dumps.listing import Listed, listed
+from regress.compare.dumps.planning import by_step
+from regress.compare.dumps.selection import Selection
+from regress.compare.dumps.sides import Side, open_side
+from regress.compare.dumps.single import check_single, lost_ranks, single_units
+from regress.compare.quantities import STEP_STAGES
+from regress.compare.updates.checked import QUANTITY, REASON
+from regress.compare.updates.golden import in_order
+from regress.compare.verdicts.verdict import Place, Status, Verdict
+from regress.errors import CompareError
+
+CHECKSUM = "weights_sha256"
+"""Key in the metadata of records: the weights that a rollout was sampled with, or that a forward pass used."""
+
+
+def check_dump(path: str) -> list[Verdict]:
+    """Judge a dump without any golden values: invariants, what several ranks hold, and ranks that are missing.
+
+    Args:
+        path: a folder or URL of a dump, or a golden case.
+
+    Returns:
+        The verdicts in the order of computation.
+
+    Raises:
+        DumpError: if there is no dump, or it is damaged.
+        CompareError: if it has no records from which anything could be checked.
+    """
+    open_side.cache_clear()
+    side = open_side(path)
+    found: list[Verdict] = []
+    for step, names in sorted(by_step(side).items()):
+        records = [listed(name, side.read(name)) for name in names]
+        numbers = {side.entries[record.name][1].update for record in records if _of_update(record)}
+        for number in sorted(numbers, key=lambda number: number or 0):
+            own = [r for r in records if _of_update(r) and side.entries[r.name][1].update == number]
+            found += _checked(path, side, own, Place(step, number))
+            if not number:
+                found += _weights(side, records, own, Place(step, number))
+    if not found:
+        raise CompareError(
+            f"nothing in {path} could be checked: record batch_inputs, forward_data, is_loss_debug and loss, with "
+            "their token layouts"
+        )
+    return in_order(found)
+
+
+def scene_of_side(side: Side) -> Scene:
+    """What a dump tells of its run."""
+    places = [where for _, where in side.entries.values()]
+    ranks = {where.rank for where in places if where.rank is not None}
+    micros = {where.micro for where in places if where.micro is not None}
+    return Scene(
+        world_size=len(ranks) or None, micros=len(micros) or None, mesh=side.mesh, config=side.config
+    )
+
+
+def _of_update(record: Listed) -> bool:
+    return record.key.stage not in ("trajectory", *STEP_STAGES)
+
+
+def _checked(path: str, side: Side, records: Sequence[Listed], place: Place) -> Iterator[Verdict]:
+    yield from lost_ranks(side, records, place)
+    for unit in single_units((path, path), side, (), records, place, Selection()):
+        yield from (finding.verdict for finding in check_single(unit))
+
+
+def _weights(side: Side, records: Sequence[Listed], own: Sequence[Listed], place: Place) -> Iterator[Verdict]:
+    """Whether the step's first update is made with the weights that sampled, where both are told."""
+    rollouts = (record.meta.get(CHECKSUM) for record in records if record.key.stage == "trajectory")
+    sampled = next((checksum for checksum in rollouts if checksum is not None), None)
+    told = [(record.key, record.meta[CHECKSUM]) for record in own if CHECKSUM in record.meta]
+    if sampled is None or not told:
+        return
+    wrong = next((key for key, found in told if found != sampled), None)
+    if wrong is None:
+        yield Verdict(Status.OK, QUANTITY, "weights", place, count=len(told), reason=REASON)
+        return
+    detail = (
+        f"{wrong} was computed with other weights than the rollouts were sampled with: {CHECKSUM} differs"
+    )
+    yield Verdict(
+        Status.DRIFT, QUANTITY, "weights", place, detail, multiple=float("inf"), over=1, count=len(told)
+    )
