@@ -25,9 +25,8 @@ def clips(found: Found, readings: list[Reading], mask: Mask, known: Policies) ->
     ratio, advantage = best.match.factor.values, best.match.advantages.values
     low_cap, high_cap = best.match.fit.caps
     if low_cap is not None or high_cap is not None:
-        parts = [f"at most {high_cap:.6g}"] * (high_cap is not None) + [f"at least {low_cap:.6g}"] * (
-            low_cap is not None
-        )
+        bounds = (("at most", high_cap), ("at least", low_cap))
+        parts = [f"{word} {cap:.6g}" for word, cap in bounds if cap is not None]
         text = f"the ratio is held at {' and '.join(parts)}, and tokens beyond keep their gradient (CISPO)"
         yield Statement(
             "clip", text, ("capped", low_cap, high_cap), {"unexplained": best.match.fit.unexplained}
