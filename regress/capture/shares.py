@@ -44,7 +44,7 @@ def add_token_gradient(
     flat, slope = hidden.detach().reshape(-1, width), gradient.detach().reshape(-1, width)
     _note_strays(p, slope, rows)
     here = torch.from_numpy(rows).to(flat.device)
-    targets = torch.from_numpy(p.inputs["input_ids"].reshape(-1)[places]).to(flat.device)
+    targets = torch.from_numpy(p.target_ids.reshape(-1)[places]).to(flat.device)
     live = (slope.index_select(0, here) != 0).any(-1)
     kept = here[live]
     states, slopes = flat.index_select(0, kept), slope.index_select(0, kept)
