@@ -77,7 +77,7 @@ class RecordCheck:
             pytest.fail(headline, pytrace=False)
 
     def _leave_out(self, item: Item, found: ReplayOutcome) -> None:
-        """Skip what a trainer of one's own does not have, and have it counted."""
+        """Skip, and count, what a user's own trainer does not support."""
         adapter, configured = self._suite.adapter, self._suite.configured
         if adapter is None and not configured:
             return

@@ -86,7 +86,7 @@ class ReplaySession:
         return self._config.stash[SUITE]
 
     def _settings(self) -> dict[str, Any]:
-        """The configuration that options or the ini file lay over every variant.
+        """Return the settings that options or the ini file apply to every variant.
 
         Raises:
             ConfigError: if one cannot be meant, or goldens are to be updated.
