@@ -1,7 +1,7 @@
 """Commands and snippets of the README and the documentation: they name what exists, and they run.
 
 A fenced block of ``sh`` is run, command by command, in one directory for each page; one of ``python`` is compiled.
-A block that begins with ``# name.py`` or ``# pyproject.toml`` lies there as a file. A command that is to fail says
+A block that begins with ``# name.py``, ``# name.yaml`` or ``# pyproject.toml`` lies there as a file. A command that is to fail says
 ``# exits with 1``.
 ``<!-- not run: reason -->`` before a block keeps it from running, and from nothing else.
 """
@@ -62,7 +62,7 @@ def blocks(page: Path) -> list[Block]:
 def files(page: Path) -> Iterator[tuple[str, str]]:
     """Name and text of the files that a page shows."""
     for block in blocks(page):
-        named = re.match(r"# (\w+\.(?:py|toml))\n", block.body)
+        named = re.match(r"# (\w+\.(?:py|toml|yaml))\n", block.body)
         if named is not None:
             yield named[1], block.body
 
