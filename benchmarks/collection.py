@@ -28,13 +28,13 @@ COMMANDS = {
     f"-k {EXPRESSION!r}": (("-k", EXPRESSION), 100, 5.2),
     "--collect-only": (("--collect-only",), 30_000, 3.5),
 }
-"""Arguments, how many tests there are at least, and the goal: 5, 15 and 10 seconds where the imports take 2.9."""
+"""Arguments, minimum number of tests, and goal: 5, 15 and 10 seconds where the imports take 2.9."""
 
 _COUNT = re.compile(r"^(\d+)(?:/\d+)? (?:passed|tests? collected)", re.MULTILINE)
 
 
 def run() -> Report:
-    """The commands over the imports."""
+    """Time the commands, over the imports."""
     report = Report("collection", "pytest in this repository, over importing torch and transformers")
     base = "imports"
     sides = {base: _side([sys.executable, "-c", BASE], 0)}
@@ -48,7 +48,9 @@ def run() -> Report:
 
 
 def _side(command: Sequence[str], count: int) -> Side:
-    """A process that has to find so many tests; its processor time holds that of the processes that it started."""
+    """Return a side that runs a process which must find so many tests; its processor time includes that of
+    its children.
+    """
 
     def side() -> Seconds:
         start = _now()

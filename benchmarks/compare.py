@@ -54,7 +54,7 @@ class Pair:
 
     @property
     def regions(self) -> tuple[Region, Region]:
-        """Both."""
+        """Both regions, actual and golden."""
         return self.actual, self.golden
 
 
@@ -62,7 +62,7 @@ Compare = Callable[[Array, Array], object]
 
 
 def run() -> Report:
-    """Large pairs of both dtypes, equal ones, small files, and start-up."""
+    """Time large pairs of both dtypes, equal ones, small files, and start-up."""
     report = Report("compare", f"{GIGABYTES:g} GB of pairs and {SMALL_FILES} small files")
     with TemporaryDirectory(prefix="regress-bench-") as folder:
         for name, dtype in DTYPES.items():
@@ -139,7 +139,7 @@ def _tell(report: Report, measured: Measured, prefix: str, size: int) -> None:
 
 
 def _write(path: Path, dtype: np.dtype, shape: tuple[int, ...]) -> Pair:
-    """Golden values and what rounding made of them: relative errors of a few units of the dtype's precision."""
+    """Write golden values and the same with rounding: relative errors of a few units of the dtype's precision."""
     regions = tuple(
         Region(path.with_name(f"{path.name}-{side}"), 0, dtype, shape) for side in ("actual", "golden")
     )
@@ -169,7 +169,7 @@ def _ours(threads: int, row: int | None = None) -> Compare:
 
 
 def _bound(golden: Array) -> float:
-    """A tolerance that few elements exceed."""
+    """Return a tolerance that few elements exceed."""
     return 16 * float(ml_dtypes.finfo(golden.dtype).eps)
 
 
@@ -183,7 +183,7 @@ def _assert_close(actual: Array, golden: Array) -> None:
 
 
 def _tensor(array: Array) -> torch.Tensor:
-    """The same memory: torch would copy what cannot be written."""
+    """Return a tensor on the same memory, without the copy that torch makes of read-only memory."""
     bits = torch.frombuffer(memoryview(array.view(np.uint8).reshape(-1)), dtype=torch.uint8)
     return bits.view(getattr(torch, array.dtype.name)).view(array.shape)
 
@@ -196,7 +196,7 @@ def _read(pair: Pair, buffer: memoryview) -> None:
 
 
 def _require_right(pair: Pair) -> None:
-    """What is timed is right: on the first rows, against the naive computation."""
+    """Raise unless the timed results are right on the first rows, compared with the naive computation."""
     actual, golden = (array[:2048] for array in _open(pair))
     bound = _bound(golden)
     found = measure(actual, golden, bound)

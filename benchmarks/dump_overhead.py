@@ -1,4 +1,4 @@
-"""Step time with every token-level dump on, against the same steps without a dump.
+"""Step time with every token-level dump, against the same steps without a dump.
 
 Timed: blocks of whole steps of the engine's trainer on recorded rollouts, as in mock mode: batch, log-probs of the
 policy and of the reference before the update, advantages, one update. The blocks with dumps also open the dump,
@@ -47,11 +47,11 @@ SAME_DUMPS = replace(
     model={"max_position_embeddings": 1024},
 )
 SIZES = ((TEN_MILLION, 2, 5), (SAME_DUMPS, 10, 9), (TINY, 20, 15))
-"""Size, steps in a block, rounds."""
+"""Size, steps per block, rounds."""
 
 
 def run() -> Report:
-    """Three workloads; the less a step computes, the more its dumps weigh."""
+    """Time three workloads; the less a step computes, the more its dumps weigh."""
     report = Report("dump_overhead", "step time with all token-level dumps")
     measured = {}
     for size, steps, rounds in SIZES:

@@ -26,7 +26,7 @@ SORTED = (*PADDED, "batching.row_order=longest_first", "batching.micro_batch_siz
 
 
 def run() -> Report:
-    """Packed and sorted, both over padded."""
+    """Time packed and sorted layouts, both over padded."""
     size = TEN_MILLION
     trajectories = make_trajectories(size, prompts=4, group_size=4)
     layouts = {"padded": PADDED, "sorted": SORTED, "packed": PACKED}
@@ -42,7 +42,7 @@ def run() -> Report:
 
 
 def describe(size: Size, trajectories: list[Trajectory]) -> dict[str, object]:
-    """Lengths, and the share of a right-padded batch that holds tokens."""
+    """Return the lengths, and the share of a right-padded batch that holds tokens."""
     lengths = sorted(len(trajectory.tokens) for trajectory in trajectories)
     return {
         "model": size.name,
@@ -54,7 +54,7 @@ def describe(size: Size, trajectories: list[Trajectory]) -> dict[str, object]:
 
 
 def _differences(trainers: dict[str, Trainer], losses: dict[str, float]) -> dict[str, float]:
-    """The greatest differences of losses and gradients of the first step from those of ``padded``."""
+    """Return the greatest differences of the first step's losses and gradients from those of ``padded``."""
     gradients = {name: flat_gradient(trainer) for name, trainer in trainers.items()}
     found = {
         "loss": max(abs(loss - losses["padded"]) for loss in losses.values()),
@@ -69,11 +69,11 @@ def _differences(trainers: dict[str, Trainer], losses: dict[str, float]) -> dict
 
 
 def flat_gradient(trainer: Trainer) -> Tensor:
-    """The (clipped) gradient of the last step, all parameters end to end, float64."""
+    """Return the (clipped) gradient of the last step, all parameters end to end, float64."""
     gradients = [p.grad.flatten() for _, p in trainer.policy.named_parameters() if p.grad is not None]
     return torch.cat(gradients).double()
 
 
 def relative(value: Tensor, base: Tensor) -> float:
-    """2-norm of the difference over the 2-norm of ``base``."""
+    """Return the 2-norm of the difference over the 2-norm of ``base``."""
     return float((value - base).norm() / base.norm())

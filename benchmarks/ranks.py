@@ -1,4 +1,4 @@
-"""A replay on the ranks of a pool, against the same replay on ranks that ``torchrun`` has started for it.
+"""A replay on the ranks of a pool, against the same replay on ranks started by ``torchrun``.
 
 Timed: from the configuration of a replay to its complete dump, three steps of a golden case with everything recorded,
 without judging it. The forkserver of the pool starts once, outside of what is timed; its start is told beside. The
@@ -28,15 +28,15 @@ from regress.replay.variants import Precision
 ROUNDS = 3
 CASE = "dense"
 LAYOUTS = ("dp2", "fsdp2", "tp2", "pp2", "cp2", "dp2-tp2")
-"""Each way to split the work of a dense model, and a product of two."""
+"""Each way to split the work of a dense model, and a combination of two."""
 GOLDEN = Path(__file__).parents[1] / "golden"
 
 Run = Callable[[str], Path]
-"""Replays a layout and says where its dump lies."""
+"""Function that replays a layout and returns the location of its dump."""
 
 
 def run() -> Report:
-    """The pool over torchrun, layout by layout and all together."""
+    """Time the pool over torchrun, layout by layout and all together."""
     report = Report("ranks", f"replays of {CASE}, three steps, float64: ranks of a pool, or of torchrun")
     with TemporaryDirectory(prefix="regress-bench-") as folder:
         start = time.perf_counter()
@@ -56,7 +56,7 @@ def run() -> Report:
 
 
 def nothing() -> None:
-    """A job that is done at once."""
+    """Do nothing: a job that ends at once."""
 
 
 def _runner(folder: Path, launch: Launch | None) -> Run:

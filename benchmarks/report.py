@@ -1,4 +1,4 @@
-"""What a benchmark says: a table for people, a line of JSON for programs."""
+"""Report of a benchmark: a table for people, a line of JSON for programs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Report:
     goals: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def add_times(self, measured: Measured, base: str, prefix: str = "") -> None:
-        """One row per side: median step time, and the ratio to the side ``base`` with its extremes."""
+        """Add one row per side: median step time, and the ratio to the side ``base`` with its extremes."""
         for name in measured.rounds[0]:
             ratios = measured.ratios(name, base)
             self.rows[prefix + name] = {
@@ -43,7 +43,7 @@ class Report:
             }
 
     def show(self, console: Console) -> None:
-        """Table, goals and facts; then everything as one line of JSON on standard output."""
+        """Print table, goals and facts, then everything as one line of JSON on standard output."""
         columns = list(dict.fromkeys(column for row in self.rows.values() for column in row))
         table = Table(title=f"{self.name}: {self.title}", title_justify="left")
         table.add_column("")

@@ -78,7 +78,7 @@ if __name__ == "__main__":
 
 
 def run() -> Report:
-    """Memory, then time."""
+    """Measure memory, then time."""
     report = Report("scale", f"{GIGABYTES:g} GB on 64 ranks; 1 to 64 ranks of one size")
     with TemporaryDirectory(prefix="regress-bench-") as folder:
         _memory(report, Path(folder))

@@ -23,7 +23,7 @@ class Seconds:
 
     @classmethod
     def now(cls) -> Seconds:
-        """This instant, counted from an arbitrary one."""
+        """Return the current instant, counted from an arbitrary one."""
         return cls(time.perf_counter(), time.process_time())
 
     def __sub__(self, other: Seconds) -> Seconds:
@@ -34,11 +34,11 @@ class Seconds:
 
 
 Side = Callable[[], Seconds]
-"""Does the work once and says how long the part of it took that counts."""
+"""Function that does the work once and returns the time of the part that counts."""
 
 
 def timed(work: Callable[[], object], repeats: int = 1) -> Side:
-    """The side that consists of all of ``work``, which does ``repeats`` steps: the time of one."""
+    """Return the side that consists of all of ``work``, which does ``repeats`` steps: the time of one."""
 
     def side() -> Seconds:
         start = Seconds.now()
@@ -50,33 +50,33 @@ def timed(work: Callable[[], object], repeats: int = 1) -> Side:
 
 @dataclass(frozen=True)
 class Measured:
-    """Rounds of all sides; ``rounds[i][name]`` is what side ``name`` took in round ``i``."""
+    """Rounds of all sides; ``rounds[i][name]`` is the time of side ``name`` in round ``i``."""
 
     rounds: list[dict[str, Seconds]]
 
     def wall(self, name: str) -> float:
-        """Median wall time of a side."""
+        """Return the median wall time of a side."""
         return statistics.median(times[name].wall for times in self.rounds)
 
     def ratio(self, name: str, base: str) -> float:
-        """Median over the rounds of the wall time of one side over that of another."""
+        """Return the median over the rounds of the wall time of one side over that of another."""
         return statistics.median(self.ratios(name, base))
 
     def ratios(self, name: str, base: str) -> list[float]:
-        """The same, every round."""
+        """Return the ratio of wall times in every round."""
         return [times[name].wall / times[base].wall for times in self.rounds]
 
     def excess(self, name: str, base: str) -> float:
-        """Median over the rounds of the wall time that one side takes more than another."""
+        """Return the median over the rounds of the extra wall time of one side."""
         return statistics.median(times[name].wall - times[base].wall for times in self.rounds)
 
     def cpu_ratio(self, name: str, base: str) -> float:
-        """As `ratio`, of processor time."""
+        """Return the median over the rounds of the processor time of one side over that of another."""
         return statistics.median(times[name].cpu / times[base].cpu for times in self.rounds)
 
 
 def alternate(sides: Mapping[str, Side], rounds: int) -> Measured:
-    """Every side once to warm up, then ``rounds`` times, in turn; every other round runs backwards.
+    """Run every side once to warm up, then ``rounds`` times, in turn; every other round runs backwards.
 
     With A, B, B, A, ... a load that grows or shrinks slowly favors no side.
     """

@@ -60,7 +60,7 @@ SETTINGS = (
 
 @dataclass(frozen=True)
 class FirstStep:
-    """What has to be the same on all sides: loss, norm of the gradient, gradient clipped by it, change of weights."""
+    """Values that must agree on all sides: loss, norm of the gradient, gradient clipped by it, change of weights."""
 
     loss: float
     grad_norm: float
@@ -68,7 +68,9 @@ class FirstStep:
     update: Tensor
 
     def differences(self, base: FirstStep, name: str) -> dict[str, float]:
-        """From ``base``; ``name`` is the side that an `AssertionError` tells when one is above `TOLERANCE`."""
+        """Return the differences from ``base``; raises `AssertionError` naming the side ``name`` if one
+        exceeds `TOLERANCE`.
+        """
         found = {
             "loss": abs(self.loss - base.loss),
             "gradient norm": abs(self.grad_norm - base.grad_norm) / base.grad_norm,
@@ -82,7 +84,7 @@ class FirstStep:
 
 
 def run() -> Report:
-    """Time and memory of both; of TRL's two ways to split the batch the faster one counts."""
+    """Measure time and memory of both; of TRL's two ways to split the batch the faster one counts."""
     size = TEN_MILLION
     trajectories = make_trajectories(size, prompts=PROMPTS, group_size=GROUP_SIZE)
     report = Report("trl", "update step against TRL's GRPOTrainer")
@@ -108,18 +110,18 @@ def run() -> Report:
 
 
 def make_ours(size: Size, trajectories: list[Trajectory], layout: tuple[str, ...]) -> Trainer:
-    """Our side, with its batch in a layout."""
+    """Return our side, with its batch in a layout."""
     return make_trainer(size, trajectories, (*SETTINGS, *layout))
 
 
 def make_theirs(size: Size, trajectories: list[Trajectory], folder: Path, passes: int) -> TrlSide:
-    """Their side, with the same weights."""
+    """Return TRL's side, with the same weights."""
     model = make_trainer(size, trajectories, ("model.attn_implementation=sdpa",)).policy.model
     return TrlSide(model, trajectories, folder, size=size, microbatches=passes)
 
 
 def peak_memory(name: str) -> dict[str, int]:
-    """Columns of the memory of two steps, in a process that does nothing else."""
+    """Return the memory columns of two steps, measured in a process that does nothing else."""
     command = [sys.executable, "-m", "benchmarks.trl_memory", name]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     found: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
@@ -129,7 +131,9 @@ def peak_memory(name: str) -> dict[str, int]:
 def _differences(
     ours: dict[str, Trainer], theirs: dict[str, TrlSide], steps: dict[str, Callable[[], dict[str, float]]]
 ) -> dict[str, dict[str, float]]:
-    """Take the first step on all sides; what differs from our first side, as a share (the loss: absolutely)."""
+    """Take the first step on all sides; return the relative differences from our first side (absolute for
+    the loss).
+    """
     before = _weights(next(iter(ours.values())).policy.model)
     found = {}
     for name, trainer in ours.items():

@@ -37,12 +37,13 @@ warnings.filterwarnings("ignore", message=".*rollout_func.*")
 
 LEARNING_RATE, MAX_GRAD_NORM = 1e-3, 1.0
 EPSILON = 1e-3
-"""Of the size of the gradient's elements: with a negligible one, AdamW's first update is the sign of the gradient,
-and elements that are zero up to rounding would differ by their whole update."""
+"""Epsilon of AdamW, of the size of the gradient's elements: with a negligible one, AdamW's first update is
+the sign of the gradient, and elements that are zero up to rounding would differ by their whole update.
+"""
 
 
 class TimedGRPOTrainer(GRPOTrainer):
-    """Notes the loss and the gradient norm of a step, and how long its rollouts took to be made and scored."""
+    """Records the loss and the gradient norm of a step, and the time in which its rollouts were made and scored."""
 
     loss = 0.0
     grad_norm = 0.0
@@ -101,7 +102,9 @@ class TrlSide(TrainerCallback):
         self._thread.start()
 
     def step(self) -> Seconds:
-        """One step; the time from its first forward pass to the cleared gradients, without its rollouts."""
+        """Take one step; return the time from its first forward pass to the cleared gradients, without its
+        rollouts.
+        """
         self._turn.release()
         self._done.acquire()
         if self._error is not None:
@@ -141,7 +144,7 @@ class TrlSide(TrainerCallback):
 def make_grpo_trainer(
     model: PreTrainedModel, trajectories: list[Trajectory], folder: Path, size: Size, microbatches: int
 ) -> TimedGRPOTrainer:
-    """The trainer: TRL's default loss (DAPO's), `benchmarks.trl`'s optimizer, and TRL's defaults otherwise."""
+    """Return the trainer: TRL's default loss (DAPO's), `benchmarks.trl`'s optimizer, and TRL's defaults otherwise."""
     groups = list(dict.fromkeys(trajectory.group_id for trajectory in trajectories))
 
     def rollout(prompts: list[str], trainer: GRPOTrainer) -> dict[str, Any]:
@@ -190,7 +193,7 @@ def make_grpo_trainer(
 
 
 def make_tokenizer(size: Size) -> PreTrainedTokenizerFast:
-    """A word for every id: TRL decodes completions for its rewards."""
+    """Return a tokenizer with a word for every id: TRL decodes completions for its rewards."""
     words = {f"w{index}": index for index in range(size.vocabulary)}
     tokenizer = Tokenizer(WordLevel(words, unk_token=f"w{PAD}"))
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=f"w{PAD}", eos_token=f"w{EOS}")

@@ -1,4 +1,4 @@
-"""What is measured: a model of a size that a CPU trains, and trajectories of long-tailed lengths."""
+"""Workload of the benchmarks: a model of a size that a CPU trains, and trajectories of long-tailed lengths."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PAD, EOS, FIRST = 0, 1, 2
 
 @dataclass(frozen=True)
 class Size:
-    """Model and vocabulary, the least length of a prompt, and the lengths of completions (lognormal, clipped)."""
+    """Model and vocabulary, the minimum length of a prompt, and the lengths of completions (lognormal, clipped)."""
 
     name: str
     vocabulary: int
@@ -57,7 +57,7 @@ TINY = Size(name="tiny", vocabulary=64, model={}, prompt=4, median=8, sigma=0.5,
 
 
 def make_trajectories(size: Size, *, prompts: int, group_size: int, seed: int = 1) -> list[Trajectory]:
-    """Random tokens; prompts of 16 to 32 tokens (tiny: 4 to 8), rewards 0 or 1, both in every group.
+    """Make random tokens; prompts of 16 to 32 tokens (tiny: 4 to 8), rewards 0 or 1, both in every group.
 
     The longest completion has the maximal length, as in real rollouts where some are cut off. With 4 prompts of
     4 completions tokens fill 0.42 of a padded batch, and 0.54 of it if sorted into 4 microbatches: a mild tail.
@@ -102,14 +102,14 @@ class RecordedWorker:
         self._trajectories = trajectories
 
     def rollout(self, step: int, prompts: Sequence[Prompt], split: str) -> list[Trajectory]:
-        """The trajectories."""
+        """Return the trajectories."""
         return self._trajectories
 
 
 def make_trainer(
     size: Size, trajectories: list[Trajectory], overrides: Iterable[str] = (), *, steps: int = 1000
 ) -> Trainer:
-    """The engine's own trainer on given trajectories, with seeded weights: the same for every call."""
+    """Return the engine's own trainer on given trajectories, with seeded weights: the same for every call."""
     config = make_config(size, trajectories, overrides)
     model = build_model(config.model, seed=0, vocab_size=size.vocabulary, pad_id=PAD, eos_id=EOS)
     policy = LocalPolicy(model)
@@ -128,13 +128,13 @@ def make_trainer(
 
 
 def stepper(trainer: Trainer) -> Callable[[], dict[str, float]]:
-    """Takes the trainer's next step, and returns its metrics, at every call."""
+    """Return a function that takes the trainer's next step and returns its metrics."""
     numbers = itertools.count()
     return lambda: trainer.step(next(numbers))
 
 
 def make_config(size: Size, trajectories: list[Trajectory], overrides: Iterable[str]) -> Config:
-    """The configuration of a run that would roll out these trajectories."""
+    """Return the configuration of a run that would roll out these trajectories."""
     groups = len({trajectory.group_id for trajectory in trajectories})
     longest_prompt = max(trajectory.prompt_length for trajectory in trajectories)
     model = ", ".join(f"{key}: {value}" for key, value in size.model.items())

@@ -197,7 +197,8 @@ def diff(ctx: click.Context, first: str, second: str) -> None:
 
 
 def renamed(command: click.Command, old: str, new: str) -> click.Command:
-    """Make the old spelling of a command: it does the same, says how to say it, and no help lists it.
+    """Return the old spelling of a command: it does the same, prints a hint at the new spelling, and is
+    hidden in help.
 
     Args:
         old: words after ``regress``, the last of which is its name.

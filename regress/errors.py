@@ -1,4 +1,4 @@
-"""Errors meant for people: one sentence that names the culprit, the rule and the remedy.
+"""Errors for people: one sentence that names the culprit, the rule and the remedy.
 
 The command line prints them without a traceback and exits with ``exit_code``. No message holds a credential of a URL.
 """
@@ -9,7 +9,7 @@ from regress.redaction import redacted
 
 
 class RegressError(Exception):
-    """Base of every error a user can cause or mend."""
+    """Base of every error that a user can cause or fix."""
 
     exit_code = 1
 
@@ -24,7 +24,7 @@ class ConfigError(RegressError):
 
 
 class CheckError(RegressError):
-    """A value is checked in a way that cannot fail, or is none that can be stored bit for bit."""
+    """A value is checked in a way that cannot fail, or cannot be stored bit for bit."""
 
 
 class CompareError(RegressError):
@@ -64,7 +64,7 @@ class RankError(ReplayError):
 
 
 class NotSupported(RegressError):  # noqa: N818  # reads as what an adapter says
-    """A trainer of one's own does not have what a variant asks for; the message is the reason."""
+    """A user's own trainer does not support a variant; the message is the reason."""
 
 
 class TaskError(RegressError):
@@ -72,13 +72,13 @@ class TaskError(RegressError):
 
 
 def reason(error: BaseException, limit: int = 200) -> str:
-    """What an error of another library says, on one line, to stand in brackets in one of our sentences."""
+    """Return another library's error on one line, to stand in brackets in one of our sentences."""
     text = redacted(f"{type(error).__name__}: {' '.join(str(error).split())}")
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
 def lost_connection(error: BaseException | None) -> bool:
-    """Whether an error, or what it came from, is one of the communication, which another rank may be the cause of."""
+    """Return True if an error or one of its causes is a communication error, which another rank may have caused."""
     while error is not None:
         text = f"{type(error).__name__} {error}"
         if any(sign in text for sign in _CONNECTION):
@@ -104,4 +104,4 @@ _CONNECTION = (
         "wait timeout",
     ),
 )
-"""Words of gloo and of torch.distributed for a peer that is gone or does not answer."""
+"""Words of gloo and torch.distributed for a peer that is gone or does not answer."""

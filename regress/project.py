@@ -1,4 +1,4 @@
-"""What a project says of itself: the section ``[tool.regress]`` of its pyproject.toml."""
+"""Project settings: the section ``[tool.regress]`` of pyproject.toml."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KEYS = ("variants", "tolerances", "replay", "allow_code")
 
 
 def project_section(root: Path, key: str) -> Any:
-    """The value of a key of ``[tool.regress]`` in ``root/pyproject.toml``, None where there is none.
+    """Return the value of a key of ``[tool.regress]`` in ``root/pyproject.toml``, None where there is none.
 
     Raises:
         ConfigError: naming a file that is no TOML, or a key that nothing reads.
@@ -36,6 +36,6 @@ def project_section(root: Path, key: str) -> Any:
 
 
 def project_root(start: Path | None = None) -> Path | None:
-    """The folder of the nearest pyproject.toml, if there is one."""
+    """Return the folder of the nearest pyproject.toml, or None."""
     start = (start or Path.cwd()).absolute()
     return next((path for path in (start, *start.parents) if (path / "pyproject.toml").is_file()), None)

@@ -1,4 +1,4 @@
-"""Removal of credentials from texts that people, logs and files get to see.
+"""Removal of credentials from texts for people, logs and files.
 
 A URL can hold them before its ``@`` (``s3://KEY:SECRET@bucket``, ``https://token@host``), with slashes, colons or
 percent signs in them, in any link of a chain (``simplecache::s3://KEY:SECRET@bucket``), and behind its path

@@ -1,4 +1,4 @@
-"""Code that a configuration, a golden case or a dump names as ``package.module:function``: what may be imported.
+"""Import rules for code that a configuration, a golden case or a dump names as ``package.module:function``.
 
 Modules below the project root that ``[tool.regress] allow_code`` of its pyproject.toml lists:
 
@@ -28,7 +28,7 @@ VARIABLE = "GRPO_REGRESS_ALLOW_CODE"
 
 
 def allow_all_code() -> None:
-    """Let this process, and those that it starts, import whatever is named."""
+    """Allow this process, and those that it starts, to import any named code."""
     os.environ[VARIABLE] = "1"
 
 
@@ -58,7 +58,7 @@ def named_code(text: str, stated: str) -> Callable[..., Any]:
 
 
 def require_allowed(module: str, stated: str) -> None:
-    """Raise `ConfigError` unless a module may be imported; nothing of it is run to find out.
+    """Raise `ConfigError` unless a module may be imported; none of its code runs for this check.
 
     Args:
         stated: where it is named, for the error.
@@ -76,7 +76,7 @@ def require_allowed(module: str, stated: str) -> None:
 
 
 def allowed_modules(root: Path) -> list[str]:
-    """Patterns of the modules that a project allows.
+    """Return the patterns of the modules that a project allows.
 
     Raises:
         ConfigError: if the key holds anything but a list of names.
@@ -104,7 +104,7 @@ def _listed(module: str, root: Path | None) -> bool:
 
 
 def _spec(package: str, root: Path | None) -> ModuleSpec | None:
-    """Where a module of the top level would be imported from, found without running anything of it."""
+    """Find the spec of a top-level module without running any of its code."""
     if not package:
         return None
     if package in sys.builtin_module_names:
@@ -113,7 +113,7 @@ def _spec(package: str, root: Path | None) -> ModuleSpec | None:
 
 
 def _below(package: str, root: Path) -> bool:
-    """Whether a module or package of the top level would be imported from below a folder."""
+    """Return True if a top-level module or package would be imported from below a folder."""
     spec = _spec(package, root)
     if spec is None:
         return False

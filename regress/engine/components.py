@@ -1,4 +1,4 @@
-"""Somebody's own pieces in the place of the engine's: functions that the configuration names, checked as they come.
+"""User's own components in place of the engine's: functions that the configuration names, with checked results.
 
 | key | takes | gives |
 |---|---|---|
@@ -57,7 +57,7 @@ def component(key: str, text: str, count: int, *keywords: str) -> Callable[..., 
 
 
 def patched(model: PreTrainedModel, text: str) -> PreTrainedModel:
-    """The model after ``model.patch``.
+    """Apply ``model.patch`` to the model, and return the result.
 
     Raises:
         ConfigError: if the function fails, or returns anything but a model or nothing.
@@ -79,7 +79,7 @@ def patched(model: PreTrainedModel, text: str) -> PreTrainedModel:
 
 
 def own_attention(text: str) -> str:
-    """Register ``model.attention`` with transformers; returns the name that it is known by there."""
+    """Register ``model.attention`` with transformers; return the name it is registered under."""
     function = component("model.attention", text, 5, "scaling", "dropout", "varlen")
     name = f"own_attention_{hashlib.sha256(text.encode()).hexdigest()[:12]}"  # colons would name a kernel of a hub
     AttentionInterface.register(name, function)
@@ -88,7 +88,7 @@ def own_attention(text: str) -> str:
 
 
 def own_loss(text: str | None) -> LossFunction | None:
-    """The token loss that ``algorithm.loss_function`` names, made to refuse results of another form; None for none."""
+    """Return the token loss that ``algorithm.loss_function`` names, with a check of its results; None without one."""
     if text is None:
         return None
     stated = f"algorithm.loss_function={text}"
@@ -114,7 +114,7 @@ def own_loss(text: str | None) -> LossFunction | None:
 def own_optimizer(
     named: Sequence[tuple[str, nn.Parameter]], text: str, settings: OptimizerConfig
 ) -> torch.optim.Optimizer:
-    """The optimizer that ``optimizer.factory`` makes.
+    """Return the optimizer that ``optimizer.factory`` makes.
 
     Raises:
         ConfigError: if the function fails, or returns anything but an optimizer of exactly these parameters.
@@ -142,7 +142,7 @@ def own_optimizer(
 
 
 def own_wrapper(model: PreTrainedModel, group: object, text: str) -> nn.Module:
-    """The module that ``parallel.wrapper`` makes of a model.
+    """Return the module that ``parallel.wrapper`` makes of a model.
 
     Raises:
         ConfigError: if the function fails, or returns no module with ``no_sync``.

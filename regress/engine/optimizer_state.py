@@ -17,7 +17,7 @@ STATES = ("step", *MOMENTS)
 
 
 def load_state(optimizer: torch.optim.Optimizer, policy: LocalPolicy, path: str | Path) -> None:
-    """Start from the state in a dump's file of type ``optimizer`` (``<parameter>/<state>``).
+    """Load the optimizer state from a dump's file of type ``optimizer`` (``<parameter>/<state>``).
 
     Learning rate and the other settings stay those of the optimizer; the moments are converted to the dtype and
     device of their parameters.

@@ -1,4 +1,4 @@
-"""The files of a run in its output directory: those of an earlier run stay until this one has ended well."""
+"""Files of a run in its output directory: those of an earlier run stay until this one has ended well."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LIVE_METRICS, UNFINISHED, REPLACED = "metrics.partial.jsonl", "final.partial", "
 
 
 class Outputs(AbstractContextManager["Outputs"]):
-    """``metrics.jsonl`` and the model in ``final/``.
+    """Writer of ``metrics.jsonl`` and the model in ``final/``.
 
     During the run the metrics are in ``metrics.partial.jsonl``. Leaving the context gives the files their names,
     in place of those of an earlier run; an exception leaves the earlier files alone, and the metrics where they are.
@@ -45,7 +45,7 @@ class Outputs(AbstractContextManager["Outputs"]):
         self._metrics: TextIO | None = None
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """One line of strict JSON, flushed as it is written; what is not finite is null."""
+        """Write one line of strict JSON, flushed as it is written; values that are not finite are null."""
         finite = {key: value if math.isfinite(value) else None for key, value in metrics.items()}
         with self._errors():
             if (
@@ -56,7 +56,7 @@ class Outputs(AbstractContextManager["Outputs"]):
             self._metrics.flush()
 
     def save(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Model and tokenizer as ``save_pretrained`` writes them.
+        """Save model and tokenizer as ``save_pretrained`` does.
 
         Raises:
             RegressError: also for a weight that is not finite.

@@ -1,4 +1,4 @@
-"""The training step: forward, loss, backward, clip, update. Written once, for every layout.
+"""Training step: forward, loss, backward, clip, update. Written once, for every layout.
 
 How the model is wrapped, and on how many devices it lies, is the policy's business; which tokens lie where is
 the layout's. Denominators come in as per-token weights computed over the whole mini-batch, so the shares of
@@ -20,7 +20,7 @@ from regress.dump.taps import failure
 from regress.engine import optim, taps, token_gradients
 from regress.engine.batch import LossTokens, Microbatch
 from regress.engine.components import LossFunction
-from regress.engine.policy import Policy
+from regress.engine.policy_interface import Policy
 from regress.engine.world import Alone, World
 from regress.errors import DumpError, RegressError
 from regress.grpo.aggregation import token_weights
@@ -55,7 +55,7 @@ def weigh(
     *,
     max_completion_length: int,
 ) -> Tensor:
-    """``[K]`` weight of every loss token: the aggregation and its denominator, over the whole mini-batch.
+    """Return the ``[K]`` weight of every loss token: the aggregation and its denominator, over the whole mini-batch.
 
     With ``denominator_scope=microbatch`` each microbatch is averaged alone and the microbatches are averaged.
     """
@@ -84,7 +84,7 @@ def train_step(
     target_params: str = ".*",
     loss_function: LossFunction | None = None,
 ) -> StepOutcome:
-    """One optimizer update on one mini-batch, by all ranks together.
+    """Make one optimizer update on one mini-batch, by all ranks together.
 
     Args:
         tokens: weights, advantages and recorded log-probs of its ``K`` loss tokens; old log-probs of ``None`` are
@@ -151,7 +151,7 @@ def train_step(
 
 @dataclass(frozen=True)
 class _Part:
-    """What one rank has to say of an update; ``problem`` is why it must not be made."""
+    """One rank's part of an update; ``problem`` is the reason it must not be made."""
 
     loss: float
     metrics: dict[str, Metric]
@@ -159,7 +159,7 @@ class _Part:
 
 
 def _missed(policy: Policy, out: TokenLogProbs, part: LossTokens) -> bool:
-    """Whether a rank that holds a part of the same samples has none of the loss that this one would wait for."""
+    """Return True if a rank with part of the same samples has no loss, for which this one would wait."""
     read = (out.log_probs, out.entropy, part.old_log_probs, part.ref_log_probs, part.sampler_log_probs)
     finite = all(bool(values.detach().isfinite().all()) for values in read if values is not None)
     own = torch.tensor(float(not finite), device=out.log_probs.device)
@@ -167,7 +167,7 @@ def _missed(policy: Policy, out: TokenLogProbs, part: LossTokens) -> bool:
 
 
 def _no_loss(out: TokenLogProbs) -> tuple[Tensor, Share]:
-    """What takes the place of a loss, so that the backward pass meets those of the other ranks."""
+    """Return a zero loss, so that the backward pass meets those of the other ranks."""
     share = out.log_probs.sum() * 0.0
     return share, Share(share.detach(), {})
 
@@ -181,7 +181,7 @@ def _own_part(
 
 
 def _combined(world: World, own: _Part, grad_norm: Tensor) -> StepOutcome:
-    """The update as a whole: tensor-parallel ranks compute the same loss, so one of each group counts.
+    """Return the update as a whole: tensor-parallel ranks compute the same loss, so one of each group counts.
 
     Raises:
         RegressError: on every rank, if one of them has a problem, or the gradient they have summed up.
@@ -206,7 +206,9 @@ def _all_finite(shares: Sequence[Share]) -> bool:
 
 
 def _nonfinite(microbatches: Sequence[Microbatch], shares: Sequence[Share]) -> RegressError | None:
-    """The first loss that is not finite; a rank without the end of the pipeline has no shares."""
+    """Return the error for the first loss that is not finite; a rank without the last pipeline stage has no
+    shares.
+    """
     for index, (micro, share) in enumerate(zip(microbatches, shares, strict=False)):
         if not share.loss.isfinite():
             return RegressError(

@@ -1,4 +1,4 @@
-"""What the training step hands to the dump: the engine's only instrumentation.
+"""Taps of the training step: the engine's only instrumentation.
 
 With no recorder active every function returns at once. Token quantities are recorded as local ``[B, T]`` tensors
 under the microbatch's layout, each value at its own token, 0 where there is none.
@@ -26,7 +26,7 @@ from regress.grpo.objective import Objective
 from regress.layout import BatchPlan
 
 if TYPE_CHECKING:
-    from regress.engine.policy import Policy
+    from regress.engine.policy_interface import Policy
 
 QUANTITIES = ("old_log_probs", "ref_log_probs")
 
@@ -34,7 +34,7 @@ QUANTITIES = ("old_log_probs", "ref_log_probs")
 def before_updates(
     trajectories: Sequence[Trajectory], batches: Sequence[tuple[TokenBatch, LossTokens]]
 ) -> None:
-    """Log-probs of the policy and of the reference before the first update: the whole rollout, right padded."""
+    """Tap log-probs of policy and reference before the first update: the whole rollout, right padded."""
     for quantity in QUANTITIES:
         values = [getattr(tokens, quantity) for _, tokens in batches]
         if not wanted(quantity) or any(value is None for value in values):
@@ -47,7 +47,7 @@ def before_updates(
 
 @torch.no_grad()
 def inputs(micro: Microbatch) -> None:
-    """What the model reads, and where the tokens of its activations lie."""
+    """Tap the model's inputs, and the layout of its activations."""
     meta: dict[str, Any] = {"samples": micro.samples_of(micro.layout)}
     if wanted("batch_inputs"):
         tap("batch_inputs", _batch_inputs(micro), layout=micro.layout, meta=meta)
@@ -60,7 +60,7 @@ def inputs(micro: Microbatch) -> None:
 
 @torch.no_grad()
 def forward(micro: Microbatch, out: TokenLogProbs) -> None:
-    """Forward data of one microbatch; before its loss, which refuses what is not finite."""
+    """Tap the forward data of one microbatch, before its loss, which refuses values that are not finite."""
     if wanted("forward_data"):
         tap("forward_data", _forward_data(micro, out), layout=micro.place.targets, meta=_at_targets(micro))
 
@@ -77,7 +77,7 @@ def loss(
     objective: Objective,
     backward_scale: float,
 ) -> None:
-    """The terms of the loss of one microbatch token by token, and the loss."""
+    """Tap the terms of one microbatch's loss token by token, and the loss."""
     meta = _at_targets(micro)
     layout = micro.place.targets
     if wanted("is_loss_debug"):
@@ -89,7 +89,7 @@ def loss(
 
 
 def gradients(policy: Policy, pattern: str) -> None:
-    """Gradients after full accumulation, before clipping; parameters without one are left out."""
+    """Tap gradients after full accumulation, before clipping; parameters without one are left out."""
     if wanted("gradient"):
         named = _here(policy, pattern)
         found = {name: p.grad for name, p in named.items() if p.grad is not None}
@@ -97,13 +97,13 @@ def gradients(policy: Policy, pattern: str) -> None:
 
 
 def grad_norm(norm: Tensor) -> None:
-    """Total norm of the gradient before clipping, beside the gradients."""
+    """Tap the total norm of the gradient before clipping, beside the gradients."""
     if wanted("gradient"):
         tap("gradient", meta={"grad_norm": norm.item()})
 
 
 def after_update(policy: Policy, optimizer: Optimizer, pattern: str) -> None:
-    """Updated parameters, and the optimizer's state as ``<parameter>/<state>``."""
+    """Tap updated parameters, and the optimizer's state as ``<parameter>/<state>``."""
     if not (wanted("param") or wanted("optimizer")):
         return
     named = _here(policy, pattern)
@@ -118,12 +118,12 @@ def after_update(policy: Policy, optimizer: Optimizer, pattern: str) -> None:
 
 
 def _here(policy: Policy, pattern: str) -> dict[str, nn.Parameter]:
-    """The parameters of this rank that the pattern names: a stage of a pipeline may hold none of them."""
+    """Return the parameters of this rank that match the pattern: a pipeline stage may hold none of them."""
     return {name: p for name, p in policy.named_parameters() if re.search(pattern, name)}
 
 
 def _tap_parts(type: str, policy: Policy, tensors: Mapping[str, tuple[str, Tensor]]) -> None:
-    """Tap what a parameter has (a gradient, a state) under a name, with the part of it that lies here."""
+    """Tap tensors of parameters (gradients, states) by name, with the shard on this rank."""
     shards = {
         name: shard.to_json()
         for name, (parameter, value) in tensors.items()
@@ -155,7 +155,7 @@ def _forward_data(micro: Microbatch, out: TokenLogProbs) -> dict[str, Tensor]:
 def _loss_terms(
     micro: Microbatch, part: LossTokens, out: TokenLogProbs, terms: TokenLoss, share: Tensor
 ) -> dict[str, Tensor]:
-    """The names are those of NexRL's weaver dump; what it lacks comes after them."""
+    """Return the terms under the names of NexRL's weaver dump, followed by those it lacks."""
     values = {
         "log_probs": out.log_probs,
         "old_log_probs": part.old_log_probs,
@@ -174,7 +174,7 @@ def _loss_terms(
 
 
 def _loss(part: LossTokens, terms: TokenLoss, share: Tensor) -> dict[str, Tensor]:
-    """This microbatch's shares; they add up over microbatches and ranks to the loss of the mini-batch."""
+    """Return this microbatch's shares; they add up over microbatches and ranks to the loss of the mini-batch."""
     weights = part.weights
     assert weights is not None
     parts = {"pg_loss": terms.policy_K, "kl_loss": terms.kl_K, "entropy_loss": terms.entropy_K}
@@ -185,7 +185,8 @@ def _loss(part: LossTokens, terms: TokenLoss, share: Tensor) -> dict[str, Tensor
 def _reduction(
     part: LossTokens, whole: LossTokens, objective: Objective, backward_scale: float
 ) -> dict[str, object]:
-    """How the share came about: sum over its tokens of weight times loss, times the scale when back-propagated.
+    """Return the reduction: the share is the sum over its tokens of weight times loss, times the scale when
+    back-propagated.
 
     The weights hold the denominators; they are counted over the mini-batch unless the scope is the microbatch.
     """

@@ -24,7 +24,7 @@ from regress.layout import ShardLayout
 
 STAGE = "token_gradient"
 ROWS = "rows of the loss tokens, in order"
-"""What the metadata of a record says of logits and their gradients ``[1, K, V]``."""
+"""Metadata of records with logits and their gradients ``[1, K, V]``."""
 Shard = Callable[[tuple[int, ...]], ShardLayout | None]
 
 

@@ -1,1 +1,1 @@
-"""Bugs of real training systems, to be put into the running engine: what a tolerance has to see."""
+"""Bugs of real training systems, injected into the running engine: the size of error that a tolerance must detect."""

@@ -1,4 +1,4 @@
-"""The corpus: faults of code and of runs, each under a variant in which it can show."""
+"""Corpus of faults of code and of runs, each under a variant in which it can show."""
 
 from __future__ import annotations
 

@@ -18,12 +18,12 @@ from regress.grpo.ratios import importance_ratio
 
 
 def valued(value: Tensor, gradient: Tensor) -> Tensor:
-    """The value of one tensor with the gradient of another."""
+    """Return the value of one tensor with the gradient of another."""
     return value.detach() + (gradient - gradient.detach())
 
 
 def in_policy_loss(patch: Patch, change: Any) -> None:
-    """``change(right, log_probs, ratio, advantages, objective)`` in place of the policy loss."""
+    """Replace the policy loss by ``change(right, log_probs, ratio, advantages, objective)``."""
     right: Any = vars(losses)["_policy_loss"]
     patch.setattr(losses, "_policy_loss", lambda *args: change(right, *args))
 
@@ -76,7 +76,7 @@ def entropy_detached(patch: Patch) -> None:
 
 
 def gradient_through_the_clip(patch: Patch) -> None:
-    """A clamp whose backward pass hands the gradient on."""
+    """A clamp passes its gradient through."""
 
     def wrong(right: Any, log_probs: Tensor, ratio: Tensor, adv: Tensor, objective: Objective) -> Tensor:
         return valued(right(log_probs, ratio, adv, objective), -ratio * adv)
@@ -95,7 +95,7 @@ def gradient_of_the_clipped_term(patch: Patch) -> None:
 
 
 def clip_gradient_on_the_wrong_side(patch: Patch) -> None:
-    """The gradient is that of the maximum."""
+    """The gradient is that of the maximum, not the minimum."""
 
     def wrong(right: Any, log_probs: Tensor, ratio: Tensor, adv: Tensor, objective: Objective) -> Tensor:
         clipped = ratio.clamp(*objective.clip_range)
@@ -105,7 +105,7 @@ def clip_gradient_on_the_wrong_side(patch: Patch) -> None:
 
 
 def ratio_detached(patch: Patch) -> None:
-    """The value of the clipped loss with the gradient of plain policy gradients."""
+    """The clipped loss has the gradient of the plain policy gradient."""
 
     def wrong(right: Any, log_probs: Tensor, ratio: Tensor, adv: Tensor, objective: Objective) -> Tensor:
         return valued(right(log_probs, ratio, adv, objective), -log_probs * adv)
@@ -114,7 +114,7 @@ def ratio_detached(patch: Patch) -> None:
 
 
 def weight_not_detached(patch: Patch) -> None:
-    """The clipped ratio of CISPO is a weight, and has a gradient of its own here."""
+    """The clipped ratio of CISPO, which is a weight, carries a gradient of its own."""
 
     def wrong(right: Any, log_probs: Tensor, ratio: Tensor, adv: Tensor, objective: Objective) -> Tensor:
         weight: Tensor = ratio.clamp(*objective.clip_range)
@@ -124,7 +124,7 @@ def weight_not_detached(patch: Patch) -> None:
 
 
 def ratio_gradient_of_each_token(patch: Patch) -> None:
-    """The ratio of a sample, whose gradient reaches each token's own log-prob only."""
+    """The ratio of a sample has a gradient that reaches each token's own log-prob only."""
     right: Any = importance_ratio
 
     def wrong(log_probs: Tensor, *args: Any) -> Tensor:
@@ -138,7 +138,7 @@ def ratio_gradient_of_each_token(patch: Patch) -> None:
 
 
 def before_backward(patch: Patch, change: Any) -> None:
-    """``change(share, number)`` of the share of each microbatch, by its number within the update."""
+    """Apply ``change(share, number)`` to the share of each microbatch, by its number within the update."""
     right: Any = LocalPolicy.__dict__["_backward"]
     first: Any = LocalPolicy.__dict__["zero_grad"]
     number = [0]
@@ -161,7 +161,7 @@ def loss_divided_by_microbatches(patch: Patch) -> None:
 
 
 def loss_scaled(patch: Patch) -> None:
-    """A loss scale that nobody takes off."""
+    """The loss scale is never divided out."""
     before_backward(patch, lambda share, _: share * 1024)
 
 
@@ -178,13 +178,13 @@ def denominator_of_the_microbatch_on_the_way_back(patch: Patch) -> None:
 
 
 def in_logits_gradient(patch: Patch, change: Any) -> None:
-    """``change(right, logits, targets, stats, g, h, temperature, chunk)`` in place of the gradient of the logits."""
+    """Replace the gradient of the logits by ``change(right, logits, targets, stats, g, h, temperature, chunk)``."""
     right: Any = logprobs.logits_gradient
     patch.setattr(logprobs, "logits_gradient", lambda *args: change(right, *args))
 
 
 def normalization_without_gradient(patch: Patch) -> None:
-    """The gradient of the target's logit alone: log-sum-exp is detached."""
+    """Log-sum-exp is detached, which leaves the gradient of the target's logit alone."""
 
     def wrong(right: Any, logits: Tensor, targets: Tensor, stats: Any, g: Tensor, *rest: Any) -> Tensor:
         out = torch.zeros_like(logits)
@@ -217,7 +217,7 @@ def entropy_without_gradient(patch: Patch) -> None:
 
 
 def last_rows_without_gradient(patch: Patch) -> None:
-    """A kernel that leaves out the last rows, which fill no block."""
+    """A kernel leaves out the last rows, which fill no block."""
 
     def wrong(right: Any, *args: Any) -> Tensor:
         found: Tensor = right(*args)

@@ -1,4 +1,4 @@
-"""Faults in what the model reads, and in what a token weighs."""
+"""Faults in the model's inputs, and in the weights of tokens."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from regress.grpo.advantages import group_statistics, token_advantages
 from regress.grpo.objective import Objective
 from regress.layout import RankLayout, TokenLayout
 
-# what the model reads
+# inputs of the model
 
 
 def columns_as_positions(patch: Patch) -> None:
-    """Position ids that count through the row, samples and padding alike, in the batch that is recorded."""
+    """Position ids count through the row, samples and padding alike, in the batch that is recorded."""
     project = TokenBatch._project
 
     def wrong(self: TokenBatch, place: RankLayout, *args: Any) -> Microbatch:
@@ -39,7 +39,7 @@ def columns_as_positions(patch: Patch) -> None:
 
 
 def positions_ignored(patch: Patch) -> None:
-    """The same, but the batch is right and the model is given none."""
+    """Position ids count through the row, but only in the model: the recorded batch is right."""
     run = LocalPolicy._run
 
     def wrong(self: LocalPolicy, model: PreTrainedModel, micro: Microbatch, *rest: Any) -> Tensor:
@@ -50,7 +50,7 @@ def positions_ignored(patch: Patch) -> None:
 
 
 def causal_only(patch: Patch) -> None:
-    """No attention mask but the causal one."""
+    """The attention mask is the causal one alone."""
 
     def wrong(layout: TokenLayout, implementation: str, *_: Any) -> Tensor:
         assert implementation == "sdpa"
@@ -61,7 +61,7 @@ def causal_only(patch: Patch) -> None:
 
 
 def one_segment(patch: Patch) -> None:
-    """``cu_seqlens`` dropped: a packed row is one sequence."""
+    """``cu_seqlens`` is dropped: a packed row is one sequence."""
     of = VarlenSegments.of
 
     def wrong(layout: TokenLayout, local_index: Tensor) -> VarlenSegments:
@@ -84,7 +84,7 @@ def tool_tokens_in_the_loss(patch: Patch) -> None:
 
 
 def population_deviation(patch: Patch) -> None:
-    """Division by N in place of N - 1."""
+    """The deviation divides by N in place of N - 1."""
     statistics: Any = group_statistics
     patch.setattr(
         advantages, "group_statistics", lambda rewards, groups, ddof: statistics(rewards, groups, 0)
@@ -92,7 +92,7 @@ def population_deviation(patch: Patch) -> None:
 
 
 def groups_interleaved(patch: Patch) -> None:
-    """Samples lie group after group, and are grouped as if they lay prompt after prompt, again and again."""
+    """Samples of one group lie together, but are grouped as if the groups were interleaved."""
     right: Any = token_advantages
 
     def wrong(rewards: Tensor, groups: Tensor, *args: Any) -> Any:
@@ -102,7 +102,7 @@ def groups_interleaved(patch: Patch) -> None:
 
 
 def mean_of_means(patch: Patch) -> None:
-    """A mean over each microbatch, and then the mean of those means."""
+    """The loss is the mean of each microbatch's mean."""
     right: Any = weigh
 
     def wrong(tokens: LossTokens, micros: Sequence[Microbatch], objective: Objective, **rest: Any) -> Any:
@@ -121,7 +121,7 @@ def order_not_restored(patch: Patch) -> None:
 
 
 def deviation_epsilon(patch: Patch) -> None:
-    """1e-4 added to the deviation that divides an advantage, where it is another number."""
+    """The deviation that divides an advantage has 1e-4 added to its epsilon."""
     right: Any = token_advantages
 
     def wrong(rewards: Tensor, groups: Tensor, sequence: Tensor, objective: Objective, *rest: Any) -> Any:

@@ -22,7 +22,7 @@ def clip_sides_swapped(patch: Patch) -> None:
 
 
 def minimum_before_the_advantage(patch: Patch) -> None:
-    """min(r, clip(r)) A is pessimistic for positive advantages only."""
+    """The loss is min(r, clip(r)) A, which is pessimistic for positive advantages only."""
 
     def wrong(log_probs: Tensor, ratio: Tensor, adv: Tensor, objective: Objective) -> Tensor:
         return -torch.minimum(ratio, ratio.clamp(*objective.clip_range)) * adv
@@ -31,7 +31,7 @@ def minimum_before_the_advantage(patch: Patch) -> None:
 
 
 def another_estimator(patch: Patch) -> None:
-    """k1, whose expected gradient is zero, for k3."""
+    """k1, whose expected gradient is zero, replaces k3."""
     right: Any = kl_estimate
     patch.setattr(
         losses, "kl_estimate", lambda p, q, objective: right(p, q, replace(objective, kl_estimator="k1"))
@@ -39,7 +39,7 @@ def another_estimator(patch: Patch) -> None:
 
 
 def ratio_of_sums(patch: Patch) -> None:
-    """The ratio of a sequence as a product over its tokens, not their geometric mean."""
+    """The ratio of a sequence is the product over its tokens, not their geometric mean."""
     right: Any = importance_ratio
 
     def wrong(*args: Any) -> Any:
@@ -50,7 +50,7 @@ def ratio_of_sums(patch: Patch) -> None:
 
 
 def ratio_inverted(patch: Patch) -> None:
-    """p_old / p for p / p_old."""
+    """The ratio is p_old / p in place of p / p_old."""
     right: Any = importance_ratio
     patch.setattr(losses, "importance_ratio", lambda *args: 1.0 / right(*args))
 
@@ -66,7 +66,7 @@ def entropy_bonus_reversed(patch: Patch) -> None:
 
 
 def clip_range_off(patch: Patch) -> None:
-    """0.19 for 0.20."""
+    """The clip range is 0.19 in place of 0.20."""
     right = Objective.clip_range.fget  # type: ignore[attr-defined]  # a property, read from its class
 
     def wrong(objective: Objective) -> tuple[float, float]:
@@ -77,7 +77,7 @@ def clip_range_off(patch: Patch) -> None:
 
 
 def coefficients_off(patch: Patch) -> None:
-    """Coefficients of divergence and entropy that are 1 % too large."""
+    """The coefficients of KL and entropy are 1 % too large."""
     right: Any = token_loss
 
     def wrong(*args: Any, **rest: Any) -> Any:

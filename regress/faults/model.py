@@ -23,7 +23,7 @@ from regress.grpo.ratios import importance_ratio
 
 
 def router_not_normalized(run: Run) -> None:
-    """Weights of the chosen experts that do not add up to 1."""
+    """The weights of the chosen experts do not add up to 1."""
     routers: list[Any] = [
         m for m in run.trainer.policy.model.modules() if getattr(m, "norm_topk_prob", False)
     ]
@@ -34,7 +34,7 @@ def router_not_normalized(run: Run) -> None:
 
 
 def norm_epsilon(run: Run) -> None:
-    """Ten times the epsilon in every RMSNorm."""
+    """Every RMSNorm has ten times its epsilon."""
     norms: list[Any] = [m for m in run.trainer.policy.model.modules() if hasattr(m, "variance_epsilon")]
     if not norms:
         raise ReplayError("there is no RMSNorm")
@@ -43,7 +43,7 @@ def norm_epsilon(run: Run) -> None:
 
 
 def rotary_in_bfloat16(run: Run) -> None:
-    """Rotary frequencies rounded to half precision."""
+    """Rotary frequencies are rounded to half precision."""
     buffers = [b for name, b in run.trainer.policy.model.named_buffers() if name.endswith("inv_freq")]
     if not buffers:
         raise ReplayError("there are no rotary positions")
@@ -59,13 +59,13 @@ def reference_is_the_policy(patch: Patch) -> None:
 
 
 def logits_one_late(patch: Patch) -> None:
-    """The logits at a token instead of those that predict it."""
+    """The logits are those at a token, not those that predict it."""
     right: Any = logits_at
     patch.setattr(policy, "logits_at", lambda model, index: right(model, index + 1))
 
 
 def targets_one_early(patch: Patch) -> None:
-    """The token before the one that was predicted."""
+    """The target is the token before the predicted one."""
     patch.setattr(Microbatch, "targets", property(lambda micro: micro.input_ids.reshape(-1)[micro.local - 1]))
 
 
@@ -76,7 +76,7 @@ def temperature_ignored(patch: Patch) -> None:
 
 
 def old_is_current(patch: Patch) -> None:
-    """Old log-probs recomputed after the first update: every ratio is 1."""
+    """Old log-probs are recomputed after the first update, so that every ratio is 1."""
     right: Any = train_step
 
     def wrong(model: LocalPolicy, optimizer: Any, tokens: LossTokens, *args: Any, **rest: Any) -> Any:
@@ -86,12 +86,12 @@ def old_is_current(patch: Patch) -> None:
 
 
 def no_sampler_correction(patch: Patch) -> None:
-    """The policy that sampled counts as the one that is trained."""
+    """The sampling policy is taken for the trained one."""
     patch.setattr(losses, "sampler_weights", lambda old, *_: torch.ones_like(old))
 
 
 def temperature_off(patch: Patch) -> None:
-    """.79 for .80."""
+    """The temperature is 0.79 in place of 0.80."""
     right: Any = token_log_probs
     patch.setattr(
         policy,
@@ -101,7 +101,7 @@ def temperature_off(patch: Patch) -> None:
 
 
 def logits_in_bfloat16(patch: Patch) -> None:
-    """Log-probs of logits that were rounded to half precision."""
+    """Log-probs come from logits rounded to half precision."""
     right: Any = token_log_probs
     patch.setattr(
         policy,
@@ -111,7 +111,7 @@ def logits_in_bfloat16(patch: Patch) -> None:
 
 
 def old_in_bfloat16(patch: Patch) -> None:
-    """Recorded log-probs come through half precision."""
+    """Recorded log-probs are rounded to half precision."""
     right: Any = importance_ratio
     patch.setattr(
         losses,
@@ -122,14 +122,14 @@ def old_in_bfloat16(patch: Patch) -> None:
 
 @torch.no_grad()
 def stale_weight(run: Run) -> None:
-    """One matrix is 2 % from where it should be."""
+    """One matrix is off by 2 %."""
     found = [p for name, p in run.trainer.policy.named_parameters() if p.ndim == 2 and "embed" not in name]
     found[-1].mul_(1.02)
 
 
 @torch.no_grad()
 def weights_in_half_precision(run: Run) -> None:
-    """Weights that were sent to the trainer as float16."""
+    """Weights are rounded to float16 on their way to the trainer."""
     for _, parameter in run.trainer.policy.named_parameters():
         parameter.copy_(parameter.half().to(parameter.dtype))
 

@@ -1,4 +1,4 @@
-"""What a fault is, and how it is put into the engine and taken out again."""
+"""Faults, and their injection into and removal from the engine."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ Prepare = Callable[[Run], None]
 
 
 class Patch:
-    """Attributes of the engine that are something else until the fault is over."""
+    """Engine attributes that are replaced until the fault is over."""
 
     def __init__(self, stack: ExitStack) -> None:
         self._stack = stack
 
     def setattr(self, owner: Any, name: str, value: Any) -> None:
-        """Set an attribute that exists."""
+        """Set an existing attribute."""
         self._stack.enter_context(mock.patch.object(owner, name, value))
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A bug: ``code`` breaks the engine's code, or ``run`` a run that was built and has not started.
+    """Bug: ``code`` breaks the engine's code, or ``run`` a run that was built and has not started.
 
     Attributes:
         variant: under which it can show.
@@ -40,24 +40,24 @@ class Fault:
 
     @property
     def inject(self) -> Callable[[Any], None]:
-        """What breaks it."""
+        """Function that injects the fault."""
         found = self.code or self.run
         assert found is not None
         return found
 
     @property
     def name(self) -> str:
-        """As in tables: ``population deviation``."""
+        """Name as in tables: ``population deviation``."""
         return self.inject.__name__.replace("_", " ")
 
     @property
     def what(self) -> str:
-        """One sentence, where the name does not say it."""
+        """One sentence on the fault; its name where the function has no docstring."""
         return (self.inject.__doc__ or self.name).split("\n")[0]
 
     @contextmanager
     def injected(self) -> Iterator[Prepare | None]:
-        """The engine is broken inside; what comes out has to prepare each run that is to be broken."""
+        """Break the engine inside the context; yield the function that prepares each run to be broken, if any."""
         with ExitStack() as stack:
             if self.code is not None:
                 self.code(Patch(stack))

@@ -31,7 +31,7 @@ def last_microbatch_left_out(patch: Patch) -> None:
 
 
 def after_each_backward(patch: Patch, change: Callable[[LocalPolicy, bool], None]) -> None:
-    """``change(policy, last)`` is called after the backward pass of each microbatch."""
+    """Call ``change(policy, last)`` after the backward pass of each microbatch."""
     right = LocalPolicy.forward_backward
 
     def wrong(self: LocalPolicy, micros: Sequence[Microbatch], loss: Any) -> list[Any]:
@@ -129,13 +129,13 @@ def gradients_in_bfloat16(patch: Patch) -> None:
 
 
 def learning_rate_off(patch: Patch) -> None:
-    """1 % too large."""
+    """The learning rate is 1 % too large."""
     right: Any = adamw
     patch.setattr(build, "adamw", lambda named, rate, **rest: right(named, rate * 1.01, **rest))
 
 
 def second_moment_decays_faster(patch: Patch) -> None:
-    """beta2 of .99 for .999."""
+    """beta2 is 0.99 in place of 0.999."""
     right: Any = adamw
     patch.setattr(build, "adamw", lambda *args, **rest: right(*args, **{**rest, "betas": (0.9, 0.99)}))
 

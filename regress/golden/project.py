@@ -1,4 +1,4 @@
-"""What a project says of itself, for the rooms that read goldens."""
+"""Project settings, for the rooms that read goldens."""
 
 from regress.project import project_section
 

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from regress.dump.taps import at
 from regress.engine.batch import Microbatch
 from regress.engine.local import local
-from regress.engine.policy import Loss, Result
+from regress.engine.policy_interface import Loss, Result
 from regress.engine.precision import arithmetic
 from regress.errors import ConfigError, RegressError
 from regress.grpo.logprobs import TokenLogProbs

@@ -16,7 +16,8 @@ from transformers import PreTrainedModel
 from regress.engine import taps
 from regress.engine.batch import Microbatch
 from regress.engine.local import local
-from regress.engine.policy import LocalPolicy, Loss, Result
+from regress.engine.policy import LocalPolicy
+from regress.engine.policy_interface import Loss, Result
 from regress.engine.precision import DTYPES
 from regress.engine.projection import Entropy
 from regress.engine.world import agreed

@@ -13,6 +13,7 @@ from regress.errors import CheckError, RegressError
 from regress.plugin.provenance import provenance_of
 from regress.plugin.rows import ASKED, tell_calls, tell_properties, tell_update
 from regress.plugin.settings import SETTINGS
+from regress.plugin.state import SESSION, owner
 
 if TYPE_CHECKING:
     from regress.compare.verdicts.verdict import Verdict
@@ -39,8 +40,6 @@ def _stage_of(node: pytest.Item) -> TestStage | None:
     """Return the folder for values that are to become golden; None unless goldens are updated."""
     if node.config.stash[SETTINGS].update is None:
         return None
-    from regress.plugin.session import SESSION
-
     return node.config.stash[SESSION].stage(node)
 
 
@@ -48,11 +47,6 @@ def _stage_of(node: pytest.Item) -> TestStage | None:
 def regress_check(regress: Regress) -> Regress:
     """Give the fixture `regress` under a name that leaves ``import regress`` visible in the test."""
     return regress
-
-
-def owner(node: pytest.Item) -> str:
-    """Return the id of a test, without the group that pytest-xdist may add to its `nodeid`."""
-    return node.nodeid if node.parent is None else f"{node.parent.nodeid}::{node.name}"
 
 
 class Regress:
@@ -145,10 +139,8 @@ class Regress:
         Raises:
             RegressError: if there is no such case, variant or precision, or the replay fails.
         """
-        from regress.plugin.session import suite_of
-
         try:
-            return suite_of(self._config).dump(case, variant, precision)
+            return self._config.stash[SESSION].suite().dump(case, variant, precision)
         except RegressError as error:
             raise error.with_traceback(None) from None
 

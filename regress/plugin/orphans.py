@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from regress.errors import RegressError
-from regress.plugin.fixture import owner
 from regress.plugin.rows import ASKED
 from regress.plugin.settings import SETTINGS
+from regress.plugin.state import owner
 from regress.plugin.summary import Summary
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from regress.errors import RegressError
-from regress.plugin.fixture import owner
 from regress.plugin.rows import ForeignRow, tell_calls, tell_foreign, tell_properties
+from regress.plugin.state import owner
 from regress.plugin.suite import Broken, Suite
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class RecordCheck:
             pytest.fail(headline, pytrace=False)
 
     def _leave_out(self, item: Item, found: ReplayOutcome) -> None:
-        """Skip what a trainer of one's own does not have, and have it counted."""
+        """Skip, and count, what a user's own trainer does not support."""
         adapter, configured = self._suite.adapter, self._suite.configured
         if adapter is None and not configured:
             return

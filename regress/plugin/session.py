@@ -14,6 +14,7 @@ import pytest
 from regress.errors import ConfigError
 from regress.plugin.replays import FIXTURE, MARKER, SUITE, parametrize
 from regress.plugin.settings import SETTINGS
+from regress.plugin.state import SESSION
 from regress.plugin.suite import REPLAYS, STAGED, Broken, Suite
 from regress.plugin.summary import SUMMARY
 from regress.replay.workspace import Workspace
@@ -85,7 +86,7 @@ class ReplaySession:
         return self._config.stash[SUITE]
 
     def _settings(self) -> dict[str, Any]:
-        """The configuration that options or the ini file lay over every variant.
+        """Return the settings that options or the ini file apply to every variant.
 
         Raises:
             ConfigError: if one cannot be meant, or goldens are to be updated.
@@ -209,15 +210,6 @@ class ReplaySession:
             self._own.remove()
 
 
-SESSION = pytest.StashKey[ReplaySession]()
-
-
-def suite_of(config: pytest.Config) -> Suite:
-    """Return the suite of a session; raises `ConfigError` for invalid variants."""
-    session: ReplaySession = config.stash[SESSION]
-    return session.suite()
-
-
 def _replayed(items: Iterable[pytest.Item]) -> Iterable[Item]:
     """Yield the items of the tests of golden cases."""
     for item in items:
@@ -232,5 +224,5 @@ def register(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", f"{MARKER}(cases='*', variants='*'): golden cases and variants of a test that replays them"
     )
-    config.stash[SESSION] = ReplaySession(config)
-    config.pluginmanager.register(config.stash[SESSION], "regress-replays")
+    session = config.stash[SESSION] = ReplaySession(config)
+    config.pluginmanager.register(session, "regress-replays")

@@ -12,6 +12,7 @@ import pytest
 from regress.plugin.foreign import foreign_lines, supported
 from regress.plugin.rows import CALL, FOREIGN, KEPT, UPDATE, UpdateRow, foreign_row, told_call, update_row
 from regress.plugin.settings import SETTINGS
+from regress.plugin.state import SESSION
 from regress.redaction import redacted
 
 if TYPE_CHECKING:
@@ -121,7 +122,6 @@ class Summary:
         """Return the report on all verdicts that tests sent, and on the replays they shared."""
         from regress.golden.provenance import told
         from regress.plugin.provenance import provenance_of
-        from regress.plugin.session import SESSION
         from regress.replay.outcome import read_outcomes
         from regress.replay.token_tables import chosen_tables
         from regress.report.model import Report

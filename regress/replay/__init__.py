@@ -1,1 +1,1 @@
-"""Replaying golden cases under other computations. Variants and plans load without torch."""
+"""Replays of golden cases under variants. Variants and plans load without torch."""

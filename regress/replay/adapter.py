@@ -1,4 +1,4 @@
-"""Somebody's own trainer in the place of the engine: which function replays golden cases, and how ranks call it.
+"""A user's own trainer in place of the engine: the function that replays golden cases, and its calls on ranks.
 
     # pyproject.toml
     [tool.regress]
@@ -31,7 +31,7 @@ ARGUMENTS = ("case", "variant", "precision", "folder")
 
 @dataclass(frozen=True)
 class Adapter:
-    """A function that replays golden cases, by its place, so that every process can find it.
+    """Function that replays golden cases, by its location, so that every process can find it.
 
     Attributes:
         name: what messages call it.
@@ -92,7 +92,7 @@ def check_arguments(function: Callable[..., Any], name: str) -> None:
 
 
 def project_adapter(root: Path) -> Adapter | None:
-    """The adapter that ``[tool.regress] replay`` of a project names, if it names one.
+    """Return the adapter that ``[tool.regress] replay`` of a project names, or None.
 
     Raises:
         ConfigError: if it is no path of a function, or its module does not exist.
@@ -116,7 +116,7 @@ def project_adapter(root: Path) -> Adapter | None:
 
 
 def hook_adapter(function: Callable[..., Any], hook: str) -> Adapter:
-    """The adapter that a function of a conftest.py or plugin is.
+    """Return the adapter for a function of a conftest.py or plugin.
 
     Raises:
         ConfigError: for a function that another process cannot import, such as a method.
@@ -141,7 +141,7 @@ def _origin(module: str) -> str | None:
 def call_on_rank(
     adapter: Adapter, case: Path, variant: Variant, precision: Precision, folder: Path
 ) -> str | None:
-    """Call an adapter on a rank of the pool; returns why it does not support the variant, None if it does."""
+    """Call an adapter on a rank of the pool; return the reason it does not support the variant, None if it does."""
     function = adapter.load()
     try:
         function(case=case, variant=variant, precision=precision, folder=folder)

@@ -1,4 +1,4 @@
-"""Which rank ended a job, and why, in one sentence.
+"""Failure of a job, as the rank that caused it and the reason, in one sentence.
 
 The others fail, too, as soon as they miss it, so the first message is not always the one to tell. In this order:
 a rank that raised by itself or died, the first of them; a rank that still runs while others have waited for it in vain;
@@ -17,7 +17,7 @@ from regress.replay.reports import Done, Failed, Tapped
 
 _TAIL = 4000
 _COLLECTIVE = "torch/distributed/distributed_c10d.py"
-"""In the stack of a rank: it waits for others."""
+"""File in the stack of a rank that waits for others."""
 _ADVICE = {
     signal.SIGKILL: "the kernel does so when memory runs out: see dmesg, and lower the batch or the number of ranks",
     signal.SIGSEGV: "a fault in native code: the stack below shows the call",
@@ -27,7 +27,7 @@ _ADVICE = {
 
 @dataclass
 class RankState:
-    """What the pool knows of a rank of a running job.
+    """State of a rank of a running job, as the pool knows it.
 
     Attributes:
         last: the value that it recorded last.
@@ -46,24 +46,26 @@ class RankState:
 
     @property
     def died(self) -> bool:
-        """Whether it ended by itself without a word."""
+        """True if the rank ended by itself without a report."""
         return self.status is not None and not self.slain and not isinstance(self.result, Failed)
 
     @property
     def runs(self) -> bool:
-        """Whether its target has not come to an end."""
+        """True if its target has not come to an end."""
         return self.result is None and (self.status is None or self.slain)
 
     @property
     def since(self) -> str:
-        """Where it was, to stand at the end of a clause."""
+        """Last recorded value, as the end of a clause."""
         if self.last is None:
             return "before it recorded anything"
         return f"after it recorded {self.last.stage} at {self.last.place}"
 
 
 def blame(states: Sequence[RankState], logs: Sequence[str], what: str, timeout: float) -> RankError:
-    """The error of a job that failed or took longer than ``timeout`` seconds; ``logs`` are what ranks have printed."""
+    """Return the error of a job that failed or exceeded ``timeout`` seconds; ``logs`` are the outputs of
+    the ranks.
+    """
     culprit, clause = _culprit(states, logs, timeout)
     head = f"rank {culprit.rank} of {len(states)}"
     error = RankError(f"{what}: {head} {clause}" if what else f"{head} {clause}", culprit.rank)

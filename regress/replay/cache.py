@@ -79,13 +79,13 @@ class ReplayCache:
     _outcomes: dict[str, ReplayOutcome] = field(default_factory=dict)
 
     def outcome(self, replay: Replay) -> ReplayOutcome:
-        """The verdicts on a replay, which is run unless any process did."""
+        """Return the verdicts on a replay, which runs unless another process ran it."""
         if replay.name not in self._outcomes:
             self._outcomes[replay.name] = self._shared_outcome(replay)
         return self._outcomes[replay.name]
 
     def dump(self, replay: Replay) -> DumpReader:
-        """The dump of a replay, which stays until the session ends; raises `RegressError` if it cannot run."""
+        """Return the dump of a replay, which stays until the session ends; raises `RegressError` if it cannot run."""
         folder = self._folder(replay)
         with turn(folder, replay.name):
             (folder / "keep").touch()
@@ -165,7 +165,7 @@ class ReplayCache:
             self._keep(folder, replay)
 
     def _keep(self, folder: Path, replay: Replay) -> None:
-        """Copy what a run left, be it a part, in place of what an earlier session kept."""
+        """Copy the dump of a replay, complete or not, over the one that an earlier session kept."""
         if self.keep is None:
             return
         kept = self.keep / replay.name

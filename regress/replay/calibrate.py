@@ -1,4 +1,4 @@
-"""Measured tolerances: how far correct computations of a case lie apart.
+"""Measured tolerances: distances between correct computations of a case.
 
 For each precision and quantity the noise floor is the largest of: the response to weights perturbed by one unit in
 the last place, over several seeds; the error of the precision against float64; an eighth of the spacing of the
@@ -39,7 +39,7 @@ LAYOUTS = (BASE, VARIANTS["mbs1"])
 SEEDS = 5
 
 Responses = dict[str, dict[str, Response]]
-"""``quantity -> tensor name -> what was measured``."""
+"""``quantity -> tensor name -> measured response``."""
 
 
 def calibrate(
@@ -58,7 +58,7 @@ def calibrate(
 
 
 def replays_of(seeds: int) -> int:
-    """How many replays a calibration takes."""
+    """Return the number of replays that a calibration takes."""
     return len(KAPPA) * len(LAYOUTS) * (1 + seeds)
 
 
@@ -101,7 +101,7 @@ def _perturbed(verdict: Verdict) -> Response:
 
 
 def _without_error(tensors: dict[str, Response]) -> dict[str, Response]:
-    """In float64 there is nothing that float64 could be compared with."""
+    """Drop the dtype error: float64 has nothing more precise to compare with."""
     return {name: Response(row.perturbation, 0.0, row.absolute) for name, row in tensors.items()}
 
 
@@ -120,14 +120,14 @@ def _widen(measured: Responses, verdicts: Iterable[Verdict], told: Callable[[Ver
 
 
 def _golden_name(verdict: Verdict) -> str:
-    """Of a golden tensor, which other stages repeat under names of their own."""
+    """Return the name of a golden tensor, which other stages repeat under names of their own."""
     stage, _, tensor = verdict.name.partition("/")
     source = source_of(stage, tensor)
     return verdict.name if source is None or source.primary else source.name
 
 
 def _refuse_blind_semantics(case: GoldenCase, measured: Responses) -> None:
-    """Single tensors may be ill-conditioned; where most of a quantity are, it is the case that is."""
+    """Refuse a case in which most tensors of a quantity are ill-conditioned; single ones may be."""
     limit = SEMANTICS / KAPPA[Precision.FLOAT64]
     for quantity, tensors in measured.items():
         largest = sorted(row.relative for row in tensors.values())
@@ -140,7 +140,9 @@ def _refuse_blind_semantics(case: GoldenCase, measured: Responses) -> None:
 
 
 def perturbation(precision: Precision, seed: int) -> Prepare:
-    """Every weight of policy and reference times ``1 + s * eps`` of the dtype, ``s`` drawn from -1 and +1."""
+    """Return a function that multiplies every weight of policy and reference by ``1 + s * eps`` of the
+    dtype, ``s`` drawn from -1 and +1.
+    """
     dtype = DTYPES[precision.dtype]
     eps = torch.finfo(dtype).eps
 

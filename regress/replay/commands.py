@@ -106,7 +106,7 @@ def calibrate(
 
 
 def _keep(store: GoldenStore, found: Calibration, accept: bool) -> None:
-    """Write what was measured, and say where it is."""
+    """Write the measured tolerances, and print where they are."""
     from regress.replay.record import keep
 
     name = found.case.name

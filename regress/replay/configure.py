@@ -1,4 +1,4 @@
-"""The configuration of a replay: the case's own, its files, the variant's overrides, and a dump of everything."""
+"""Configuration of a replay: the case's own, its files, the variant's overrides, and a dump of everything."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from regress.golden.case import GoldenCase
 from regress.replay.variants import Precision, Variant
 
 NOT_JUDGED = ("old_log_probs", "ref_log_probs")
-"""Record types that say once more, for the whole rollout, what ``is_loss_debug`` says of each update."""
+"""Record types that repeat, for the whole rollout, values that ``is_loss_debug`` records for each update."""
 
 
 def case_config(case: GoldenCase, steps: int) -> dict[str, Any]:
-    """Dotted key -> value of a case's engine configuration, reading its recorded rollouts and weights."""
+    """Return dotted key -> value of a case's engine configuration, which reads its recorded rollouts and weights."""
     folder = case.folder.resolve()
     files: dict[str, Any] = {
         "model.path": str(folder / "model"),
@@ -38,7 +38,7 @@ def case_config(case: GoldenCase, steps: int) -> dict[str, Any]:
 
 
 def dump_everything(folder: Path) -> dict[str, Any]:
-    """Record every type that is judged."""
+    """Return the configuration that records every judged type."""
     options = {spec.name: spec.name not in NOT_JUDGED for spec in fields(DumpOptions)}
     return {
         "output_dir": str(folder),
@@ -56,7 +56,7 @@ def replay_config(
     folder: Path,
     overrides: Mapping[str, Any] | None = None,
 ) -> Config:
-    """The engine's configuration of one replay, which it also leaves as ``config.yaml`` in ``folder``.
+    """Build the engine's configuration of one replay, and write it as ``config.yaml`` into ``folder``.
 
     ``regress train --config-path FOLDER/config.yaml`` repeats the replay by hand.
 
@@ -77,7 +77,7 @@ def replay_config(
 
 
 def compose(config: Mapping[str, Any], overrides: Mapping[str, Any], folder: Path) -> Config:
-    """A nested configuration with overrides by dotted key, through the engine's own loader and checks."""
+    """Compose a nested configuration with overrides by dotted key, through the engine's own loader and checks."""
     path = folder / "config.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(yaml.safe_dump(overlaid(config, overrides), sort_keys=True))
@@ -85,7 +85,7 @@ def compose(config: Mapping[str, Any], overrides: Mapping[str, Any], folder: Pat
 
 
 def overlaid(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """``config`` with the values of dotted keys put into their places; neither argument is changed.
+    """Return ``config`` with the values of dotted keys put into their places; neither argument is changed.
 
     Raises:
         ConfigError: if what holds the key is no section.

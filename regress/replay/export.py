@@ -1,4 +1,4 @@
-"""A golden case for somebody else's trainer: plain files that need nothing of this package to be read."""
+"""Export of a golden case for another trainer: plain files that need nothing of this package to be read."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from regress.replay.variants import BASE, Precision
 
 FORMAT = 1
 INDEX = "export.json"
-"""Names the format, the case and the hash of every other file; written last."""
+"""File that names the format, the case and the hash of every other file; written last."""
 DERIVED = {"advantages": "advantages", "token_weights": "weights"}
 """Field of a file below ``derived/`` -> golden quantity and tensor."""
 GIVEN = {"old_log_probs": "old_log_probs", "ref_log_probs": "ref_log_probs"}
-"""The same of the files below ``rollouts/``."""
+"""Field of a file below ``rollouts/`` -> golden quantity."""
 
 
 def export_case(
@@ -89,7 +89,7 @@ def _require_free(target: Path, overwrite: bool) -> None:
 
 @contextmanager
 def _replacing(target: Path) -> Iterator[Path]:
-    """A new folder that takes the place of ``target`` if all goes well, and is gone if not."""
+    """Yield a new folder that replaces ``target`` on success, and is removed on failure."""
     try:
         target.absolute().parent.mkdir(parents=True, exist_ok=True)
         place = Path(mkdtemp(prefix=f".{target.name}-", dir=target.absolute().parent))
@@ -156,7 +156,7 @@ def _write(case: GoldenCase, place: Path, derived: bool) -> None:
 
 
 def learning_rates(config: Config, count: int) -> list[float]:
-    """Learning rate of each of the first ``count`` updates, as the schedule gives it."""
+    """Return the learning rate of each of the first ``count`` updates, as the schedule gives it."""
     optimizer = adamw([("p", nn.Parameter(torch.zeros(1)))], config.optimizer.learning_rate)
     scheduler = build_scheduler(optimizer, config.optimizer, updates=count)
     found = []
@@ -172,7 +172,7 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _optimizer(case: GoldenCase, place: Path) -> Json:
-    """Write the moments; returns parameter -> updates before the first of these, None where nothing is warm."""
+    """Write the moments; return parameter -> number of earlier updates, None where the state is cold."""
     path = case.folder / "optimizer.safetensors"
     if not path.is_file():
         return None
@@ -190,7 +190,7 @@ _Own = Mapping[str, Sequence[float]]
 def _values(
     case: GoldenCase, update: PlannedUpdate, config: Config, wanted: Mapping[str, str]
 ) -> dict[tuple[str, int], _Own]:
-    """The golden values of some quantities, by sample."""
+    """Return the golden values of some quantities, by sample."""
     recorded = case.quantities(update.where)
     found: dict[str, Array] = {
         field: case.truth_of(update.where, quantity)[quantity]
@@ -233,7 +233,7 @@ def _rollout(
 
 
 def _loss_tokens(trajectory: Trajectory, config: Config) -> list[int]:
-    """Mask of the completion's tokens that enter the loss."""
+    """Return the mask of the completion's tokens that enter the loss."""
     mask = trajectory.loss_mask[trajectory.prompt_length :]
     dropped = config.algorithm.mask_truncated_completions and trajectory.finish_reason == "length"
     return [0] * len(mask) if dropped else mask
@@ -247,7 +247,7 @@ def _derived(trajectory: Trajectory, own: _Own, config: Config) -> dict[str, Any
 
 
 def _where(values: Sequence[float], mask: Sequence[int]) -> list[float | None]:
-    """Values at the loss tokens; None elsewhere, and where a sampler did not know."""
+    """Return the values at the loss tokens; None elsewhere, and where the sampler recorded none."""
     return [
         value if chosen and math.isfinite(value) else None for value, chosen in zip(values, mask, strict=True)
     ]

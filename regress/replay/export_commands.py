@@ -1,4 +1,4 @@
-"""``regress golden export``: a case as plain files for somebody else's trainer."""
+"""``regress golden export``: a case as plain files for another trainer."""
 
 from __future__ import annotations
 

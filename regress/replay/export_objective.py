@@ -16,7 +16,7 @@ GRAD_NORM_EPS = 1e-6
 
 
 def objective_of(config: Config, plan: Sequence[PlannedUpdate], rates: Sequence[float]) -> dict[str, Json]:
-    """Everything but the data: the objective, the optimizer, and the numbered updates.
+    """Return everything but the data: the objective, the optimizer, and the numbered updates.
 
     Args:
         config: the whole configuration of the case.
@@ -73,7 +73,7 @@ def _samples(update: PlannedUpdate, micro: int) -> list[Json]:
 
 
 def formulas(objective: Objective) -> Mapping[str, str]:
-    """Name of a quantity -> its definition under this objective, in the order of computation."""
+    """Return the definition of each quantity under this objective, by name, in the order of computation."""
     found = {
         "logits": "output of the model at the position before the token, divided by temperature",
         "log_prob": "log softmax(logits)[token]",

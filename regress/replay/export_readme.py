@@ -1,4 +1,4 @@
-"""README.md of an exported case: each file, field and formula, for whoever writes a trainer against it."""
+"""README.md of an exported case: each file, field and formula, for authors of a trainer."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ Gradients are recorded before clipping, parameters and optimizer state after the
 
 
 def readme(case: GoldenCase, config: Config, objective: Mapping[str, Any], derived: bool) -> str:
-    """The text, in Markdown."""
+    """Return the text, in Markdown."""
     left_out = {"reference/"} if objective["reference"] is None else set()
     left_out |= set() if derived else {"derived/UPDATE.jsonl"}
     left_out |= {"optimizer.safetensors"} if objective["optimizer_steps"] is None else set()

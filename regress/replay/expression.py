@@ -1,4 +1,4 @@
-"""Choosing variants by name: a list of patterns, or an expression as pytest's -k has them."""
+"""Selection of variants by name: a list of patterns, or an expression as in pytest's -k."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Test = Callable[[str], bool]
 
 
 def choose(names: Iterable[str], text: str) -> list[str]:
-    """The names that ``text`` finds, in their order.
+    """Return the names that ``text`` matches, in their order.
 
     ``packed*,dp2`` is a list of patterns, each for a whole name. ``tp2 and not packed`` is an expression, whose words
     are parts of a name, between its dashes, or patterns for all of it.
@@ -35,7 +35,7 @@ def choose(names: Iterable[str], text: str) -> list[str]:
 
 
 class _Parser:
-    """``or`` binds weaker than ``and``, that weaker than ``not``."""
+    """Parser of expressions: ``or`` binds weaker than ``and``, which binds weaker than ``not``."""
 
     def __init__(self, text: str, tokens: list[str]) -> None:
         self._text, self._tokens = text, [*tokens, ""]

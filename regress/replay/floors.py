@@ -1,4 +1,4 @@
-"""From what was measured of each tensor to the tolerances of a quantity, with their bases and reasons.
+"""Tolerances of a quantity from the measurements of its tensors, with their bases and reasons.
 
 Most tensors of a quantity answer to rounding alike, so they share one relative bound: the quantity's entry. Tensors
 that cannot share it are ill-conditioned, and get an absolute bound of their own from their own perturbation: those
@@ -25,31 +25,33 @@ from regress.replay.judge import NATIVE
 from regress.replay.variants import Precision
 
 KAPPA: Mapping[Precision, float] = {Precision.FLOAT64: 4.0, Precision.FLOAT32: 4.0, Precision.BFLOAT16: 3.0}
-"""Multiple of the floor. Held-out measurement: no healthy float32 run exceeded 3.0, no bfloat16 run 2.2."""
+"""Factor on the noise floor. Held-out measurement: no healthy float32 run exceeded 3.0, no bfloat16 run 2.2."""
 
 SEMANTICS = 1e-12
 """Bound in float64: correct layouts agree to 1e-14, the smallest real bugs are at 1e-2."""
 
 BLIND = 1.0
-"""A relative bound of this size passes a tensor of zeros."""
+"""Relative bound that passes a tensor of zeros."""
 
 APART = 32.0
-"""A tensor that answers so many times as strongly as the median of its quantity is ill-conditioned. Measured on nine
-cases in float32: the strongest lie at 1 to 12 times the median, the bias of attention keys of GPT-2 at 65."""
+"""Response, in multiples of the median of the quantity, above which a tensor is ill-conditioned. Measured
+on nine cases in float32: the strongest lie at 1 to 12 times the median, the bias of attention keys of GPT-2
+at 65.
+"""
 
 WEIGHTS, DTYPE, SPACING = (
     "weights moved by one ulp",
     "error against float64",
     "an eighth of the dtype's spacing",
 )
-"""The three that a floor is the largest of."""
+"""Names of the three measurements, the largest of which is the noise floor."""
 
 _LAYER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
 @dataclass(frozen=True)
 class Response:
-    """What was measured of one tensor, over all updates, layouts and seeds.
+    """Measured response of one tensor, over all updates, layouts and seeds.
 
     Attributes:
         perturbation, dtype_error: largest difference over the scale of the tensor.
@@ -62,11 +64,11 @@ class Response:
 
     @property
     def relative(self) -> float:
-        """The larger of both."""
+        """Larger of perturbation and dtype error."""
         return max(self.perturbation, self.dtype_error)
 
     def joined(self, other: Response) -> Response:
-        """Of two measurements the larger, each for itself."""
+        """Return the larger value of each measurement."""
         return Response(
             max(self.perturbation, other.perturbation),
             max(self.dtype_error, other.dtype_error),
@@ -76,7 +78,7 @@ class Response:
 
 @dataclass(frozen=True)
 class Floor:
-    """What was measured of one quantity in one precision.
+    """Noise floor of one quantity in one precision.
 
     Attributes:
         shared: of the tensors that share a relative bound; None where there is no such tensor.
@@ -92,9 +94,10 @@ class Floor:
 
     @classmethod
     def of(cls, quantity: str, precision: Precision, tensors: Mapping[str, Response], seeds: int) -> Floor:
-        """Set the ill-conditioned tensors apart."""
+        """Build the noise floor, with the ill-conditioned tensors set apart."""
         kappa, eighth = KAPPA[precision], spacing(quantity, precision) / 8
-        # tensors that rounding leaves alone, such as counters, say nothing of how the others answer
+        # tensors that rounding leaves alone, such as counters, tell nothing about the response of the
+        # others
         moved = [max(row.relative, eighth) for row in tensors.values() if row.relative]
         median = statistics.median_low(moved) if moved else eighth
         limit = SEMANTICS / kappa if precision is Precision.FLOAT64 else min(BLIND / kappa, APART * median)
@@ -108,13 +111,13 @@ class Floor:
 
     @property
     def floor(self) -> float:
-        """The largest of the response to an ulp, the error of the dtype, and an eighth of its spacing."""
+        """Largest of the response to an ulp, the error of the dtype, and an eighth of its spacing."""
         eighth = spacing(self.quantity, self.precision) / 8
         return eighth if self.shared is None else max(self.shared.relative, eighth)
 
     @property
     def source(self) -> str:
-        """Which of the three it is."""
+        """Name of the measurement that is the largest."""
         shared = self.shared or Response()
         sources = {
             WEIGHTS: shared.perturbation,
@@ -125,7 +128,7 @@ class Floor:
 
     @property
     def entry(self) -> ToleranceEntry:
-        """What the manifest keeps."""
+        """Entry for the manifest."""
         own = {pattern: self._ill_entry(row) for pattern, row in self.ill.items()}
         if self.shared is None:  # a tensor that no pattern names is as badly off as the worst of them
             worst = self._ill_entry(_joined(self.ill.values()) or Response())
@@ -134,7 +137,7 @@ class Floor:
 
     @property
     def tolerance(self) -> Tolerance:
-        """What the judge applies."""
+        """Tolerance that the judge applies."""
         found = tolerance_of(self.entry)
         assert found is not None
         return found
@@ -171,7 +174,7 @@ class Floor:
 
 
 def spacing(quantity: str, precision: Precision) -> float:
-    """Unit spacing of the dtype that a quantity is computed in."""
+    """Return the unit spacing of the dtype that a quantity is computed in."""
     lowered = quantity in NATIVE or precision is Precision.FLOAT64
     return float(torch.finfo(DTYPES[precision.dtype] if lowered else torch.float32).eps)
 
@@ -184,12 +187,12 @@ def _joined(rows: Iterable[Response]) -> Response | None:
 
 
 def _pattern(name: str, apart: Iterable[str], tensors: Mapping[str, Response]) -> str:
-    """The name without the number of its layer, if the same tensors of all other layers are set apart, too."""
+    """Return the name without its layer number, if the same tensors of all other layers are set apart, too."""
     pattern = _LAYER.sub("*", name)
     alike = {other for other in tensors if fnmatchcase(other, pattern)}
     return pattern if alike <= set(apart) else name
 
 
 def _finite(value: float) -> float | None:
-    """For JSON: what a tensor of zeros is moved by has no size in relation to it."""
+    """Return the value for JSON; None for the response of a tensor of zeros, which has no relative size."""
     return value if value < float("inf") else None

@@ -1,4 +1,4 @@
-"""Replays of golden cases by somebody's own trainer: run on the ranks of the pool, judged by what it recorded."""
+"""Replays of golden cases by a user's own trainer: run on the ranks of the pool, judged by their dumps."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from regress.replay.turns import turn
 from regress.replay.variants import Precision
 
 WEIGHTY = ("log_probs", "gradient", "param")
-"""Quantities of which one at least has to be recorded: the others do not show what a trainer computes."""
+"""Quantities of which at least one must be recorded: the others do not show what a trainer computes."""
 _STRICT = ("gradient", "param")
-"""Quantities of which every golden tensor has to be there, once any is."""
+"""Quantities whose golden tensors must all be recorded, once any is."""
 
 Truth = Mapping[str, Mapping[str, Array]]
 
@@ -85,7 +85,7 @@ class ForeignReplays:
             ) from None
 
     def _exported(self, case: GoldenCase) -> Path:
-        """The exported case, written unless any process did."""
+        """Return the exported case, which is written unless another process wrote it."""
         from regress.replay.export import export_case
 
         target = self.exports / case.name
@@ -96,7 +96,7 @@ class ForeignReplays:
         return target
 
     def judge(self, one: Replay, dump: DumpReader, case: GoldenCase, bound: Tolerances) -> list[Verdict]:
-        """All verdicts on a dump, in the order of computation; quantities that it does not hold have none.
+        """Return all verdicts on a dump, in the order of computation; unrecorded quantities have none.
 
         Without a plan of microbatches, every golden token has to be there once, over all ranks that hold different
         tokens by the mesh of the variant; every rank has to have recorded.
@@ -118,7 +118,7 @@ class ForeignReplays:
 
 
 def foreign_items(replay: Replay) -> Iterator[Item]:
-    """The tests of a replay by somebody else's trainer: a quantity of an update, wherever it was recorded."""
+    """Yield the tests of a replay by a user's own trainer: each quantity of an update, wherever it was recorded."""
     for step in dict.fromkeys(update.step for update in replay.plan):
         yield Item(replay, Place(step), "trajectory")
         for update in (update for update in replay.plan if update.step == step):
@@ -133,7 +133,7 @@ def foreign_items(replay: Replay) -> Iterator[Item]:
 
 
 def foreign_scene(replay: Replay) -> Scene:
-    """The run of a replay by somebody else's trainer: how it cuts microbatches is not known."""
+    """Return the run of a replay by a user's own trainer; its microbatches are unknown."""
     name = shlex.quote(f"{replay.name}/")
     commands = {
         "variant": replay.variant.name,
@@ -144,12 +144,12 @@ def foreign_scene(replay: Replay) -> Scene:
 
 
 def place_of_test(place: Place) -> Place:
-    """The place of the test that a verdict belongs to: which rank and microbatch hold what is the trainer's affair."""
+    """Return the place of the test for a verdict: rank and microbatch are left to the trainer."""
     return Place(place.step, place.update)
 
 
 def whole_config(one: Replay) -> dict[str, Any]:
-    """The configuration of a replay, defaults included, nested: the objective that the golden values have."""
+    """Return the configuration of a replay, defaults included, nested: the objective of the golden values."""
     from regress.engine.config import to_plain
     from regress.replay.configure import replay_config
 
@@ -168,7 +168,9 @@ def _bounded(replay: Replay, quantity: str) -> bool:
 
 
 def _updates(one: Replay, dump: DumpReader, name: str) -> Iterator[tuple[PlannedUpdate, list[Record]]]:
-    """The updates of the case with their records: by step and update, or the k-th optimizer step is the k-th update."""
+    """Yield the updates of the case with their records: by step and update, or the k-th optimizer step as
+    k-th update.
+    """
     entries = dump.manifest.files
     files: dict[tuple[int, int | None], list[str]] = {}
     for file in dump.names():
@@ -191,7 +193,7 @@ def _updates(one: Replay, dump: DumpReader, name: str) -> Iterator[tuple[Planned
 
 @dataclass(frozen=True)
 class _Recorded:
-    """The tensors that a dump holds anywhere: ``(quantity, name)``."""
+    """Tensors that a dump holds anywhere: ``(quantity, name)``."""
 
     names: frozenset[tuple[str, str]]
 
@@ -206,7 +208,7 @@ class _Recorded:
         return cls(frozenset(found))
 
     def truth(self, golden: Truth) -> dict[str, dict[str, Array]]:
-        """The golden tensors that a dump has to hold because it holds others of their kind."""
+        """Return the golden tensors that a dump must hold because it holds others of their kind."""
         kept: dict[str, dict[str, Array]] = {}
         for quantity, tensors in golden.items():
             own = {name for known, name in self.names if known == quantity}
@@ -222,7 +224,7 @@ class _Recorded:
         return kept
 
     def only(self, record: Record, truth: Truth) -> Record:
-        """A record without the tensors that no golden value is about, such as those of a trainer's own."""
+        """Return a record without the tensors that have no golden value, such as those of a trainer's own."""
         if record.type in _STRICT:
             return record
         sources = {name: source_of(record.type, name) for name in record.tensors}
@@ -244,7 +246,7 @@ class _Judge:
     name: str
 
     def update(self, update: PlannedUpdate, records: Sequence[Record]) -> Iterator[Verdict]:
-        """Verdicts on one optimizer update."""
+        """Yield verdicts on one optimizer update."""
         truth = self.recorded.truth(self.case.truth(update.where))
         kept = [own for record in records if (own := self.recorded.only(record, truth)).tensors]
         plan = _plan(update, kept, self.replay.world_size)
@@ -257,7 +259,7 @@ class _Judge:
         yield from self._coverage(truth, kept, Place(*place))
 
     def _coverage(self, truth: Truth, records: Sequence[Record], place: Place) -> Iterator[Verdict]:
-        """Verdicts on ranks that recorded nothing, and on a dump that shows nothing of weight."""
+        """Yield verdicts on ranks that recorded nothing, and on a dump without any of the required quantities."""
         for rank in range(self.replay.world_size):
             if all((record.rank or 0) != rank for record in records):
                 detail = f"rank {rank} recorded nothing, but the replay has {self.replay.world_size} ranks"
@@ -270,7 +272,7 @@ class _Judge:
 
 
 def _plan(update: PlannedUpdate, records: Sequence[Record], world_size: int) -> Plan:
-    """The microbatches that were recorded; which ranks repeat each other's tokens the mesh of the variant says."""
+    """Return the recorded microbatches; the mesh of the variant tells which ranks repeat each other's tokens."""
     micros = {
         (record.rank or 0, record.micro or 0)
         for record in records
@@ -283,7 +285,7 @@ def _plan(update: PlannedUpdate, records: Sequence[Record], world_size: int) -> 
 
 
 def _rollouts(one: Replay, dump: DumpReader) -> Iterator[Verdict]:
-    """Verdicts on recorded rollouts, of steps that have any."""
+    """Yield verdicts on recorded rollouts, of steps that have any."""
     for step, trajectories in sorted(one.case.trajectories().items()):
         record = next(dump.records("trajectory", step), None)
         if record is not None:

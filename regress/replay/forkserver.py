@@ -1,4 +1,4 @@
-"""The process that forks ranks: it has imported everything, computes nothing, and has one thread.
+"""Process that forks ranks: it has imported everything, computes nothing, and has one thread.
 
     python -c '...' runs serve(socket, modules)
 
@@ -102,7 +102,7 @@ class _Server:
                 os.close(handle)
 
     def _become_rank(self, job: Start, rank: int, handles: list[int], listener: socket.socket) -> NoReturn:
-        """Leave behind all that belongs to the server, in the forked process."""
+        """Release, in the forked process, everything that belongs to the server."""
         try:
             parent = os.getppid()
             os.setsid()  # a group of its own, so that all that it starts can be ended with it
@@ -143,7 +143,7 @@ class _Server:
 
 
 def _kill_group(process: int, number: int) -> None:
-    """Signal a rank that was not waited for and its group, which it founds right after it was forked."""
+    """Signal a rank that was not waited for and its process group, which it creates right after the fork."""
     try:
         os.killpg(process, number)
     except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""Imports of what replays need: some thousand modules, which stay as long as the process does."""
+"""Imports for replays: about a thousand modules, which stay as long as the process does."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def imported_for_good() -> Iterator[None]:
-    """What is imported within is never looked at by the garbage collector again.
+    """Exclude everything imported inside from garbage collection for good.
 
     Importing takes less time, and so does the end of the process; processes forked afterwards share the memory as long
     as nobody writes to it.

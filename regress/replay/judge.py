@@ -1,4 +1,4 @@
-"""Judging a replay: every record of its dump against the golden values, or byte for byte against its twin."""
+"""Judgement of a replay: every record of its dump against the golden values, or byte for byte against its twin."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def judge_replay(
     truth: Callable[[str], Truth] | None = None,
     tolerance: Callable[[str], Tolerance | None] | None = None,
 ) -> list[Verdict]:
-    """All verdicts on a dump, in the order of computation.
+    """Return all verdicts on a dump, in the order of computation.
 
     Args:
         plan: what the replay had to compute.
@@ -77,7 +77,7 @@ def judge_replay(
 def judge_twin(
     case: GoldenCase, dump: DumpReader, twin: DumpReader, plan: Sequence[PlannedUpdate]
 ) -> list[Verdict]:
-    """All verdicts of a byte-for-byte comparison with the replay of another variant."""
+    """Return all verdicts of a byte-for-byte comparison with the replay of another variant."""
     verdicts = []
     for step, trajectories in sorted(case.trajectories().items()):
         verdicts += judge_trajectories(_one(dump, step), to_record(trajectories, step))
@@ -96,7 +96,7 @@ def judge_twin(
 
 
 def invariants_of(dump: DumpReader, update: PlannedUpdate, records: Sequence[Record]) -> list[Verdict]:
-    """What must be true of an update and its records, whatever its golden values are."""
+    """Return the verdicts on the invariants of an update and its records, whatever its golden values are."""
     return judge_invariants(
         records,
         update.frame,
@@ -107,7 +107,7 @@ def invariants_of(dump: DumpReader, update: PlannedUpdate, records: Sequence[Rec
 
 
 def records_of(dump: DumpReader, update: PlannedUpdate) -> list[Record]:
-    """The records of one optimizer update."""
+    """Return the records of one optimizer update."""
     entries = dump.manifest.files
     names = (name for name in dump.names(step=update.step) if entries[name].type != "trajectory")
     return [dump.read(name) for name in names if entries[name].where.update == update.update]
@@ -120,7 +120,7 @@ def _one(dump: DumpReader, step: int) -> Record | None:
 def stored_tolerances(
     case: GoldenCase, precision: Precision, scale: float = 1.0, overrides: Overrides | None = None
 ) -> Tolerances:
-    """The tolerance of each quantity, times ``scale``; None where the manifest says that it cannot be judged.
+    """Return the tolerance of each quantity, times ``scale``; None where the manifest says that it cannot be judged.
 
     Args:
         overrides: tolerances that the project sets by hand.
@@ -137,7 +137,7 @@ def stored_tolerances(
 
 
 def _measured(case: GoldenCase, precision: Precision, quantity: str) -> Tolerance | None:
-    """What the manifest says of a quantity; one that came after the case was recorded is not judged."""
+    """Return the manifest's tolerance of a quantity; None for one that was added after the recording of the case."""
     entry = case.tolerance(quantity, precision.measured_as)
     if entry is None and quantity in TOKEN_GRADIENTS and not _recorded(case, quantity):
         return None
@@ -148,12 +148,12 @@ def _measured(case: GoldenCase, precision: Precision, quantity: str) -> Toleranc
 
 
 def _recorded(case: GoldenCase, quantity: str) -> bool:
-    """Whether any update of a case has golden values of a quantity."""
+    """Return True if any update of a case has golden values of a quantity."""
     return any(quantity in case.quantities(where) for where in case.wheres())
 
 
 def expected_dtype(truth: Truth, precision: Precision, quantity: str, name: str) -> str | None:
-    """Element type of a recorded tensor: what is float64 in the golden values follows the precision."""
+    """Return the element type of a recorded tensor: float64 in the golden values becomes the precision's type."""
     golden = truth.get(quantity, {}).get(name)
     if golden is None:
         return None
@@ -167,7 +167,7 @@ def expected_dtype(truth: Truth, precision: Precision, quantity: str, name: str)
 
 
 def token_text(case: GoldenCase) -> Callable[[int], str] | None:
-    """Text of a token id, if the case holds a tokenizer."""
+    """Return a function from token id to text, if the case holds a tokenizer."""
     path = Path(case.folder) / "model" / "tokenizer.json"
     if not path.is_file():
         return None

@@ -1,4 +1,4 @@
-"""The same replays, started by the launchers of a cluster: ``torchrun`` and ``accelerate launch``.
+"""Replays started by the launchers of a cluster: ``torchrun`` and ``accelerate launch``.
 
 Each node runs one agent, which starts the node's ranks as ``python -m regress train --config-path FOLDER/config.yaml``.
 All ranks record into one dump, which whoever runs node 0 judges.
@@ -33,7 +33,7 @@ _TAIL = 3000
 
 @dataclass(frozen=True)
 class Launch:
-    """How the ranks of a replay are started.
+    """Launch settings of a replay's ranks.
 
     Attributes:
         launcher: one of `LAUNCHERS`.
@@ -63,11 +63,11 @@ class Launch:
 
     @property
     def judges(self) -> bool:
-        """Whether the dump is judged here."""
+        """True if the dump is judged on this machine."""
         return not self.node_rank
 
     def run(self, config: Path, world_size: int, folder: Path, what: str) -> None:
-        """Start this node's agent, or those of all nodes, and wait for their end; ``folder`` keeps what they print.
+        """Start this node's agent, or those of all nodes, and wait for their end; ``folder`` keeps their output.
 
         Raises:
             ConfigError: if the ranks cannot be shared out among the nodes.
@@ -118,7 +118,7 @@ class Launch:
 
 
 class _Agent:
-    """A launcher that runs, with what it prints in a file."""
+    """Running launcher, with its output in a file."""
 
     def __init__(self, command: list[str], folder: Path, node: int) -> None:
         self.node = node
@@ -139,7 +139,7 @@ class _Agent:
         return self._log.read().decode(errors="replace")
 
     def error(self, what: str) -> ReplayError:
-        """Which rank failed first, as far as the launcher says."""
+        """Return the error of the rank that failed first, as far as the launcher names it."""
         printed = self.printed
         found = (
             _ROOT_CAUSE.search(printed[printed.rfind("Root Cause") :]) if "Root Cause" in printed else None
@@ -162,7 +162,7 @@ class _Agent:
         return error
 
     def end(self) -> None:
-        """End the agent and its ranks, as it should or by force."""
+        """End the agent and its ranks, gracefully or by force."""
         if self.process.poll() is None:
             ranks = list(_descendants(self.process.pid))
             self.process.terminate()

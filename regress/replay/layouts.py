@@ -1,4 +1,4 @@
-"""The variants on several ranks. Their names say what they are, see `regress.replay.parts`.
+"""Variants on several ranks. Their names spell out their overrides, see `regress.replay.parts`.
 
 A covering design: every strategy alone, every pair of strategies that can be combined somewhere, and with them padded,
 packed and dynamic batches, microbatches that do not divide, and ranks that are left without samples. Each runs on the
@@ -16,7 +16,7 @@ from regress.replay.variants import BOTH, SEMANTICS, Precision, Variant
 def layout(
     name: str, why: str, *cases: str, precisions: tuple[Precision, ...] = SEMANTICS, twin: str | None = None
 ) -> Variant:
-    """A variant whose name spells out its overrides."""
+    """Return a variant whose name spells out its overrides."""
     overrides = overrides_of(name)
     assert overrides is not None, name
     possible = ("*",)
@@ -98,7 +98,7 @@ _ROWS: tuple[Variant, ...] = (
     layout("ep4-packed", "one expert on each rank", "moe"),
     layout("ep2-mbs1", "experts and ranks without tokens", "moe"),
     layout("ep2-checkpointing-budget96", "rows sent again in the second forward pass", "moe"),
-    # products
+    # combinations
     layout("dp2-tp2", "sums over data, not over the parts of a product", "dense", precisions=BOTH),
     layout("dp2-tp2-sp-packed", "partial gradients of norms over both", "dense"),
     layout("dp2-pp2-mbs2", "replicas of stages", "tied"),
@@ -124,4 +124,4 @@ _ROWS: tuple[Variant, ...] = (
 )
 
 LAYOUTS: Mapping[str, Variant] = {row.name: row for row in _ROWS}
-"""The variants on several ranks, by name."""
+"""Variants on several ranks, by name."""

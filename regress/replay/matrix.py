@@ -1,4 +1,4 @@
-"""The matrix of tests: every case under every variant, rank by rank, microbatch by microbatch, quantity by quantity.
+"""Matrix of tests: every case under every variant, rank by rank, microbatch by microbatch, quantity by quantity.
 
 Enumerated at collection, without torch, from the manifests and the recorded lengths.
 """
@@ -23,7 +23,7 @@ from regress.replay.variants import Extent, Precision, Variant
 
 @dataclass(frozen=True)
 class Replay:
-    """A case under a variant in one precision: what is run once, however many tests look at it."""
+    """A case under a variant in one precision: runs once, however many tests use it."""
 
     case: GoldenCase
     variant: Variant
@@ -31,17 +31,17 @@ class Replay:
 
     @property
     def name(self) -> str:
-        """``case/variant`` as in test ids, with the precision unless it is float64."""
+        """Name as in test ids: ``case/variant``, with the precision unless it is float64."""
         return f"{self.case.name}/{self.variant.name}{self.precision.suffix}"
 
     @property
     def world_size(self) -> int:
-        """How many ranks it has."""
+        """Number of its ranks."""
         return world_size(self.case.config, self.variant.overrides)
 
     @cached_property
     def plan(self) -> list[PlannedUpdate]:
-        """The updates that it computes, and the microbatches of every rank."""
+        """Updates that it computes, and the microbatches of every rank."""
         return plan_replay(_trajectories(self.case), self.case.config, self.variant.overrides)
 
 
@@ -55,7 +55,7 @@ class Item:
 
     @property
     def id(self) -> str:
-        """``case/variant/step0/rank0/micro1/log_probs``."""
+        """Test id ``case/variant/step0/rank0/micro1/log_probs``."""
         return f"{self.replay.name}/{self.place}/{self.quantity}"
 
 
@@ -63,7 +63,7 @@ _READ: WeakKeyDictionary[GoldenCase, dict[int, list[Trajectory]]] = WeakKeyDicti
 
 
 def _trajectories(case: GoldenCase) -> dict[int, list[Trajectory]]:
-    """The recorded rollouts of a case, read once for all of its replays."""
+    """Return the recorded rollouts of a case, read once for all of its replays."""
     if case not in _READ:
         _READ[case] = case.trajectories()
     return _READ[case]
@@ -103,7 +103,7 @@ def replays(
 
 
 def items(replay: Replay) -> Iterator[Item]:
-    """The tests of a replay, in the order of computation.
+    """Yield the tests of a replay, in the order of computation.
 
     Raises:
         ConfigError: if its optimizer updates are not those that were recorded, so that some would go unjudged.
@@ -144,7 +144,7 @@ def _items_of_update(replay: Replay, update: PlannedUpdate) -> Iterator[Item]:
 
 
 def _kinds(update: PlannedUpdate, rank: int, layout: RankLayout) -> set[Kind]:
-    """The kinds of quantities of which a rank's microbatch has anything that could be wrong."""
+    """Return the kinds of quantities that could be wrong in a rank's microbatch."""
     kinds = {Kind.EXACT}  # masks say that padding is padding
     if layout.tokens.num_tokens:
         kinds.add(Kind.HIDDEN)
@@ -156,7 +156,7 @@ def _kinds(update: PlannedUpdate, rank: int, layout: RankLayout) -> set[Kind]:
 
 
 def _judged(replay: Replay, quantity: str) -> bool:
-    """Whether a tolerance exists: where the noise of a precision leaves nothing to see there is no test."""
+    """Return True if a tolerance exists: where the noise of a precision hides everything there is no test."""
     if replay.precision is Precision.BITWISE:
         return True
     entry = replay.case.tolerance(quantity, replay.precision.measured_as)

@@ -1,4 +1,4 @@
-"""What a replay came to, small enough to be shared: per place and quantity the failures and the closest call."""
+"""Outcome of a replay, small enough to be shared: per place and quantity the failures and the closest call."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from regress.compare.verdicts.verdict import Place, Verdict
 from regress.report.call import Call
 
 FILE = "outcome.json"
-"""Holds the outcome of a replay in its folder."""
+"""File that holds the outcome of a replay in its folder."""
 
 
 @dataclass
 class Outcome:
-    """The verdicts on one quantity at one place.
+    """Verdicts on one quantity at one place.
 
     Attributes:
         failed: every verdict that is not ok, in the order of computation.
@@ -37,7 +37,7 @@ class Outcome:
     layers: dict[str, float] = field(default_factory=dict)
 
     def add(self, verdict: Verdict) -> None:
-        """Count a verdict in."""
+        """Add a verdict."""
         self.tensors += 1
         self.elements += verdict.count
         self.layers = merged_layers([self.layers, multiples_by_layer([verdict])])
@@ -47,7 +47,7 @@ class Outcome:
             self.closest = verdict
 
     def calls(self, where: str, precision: str, test: str = "") -> list[Call]:
-        """What a report says of it: all that failed, and the closest that did not.
+        """Return the calls for a report: all failures, and the closest passing verdict.
 
         Args:
             where: the replay.
@@ -60,7 +60,7 @@ class Outcome:
 
 @dataclass
 class ReplayOutcome:
-    """All outcomes of a replay by ``(place, quantity)``, or the sentence that says why it could not run.
+    """All outcomes of a replay by ``(place, quantity)``, or the sentence that explains why it could not run.
 
     Attributes:
         unsupported: why a trainer of one's own does not have the variant; it was not run then.
@@ -110,7 +110,7 @@ class ReplayOutcome:
         return [verdict for outcome in self.outcomes.values() for verdict in outcome.failed]
 
     def dumps(self) -> str:
-        """As JSON text, the inverse of `loads`."""
+        """Return JSON text that `loads` reads."""
         rows = [
             {
                 "place": place,
@@ -130,7 +130,7 @@ class ReplayOutcome:
 
     @classmethod
     def loads(cls, text: str) -> ReplayOutcome:
-        """Rebuild what `dumps` wrote."""
+        """Rebuild an outcome written by `dumps`."""
         tree = json.loads(text)
         divergence = tree["divergence"]
         return cls(
@@ -143,7 +143,7 @@ class ReplayOutcome:
 
 
 def read_outcomes(root: Path, wheres: Iterable[str]) -> dict[str, ReplayOutcome]:
-    """Those of some replays that were judged below a folder; of others nothing is known."""
+    """Return the outcomes of those replays that were judged below a folder."""
     paths = {where: root / where / FILE for where in wheres}
     return {where: ReplayOutcome.loads(path.read_text()) for where, path in paths.items() if path.is_file()}
 

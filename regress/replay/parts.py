@@ -1,4 +1,4 @@
-"""What the parts of a variant's name say: ``tp2-pp2-1f1b-packed-mbs4`` is its own configuration.
+"""Parts of a variant's name: ``tp2-pp2-1f1b-packed-mbs4`` spells out its own configuration.
 
 Numbers follow the word: ``dp2`` is two replicas, ``mbs4`` four samples a microbatch.
 """
@@ -18,7 +18,7 @@ NUMBERS: Mapping[str, str] = {
     "pad": "batching.pad_to_multiple_of",
     "chunk": "batching.log_prob_chunk_size",
 }
-"""Words that a number follows, and the key that it sets."""
+"""Words that a number follows, and the key that each sets."""
 
 _TWO_STAGES = {"parallel.pp_stages_per_rank": 2}
 
@@ -48,13 +48,13 @@ WORDS: Mapping[str, Mapping[str, Any]] = {
     "zb": {"parallel.pp_schedule": "interleaved_zero_bubble", **_TWO_STAGES},
     "zbv": {"parallel.pp_schedule": "zbv_zero_bubble", **_TWO_STAGES},
 }
-"""Words that stand for themselves, and what they set."""
+"""Words without a number, and the values they set."""
 
 _NUMBERED = re.compile(r"([a-z]+)(\d+)", re.ASCII)
 
 
 def overrides_of(name: str) -> dict[str, Any] | None:
-    """The overrides that a name spells out, by dotted key; ``None`` if a part of it is no word of this language."""
+    """Return the overrides that a name spells out, by dotted key; ``None`` if a part of it is not a known word."""
     found: dict[str, Any] = {}
     for part in name.split("-"):
         numbered = _NUMBERED.fullmatch(part)

@@ -1,4 +1,4 @@
-"""What a replay will compute, known before anything runs: updates, ranks, microbatches. Imports no torch."""
+"""Plan of a replay, known before anything runs: updates, ranks, microbatches. Imports no torch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Layouts = tuple[tuple[RankLayout, ...], ...]
 """``[rank][microbatch]``."""
 
 FOLDED = ("zbv_zero_bubble",)
-"""Pipeline schedules that end where they begin: the first ranks hold the last stage, too, and so the loss."""
+"""Pipeline schedules that end on the first ranks, which then hold the last stage, too, and so the loss."""
 
 
 @dataclass(frozen=True)
@@ -55,17 +55,17 @@ class PlannedUpdate:
 
     @property
     def where(self) -> str:
-        """``step_000000``, or ``step_000000_update1`` in a step of several updates."""
+        """Name ``step_000000``, or ``step_000000_update1`` in a step of several updates."""
         return Coordinates(self.step, update=self.update).stem
 
     @cached_property
     def records(self) -> Plan:
-        """Which records there must be, and which ranks hold the same tokens or tensors of the same names."""
+        """Expected records, and the ranks that hold the same tokens or tensors of the same names."""
         micros = ((rank, micro) for rank, own in enumerate(self.layouts) for micro in range(len(own)))
         return Plan(tuple(micros), *_shared(self.ranks.mesh, self.loss_stage))
 
     def loss_tokens(self, layout: TokenLayout) -> int:
-        """How many tokens of a layout may enter the loss."""
+        """Return the number of tokens of a layout that may enter the loss."""
         return sum(
             int(self._before[self.frame.offsets[s.sample] + s.stop])
             - int(self._before[self.frame.offsets[s.sample] + s.start])
@@ -79,7 +79,7 @@ class PlannedUpdate:
 
 
 def frame_of(trajectories: Sequence[Trajectory]) -> TokenFrame:
-    """The canonical frame of a step's samples."""
+    """Return the canonical frame of a step's samples."""
     keys: tuple[SampleKey, ...] = tuple(trajectory.key for trajectory in trajectories)
     return TokenFrame(keys, tuple(len(trajectory.tokens) for trajectory in trajectories))
 
@@ -87,7 +87,7 @@ def frame_of(trajectories: Sequence[Trajectory]) -> TokenFrame:
 def plan_replay(
     trajectories: Mapping[int, Sequence[Trajectory]], config: Mapping[str, Any], overrides: Mapping[str, Any]
 ) -> list[PlannedUpdate]:
-    """The updates of a case under a variant, on every rank of its mesh.
+    """Return the updates of a case under a variant, on every rank of its mesh.
 
     Args:
         trajectories: the recorded samples of each step.
@@ -132,7 +132,7 @@ def _mask(frame: TokenFrame, trajectories: Sequence[Trajectory]) -> NDArray[np.b
 
 
 def section(config: Mapping[str, Any], overrides: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """A section of the configuration with the overrides laid over it."""
+    """Return a section of the configuration with the overrides applied."""
     given = {
         key.removeprefix(f"{name}."): value for key, value in overrides.items() if key.startswith(f"{name}.")
     }
@@ -156,7 +156,7 @@ def _rank_plan(values: Mapping[str, Any]) -> RankPlan:
 
 @lru_cache(maxsize=4096)
 def _layouts(step: int, lengths: tuple[int, ...], plan: BatchPlan, ranks: RankPlan) -> Layouts:
-    """Many variants, and all precisions, share their layouts."""
+    """Return the layouts of a step, cached: many variants, and all precisions, share them."""
     try:
         return tuple(map(tuple, plan_ranks(lengths, plan, ranks)))
     except ValueError as error:
@@ -165,7 +165,9 @@ def _layouts(step: int, lengths: tuple[int, ...], plan: BatchPlan, ranks: RankPl
 
 @lru_cache(maxsize=256)
 def _shared(mesh: Mesh, loss_stage: int) -> tuple[dict[int, int], dict[int, int], frozenset[int]]:
-    """Rank -> the rank whose tokens it repeats; rank -> its stage of the pipeline; ranks without values of the loss."""
+    """Return rank -> the rank whose tokens it repeats, rank -> its pipeline stage, and the ranks without
+    loss values.
+    """
     ranks = range(mesh.world_size)
     stages = {rank: mesh.coordinates(rank)["pp"] for rank in ranks}
     roots = {rank: mesh.group(rank, "pp", "tp")[0] for rank in ranks}

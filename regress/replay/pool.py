@@ -1,4 +1,4 @@
-"""Ranks that cost little: fresh processes, forked for each job from one that has imported everything.
+"""Pool of cheap ranks: fresh processes, forked for each job from one that has imported everything.
 
 A job is a function that every rank runs, in a process group of its own. Nothing of it outlives it: however it ends, its
 processes are gone when `RankPool.run` returns or raises, and the pool serves the next.
@@ -28,22 +28,22 @@ from regress.replay.blame import RankState, blame
 from regress.replay.reports import Done, Ended, Failed, Ready, Signal, Start, Tapped
 
 MODULES = ("regress.replay.warm",)
-"""What replays need, imported once in the forkserver."""
+"""Modules that replays need, imported once in the forkserver."""
 
 TIMEOUT = 300.0
-"""Seconds until a job is given up."""
+"""Seconds after which a job is given up."""
 
 PATIENCE = 120.0
 """Seconds that a rank waits for others in a collective."""
 
 _GRACE = 1.0
-"""Seconds that the other ranks have to say what they see, once one has failed."""
+"""Seconds that the other ranks have to report, once one has failed."""
 
 _STACKS = 0.3
 """Seconds to print the stacks of ranks that hang."""
 
 _END = 30.0
-"""Seconds until killed processes must be gone; what takes longer hangs in the kernel."""
+"""Seconds until killed processes must be gone; slower ones hang in the kernel."""
 
 _PROGRAM = """
 import socket, sys
@@ -74,7 +74,7 @@ class RankPool:
         return None if self._server is None else self._server.process
 
     def warm(self) -> None:
-        """Have the forkserver import its modules in the background."""
+        """Make the forkserver import its modules in the background."""
         with self._lock:
             self._started()
 
@@ -148,7 +148,7 @@ class RankPool:
         return self._server
 
     def _end(self, job: _Job) -> None:
-        """End a job; where that is not possible in order, all that it could have left ends with the forkserver."""
+        """End a job; if that fails, end the forkserver and all processes of the job with it."""
         try:
             job.end()
         except BaseException:
@@ -164,7 +164,7 @@ class RankPool:
 
 
 class _Forkserver:
-    """The process of `regress.replay.forkserver` and the socket to it."""
+    """Process of `regress.replay.forkserver` and the socket to it."""
 
     def __init__(self, modules: Sequence[str]) -> None:
         self.control, other = socket.socketpair()
@@ -210,7 +210,7 @@ class _Forkserver:
 
     @property
     def end(self) -> str:
-        """How the process ended, and what it printed last."""
+        """Close the process, and return how it ended and its last output."""
         self.close()
         code = self._process.returncode
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
@@ -253,7 +253,7 @@ class _Job:
         self._started = False
 
     def start(self) -> None:
-        """Have the ranks forked."""
+        """Fork the ranks."""
         handles, writers = [], []
         for state, log in zip(self.states, self._logs, strict=True):
             reader, writer = Pipe(duplex=False)
@@ -271,7 +271,7 @@ class _Job:
                 writer.close()
 
     def wait(self, timeout: float) -> None:
-        """Wait until every rank is done, or one has failed and the others had time to say what they see."""
+        """Wait until every rank is done, or one has failed and the others had time to report."""
         end = time.monotonic() + timeout
         while not self._failed and not self._all(lambda state: state.result is not None):
             if not self._take(end):
@@ -297,7 +297,7 @@ class _Job:
                 self.lost = True
 
     def values(self, what: str, timeout: float) -> list[Any]:
-        """What the ranks returned; raises `RankError` unless all have."""
+        """Return the values of the ranks; raises `RankError` unless all have returned."""
         if self.lost:
             head = f"{what}: " if what else ""
             raise ReplayError(f"{head}the forkserver of the ranks ended {self._server.end}; run it again")
@@ -314,7 +314,9 @@ class _Job:
         return all(holds(state) for state in self.states)
 
     def _take(self, end: float) -> bool:
-        """Take what ranks and forkserver say next; False if nothing came until ``end``, or nobody is left to speak."""
+        """Receive the next reports of ranks and forkserver; False if nothing came until ``end``, or nobody
+        is left to report.
+        """
         if self.lost:
             return False
         ready = wait([self._server.messages, *self._reports], max(0.0, end - time.monotonic()))
@@ -344,7 +346,9 @@ class _Job:
             self._reports[source].result = message
 
     def _hear_out(self, rank: int) -> None:
-        """Take all that a rank has said before it ended, or its end would be taken for one without a word."""
+        """Receive everything that a rank reported before its end, which would otherwise look like an end
+        without a report.
+        """
         for report in [report for report, state in self._reports.items() if state.rank == rank]:
             while report in self._reports and report.poll():
                 self._hear(report)
@@ -359,7 +363,7 @@ class _Job:
 
 
 def _logs(folder: Path | None, world_size: int, resources: ExitStack) -> list[IO[bytes]]:
-    """A file for what each rank prints, open for appending as two streams of the rank share it."""
+    """Open a file for the output of each rank, for appending, as two streams of the rank share it."""
     if folder is None:
         return [resources.enter_context(tempfile.TemporaryFile("a+b")) for _ in range(world_size)]
     folder.mkdir(parents=True, exist_ok=True)
@@ -375,7 +379,7 @@ _shared: RankPool | None = None
 
 
 def shared_pool() -> RankPool:
-    """The pool of this process."""
+    """Return the pool of this process."""
     global _shared
     if _shared is None:
         _shared = RankPool()
@@ -383,6 +387,6 @@ def shared_pool() -> RankPool:
 
 
 def close_shared_pool() -> None:
-    """End its forkserver, if there is one."""
+    """Close the shared pool, if there is one."""
     if _shared is not None:
         _shared.close()

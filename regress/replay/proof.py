@@ -1,4 +1,4 @@
-"""What tolerances are worth on their own case: healthy variants that must pass, and faults that must not."""
+"""Proof of tolerances on their own case: healthy variants that must pass, and faults that must not."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class Proof:
     faulty: Sequence[Trial]
 
     def begins(self, fault: str) -> str | None:
-        """The quantity that a fault breaks first, in exact arithmetic; None where it changes nothing here."""
+        """Return the quantity that a fault breaks first, in exact arithmetic; None where it changes nothing here."""
         found = (t.first for t in self.faulty if (t.name, t.precision) == (fault, Precision.FLOAT64))
         return next(found, None)
 
     def smallest(self, quantity: str, precision: Precision) -> Trial | None:
-        """The fault that begins in a quantity and is the smallest there."""
+        """Return the fault that begins in a quantity and is the smallest there."""
         found = [
             trial
             for trial in self.faulty
@@ -43,13 +43,15 @@ class Proof:
         return min(found, key=lambda trial: trial.multiples.get(quantity, 0.0), default=None)
 
     def widest(self, quantity: str, precision: Precision) -> Trial | None:
-        """The healthy variant that comes closest to failing in a quantity."""
+        """Return the healthy variant that comes closest to failing in a quantity."""
         found = [t for t in self.healthy if t.precision is precision and quantity in t.multiples]
         return max(found, key=lambda trial: trial.multiples[quantity], default=None)
 
     @property
     def alarms(self) -> list[str]:
-        """A sentence for each healthy variant that fails, which calls for a look at the engine, or more seeds."""
+        """Return a sentence for each healthy variant that fails, which calls for a look at the engine, or
+        more seeds.
+        """
         failing = [trial for trial in self.healthy if trial.first is not None]
         return [
             f"{trial.name} in {trial.precision} is healthy, but fails: {trial.worst}, {multiple(trial.multiple)}"
@@ -58,14 +60,14 @@ class Proof:
 
 
 def trials() -> int:
-    """How many replays a proof takes."""
+    """Return the number of replays that a proof takes."""
     return len(KAPPA) * (len(HELD_OUT) + len(CORPUS))
 
 
 def prove(
     case: GoldenCase, floors: Sequence[Floor], workspace: Path, advance: Callable[[], None] = lambda: None
 ) -> Proof:
-    """Replay the held-out variants and the corpus of faults, judged by what was measured."""
+    """Replay the held-out variants and the corpus of faults, judged by the measured tolerances."""
     healthy, faulty = [], []
     for precision in KAPPA:
         bounds = bounds_of(floors, precision)
@@ -79,7 +81,7 @@ def prove(
 
 
 def bounds_of(floors: Iterable[Floor], precision: Precision, factor: float = 1.0) -> Tolerances:
-    """The tolerance of each quantity as measured, times a factor."""
+    """Return the measured tolerance of each quantity, times a factor."""
     known = {f.quantity: f.tolerance.scaled(factor) for f in floors if f.precision is precision}
 
     def of(quantity: str) -> Tolerance | None:
@@ -89,7 +91,7 @@ def bounds_of(floors: Iterable[Floor], precision: Precision, factor: float = 1.0
 
 
 def rows_of(floors: Iterable[Floor], proof: Proof | None) -> list[Row]:
-    """What a calibration shows: a row for each quantity and precision."""
+    """Return the rows of a calibration table: one for each quantity and precision."""
     return [_row(floor, proof) for floor in floors]
 
 

@@ -52,7 +52,7 @@ def _settle(job: Start, rank: int, log: int, port: int) -> None:
 
 
 def rank_environment(rank: int, world_size: int, port: int) -> dict[str, str]:
-    """What torchrun would say to a rank on one machine; the store is there already, whoever connects to it."""
+    """Return the variables that torchrun would set for a rank on one machine; the store exists already."""
     found = {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),

@@ -1,4 +1,4 @@
-"""Making the inputs of a golden case: weights, reference, warm optimizer state, and off-policy rollouts.
+"""Inputs of a golden case, made from its recipe: weights, reference, warm optimizer state, off-policy rollouts.
 
 The policy is trained for a few steps first, so that the optimizer's state is a real one: the first step of a cold
 AdamW is ill-conditioned (the update of an element is its sign). Its weights before that training are the reference;
@@ -36,7 +36,7 @@ FORMAT = format_named("safetensors")
 
 @dataclass(frozen=True)
 class Recipe:
-    """How inputs are made.
+    """Settings that inputs are made with.
 
     Attributes:
         model: section ``model`` of the configuration that builds the initial weights.
@@ -54,7 +54,7 @@ class Recipe:
 
     @classmethod
     def of(cls, case: GoldenCase) -> Recipe:
-        """The recipe of ``case.yaml``; raises `ConfigError` for what cannot be followed."""
+        """Return the recipe of ``case.yaml``; raises `ConfigError` for an invalid one."""
         given: dict[str, Any] = {"overrides": {}, **case.recipe}
         known = [spec.name for spec in fields(cls)]
         for key in given.keys() - set(known):
@@ -82,12 +82,12 @@ def _unfollowable(case: GoldenCase, rule: str, remedy: str) -> ConfigError:
 
 
 def has_inputs(case: GoldenCase) -> bool:
-    """Whether a case has weights to start from, made by its recipe or laid there by hand."""
+    """Return True if a case has weights to start from, made by its recipe or placed there by hand."""
     return (case.folder / "model").is_dir()
 
 
 def remove_inputs(case: GoldenCase) -> None:
-    """Remove what `make_inputs` writes."""
+    """Remove the files that `make_inputs` writes."""
     for folder in ("model", "reference", "trajectories"):
         shutil.rmtree(case.folder / folder, ignore_errors=True)
     (case.folder / "optimizer.safetensors").unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Recording a golden case: its inputs if they are missing, its golden values, and its measured tolerances."""
+"""Recording of a golden case: its inputs if they are missing, its golden values, and its measured tolerances."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def record(store: GoldenStore, name: str, *, inputs: bool = False, signal: bool 
 
 
 def add(store: GoldenStore, name: str, quantities: Collection[str]) -> list[Path]:
-    """Record quantities that a case lacks, or has otherwise, and leave all that is recorded of others as it is.
+    """Record quantities that a case lacks or has with other values, and keep the recorded values of all others.
 
     Returns:
         The files written, none when nothing changes.
@@ -107,7 +107,7 @@ def add(store: GoldenStore, name: str, quantities: Collection[str]) -> list[Path
 
 @dataclass(frozen=True)
 class Calibration:
-    """What was measured of a case; ``proof`` is None where it was not asked for, ``only`` for all quantities."""
+    """Measurements of a case; ``proof`` is None where it was not asked for, ``only`` for all quantities."""
 
     case: GoldenCase
     floors: list[Floor]
@@ -116,7 +116,7 @@ class Calibration:
 
     @property
     def entries(self) -> dict[str, dict[str, ToleranceEntry]]:
-        """The tolerances as the manifest keeps them."""
+        """Tolerances in the form of the manifest."""
         found: dict[str, dict[str, ToleranceEntry]] = {}
         for floor in self.floors:
             if self.only is not None and floor.quantity not in self.only:
@@ -166,7 +166,9 @@ def keep(store: GoldenStore, found: Calibration, *, accept: bool) -> list[Path] 
 
 
 def surroundings(cases: Iterable[GoldenCase]) -> dict[str, str]:
-    """What replays of some cases ran with, and what was another when each was recorded, as lines for a reader."""
+    """Return the environment of replays of some cases, and its changes since each recording, as lines for a
+    reader.
+    """
     lines: dict[str, str] = {}
     for case in cases:
         now = provenance_of(case)
@@ -177,7 +179,7 @@ def surroundings(cases: Iterable[GoldenCase]) -> dict[str, str]:
 
 
 def provenance_of(case: GoldenCase) -> dict[str, Json]:
-    """Configuration hash, versions, determinism environment and source revision of a recording made now."""
+    """Return configuration hash, versions, determinism environment and source revision of a recording made now."""
     threads: Any = case.config.get("threads", 1)
     return collect(
         case.config,

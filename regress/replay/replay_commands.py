@@ -1,4 +1,4 @@
-"""``regress replay`` and ``regress variants``: golden cases under other computations, judged and told on one page."""
+"""``regress replay`` and ``regress variants``: golden cases under variants, judged and reported on one page."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ POOL = "pool"
 EVERYTHING = "*"
 _WIDTH = 140  # columns of a table where there is no terminal
 _RANKS, _MICROS = 8, 8
-"""Of the table that shows a failing quantity by rank and microbatch."""
+"""Maximum ranks and microbatches in the table of a failing quantity."""
 _SHOWN = 10
-"""Failing replays told one by one; the others are counted."""
+"""Failing replays listed one by one; the others are counted."""
 
 
 @click.command()

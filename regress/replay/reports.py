@@ -1,4 +1,4 @@
-"""What the processes of a rank pool tell one another: the pool, its forkserver, and the ranks. Loads no torch."""
+"""Messages between the processes of a rank pool: the pool, its forkserver, and the ranks. Loads no torch."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Signal:
-    """Pool to forkserver: send a signal to some ranks that have not ended, with all that they have started."""
+    """Pool to forkserver: send a signal to some ranks that have not ended, and to all that they have started."""
 
     number: int
     ranks: tuple[int, ...]
@@ -46,14 +46,14 @@ class Signal:
 
 @dataclass(frozen=True)
 class Ready:
-    """Forkserver to pool: everything is imported; ``problem`` says what could not be."""
+    """Forkserver to pool: everything is imported; ``problem`` names what could not be."""
 
     problem: str | None = None
 
 
 @dataclass(frozen=True)
 class Ended:
-    """Forkserver to pool: a rank is no more; ``status`` is its exit code, or minus the signal that killed it."""
+    """Forkserver to pool: a rank has ended; ``status`` is its exit code, or minus the signal that killed it."""
 
     rank: int
     status: int
@@ -92,7 +92,7 @@ class Failed:
 
     @classmethod
     def of(cls, error: BaseException) -> Failed:
-        """What an exception says."""
+        """Return the report of an exception."""
         error = error.with_traceback(_inner(error.__traceback__))
         connection = lost_connection(error)
         trace = "" if isinstance(error, RegressError) else "".join(traceback.format_exception(error)).rstrip()
@@ -100,7 +100,7 @@ class Failed:
 
 
 def _inner(trace: TracebackType | None) -> TracebackType | None:
-    """A traceback without the frames that only lead to the target."""
+    """Return a traceback without the frames that only lead to the target."""
     while (
         trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename.endswith(_ENTRY)
     ):
@@ -110,4 +110,4 @@ def _inner(trace: TracebackType | None) -> TracebackType | None:
 
 _ENTRY = "regress/replay/rank.py"
 _SOURCE = re.compile(r"\[\S+\.cc:\d+\] ")
-"""Where gloo found it, in the folder of whoever built it."""
+"""Source location that gloo adds to messages, in the folder of whoever built it."""

@@ -1,4 +1,4 @@
-"""Variants from plain data: rows of a project's own, as tables of TOML or as a hook gives them."""
+"""Variants from plain data: a project's own rows, as TOML tables or from a hook."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*", re.ASCII)
 
 
 def parse_variants(table: Mapping[str, Any], origin: str) -> dict[str, Variant]:
-    """Variants from plain data: name -> ``{why, overrides, precisions, cases, twin}``.
+    """Return variants from plain data: name -> ``{why, overrides, precisions, cases, twin}``.
 
     Raises:
         ConfigError: naming ``origin``, the variant, and what is wrong with it.
@@ -23,7 +23,9 @@ def parse_variants(table: Mapping[str, Any], origin: str) -> dict[str, Variant]:
 
 
 def check_name(name: object, stated: str) -> None:
-    """Raise `ConfigError` for what cannot stand in a test id, a pattern and a path, or reads as a precision."""
+    """Raise `ConfigError` for a name that cannot stand in a test id, a pattern and a path, or reads as a
+    precision.
+    """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ConfigError(f"{stated} cannot stand in a test id; choose letters, digits and dashes")
     for precision in Precision:
@@ -79,7 +81,9 @@ def _list(value: Any) -> Sequence[Any]:
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
-    """Dotted key -> value of nested tables: TOML reads ``batching.layout = "packed"`` as a table in a table."""
+    """Yield dotted key and value of nested tables: TOML reads ``batching.layout = "packed"`` as a table in
+    a table.
+    """
     for key, value in tree.items():
         if isinstance(value, Mapping) and value:
             yield from flat(value, f"{prefix}{key}.")

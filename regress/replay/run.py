@@ -1,4 +1,4 @@
-"""Running a golden case under a variant: the engine's own training steps on recorded rollouts, dumped.
+"""Run of a golden case under a variant: the engine's own training steps on recorded rollouts, dumped.
 
 One rank runs in this process, several in those of a pool, or as a launcher starts them.
 """
@@ -27,7 +27,7 @@ from regress.replay.size import world_size
 from regress.replay.variants import Precision, Variant
 
 Prepare = Callable[[Run], None]
-"""Changes a run before its first step, such as by a perturbation of its weights."""
+"""Function that changes a run before its first step, such as by a perturbation of its weights."""
 
 
 def replay(
@@ -66,7 +66,9 @@ def replay(
 
 
 def run_steps(config: Config, prepare: Prepare | None = None) -> None:
-    """All training steps of a configuration, without evaluation, tracking, or a final model; on every rank of it."""
+    """Run all training steps of a configuration, without evaluation, tracking or a final model; on every
+    rank of it.
+    """
     with torch_settings(config.threads), opened_world(config) as world, ExitStack() as resources:
         run = build(config, resources, no_progress, world)
         if prepare is not None:
@@ -76,13 +78,13 @@ def run_steps(config: Config, prepare: Prepare | None = None) -> None:
 
 
 def no_progress(_: str, __: int) -> Callable[[], None]:
-    """Where a run would show progress: nowhere."""
+    """Return a function that shows no progress."""
     return lambda: None
 
 
 @contextmanager
 def torch_settings(threads: int) -> Iterator[None]:
-    """Threads and deterministic switches of the run; those of the surrounding process come back afterwards."""
+    """Set threads and deterministic switches of the run; restore those of the surrounding process afterwards."""
     before = torch.get_num_threads()
     strict = torch.are_deterministic_algorithms_enabled()
     warns = torch.is_deterministic_algorithms_warn_only_enabled()

@@ -1,4 +1,4 @@
-"""What a replay is to the rules of a diagnosis: its mesh, samples and configuration, and commands that work here."""
+"""Replay as the diagnosis rules see it: its mesh, samples and configuration, and commands that work here."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from regress.replay.variants import Precision
 
 
 def scene_of(replay: Replay, config: Mapping[str, Any] | None = None) -> Scene:
-    """The run of a replay.
+    """Return the run of a replay.
 
     Args:
         config: the whole configuration that it ran with, defaults included; by default what the case says.
@@ -35,7 +35,7 @@ def scene_of(replay: Replay, config: Mapping[str, Any] | None = None) -> Scene:
 
 
 def commands(replay: Replay) -> dict[str, str]:
-    """How to look closer at a replay."""
+    """Return the commands for a closer look at a replay."""
     case, tier = shlex.quote(replay.case.name), "bitwise" if replay.precision is Precision.BITWISE else "all"
     again = f"regress replay {case} --variants {{variants}} --tier {tier}"
     kept = "--keep-dumps dumps"

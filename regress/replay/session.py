@@ -1,4 +1,4 @@
-"""A run of many replays from the command line: what is replayed, how it is run, and what it came to."""
+"""Run of many replays from the command line: their selection, their execution and their results."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Results:
-    """What replays came to, in their order.
+    """Results of replays, in their order.
 
     Attributes:
         calls: replay -> its verdicts: all that failed, and of each place and quantity the closest.
@@ -63,7 +63,7 @@ class Results:
     unsupported: dict[str, str] = field(default_factory=dict)
 
     def add(self, replay: Replay, outcome: ReplayOutcome) -> None:
-        """Count an outcome in."""
+        """Add an outcome."""
         self.cases[replay.case.name] = replay.case
         if outcome.error is not None:
             self.errors[replay.name] = outcome.error
@@ -85,30 +85,32 @@ class Results:
 
     @property
     def all_calls(self) -> list[Call]:
-        """The verdicts of all replays."""
+        """Verdicts of all replays."""
         return [call for calls in self.calls.values() for call in calls]
 
     @property
     def exit_code(self) -> int:
-        """0: all within tolerance, 1: something is not, 2: something could not be judged."""
+        """Exit code: 0 all within tolerance, 1 something is not, 2 something could not be judged."""
         nothing = self.unsupported and not self.calls
         return 2 if self.errors or nothing else int(bool(self.failed))
 
 
 def variant_table() -> dict[str, Variant]:
-    """The variants of the project around the current directory."""
+    """Return the variants of the project around the current directory."""
     root = project_root()
     return project_variants(Path() if root is None else root)
 
 
 def adapter_around() -> Adapter | None:
-    """What ``[tool.regress] replay`` of the project around the current directory names."""
+    """Return the adapter that ``[tool.regress] replay`` of the project around the current directory names,
+    or None.
+    """
     root = project_root()
     return None if root is None else project_adapter(root)
 
 
 def project_overrides(store: GoldenStore) -> Overrides:
-    """The tolerances that the project around the current directory sets by hand.
+    """Return the tolerances that the project around the current directory sets by hand.
 
     Raises:
         ConfigError: for a row that is about nothing in the golden directory.
@@ -127,7 +129,7 @@ def chosen_replays(
     table: dict[str, Variant],
     extent: Extent = Extent.DEFAULT,
 ) -> list[Replay]:
-    """The replays of some cases, all by default, under the variants that a text chooses.
+    """Return the replays of some cases, all by default, under the variants that a text chooses.
 
     Raises:
         RegressError: if a case cannot be replayed, or nothing is chosen.
@@ -152,7 +154,9 @@ def chosen_replays(
 
 
 def spelled_out(text: str, known: Mapping[str, Variant]) -> dict[str, Variant]:
-    """Variants that no table has, among names with commas between them: ``fsdp8-tp4`` says itself what it is."""
+    """Return the variants that no table has, among names with commas between them: ``fsdp8-tp4`` spells out
+    itself.
+    """
     found = {}
     for name in (part.strip() for part in text.split(",")):
         overrides = overrides_of(name)
@@ -175,7 +179,7 @@ def _opened(store: GoldenStore, name: str) -> GoldenCase:
 
 @dataclass(frozen=True)
 class Machine:
-    """Where replays run.
+    """Machine settings of replays.
 
     Attributes:
         launch: how ranks are started; None: in this process, or those of a pool.
@@ -197,7 +201,7 @@ class Machine:
 
     @contextmanager
     def cache(self, table: dict[str, Variant], overrides: Overrides) -> Iterator[ReplayCache]:
-        """What runs and judges replays; its folder and its ranks are gone afterwards."""
+        """Yield the cache that runs and judges replays; remove its folder and its ranks afterwards."""
         from regress.replay.pool import close_shared_pool
 
         with self._work() as (folder, dumps):
@@ -250,7 +254,7 @@ class Machine:
         )
 
     def _overrides(self, replay: Replay) -> dict[str, str]:
-        """Configuration that a replay has here, by dotted key."""
+        """Return the configuration that a replay has on this machine, by dotted key."""
         found = {} if self.device is None else {"device": self.device}
         if self.work is not None:
             found["debug.dump_dir"] = address(self.work / replay.name / "dump")
@@ -258,7 +262,7 @@ class Machine:
 
     @contextmanager
     def _work(self) -> Iterator[tuple[Path, Location | None]]:
-        """A folder of this machine, and where dumps go that do not go there."""
+        """Yield a folder of this machine, and the location of dumps if it is another one."""
         if self.work is not None and self.work.exists():
             raise ConfigError(
                 f"{self.work} exists, but every run needs a folder of its own; give another --work"

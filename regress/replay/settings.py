@@ -1,4 +1,4 @@
-"""Configuration that a user lays over every variant: ``--set KEY=VALUE``, such as a component of one's own."""
+"""Settings that a user applies to every variant: ``--set KEY=VALUE``, such as the user's own component."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _OF_CASES = (
     "task.",
     "data.",
 )
-"""Sections that variants and cases decide, as they decide what is recorded where."""
+"""Sections that variants and cases decide, including what is recorded where."""
 _OWN = ("parallel.wrapper", "parallel.timeout")
 _PRECISION = "model.dtype"
 
 
 def parse_settings(texts: Iterable[str]) -> dict[str, Any]:
-    """Dotted key -> value of texts ``KEY=VALUE``; values are YAML.
+    """Return dotted key -> value of texts ``KEY=VALUE``; values are YAML.
 
     Raises:
         ConfigError: for a text of another form, a key given twice, or one that is not the user's to set.
@@ -56,12 +56,12 @@ def parse_settings(texts: Iterable[str]) -> dict[str, Any]:
 
 
 def with_settings(variant: Variant, settings: Mapping[str, Any]) -> Variant:
-    """The variant with settings laid over the case, under its own overrides."""
+    """Return the variant with settings applied over the case, below the variant's own overrides."""
     return replace(variant, overrides={**settings, **variant.overrides}) if settings else variant
 
 
 def conflict(variant: Variant, settings: Mapping[str, Any]) -> str | None:
-    """Why settings would not be in force under a variant, as a reason to leave it out; None if they are.
+    """Return the reason to leave out a variant under which settings would not take effect; None if they do.
 
     Args:
         variant: with or without the settings laid under it.
@@ -81,7 +81,7 @@ def conflict(variant: Variant, settings: Mapping[str, Any]) -> str | None:
 
 
 def told(settings: Mapping[str, Any], option: str = "--set") -> str:
-    """The options that say the same on a command line, each with a space before it."""
+    """Return the settings as command-line options, each with a space before it."""
     return "".join(f" {option} {shlex.quote(f'{key}={_text(value)}')}" for key, value in settings.items())
 
 
@@ -90,7 +90,7 @@ def _text(value: Any) -> str:
 
 
 def scene_with(scene: Scene, settings: Mapping[str, Any]) -> Scene:
-    """The scene with settings in the commands that repeat a replay."""
+    """Return the scene with the settings added to the commands that repeat a replay."""
     if not settings:
         return scene
     commands = dict(scene.commands)
@@ -103,5 +103,5 @@ def scene_with(scene: Scene, settings: Mapping[str, Any]) -> Scene:
 
 
 def _escaped(text: str) -> str:
-    """For `str.format`, by which commands get their quantity."""
+    """Escape braces for `str.format`, which puts the quantity into commands."""
     return text.replace("{", "{{").replace("}", "}}")

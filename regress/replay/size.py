@@ -1,4 +1,4 @@
-"""How many ranks a replay has, known without torch."""
+"""Number of ranks of a replay, known without torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DIMENSIONS = ("pp", "dp", "fsdp", "ep", "cp", "tp")
 
 
 def mesh_sizes(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, int]:
-    """The dimensions of the mesh that are larger than one; raises `ConfigError` for what is no size."""
+    """Return the dimensions of the mesh that are larger than one; raises `ConfigError` for an invalid size."""
     values = section(config, overrides, "parallel")
     found = {}
     for name in DIMENSIONS:
@@ -28,5 +28,5 @@ def mesh_sizes(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[
 
 
 def world_size(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> int:
-    """Ranks of a case's configuration under overrides by dotted key."""
+    """Return the number of ranks of a case's configuration under overrides by dotted key."""
     return math.prod(mesh_sizes(config, overrides).values())

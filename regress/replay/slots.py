@@ -1,4 +1,4 @@
-"""Room for ranks, shared among the processes of a session: each takes as much as its replay has ranks."""
+"""CPU slots for ranks, shared among the processes of a session: each takes as many as its replay has ranks."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ _PAUSE = 0.02
 """Seconds between two looks for a slot; only one process looks at a time."""
 
 PER_PROCESSOR = 2
-"""Ranks at a time for each processor: they wait for one another. Measured with two workers of pytest on two processors,
-65 replays of 1 to 8 ranks: 157 s with one, 117 s with two."""
+"""Ranks per processor at a time: they wait for one another. Measured with two workers of pytest on two
+processors, 65 replays of 1 to 8 ranks: 157 s with one, 117 s with two.
+"""
 
 
 def processors() -> int:
-    """Processors that this process may use."""
+    """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 class Slots:
-    """So many slots, by default `PER_PROCESSOR` for each processor, as locks below ``root``.
+    """Fixed number of slots, by default `PER_PROCESSOR` for each processor, as locks below ``root``.
 
     Whoever waits has the gate, so that nobody who needs many is passed for ever by those who need few. A process that
     dies gives its slots back.
@@ -37,7 +38,9 @@ class Slots:
 
     @contextmanager
     def taken(self, wanted: int, what: str) -> Iterator[None]:
-        """Have ``wanted`` slots, or all of them if there are fewer; raises `ReplayError` if others never give any."""
+        """Hold ``wanted`` slots, or all of them if there are fewer; raises `ReplayError` if others never
+        release any.
+        """
         self._root.mkdir(parents=True, exist_ok=True)
         with ExitStack() as held:
             with turn(self._root / "gate", what):

@@ -1,4 +1,4 @@
-"""Updates of golden cases, prepared by whichever process of a test session comes first, and committed at its end.
+"""Updates of golden cases, prepared by the first process of a test session, and committed at its end.
 
 The new state of a case is built as a copy beside the session's replays, so tests can be judged against it before
 anything in the golden directory changes, and nothing changes if the session breaks off.
@@ -23,12 +23,12 @@ from regress.replay.turns import stated, turn
 from regress.replay.update import Change, propose
 
 Selection = Collection[tuple[str, str]]
-"""``(where, quantity)`` that the tests of a session are about; ``coverage`` is about quantities without a test."""
+"""``(where, quantity)`` of the tests of a session; ``coverage`` stands for quantities without a test."""
 
 
 @dataclass(frozen=True)
 class Staged:
-    """The state of a case after its update, the tensors that change of how many, or why it is refused.
+    """State of a case after its update, with the tensors that change out of how many, or the reason it is refused.
 
     ``looked`` holds the updates and quantities that the session asked for, whether they change or not.
     """
@@ -67,7 +67,7 @@ class Staging:
         self._known: dict[str, Staged] = {}
 
     def staged(self, case: GoldenCase) -> Staged:
-        """The update of a case, computed unless any process did."""
+        """Return the update of a case, which is computed unless another process did it."""
         if case.name not in self._known:
             self.root.mkdir(parents=True, exist_ok=True)
             with turn(self.root / case.name, f"the update of {case.name}"):
@@ -102,7 +102,7 @@ class Staging:
 
 
 def _selected(case: GoldenCase, wanted: Selection, where: str, quantity: str) -> bool:
-    """Whether a quantity may change: a test is about it, or it is new and the coverage of its update is tested."""
+    """Return True if a quantity may change: it has a test, or it is new and the coverage of its update is tested."""
     if (where, quantity) in wanted:
         return True
     recorded = case.quantities(where) if where in case.wheres() else []
@@ -122,12 +122,12 @@ def _folders(root: Path) -> Iterator[Path]:
 
 
 def staged_names(root: Path) -> list[str]:
-    """The cases for which an update was prepared."""
+    """Return the cases for which an update was prepared."""
     return sorted(path.stem for path in root.glob("*.json") if path.is_file())  # a case may be called so, too
 
 
 def read_staged(root: Path, name: str) -> Staged:
-    """What was prepared for a case."""
+    """Return the prepared update of a case."""
     row = json.loads((root / f"{name}.json").read_text())
     if row["error"] is not None:
         return Staged(None, error=row["error"])
@@ -137,7 +137,7 @@ def read_staged(root: Path, name: str) -> Staged:
 
 
 def changed_truth(staged: Staged) -> dict[str, dict[str, dict[str, Any]]]:
-    """The tensors that change: ``where -> quantity -> name -> values``, None for one that disappears."""
+    """Return the tensors that change: ``where -> quantity -> name -> values``, None for one that disappears."""
     assert staged.case is not None
     truth: dict[str, dict[str, dict[str, Any]]] = {}
     for change in staged.changes:

@@ -1,4 +1,4 @@
-"""Do the tolerances of a case hold where nobody measured them? Other draws of it, held-out variants, and faults.
+"""Validation of a case's tolerances on other seeds of it, with held-out variants and faults.
 
 A draw is the case with another seed: other weights, another warm optimizer state, other rollouts, made by its recipe.
 It is recorded and calibrated as the case itself would be; then every healthy variant must pass, and every fault that
@@ -46,7 +46,7 @@ class Exposure:
 
     @property
     def missed(self) -> bool:
-        """Whether it changes something and yet nothing fails."""
+        """True if the fault changes something and yet nothing fails."""
         return self.exercised and self.trial.first is None and self.trial.problem is None
 
 
@@ -89,7 +89,7 @@ class Study:
 
     @property
     def summary(self) -> str:
-        """One line: `dense, 10 draws: 100 healthy replays in each precision, 0 false alarms; ...`."""
+        """Summary in one line: `dense, 10 draws: 100 healthy replays in each precision, 0 false alarms; ...`."""
         runs = len(self.draws) * len(HELD_OUT)
         hit = [row for row in self.faulty if row.exercised]
         line = f"{self.case}, {plural(len(self.draws), 'draw')}: {plural(runs, 'healthy replay')} in each precision, "
@@ -127,14 +127,14 @@ class Study:
 
 
 def replays_of_draw(faults: bool) -> int:
-    """How many replays a draw takes, beside those that make its inputs."""
+    """Return the number of replays that a draw takes, besides those that make its inputs."""
     return replays_of(SEEDS) + len(KAPPA) * len(HELD_OUT) + (2 * len(FAULTS) if faults else 0)
 
 
 def study(
     case: GoldenCase, draws: int, *, faults: bool = True, advance: Callable[[], None] = lambda: None
 ) -> Study:
-    """Make, calibrate and try so many draws of a case.
+    """Make, calibrate and validate this many draws of a case.
 
     Raises:
         ConfigError: if it has no recipe to make other draws with.
@@ -153,7 +153,9 @@ def study(
 
 
 def _drawn(case: GoldenCase, seed: int, root: Path) -> GoldenCase:
-    """The case with another seed, recorded, whether or not each fault could show in it: that is found out."""
+    """Return the case with another seed, recorded even if some faults could not show in it, which the
+    trials find out.
+    """
     tree: dict[str, Any] = yaml.safe_load((case.folder / CASE_FILE).read_text())
     tree["config"]["seed"] = seed
     folder = root / case.name
@@ -185,7 +187,7 @@ def _tried(case: GoldenCase, seed: int, workspace: Path, faults: bool, advance: 
 
 
 def to_json(found: Study) -> Mapping[str, Any]:
-    """A plain tree; trials keep their largest multiple of each quantity."""
+    """Return a plain tree; trials keep their largest multiple of each quantity."""
     return {
         "schema_version": 1,
         "case": found.case,

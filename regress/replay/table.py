@@ -1,4 +1,4 @@
-"""The variants of a project: those of this package, and rows of its own in pyproject.toml."""
+"""Variants of a project: those of this package, and the project's own rows in pyproject.toml."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from regress.replay.variants import VARIANTS, Variant
 
 
 def project_variants(root: Path, added: Iterable[Variant] = ()) -> dict[str, Variant]:
-    """The built-in variants, those of ``[tool.regress.variants]`` in ``root/pyproject.toml``, and those ``added``.
+    """Return the built-in variants, those of ``[tool.regress.variants]`` in ``root/pyproject.toml``, and
+    those ``added``.
 
     A row of a known name replaces it.
 

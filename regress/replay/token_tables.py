@@ -1,4 +1,4 @@
-"""What replays computed at their tokens, kept for the report beside their outcomes."""
+"""Token values of replays, kept for the report beside their outcomes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from regress.report.tokens import TokenTable, token_table
 
 FILE = "tokens.json"
 REPLAYS, UPDATES = 6, 2
-"""Failing replays whose tokens a report shows, and updates of each."""
+"""Number of failing replays whose tokens a report shows, and of updates of each."""
 
 _AT_TOKENS = frozenset(quantity.name for quantity in QUANTITIES if quantity.kind is Kind.TOKEN)
 
@@ -63,7 +63,7 @@ def _updates(outcome: ReplayOutcome) -> list[tuple[int | None, int | None]]:
 
 
 def chosen_tables(root: Path, calls: Iterable[Call]) -> list[TokenTable]:
-    """The tables of the replays that failed, or of the one that came closest where none did.
+    """Return the tables of the replays that failed, or of the one that came closest where none did.
 
     Args:
         root: of the replays' folders.
@@ -80,5 +80,7 @@ def _wheres(calls: Sequence[Call]) -> list[str]:
 
 
 def _read(path: Path) -> list[TokenTable]:
-    """None for what was compared without golden values, such as a replay byte by byte with its twin."""
+    """Return the tables of a replay; none if it was compared without golden values, such as byte by byte
+    with its twin.
+    """
     return [TokenTable.from_json(tree) for tree in loads(path.read_bytes())] if path.is_file() else []

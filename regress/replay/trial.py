@@ -1,4 +1,4 @@
-"""A replay that is to show what tolerances are worth: healthy, or with a fault in the engine."""
+"""Trial replay that tests tolerances: healthy, or with a fault in the engine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HELD_OUT = (
 
 @dataclass(frozen=True)
 class Trial:
-    """What came of it.
+    """Result of a trial.
 
     Attributes:
         name: of the variant, or of the fault.
@@ -48,7 +48,7 @@ class Trial:
 
     @property
     def multiple(self) -> float:
-        """The largest of all quantities."""
+        """Largest multiple of all quantities."""
         return max(self.multiples.values(), default=0.0)
 
 
@@ -61,7 +61,7 @@ def run_trial(
     fault: Fault | None = None,
     also: Callable[[list[Verdict]], None] = lambda _: None,
 ) -> Trial:
-    """Replay and judge; what the engine refuses, healthy or broken, is a problem, not an exception."""
+    """Replay and judge; a refusal by the engine, healthy or broken, is a problem, not an exception."""
     name = variant if fault is None else fault.name
     layout = Replay(case, VARIANTS[variant], precision)
     try:

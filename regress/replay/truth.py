@@ -1,4 +1,4 @@
-"""The golden values of a case: the base variant in true float64, gathered into canonical form."""
+"""Golden values of a case: the base variant in true float64, gathered into canonical form."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Truth = dict[str, dict[str, dict[str, Array]]]
 
 
 def compute_truth(case: GoldenCase, workspace: Path) -> Truth:
-    """The values of every quantity of every update, computed twice.
+    """Compute the values of every quantity of every update, twice.
 
     Raises:
         ReplayError: if the two runs differ in a bit: such values are no baseline.
@@ -43,7 +43,7 @@ def compute_truth(case: GoldenCase, workspace: Path) -> Truth:
 
 
 def require_invariants(case: GoldenCase, dump: DumpReader) -> None:
-    """Refuse to make golden what cannot be right; raises `ReplayError` with all that is not."""
+    """Refuse golden values that break an invariant; raises `ReplayError` listing all of them."""
     updates = Replay(case, BASE, Precision.FLOAT64).plan
     found = [verdict for one in updates for verdict in invariants_of(dump, one, records_of(dump, one))]
     wrong = [verdict for verdict in found if not verdict.ok]
@@ -57,7 +57,7 @@ def require_invariants(case: GoldenCase, dump: DumpReader) -> None:
 
 
 def canonical(case: GoldenCase, dump: DumpReader, plan: Replay | None = None) -> Truth:
-    """What a dump holds, free of its layout."""
+    """Return the content of a dump, free of its layout."""
     layout = plan or Replay(case, BASE, Precision.FLOAT64)
     return {
         update.where: canonicalize(records_of(dump, update), update.frame, update.records)
@@ -81,7 +81,7 @@ def require_case_signal(case: GoldenCase, truth: Truth) -> None:
 
 
 def flat(truth: Mapping[str, Mapping[str, Mapping[str, Array]]]) -> dict[tuple[str, str, str], Array]:
-    """The tensors by ``(where, quantity, name)``."""
+    """Return the tensors by ``(where, quantity, name)``."""
     return {
         (where, quantity, name): array
         for where, quantities in truth.items()

@@ -1,4 +1,4 @@
-"""What the processes of a test session owe one another: turns at what they share, and errors as sentences."""
+"""Coordination between the processes of a test session: locks on shared files, and errors as sentences."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from filelock import FileLock, Timeout
 from regress.errors import RegressError, ReplayError, reason
 
 TIMEOUT = 600.0
-"""Seconds to wait for what another process computes. A process that dies gives its turn back at once."""
+"""Seconds to wait for another process's computation. A process that dies releases its lock at once."""
 
 
 @contextmanager
 def turn(path: Path, what: str) -> Iterator[None]:
-    """Have ``path`` to oneself among the processes of the session.
+    """Lock ``path`` against the other processes of the session.
 
     Raises:
         ReplayError: naming ``what``, if another process does not come to an end.
@@ -37,7 +37,7 @@ def turn(path: Path, what: str) -> Iterator[None]:
 
 
 def stated(error: Exception) -> str:
-    """An error in words: ours as it is, with its notes, any other on one line with its type and where it was raised."""
+    """Return an error in words: ours with its notes, any other on one line with its type and location."""
     if isinstance(error, RegressError):
         return "\n".join([str(error), *getattr(error, "__notes__", ())])
     frames = extract_tb(error.__traceback__)

@@ -1,4 +1,4 @@
-"""Bringing golden values up to date: recompute, and change only what drifted beyond its tolerance."""
+"""Update of golden values: recompute, and change only what drifted beyond its tolerance."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from regress.replay.truth import Truth, compute_truth, flat, require_case_signal
 from regress.replay.variants import BASE, Precision
 
 Selected = Callable[[str, str], bool]
-"""Whether a quantity of an update (``where``, ``quantity``) is to be brought up to date."""
+"""Predicate of (``where``, ``quantity``): True if that quantity of an update is to be updated."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """One golden tensor that is replaced, appears, or disappears; ``old`` and ``new`` where it changes most."""
+    """One golden tensor that is replaced, added or removed; ``old`` and ``new`` where it changes most."""
 
     where: str
     quantity: str
@@ -43,7 +43,7 @@ class Change:
 
 @dataclass
 class Proposal:
-    """What an update would write.
+    """Result of an update before it is written.
 
     Attributes:
         truth: the values after it, of all updates and quantities.
@@ -111,7 +111,7 @@ def _merge(
     golden: Projection | None,
     everything: bool,
 ) -> dict[str, Array]:
-    """The tensors of a quantity after the update: old ones stay where they hold."""
+    """Return the tensors of a quantity after the update: old ones stay if they are within tolerance."""
     merged = {}
     for name in dict.fromkeys([*before, *after]):
         old, new = before.get(name), after.get(name)

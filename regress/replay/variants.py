@@ -1,4 +1,4 @@
-"""Variants: the same training step under another computation, as a name and overrides of the configuration.
+"""Variants: the same training step computed in another way, as a name and overrides of the configuration.
 
 The table is the project's; users add rows of their own as ``[tool.regress.variants.NAME]`` in pyproject.toml, or with
 the hook ``pytest_regress_variants`` in conftest.py.
@@ -16,7 +16,7 @@ from regress.errors import ConfigError
 
 
 class Precision(StrEnum):
-    """What a replay computes in.
+    """Precision that a replay computes in.
 
     ``MIXED`` is FSDP's policy: float32 weights, blocks that compute in bfloat16, gradients summed in float32.
     ``BITWISE`` is float32 compared byte for byte with the replay of a twin.
@@ -30,7 +30,7 @@ class Precision(StrEnum):
 
     @property
     def dtype(self) -> str:
-        """``model.dtype`` of the replay: weights, gradients, optimizer state."""
+        """Value of ``model.dtype`` in the replay: weights, gradients, optimizer state."""
         return "float32" if self in (Precision.MIXED, Precision.BITWISE) else str(self)
 
     @property
@@ -40,7 +40,7 @@ class Precision(StrEnum):
 
     @property
     def measured_as(self) -> str:
-        """The precision whose tolerances hold: activations as coarse, and nothing else coarser."""
+        """Precision whose tolerances apply: its activations are as coarse, and nothing else is coarser."""
         return self.computes_in if self is Precision.MIXED else str(self)
 
     @property
@@ -53,7 +53,7 @@ class Precision(StrEnum):
 
     @property
     def suffix(self) -> str:
-        """What a test id adds to the variant's name."""
+        """Suffix that a test id adds to the variant's name."""
         return {"float64": "", "float32": "-fp32", "bfloat16": "-bf16"}.get(self, f"-{self}")
 
 
@@ -63,11 +63,11 @@ TIERS: Mapping[str, tuple[Precision, ...]] = {
     "bitwise": (Precision.BITWISE,),
     "all": tuple(Precision),
 }
-"""``--regress-tier``: is it the same mathematics, is it accurate enough, are the bytes the same."""
+"""Precisions of ``--regress-tier``: is it the same mathematics, is it accurate enough, are the bytes the same."""
 
 
 class Extent(StrEnum):
-    """How much of the matrix of cases and variants is replayed.
+    """Part of the matrix of cases and variants that is replayed.
 
     ``REDUCED``: every variant on the first of its cases, in the first of its precisions. ``DEFAULT``: on its cases,
     which can show what it could break. ``FULL``: on every case on which it is possible.
@@ -85,7 +85,7 @@ EVERY = (*BOTH, Precision.BFLOAT16)
 
 @dataclass(frozen=True)
 class Variant:
-    """A way to compute a golden case.
+    """One way to compute a golden case.
 
     Attributes:
         name: as in test ids.
@@ -106,12 +106,12 @@ class Variant:
     possible: tuple[str, ...] = ("*",)
 
     def applies_to(self, case: str, extent: Extent = Extent.DEFAULT) -> bool:
-        """Whether it is replayed on the case of that name."""
+        """Return True if the variant is replayed on the case of that name."""
         patterns = self.possible if extent is Extent.FULL else self.cases
         return any(fnmatchcase(case, pattern) for pattern in patterns)
 
     def first_of(self, cases: Iterable[str]) -> str | None:
-        """The most telling of these cases."""
+        """Return the most telling of these cases, or None."""
         names = list(cases)
         found = (name for pattern in self.cases for name in names if fnmatchcase(name, pattern))
         return next(found, None)
@@ -313,11 +313,13 @@ VARIANTS: Mapping[str, Variant] = _rows(
         cases=("dense",),
     ),
 )
-"""The variants on one process, by name."""
+"""Variants on one process, by name."""
 
 
 def select(names: Iterable[str], pattern: str) -> list[str]:
-    """The names that a comma-separated list of patterns finds, in their order; raises `ConfigError` for none."""
+    """Return the names that a comma-separated list of patterns matches, in their order; raises
+    `ConfigError` for none.
+    """
     known = list(names)
     patterns = [part.strip() for part in pattern.split(",") if part.strip()]
     found = [name for name in known if any(fnmatchcase(name, part) for part in patterns)]

@@ -1,4 +1,4 @@
-"""What the forkserver of replays does once, so that no rank has to: imports, and tables that first use fills."""
+"""One-time work of the replays' forkserver, shared by all ranks: imports, and tables that first use fills."""
 
 # ruff: noqa: F401  # imported to be there
 
@@ -16,5 +16,5 @@ import regress.replay.rank
 import regress.replay.run
 
 if hasattr(conversion_mapping, "get_checkpoint_conversion_mapping"):
-    # a thousand regular expressions, for checkpoints of all models: half of the time that loading a small one takes
+    # a thousand regular expressions for checkpoints of all models: half the time of loading a small one
     conversion_mapping.get_checkpoint_conversion_mapping("qwen3")

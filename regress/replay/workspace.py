@@ -1,4 +1,4 @@
-"""A temporary folder that is gone with whoever made it, however that ends."""
+"""Temporary folder that is removed with the process that made it, however that ends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PREFIX = "regress-work-"
 
 
 class Workspace:
-    """A new temporary folder, locked as long as this process lives; those of processes that were killed are removed.
+    """New temporary folder, locked as long as this process lives; folders of killed processes are removed.
 
     Attributes:
         path: where it lies, which a ``with`` statement gives, too.
@@ -26,7 +26,7 @@ class Workspace:
         self.path, self._handle = _new()
 
     def remove(self) -> None:
-        """Remove it with all that it holds."""
+        """Remove the folder with all that it holds."""
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._handle)
 
@@ -40,7 +40,7 @@ class Workspace:
 
 
 def _new() -> tuple[Path, int]:
-    """A folder and the handle that holds its lock."""
+    """Return a folder and the handle that holds its lock."""
     while True:
         path = Path(mkdtemp(prefix=PREFIX))
         handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)

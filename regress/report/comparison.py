@@ -72,7 +72,7 @@ def report_of(
 
 
 def scene_of(comparison: Comparison) -> Scene:
-    """What is known of the run that was judged, and how to look closer."""
+    """Return the known facts of the actual run, and the commands for a closer look."""
     scene = scene_of_side(open_side(comparison.actual))
     pair = f"{shlex.quote(comparison.golden)} {shlex.quote(comparison.actual)}"
     return replace(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections.abc import Container
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -140,3 +142,30 @@ def test_loads_without_torch(module: str) -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout.strip() == "", f"{module} imports {done.stdout.strip()}"
+
+
+def test_no_file_imports_itself_through_others() -> None:
+    """A circle between files makes it a matter of luck which of them can be imported first."""
+    modules = {_dotted(path): path for path in ROOT.rglob("*.py")}
+    imports = {name: _imported_modules(path, modules) - {name} for name, path in modules.items()}
+    try:
+        TopologicalSorter(imports).prepare()
+    except CycleError as error:
+        pytest.fail(f"these files import one another: {' -> '.join(error.args[1])}")
+
+
+def _dotted(path: Path) -> str:
+    parts = path.relative_to(ROOT.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _imported_modules(path: Path, known: Container[str]) -> set[str]:
+    """Modules of this package that a file imports, wherever in it, for type checkers only as well."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            inner = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name if name in known else node.module for name in inner}
+    return {name for name in found if name in known and name != "regress"}

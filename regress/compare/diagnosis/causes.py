@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from regress.compare.diagnosis.dataflow import INPUTS
 from regress.compare.diagnosis.divergence import Divergence, listed, name_of
 from regress.compare.diagnosis.patterns import Pattern
+from regress.compare.diagnosis.rule import Rule
+from regress.compare.diagnosis.rules.table import RULES
 from regress.compare.diagnosis.scene import Scene
 from regress.compare.quantities import OPEN_STAGES, primary_source
 from regress.compare.verdicts.verdict import Status
@@ -24,43 +26,6 @@ _VALUES = (Status.DRIFT, Status.MASK)
 """Of these statuses is a divergence that a rule is about which names no other, and no words of the verdict."""
 AT_MOST = 3
 """Causes that are told of one divergence."""
-
-
-@dataclass(frozen=True)
-class Rule:
-    """A row of the table. What is left at its default is no condition.
-
-    Attributes:
-        id: names the rule in reports.
-        cause: what it usually is; names of configuration keys as they are here.
-        at: quantities that the first divergence may be in.
-        tensor: expression that the name of the tensor must contain.
-        status: of the first verdict.
-        says: expression that the detail of the first verdict must contain.
-        patterns: ids of patterns that must all have been found; one that ends in ``*`` stands for all that begin so.
-        any_of: of these at least one.
-        what: expression that the words of a found pattern must contain.
-        without: patterns that must not have been found.
-        holds: quantities that must have been judged before it and hold.
-        when: a further condition.
-        variants: to replay next, as ``--variants`` takes them: those that tell this cause from others.
-        look: the quantity whose tensors tell most; by default that of the divergence.
-    """
-
-    id: str
-    cause: str
-    at: Collection[str] = ()
-    tensor: str = ""
-    status: Collection[Status] = ()
-    says: str = ""
-    patterns: Collection[str] = ()
-    any_of: Collection[str] = ()
-    what: str = ""
-    without: Collection[str] = ()
-    holds: Collection[str] = ()
-    when: Callable[[Divergence, Scene], bool] | None = None
-    variants: str = ""
-    look: str = ""
 
 
 @dataclass(frozen=True)
@@ -101,8 +66,6 @@ def diagnose(
     divergence: Divergence, scene: Scene | None = None, rules: Iterable[Rule] | None = None
 ) -> list[Diagnosis]:
     """The causes that the rules know of a divergence, the most specific first; at least one, which may be unknown."""
-    from regress.compare.diagnosis.rules.table import RULES
-
     known = scene or Scene()
     found = []
     for rule in RULES if rules is None else rules:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from regress.compare.diagnosis.causes import Rule
+from regress.compare.diagnosis.rule import Rule
 
 OF_GOLDEN = "invariant-alone"
 """Rule of what is wrong although every golden value holds; a dump alone has none."""

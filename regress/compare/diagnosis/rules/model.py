@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from regress.compare.diagnosis.causes import Rule
 from regress.compare.diagnosis.divergence import Divergence
+from regress.compare.diagnosis.rule import Rule
 from regress.compare.diagnosis.scene import Scene
 from regress.compare.verdicts.verdict import Status
 

@@ -1,6 +1,6 @@
 """All rules of the diagnosis, theme by theme; the most specific of those that match is told first."""
 
-from regress.compare.diagnosis.causes import Rule
+from regress.compare.diagnosis.rule import Rule
 from regress.compare.diagnosis.rules.gradients import GRADIENTS
 from regress.compare.diagnosis.rules.inputs import INPUTS
 from regress.compare.diagnosis.rules.loss import LOSS

@@ -6,21 +6,16 @@ adds up in another order where vectors are longer).
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from regress.compare.dumps.engines.warning import warn
 from regress.errors import CompareError
 
 if TYPE_CHECKING:
     from regress.compare.dumps.session import Engine
 
 ENGINES = ("local", "processes", "ray")
-
-
-def warn(text: str) -> None:
-    """Tell as a warning."""
-    warnings.warn(text, RuntimeWarning, stacklevel=3)
 
 
 def engine_named(

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from regress.compare.dumps.engines import warn
 from regress.compare.dumps.engines.processes import AHEAD, PATIENCE
+from regress.compare.dumps.engines.warning import warn
 from regress.compare.dumps.findings import Finding
 from regress.compare.dumps.session import Job, work
 from regress.compare.dumps.sides import open_side

@@ -13,7 +13,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 
-from regress.compare.dumps.engines import warn
+from regress.compare.dumps.engines.warning import warn
 from regress.compare.dumps.findings import Finding
 from regress.compare.dumps.session import Job, work
 from regress.errors import reason

@@ -9,10 +9,11 @@ from dataclasses import replace
 
 import pytest
 
-from regress.compare.diagnosis.causes import UNKNOWN, Diagnosis, Rule, diagnose, matched, next_command
+from regress.compare.diagnosis.causes import UNKNOWN, Diagnosis, diagnose, matched, next_command
 from regress.compare.diagnosis.dataflow import INPUTS
 from regress.compare.diagnosis.divergence import Divergence, find_divergence
 from regress.compare.diagnosis.patterns import Pattern
+from regress.compare.diagnosis.rule import Rule
 from regress.compare.diagnosis.rules.table import RULES
 from regress.compare.diagnosis.scene import Scene
 from regress.compare.quantities import QUANTITIES

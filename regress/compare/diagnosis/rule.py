@@ -1,0 +1,47 @@
+"""A rule of the diagnosis: where a divergence is, which patterns were found there, what holds, and the usual cause."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from regress.compare.diagnosis.divergence import Divergence
+from regress.compare.diagnosis.scene import Scene
+from regress.compare.verdicts.verdict import Status
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A row of the table. What is left at its default is no condition.
+
+    Attributes:
+        id: names the rule in reports.
+        cause: what it usually is; names of configuration keys as they are here.
+        at: quantities that the first divergence may be in.
+        tensor: expression that the name of the tensor must contain.
+        status: of the first verdict.
+        says: expression that the detail of the first verdict must contain.
+        patterns: ids of patterns that must all have been found; one that ends in ``*`` stands for all that begin so.
+        any_of: of these at least one.
+        what: expression that the words of a found pattern must contain.
+        without: patterns that must not have been found.
+        holds: quantities that must have been judged before it and hold.
+        when: a further condition.
+        variants: to replay next, as ``--variants`` takes them: those that tell this cause from others.
+        look: the quantity whose tensors tell most; by default that of the divergence.
+    """
+
+    id: str
+    cause: str
+    at: Collection[str] = ()
+    tensor: str = ""
+    status: Collection[Status] = ()
+    says: str = ""
+    patterns: Collection[str] = ()
+    any_of: Collection[str] = ()
+    what: str = ""
+    without: Collection[str] = ()
+    holds: Collection[str] = ()
+    when: Callable[[Divergence, Scene], bool] | None = None
+    variants: str = ""
+    look: str = ""

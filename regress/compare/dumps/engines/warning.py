@@ -1,0 +1,10 @@
+"""Warnings of engines: problems that were worked around."""
+
+from __future__ import annotations
+
+import warnings
+
+
+def warn(text: str) -> None:
+    """Tell as a warning."""
+    warnings.warn(text, RuntimeWarning, stacklevel=3)
