@@ -24,7 +24,7 @@ class Region:
     """Tensor in a file of any kind that holds it in C order and little-endian.
 
     Attributes:
-        offset: of its first byte.
+        offset: offset of its first byte.
     """
 
     path: Path

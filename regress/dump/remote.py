@@ -34,7 +34,7 @@ class RemotePath:
         url: its address, credentials included; `str` leaves them out.
         files: the fsspec file system it belongs to.
         path: its name there.
-        entry: what a listing told about it.
+        entry: result of a listing.
 
     Reading raises `FileNotFoundError` for what is not there; whatever else a store refuses is a `DumpError`.
     """

@@ -90,7 +90,7 @@ def varlen_attention(
         ``[B, T, heads, head_dim]``, zero on padding, and no attention weights.
 
     Raises:
-        ValueError: if the model did not hand on ``varlen``.
+        ValueError: if the model did not pass on ``varlen``.
     """
     if varlen is None:
         raise ValueError(

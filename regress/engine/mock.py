@@ -37,7 +37,7 @@ class MockRolloutWorker:
     """Serves recorded trajectories, matched by ``(group_id, run_id)``.
 
     Args:
-        paths: for each split its recording: one file, a directory of ``step_*`` files, or a whole dump.
+        paths: recording of each split: one file, a directory of ``step_*`` files, or a whole dump.
         format: the files' format, or ``auto``.
         expect: see :class:`Expectations`.
 

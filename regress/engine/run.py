@@ -28,7 +28,7 @@ from regress.errors import RegressError, reason
 class RunResult:
     """Directory of a run's files, the metrics of its last step, and the held-out pass rate by step.
 
-    ``main`` tells the rank that wrote them from the others.
+    ``main`` is True on the rank that wrote them.
     """
 
     output_dir: Path

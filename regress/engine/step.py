@@ -89,7 +89,7 @@ def train_step(
     Args:
         tokens: weights, advantages and recorded log-probs of its ``K`` loss tokens; old log-probs of ``None`` are
             those of the forward pass itself, so that every ratio is 1.
-        microbatches: those of this rank: the same tokens, or its part of them, under a layout.
+        microbatches: microbatches of this rank: the same tokens, or its part of them, under a layout.
         world: the ranks; by default this process alone.
         max_grad_norm: the gradient is scaled down to this 2-norm; ``None`` leaves it.
         target_params: pattern of the parameters whose gradients, values and optimizer state are dumped.

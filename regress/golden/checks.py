@@ -38,10 +38,10 @@ class StoredCheck:
 
     Attributes:
         test: id of the test, `tests/test_loss.py::test_kl[0.1]`.
-        name: what the test calls the value.
+        name: the test's name for the value.
         value: the value.
         rtol, atol, why: the tolerance it was accepted with.
-        provenance: where it was recorded and with what.
+        provenance: place and software of the recording.
     """
 
     test: str

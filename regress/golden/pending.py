@@ -54,7 +54,7 @@ def plan_proposal(
     """Add to a transaction the files that keep an update for review; see `propose`.
 
     Args:
-        outdated: what earlier proposals said of these items is forgotten first.
+        outdated: items whose earlier proposals are dropped first.
     """
     target, folder = store.folder(name), folder_of(store, name)
     check_case(target)

@@ -1,7 +1,7 @@
 """Values of any shape as flat trees: nested dicts, lists and tables, flattened to leaves with one path each.
 
-Nothing is rounded and nothing guessed: what cannot be kept bit for bit is refused. Only libraries that the caller has
-already loaded are looked at, so that a check of a number needs no torch and no pandas.
+Nothing is rounded and nothing guessed: a value that cannot be kept bit for bit is refused. Only libraries
+that the caller has already loaded are used, so that a check of a number needs no torch and no pandas.
 """
 
 from __future__ import annotations

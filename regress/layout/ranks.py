@@ -29,7 +29,7 @@ class RankPlan:
         sequence_parallel: tensor-parallel ranks share the columns between matrix products.
 
     Raises:
-        ValueError: for another split.
+        ValueError: if a split is unknown.
     """
 
     mesh: Mesh = field(default_factory=Mesh)
@@ -97,7 +97,7 @@ def plan_ranks(lengths: Sequence[int], plan: BatchPlan, ranks: RankPlan) -> list
     parallelism all microbatches have one shape.
 
     Raises:
-        ValueError: as `plan_microbatches`.
+        ValueError: on the same conditions as `plan_microbatches`.
     """
     multiple = math.lcm(plan.pad_to_multiple_of, ranks.columns_multiple)
     plan = replace(plan, pad_to_multiple_of=multiple)
@@ -152,9 +152,7 @@ def _on(ranks: RankPlan, rank: int, whole: TokenLayout, lengths: Sequence[int]) 
 
 
 def _columns_of(layout: TokenLayout, columns: Columns) -> TokenLayout:
-    """Return the part of a layout in these column ranges, laid side by side; the parts of a sample stay in
-    order.
-    """
+    """Return the part of a layout in these column ranges, laid side by side; the parts of a sample stay in order."""
     segments = []
     for segment in layout.segments:
         offset = 0

@@ -35,7 +35,7 @@ class TokenLayout:
 
     Args:
         shape: ``(B, T)`` of the local tensors.
-        segments: where the samples lie, in local order; ``sample`` indexes the canonical batch.
+        segments: positions of the samples, in local order; ``sample`` indexes the canonical batch.
 
     Raises:
         ValueError: if a segment is empty, leaves the tensor, or overlaps another one.

@@ -21,8 +21,8 @@ class ProcessGroups:
     """Process groups of one rank along the dimensions of the mesh.
 
     Attributes:
-        rank: among all processes.
-        config: what is split, and how.
+        rank: index among all processes.
+        config: extents and settings of the split.
         plan: the mesh and the split of samples and tokens.
         device_mesh: the same mesh for torch, its dimensions named.
     """

@@ -42,7 +42,7 @@ class ParallelPolicy(LocalPolicy):
     Args:
         model: the whole model, the same on every rank; it is cut in place.
         world: the ranks.
-        settings: those of `LocalPolicy`.
+        settings: arguments of `LocalPolicy`.
 
     Raises:
         ConfigError: if the model cannot be split as the configuration asks.

@@ -30,8 +30,8 @@ def apply(
         mesh: ``fsdp``, or ``dp, fsdp``: sharded over the last dimension, replicated over the first. With a
             tensor-parallel mesh both have to be slices of one mesh.
         reshard_after_forward: drop the other ranks' part of a block between its forward and its backward.
-        param_dtype: in which blocks compute; ``None``: the parameters' own.
-        reduce_dtype: in which gradients are summed; ``None``: that of the gradients.
+        param_dtype: dtype that blocks compute in; ``None`` for the parameters' own.
+        reduce_dtype: dtype that gradients are summed in; ``None`` for that of the gradients.
 
     Raises:
         ConfigError: if blocks compute in another dtype, and tensor parallelism left nothing of a weight here.

@@ -67,7 +67,7 @@ class Keywords:
 
     Attributes:
         function: name of the function, which a test's name continues with ``[id]``.
-        shared: whether a text is in one of the names that all of its tests share.
+        shared: predicate of a text: True if it occurs in one of the names that all of its tests share.
         added: names that hooks may add to some of them.
     """
 

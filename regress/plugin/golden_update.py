@@ -39,9 +39,9 @@ class Applied:
     """Result of an update.
 
     Attributes:
-        rows: for each check, and for each quantity of a case, that changed.
+        rows: one row for each changed check, and for each changed quantity of a case.
         problems: a sentence for each failure.
-        notes: what else is to be said.
+        notes: further notes.
     """
 
     rows: list[UpdateRow] = field(default_factory=list)

@@ -29,8 +29,8 @@ def pytest_regress_replay(case: Path, variant: Variant, precision: Precision, fo
         case: folder of the export (``regress golden export``); its README.md explains every file.
         variant: name and configuration overrides (`regress.replay.variants.Variant`), such as the mesh; the process
             group has as many ranks as it asks for.
-        precision: what to compute in: ``float64``, ``float32``, ``bfloat16`` or ``mixed``.
-        folder: where to leave the dump, which does not exist yet.
+        precision: precision to compute in: ``float64``, ``float32``, ``bfloat16`` or ``mixed``.
+        folder: folder for the dump, which does not exist yet.
 
     Raises:
         NotSupported: with the reason, on every rank and before any communication, for a variant that you do not have.

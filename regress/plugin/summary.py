@@ -26,7 +26,7 @@ _UNFOLDED = 1000  # a log is searched, so that nothing in it is folded
 class Summary:
     """Collects rows and prints the table of an update; `config.stash[SUMMARY]` holds it.
 
-    The rows of what was written come from whoever calls `add` before the session is over.
+    The rows of written goldens are passed to `add` before the session is over.
     """
 
     def __init__(self, config: pytest.Config) -> None:

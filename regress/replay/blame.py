@@ -31,10 +31,10 @@ class RankState:
 
     Attributes:
         last: the value that it recorded last.
-        result: what it came to, None as long as it runs.
+        result: result of the rank, None as long as it runs.
         status: exit code, or minus a signal, once it has ended.
-        ended: when that was told, on the clock of the machine, s.
-        slain: whether it was the pool that ended it.
+        ended: time of its end, on the clock of the machine, s.
+        slain: True if the pool ended it.
     """
 
     rank: int

@@ -81,8 +81,9 @@ class Floor:
     """Noise floor of one quantity in one precision.
 
     Attributes:
-        shared: of the tensors that share a relative bound; None where there is no such tensor.
-        ill: of the ill-conditioned ones, by patterns of their names.
+        shared: largest response of the tensors that share a relative bound; None where there is no such
+            tensor.
+        ill: responses of the ill-conditioned tensors, by patterns of their names.
         seeds: perturbations that were measured.
     """
 

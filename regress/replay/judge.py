@@ -43,9 +43,9 @@ def judge_replay(
     """Return all verdicts on a dump, in the order of computation.
 
     Args:
-        plan: what the replay had to compute.
+        plan: expected updates of the replay.
         truth: golden values of an update, in place of the stored ones.
-        tolerance: of a quantity, in place of the stored ones; None leaves the quantity out.
+        tolerance: tolerance of a quantity, in place of the stored one; None leaves the quantity out.
     """
     golden = truth or case.truth
     bound = tolerance or stored_tolerances(case, precision)

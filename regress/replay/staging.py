@@ -45,7 +45,7 @@ class Staging:
 
     Args:
         everything: replace whatever differs in a bit, not only what drifted.
-        selection: of a case's name, what the session's tests ask for.
+        selection: items that the session's tests ask for, by a case's name.
         scale: factor on the tolerances.
         overrides: tolerances that the project sets by hand.
     """

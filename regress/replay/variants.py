@@ -88,10 +88,10 @@ class Variant:
     """One way to compute a golden case.
 
     Attributes:
-        name: as in test ids.
-        why: what it could break.
+        name: name as in test ids.
+        why: fault that it could reveal.
         overrides: dotted configuration key -> value, over those of the case.
-        precisions: what it is replayed in.
+        precisions: precisions that it is replayed in.
         cases: patterns (``fnmatch``) of the cases that it is replayed on, the most telling first.
         possible: patterns of those that it can be replayed on at all.
         twin: the variant whose bytes it has to reproduce, if ``precisions`` has ``bitwise``.

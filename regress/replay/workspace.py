@@ -17,7 +17,7 @@ class Workspace:
     """New temporary folder, locked as long as this process lives; folders of killed processes are removed.
 
     Attributes:
-        path: where it lies, which a ``with`` statement gives, too.
+        path: path of the folder, which a ``with`` statement returns, too.
     """
 
     def __init__(self) -> None:

@@ -26,7 +26,7 @@ class Closest:
 
     Attributes:
         call: the passing one with the least headroom, None if all failed.
-        passed, failed, elements: how many comparisons, and elements in them.
+        passed, failed, elements: number of comparisons, and of elements in them.
     """
 
     quantity: str

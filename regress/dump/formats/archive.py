@@ -90,7 +90,8 @@ def load(file: BinaryIO, data: memoryview) -> Any:
         Dicts, lists and plain values; tensors are arrays that lie in ``data`` where they can.
 
     Raises:
-        Damage: for anything else than plain values and dense tensors, and for sizes that the file does not hold.
+        Damage: for anything other than plain values and dense tensors, and for sizes that the file does not
+            hold.
     """
     members = _members(file, data)
     name = next((name for name in members if name.rpartition("/")[2] == "data.pkl"), None)
