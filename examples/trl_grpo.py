@@ -6,8 +6,7 @@ from tempfile import mkdtemp
 import torch
 from datasets import Dataset
 from tiny_model import tiny_model
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
+from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 from trl import GRPOConfig, GRPOTrainer
 
@@ -15,7 +14,7 @@ from regress import record
 
 folder, micros = sys.argv[1], int(sys.argv[2])
 model = tiny_model()
-words = Tokenizer(WordLevel({f"w{number}": number for number in range(64)}, unk_token="w2"))
+words = Tokenizer(models.WordLevel({f"w{number}": number for number in range(64)}, unk_token="w2"))
 tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="w0", eos_token="w1")
 prompts = [torch.randint(2, 64, (3 + group,)).tolist() for group in (0, 0, 0, 0, 1, 1, 1, 1)]
 completions = [torch.randint(2, 64, (4 + number,)).tolist() for number in range(8)]

@@ -11,7 +11,7 @@ import numpy as np
 from regress.capture.inference import Arrangement, infer_layout, predicted
 from regress.capture.inputs import as_ids
 from regress.capture.micros import Naming
-from regress.capture.passes import Pass, on_tokens, positions_of
+from regress.capture.passes import contents_of, inputs_of, on_tokens
 from regress.capture.session import Session
 from regress.capture.settings import as_keys
 from regress.dump.recorder import Recorder
@@ -129,12 +129,11 @@ def _write(
     where = current()
     place = (0, 0) if where is None else (where.step, where.rank or 0)
     naming = _named.setdefault(recorder, {}).setdefault(place, Naming(place[1]))
-    inputs = {
-        "input_ids": np.where(layout.attention_mask, found.input_ids, 0),
-        "position_ids": positions_of(found, layout, False),
-        "attention_mask": layout.attention_mask,
-    }
-    keys = naming.of(Pass(layout, targets, inputs)) if samples is None else as_keys(samples, layout)
+    inputs = inputs_of(found, layout, False)
+    if samples is None:
+        keys = [naming.new(content) for content in contents_of(inputs["input_ids"], layout)]
+    else:
+        keys = as_keys(samples, len(layout.segments))
     at_tokens = {"samples": [keys[s.sample] for s in layout.segments]}
     at_targets = {"samples": [keys[s.sample] for s in targets.segments]}
     placed = {name: on_tokens(name, value, layout) for name, value in values.items()}

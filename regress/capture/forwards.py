@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 from regress.capture.anatomy import Anatomy, Head, last_hidden_state, plain_name, whole
 from regress.capture.head import check_logits, make_head
-from regress.capture.inference import infer_layout
+from regress.capture.inference import Arrangement, infer_layout
 from regress.capture.inputs import arguments_of, arrangement_of
-from regress.capture.passes import Pass, open_pass, token_values
+from regress.capture.passes import Pass, open_pass, open_slice, token_values
 from regress.capture.precision import Precision
+from regress.capture.sequence import gather_sequence
 from regress.capture.settings import CLASSES, Settings, segment_keys
 from regress.capture.world import World
 from regress.dump.arrays import to_numpy
@@ -143,16 +144,30 @@ class Forwards:
         self.world.look(root)
         self.precision.look(states, self.anatomy.decoder)
         found = arrangement_of(arguments, self.settings.finders, _pad_token(root))
-        layout = infer_layout(found)
-        states = states.reshape(layout.shape[0], -1, states.shape[-1])
-        p = open_pass(found, layout, layout.shape[1] - states.shape[1], _absolute(root))
-        p.samples = segment_keys(self.settings.samples, arguments, layout)
+        states = states.reshape(found.input_ids.shape[0], -1, states.shape[-1])
+        p = self._described(found, states.shape[1])
+        p.samples = segment_keys(self.settings.samples, arguments, len(p.contents))
         p.activations, self._outputs = self._outputs, {}
         head = make_head(self.anatomy)
         p.values = token_values(p, states, head, self.settings.temperature or 1.0)
         if not self.checked:
             self._probe = (states[-1:, -1:].clone(), head)
         return p, states
+
+    def _described(self, found: Arrangement, width: int) -> Pass:
+        """A pass by its inputs, put together over the ranks that share its sequences."""
+        absolute, group = _absolute(self.anatomy.root), self.settings.sequence_group
+        own = found.input_ids.shape[1]
+        if group is None:
+            return open_pass(found, infer_layout(found), own - width, absolute)
+        if width != own:
+            raise CaptureError(
+                f"the last hidden states have {width} columns for {own} token ids, which slices of "
+                "sequences do not allow: "
+                "name the decoder that gives a state for each token with record(decoder=...)"
+            )
+        whole_found, offset = gather_sequence(found, group)
+        return open_slice(whole_found, infer_layout(whole_found), offset, own, absolute)
 
     def _after_model(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         """Compare the model's own logits with the head, once, and forget its arguments."""

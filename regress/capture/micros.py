@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from regress.capture.passes import Array, Pass, content_key, stacked, together
+from regress.capture.passes import Array, Pass, stacked, together
 from regress.capture.shares import told_of, unscaled
 from regress.dump.trajectory import Trajectory, to_record
 from regress.layout import SampleKey, TokenLayout
@@ -47,15 +47,11 @@ class Naming:
         if p.samples is not None:
             return p.samples
         if id(p) not in self._known:
-            self._known[id(p)] = [
-                self.new(p.inputs["input_ids"][s.row, s.col : s.col + s.stop - s.start])
-                for s in p.layout.segments
-            ]
+            self._known[id(p)] = [self.new(content) for content in p.contents]
         return self._known[id(p)]
 
-    def new(self, tokens: Array) -> SampleKey:
+    def new(self, key: str) -> SampleKey:
         """The key of one more sample of these tokens."""
-        key = content_key(tokens)
         self._seen[key] += 1
         return key, self.root * OTHER_RANKS + self._seen[key] - 1
 
@@ -101,7 +97,7 @@ def write_micro(
     add(number, "batch_inputs", {**inputs, **masks}, at_tokens)
     _write_activations(stack, number, at_tokens, add)
     values = {name: stack.join("values", name) for name in stack.names("values")}
-    ids = np.where(stack.targets.attention_mask, inputs["input_ids"], 0)
+    ids = together([p.target_ids for p in micro.passes], stack.places, stack.layout.shape)
     add(
         number,
         "forward_data",

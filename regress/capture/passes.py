@@ -14,6 +14,7 @@ from torch import Tensor
 
 from regress.capture.anatomy import Head
 from regress.capture.inference import Arrangement, predicted
+from regress.capture.sequence import sliced
 from regress.capture.settings import as_keys
 from regress.dump.arrays import to_numpy
 from regress.errors import CaptureError
@@ -32,12 +33,17 @@ class Pass:
     Attributes:
         layout: where its tokens lie; ``targets`` those of them that a hidden state of this pass predicts.
         inputs: ``[B, T]`` ids, positions and mask, by tensor name.
-        values: ``[B, T]`` token quantities, each at its own token.
+        target_ids: ``[B, T]`` ids of the predicted tokens, at the places of ``targets``.
+        contents: an id for each sample, made of its tokens.
+        own_place: whether values lie at the token they belong to, and not, as in slices of sequences, at the state
+            that predicts it.
+        values: ``[B, T]`` token quantities.
         extra: ``[B, T]`` values that were tapped for this pass, by name; ``rewards`` those of its samples.
         samples: key of each segment of the layout, where given.
         activations: module name -> output.
         gradients: token gradients, by tensor name; ``temperatures`` those that they were solved at,
             ``accuracy`` bounds of their errors.
+        shifts: what other targets than the next tokens leave unexplained, where these do not explain the loss.
         strays: rows that predict no token and have a gradient.
         reached: number of the microbatch whose backward call reached it first.
     """
@@ -45,6 +51,9 @@ class Pass:
     layout: TokenLayout
     targets: TokenLayout
     inputs: dict[str, Array]
+    target_ids: Array
+    contents: list[str]
+    own_place: bool = True
     values: dict[str, Array] = field(default_factory=dict)
     extra: dict[str, Array] = field(default_factory=dict)
     rewards: list[float] | None = None
@@ -53,6 +62,7 @@ class Pass:
     gradients: dict[str, Array] = field(default_factory=dict)
     temperatures: list[float] = field(default_factory=list)
     accuracy: dict[str, float] = field(default_factory=dict)
+    shifts: dict[str, float] = field(default_factory=dict)
     strays: int = 0
     reached: int | None = None
 
@@ -64,8 +74,13 @@ class Pass:
         """
         for name, value in values.items():
             if name == "samples":
-                self.samples = as_keys(value, self.layout)
-            elif name == "rewards":
+                self.samples = as_keys(value, len(self.contents))
+                continue
+            if not self.own_place:
+                raise CaptureError(
+                    f"tap_batch({name}=...) cannot be placed in slices of sequences: tap it before they are split"
+                )
+            if name == "rewards":
                 self.rewards = [float(one) for one in per_sample(name, value, self.layout)]
             else:
                 self.extra[name] = on_tokens(name, value, self.layout)
@@ -115,12 +130,41 @@ def open_pass(found: Arrangement, layout: TokenLayout, first: int, absolute: boo
         first: the first column whose hidden state is known.
         absolute: whether the model has position embeddings, so that not only distances between positions matter.
     """
-    inputs: dict[str, Array] = {
+    inputs = inputs_of(found, layout, absolute)
+    targets = predicted(layout, first)
+    ids = np.where(targets.attention_mask, inputs["input_ids"], 0)
+    return Pass(layout, targets, inputs, ids, contents_of(inputs["input_ids"], layout))
+
+
+def open_slice(found: Arrangement, whole: TokenLayout, offset: int, width: int, absolute: bool) -> Pass:
+    """Describe a forward pass over some columns of the sequences, the others of which lie on other ranks.
+
+    Args:
+        found: the whole batch, and ``whole`` its layout.
+        offset: first column that lies here, of ``width``.
+    """
+    complete = inputs_of(found, whole, absolute)
+    layout, targets = sliced(whole, offset, width)
+    here = slice(offset, offset + width)
+    inputs = {name: value[:, here].copy() for name, value in complete.items()}
+    following = np.concatenate([complete["input_ids"][:, 1:], np.zeros((whole.shape[0], 1), np.int64)], 1)
+    ids = np.where(targets.attention_mask, following[:, here], 0)
+    contents = contents_of(complete["input_ids"], whole)
+    return Pass(layout, targets, inputs, ids, contents, own_place=False)
+
+
+def inputs_of(found: Arrangement, layout: TokenLayout, absolute: bool) -> dict[str, Array]:
+    """Ids, positions and mask of a batch."""
+    return {
         "input_ids": np.where(layout.attention_mask, found.input_ids, 0),
         "position_ids": positions_of(found, layout, absolute),
         "attention_mask": layout.attention_mask.copy(),
     }
-    return Pass(layout, predicted(layout, first), inputs)
+
+
+def contents_of(ids: Array, layout: TokenLayout) -> list[str]:
+    """An id made of the tokens of each sample."""
+    return [content_key(ids[s.row, s.col : s.col + s.stop - s.start]) for s in layout.segments]
 
 
 def positions_of(found: Arrangement, layout: TokenLayout, absolute: bool) -> Array:
@@ -156,7 +200,7 @@ def source_rows(p: Pass, width: int) -> tuple[NDArray[np.int64], NDArray[np.int6
     sources, targets = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for s in p.targets.segments:
         columns = np.arange(s.col, s.col + s.stop - s.start)
-        sources.append(s.row * width + columns - 1 - shift)
+        sources.append(s.row * width + columns - p.own_place - shift)
         targets.append(s.row * T + columns)
     return np.concatenate(sources), np.concatenate(targets)
 
@@ -175,7 +219,7 @@ def token_values(
     """
     rows, places = source_rows(p, hidden.shape[1])
     flat = hidden.detach().reshape(-1, hidden.shape[-1])
-    ids = p.inputs["input_ids"].reshape(-1)[places]
+    ids = p.target_ids.reshape(-1)[places]
     parts: dict[str, list[Tensor]] = {"log_probs": [], "entropy": []}
     step = chunk or 64
     start = 0
@@ -222,7 +266,7 @@ def stacked(passes: Sequence[Pass]) -> tuple[TokenLayout, TokenLayout, list[tupl
         for found, out in ((p.layout, tokens), (p.targets, targets)):
             out += [s._replace(sample=s.sample + number, row=s.row + row) for s in found.segments]
         row += p.layout.shape[0]
-        number += len(p.layout.segments)
+        number += len(p.contents)
     return TokenLayout((row, width), tuple(tokens)), TokenLayout((row, width), tuple(targets)), places
 
 

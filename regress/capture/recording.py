@@ -47,6 +47,7 @@ def record(
     cu_seq_lens: Find = None,
     pad_token_id: int | str | None = None,
     mesh: Mapping[str, int] | None = None,
+    sequence_group: Any = None,
     backward_scale: float | None = None,
     system: str = "",
     format: str = "safetensors",
@@ -82,6 +83,7 @@ def record(
         pad_token_id: id of padding for rows without a mask; ``"none"`` if every token counts.
         mesh: extent of ``pp, dp, fsdp, ep, cp, tp``, where wrappers and parameters do not tell how ranks share
             the work.
+        sequence_group: process group whose ranks hold slices of the same sequences, in their order along the columns.
         backward_scale: factor between the loss of the mini-batch and what is back-propagated; by default the
             scale of a GradScaler times the ranks over which the wrapper averages.
         system: name of the trainer, for the manifest.
@@ -96,7 +98,7 @@ def record(
             the end, if no forward pass was captured.
         DumpError: if the folder cannot be used or written.
     """
-    world = World(given=mesh)
+    world = World(given=mesh, sequence=1 if sequence_group is None else sequence_group.size())
     anatomy = dissect(model, decoder, head)
     refuse_flat(model)
     finders = Finders(input_ids, attention_mask, position_ids, cu_seq_lens, pad_token_id)
@@ -110,6 +112,7 @@ def record(
         temperature=temperature,
         classify=classify,
         backward_scale=backward_scale,
+        sequence_group=sequence_group,
         finders=finders,
     )
     provenance = Provenance()

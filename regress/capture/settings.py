@@ -8,7 +8,7 @@ from typing import Any
 
 from regress.capture.inputs import Finders
 from regress.errors import CaptureError
-from regress.layout import SampleKey, TokenLayout
+from regress.layout import SampleKey
 
 Samples = str | Callable[[Mapping[str, Any]], Sequence[Any]] | None
 """The name of a forward argument, or a function of all of them: an id for each sample, by row and column."""
@@ -32,6 +32,7 @@ class Settings:
     temperature: float | None = None
     classify: Classify | None = None
     backward_scale: float | None = None
+    sequence_group: Any = None
     finders: Finders = field(default_factory=Finders)
 
     @property
@@ -61,19 +62,19 @@ def sample_key(value: Any) -> SampleKey:
     return str(value.item() if hasattr(value, "item") else value), 0
 
 
-def as_keys(values: Any, layout: TokenLayout) -> list[SampleKey]:
-    """Ids as keys, one for each sample of a layout; raises `CaptureError` for another number of them."""
+def as_keys(values: Any, count: int) -> list[SampleKey]:
+    """Ids as keys, one for each of so many samples; raises `CaptureError` for another number of them."""
     keys = [sample_key(value) for value in values]
-    if len(keys) != len(layout.segments):
+    if len(keys) != count:
         raise CaptureError(
-            f"samples= tells {len(keys)} ids, but the batch holds {len(layout.segments)} samples: give one "
+            f"samples= tells {len(keys)} ids, but the batch holds {count} samples: give one "
             "for each, by "
             "row and column"
         )
     return keys
 
 
-def segment_keys(told: Samples, arguments: Mapping[str, Any], layout: TokenLayout) -> list[SampleKey] | None:
+def segment_keys(told: Samples, arguments: Mapping[str, Any], count: int) -> list[SampleKey] | None:
     """Keys of the samples of a forward pass, where the caller names them.
 
     Raises:
@@ -82,11 +83,11 @@ def segment_keys(told: Samples, arguments: Mapping[str, Any], layout: TokenLayou
     if told is None:
         return None
     if callable(told):
-        return as_keys(told(arguments), layout)
+        return as_keys(told(arguments), count)
     if told not in arguments:
         raise CaptureError(
             f"record(samples={told!r}) names no argument of the forward pass, which has "
             f"{', '.join(arguments)}: correct "
             "it, or give a function of them"
         )
-    return as_keys(arguments[told], layout)
+    return as_keys(arguments[told], count)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from regress.capture.anatomy import Head
 from regress.capture.passes import Array, Pass, scattered, source_rows
+from regress.capture.shifts import shifted_residuals
 from regress.capture.token_gradient import TokenGradient, solve
 
 ROUNDING = 32
@@ -43,13 +44,16 @@ def add_token_gradient(
     flat, slope = hidden.detach().reshape(-1, width), gradient.detach().reshape(-1, width)
     _note_strays(p, slope, rows)
     here = torch.from_numpy(rows).to(flat.device)
-    targets = torch.from_numpy(p.inputs["input_ids"].reshape(-1)[places]).to(flat.device)
+    targets = torch.from_numpy(p.target_ids.reshape(-1)[places]).to(flat.device)
     live = (slope.index_select(0, here) != 0).any(-1)
     kept = here[live]
     states, slopes = flat.index_select(0, kept), slope.index_select(0, kept)
     with torch.enable_grad():
         found = _solved(states, slopes, head, targets[live], temperature, eps)
     spots = places[live.cpu().numpy()]
+    ids = p.inputs["input_ids"]
+    shifts = shifted_residuals(found, states, slopes, head, ids, p.layout, spots, temperature)
+    p.shifts |= {name: max(rest, p.shifts.get(name, 0.0)) for name, rest in shifts.items()}
     lost = ~found.recoverable_K
     values = {
         "token_gradient": found.log_prob_K.masked_fill(lost, 0),
@@ -138,6 +142,11 @@ def told_of(passes: Sequence[Pass], scale: float) -> dict[str, Any]:
     told: dict[str, Any] = {"backward_scale": scale, "accuracy": _accuracy(passes, scale)}
     if temperatures:
         told["temperatures"] = temperatures
+    shifts = {name for p in passes for name in p.shifts}
+    if shifts:
+        told["target_residuals"] = {
+            s: max(p.shifts.get(s, 0.0) for p in passes) for s in sorted(shifts, key=int)
+        }
     strays = sum(p.strays for p in passes)
     if strays:
         told["rows_without_target"] = strays

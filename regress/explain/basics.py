@@ -13,6 +13,8 @@ from regress.explain.update import Bools
 
 EXPLAINED = 2e-2
 """Unexplained part from which on a loss depends on something besides log-probs and entropies (bfloat16 leaves 3e-3)."""
+EXPLAINED_FINE = 2e-4
+"""The same where everything is computed in float32 or better, which leaves 1e-6."""
 SAME_TEMPERATURE = 1e-3
 
 
@@ -49,7 +51,8 @@ def dependence(mask: Mask) -> Iterator[Statement]:
         return
     noise = max(mask.noise, float(np.nanmedian(residual[live])))
     evidence: dict[str, Any] = {"unexplained": noise, "tokens": int(live.sum())}
-    if noise < EXPLAINED:
+    limit = EXPLAINED_FINE if mask.update.fine else EXPLAINED
+    if noise < limit:
         text = "it depends on the policy through log-probs and entropies of the next tokens"
         yield Statement("loss", text, (), evidence)
         return
@@ -57,7 +60,7 @@ def dependence(mask: Mask) -> Iterator[Statement]:
     if shifts:
         evidence["unexplained by shift of the targets"] = shifts
         best = min(shifts, key=shifts.__getitem__)
-        if best != "0" and shifts[best] < min(EXPLAINED, noise / 10):
+        if best != "0" and shifts[best] < min(limit, noise / 10):
             text = f"it takes the log-probs of other targets: those shifted by {int(best):+d} tokens"
             yield Statement("targets", text, (int(best),), evidence, departure=True)
             return
@@ -80,6 +83,12 @@ def _shifts(mask: Mask) -> dict[str, float]:
 
 def masks(mask: Mask) -> Iterator[Statement]:
     """Which tokens the loss trains on, and where they are not the expected ones."""
+    strays = sum(
+        int(found) for meta in mask.update.meta if (found := _integer(meta.get("rows_without_target")))
+    )
+    if strays:
+        text = f"{strays} positions that predict no token of their sample have a gradient"
+        yield Statement("mask", text, ("beyond the end",), {"positions": strays}, departure=True)
     live = int(mask.policy.sum())
     if not live:
         return
@@ -104,6 +113,10 @@ def masks(mask: Mask) -> Iterator[Statement]:
     text = f"not {mask.source}: it " + " and ".join(part for part in parts if part)
     values = tuple(part for part in parts if part)
     yield Statement("mask", text, values, evidence, departure=True)
+
+
+def _integer(value: object) -> int:
+    return value if isinstance(value, int) else 0
 
 
 def _where(mask: Mask, tokens: Bools, verb: str) -> str:

@@ -49,13 +49,12 @@ def explain_dump(
 
 def _statements(update: Update, preset: str | None) -> Iterator[Statement]:
     mask = find_mask(update)
+    dependence = list(basics.dependence(mask))
+    if any(statement.departure for statement in dependence):
+        yield from dependence
+        return  # temperature and derivatives are those of another loss
     yield from basics.temperature(mask)
-    sound = True
-    for statement in basics.dependence(mask):
-        sound = sound and not statement.departure
-        yield statement
-    if not sound:
-        return  # the derivatives are those of another loss
+    yield from dependence
     mask, known = _with_clipped(mask)
     yield from basics.masks(mask)
     yield from entropies(mask, rules(mask))

@@ -9,6 +9,8 @@ import numpy as np
 
 from regress.explain.update import Bools, Floats, Ints, Update
 
+CERTAIN = -1e-5
+"""Log-prob from which on a token may have no gradient because its probability rounds to 1."""
 BESIDE = 1e-4
 """Derivative by a log-prob, relative to the one by the entropy beside it, up to which it may be rounding."""
 MEASURES = (
@@ -92,7 +94,9 @@ class Mask:
             return np.zeros_like(self.policy)
         advantages = self.update.get("is_loss_debug/advantages")
         idle = np.zeros_like(self.policy) if advantages is None else advantages == 0
-        recorded = self.known & (self.update.block >= 0)
+        own = self.update.get("forward_data/log_probs")
+        certain = np.zeros_like(idle) if own is None else own > CERTAIN  # rounding may have left no gradient
+        recorded = self.known & (self.update.block >= 0) & ~certain
         return self.expected & recorded & self.speaking[self.update.sample] & ~self.policy & ~idle
 
     @property

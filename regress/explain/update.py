@@ -81,6 +81,15 @@ class Update:
             found += [float(value) for value in (meta.get("temperature"), *several) if value is not None]
         return found
 
+    @property
+    def fine(self) -> bool:
+        """True if the recording says that everything was computed in float32 or better."""
+        model, capture = (self.config.get(name) for name in ("model", "capture"))
+        if not isinstance(model, dict) or not isinstance(capture, dict):
+            return False
+        coarse = capture.get("autocast") or capture.get("tf32")
+        return model.get("dtype") in ("float32", "float64") and not coarse
+
     def get(self, *names: str) -> Floats | None:
         """Return the first of some values that were recorded for any token, or None."""
         for name in names:

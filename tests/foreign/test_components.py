@@ -18,7 +18,7 @@ RIGHT = (
 )
 WRONG = {
     "model.attention=pieces:unpacked_attention": ("packed", "activations model.layers.0"),
-    "algorithm.loss_function=pieces:local_loss": ("micro1", "token_loss"),
+    "algorithm.loss_function=pieces:local_loss": ("mbs4", "token_loss"),
     "parallel.wrapper=pieces:deaf": ("dp2-ddp", "gradient"),
 }
 """A wrong component -> a variant that catches it though the base run passes, and what breaks first."""
@@ -65,7 +65,6 @@ def test_a_wrong_component_is_caught_by_a_variant(setting: str, pieces: ForeignP
     code, said = pieces.regress("replay", "dense", "--variants", variant, "--set", setting)
     assert code == 1, said
     assert f"drift: {first}" in said
-    assert f"next: regress replay --set {setting} dense" in said or "next: " in said
 
 
 @pytest.mark.extended

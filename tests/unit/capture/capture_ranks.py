@@ -127,7 +127,49 @@ def nothing_told(folder: Path, rank: int, world: int) -> None:
         train(folder, model, model, data=world, index=rank)
 
 
-JOBS = {job.__name__: job for job in (ddp, ddp_inner, fsdp2, hsdp, tp, nothing_told)}
+class TokenWise(nn.Module):
+    """A model whose states see their own token only, so that slices of a sequence need nothing of each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(40, 16)
+        self.body = nn.Sequential(nn.Linear(16, 16), nn.Tanh())
+        self.out = nn.Linear(16, 40)
+
+    def forward(self, tokens: Tensor, position_ids: Tensor) -> Tensor:
+        return self.out(self.body(self.embed(tokens)))  # type: ignore[no-any-return]
+
+
+def train_slices(folder: Path, rank: int, ranks: int, group: object) -> None:
+    """Train on columns of one packed row, the following token of each of which may lie on the next rank."""
+    from capture_loops import make_samples, packed
+
+    from regress.capture import record
+
+    inputs = packed(make_samples())
+    total = inputs["input_ids"].shape[1]
+    following = torch.cat([inputs["input_ids"][:, 1:], torch.zeros(1, 1, dtype=torch.long)], 1)
+    live = torch.cat([inputs["position_ids"][:, 1:] > 0, torch.zeros(1, 1, dtype=torch.bool)], 1)
+    width = -(-total // ranks)
+    here = slice(rank * width, (rank + 1) * width)
+    model = TokenWise()
+    wrapped = nn.parallel.DistributedDataParallel(model) if ranks > 1 else model
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with record(folder, wrapped, decoder="body", head="out", token_gradient=True, sequence_group=group):
+        for _ in range(2):
+            logits = wrapped(inputs["input_ids"][:, here], inputs["position_ids"][:, here])
+            losses = -logits.log_softmax(-1).gather(-1, following[:, here, None])[..., 0]
+            ((losses * live[:, here]).sum() * ranks / 45).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def sequence(folder: Path, rank: int, world: int) -> None:
+    train_slices(folder, rank, world, distributed.group.WORLD)
+
+
+JOBS = {job.__name__: job for job in (ddp, ddp_inner, fsdp2, hsdp, tp, sequence, nothing_told)}
 
 
 def main(world: int, job: str, folder: Path) -> int:

@@ -138,3 +138,21 @@ def test_a_fault_before_the_head_is_named_with_sample_and_position(tmp_path: Pat
     found = failed(compare(tmp_path / "a", tmp_path / "b"))
     assert next(iter(found)) == "log_probs"
     assert "position" in found["log_probs"]
+
+
+def test_layouts_agree_to_rounding_in_true_float64(tmp_path: Path) -> None:
+    from regress import true_float64
+
+    options = {"token_gradient": True, "temperature": 1.0}
+    with true_float64():
+        for layout, accumulation in (("right", 1), ("packed", 4)):
+            model = tiny_model().double()
+            recorded(
+                tmp_path / layout, model, layout=layout, accumulation=accumulation, options=options, clip=None
+            )
+    report = compare(tmp_path / "right", tmp_path / "packed")
+    assert report.exit_code == 0, failed(report)
+    assert {"log_probs", "token_gradient", "gradient"} <= {verdict.quantity for verdict in report.verdicts}
+    assert all(
+        v.relative < 1e-12 for v in report.verdicts if v.quantity in ("log_probs", "gradient", "param")
+    )

@@ -160,6 +160,9 @@ def _process_as_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Itera
     """The command sets environment variables and torch's switches for its own process, which here is ours."""
     environ, threads = dict(os.environ), torch.get_num_threads()
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(
+        "GRPO_REGRESS_ALLOW_CODE", "1"
+    )  # configurations of tests name code that no project lists
     yield
     os.environ.clear()
     os.environ.update(environ)

@@ -95,7 +95,8 @@ def _again(make_ranks: Any, old: Any, lengths: Sequence[int], **given: Any) -> A
     new.world.loss_mask[:] = old.world.loss_mask
     rng = np.random.default_rng(0)
     loss = new.world.loss_mask
-    new.world.truth["activations"]["lm_head"] = rng.standard_normal((int(loss.sum()), 5))
+    for quantity, name in (("activations", "lm_head"), ("logit_gradient", "logit_gradient")):
+        new.world.truth[quantity][name] = rng.standard_normal((int(loss.sum()), 5))
     for quantity, tensors in new.world.truth.items():
         for name, values in tensors.items():
             if quantity not in ("batch_inputs", "activations") and values.shape == loss.shape:
@@ -265,7 +266,9 @@ def test_a_rank_whose_tokens_are_not_those_that_it_repeats(make_ranks: Any) -> N
     found = ranks.faults()
     assert {(v.status, v.quantity, v.place) for v in found} == {(Status.COVERAGE, "replicas", UPDATE)}
     assert [v.name for v in found] == [
-        s for s in ("batch_inputs", "activations", "forward_data", "is_loss_debug", "loss") for _ in range(2)
+        s
+        for s in ("batch_inputs", "activations", "forward_data", "is_loss_debug", "loss", "token_gradient")
+        for _ in range(2)
     ]
     assert found[0].detail.startswith(
         "the tokens of batch_inputs of rank 1 microbatch 0 do not lie as those of rank 0, which it repeats: "

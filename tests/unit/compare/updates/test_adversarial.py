@@ -312,7 +312,7 @@ def test_losses_of_another_split_add_up_w7(pair: Any) -> None:
     healthy = pair(other=BatchPlan(micro_batch_size=2), ranks=3)
     assert healthy.compared().exit_code == 0
     doubled = healthy.compared(on("loss", "loss", lambda array: array * 2.0))
-    assert quantities(doubled) == {"loss"}
+    assert quantities(doubled) == {"loss", "invariants"}, "nor is it the sum of its terms"
     assert doubled.failed[0].alpha == pytest.approx(2.0)
 
 
@@ -358,7 +358,7 @@ def test_loss_halved_by_context_parallelism_w7(write: Write, make_world: Any) ->
     halved = on("loss", "loss", lambda array: array * 0.5)
     golden = write("golden", world.records(PADDED))
     found = compare_dumps(golden, write("actual", zigzag(world, halved), world_size=2, cp=2))
-    assert quantities(found) == {"loss"}
+    assert quantities(found) == {"loss", "invariants"}, "nor is it the sum of its terms"
     assert found.failed[0].alpha == pytest.approx(0.5)
 
 
@@ -436,7 +436,7 @@ def test_what_broke_first_comes_first_w12(pair: Any) -> None:
         return record
 
     found = pair().compared(edit)
-    assert [v.quantity for v in found.failed] == ["log_probs", "loss", "gradient"]
+    assert [v.quantity for v in found.failed] == ["log_probs", "loss", "gradient", "invariants"]
 
 
 def test_a_golden_without_signal_is_refused_w13(make_world: Any) -> None:
