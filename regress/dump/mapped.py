@@ -65,7 +65,7 @@ def map_file(path: Path) -> Array:
 def release(array: Array) -> None:
     """Release a part of a mapped file from this process's memory; the next access reads it again.
 
-    Whatever else holds an array is left alone, and so are parts too small for it to pay.
+    Arrays in other memory are left alone, and so are parts too small to be worth it.
     """
     if array.nbytes < _WORTH or array.flags.writeable:
         return

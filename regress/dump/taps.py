@@ -63,8 +63,8 @@ def tap(
 class BoundTap:
     """Tap that keeps the recorder and the coordinates of the place where it was made.
 
-    For values that come up elsewhere, such as gradients in a backward pass, whose threads have no context variables.
-    A call records one whole record.
+    For values that arise elsewhere, such as gradients in a backward pass, whose threads have no context
+    variables. A call records one whole record.
     """
 
     recorder: Recorder

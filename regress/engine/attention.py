@@ -45,7 +45,7 @@ def block_causal_mask(
     """Return a ``[B, 1, T, T]`` mask: a token sees itself and the earlier tokens of its own sample.
 
     Padding sees only itself, so that no row of the softmax is empty. Boolean for ``sdpa``; additive, of the
-    model's dtype, for ``eager`` (which adds whatever it is given, a boolean mask silently).
+    model's dtype, for ``eager`` (which silently adds any mask, a boolean one too).
     """
     columns = torch.arange(layout.shape[1], device=device)
     allowed = visible(layout, columns, columns)

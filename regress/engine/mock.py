@@ -21,7 +21,7 @@ class Expectations:
     """Properties that a recording must share with the run that replays it.
 
     ``environment`` is compared unless it is ``None`` (mismatches explicitly allowed). ``log_probs`` and
-    ``finish_reasons`` tell whether the objective reads what a recording may lack.
+    ``finish_reasons`` are True if the objective reads these optional parts of a recording.
     """
 
     tokenizer: str

@@ -22,8 +22,9 @@ LIVE_METRICS, UNFINISHED, REPLACED = "metrics.partial.jsonl", "final.partial", "
 class Outputs(AbstractContextManager["Outputs"]):
     """Writer of ``metrics.jsonl`` and the model in ``final/``.
 
-    During the run the metrics are in ``metrics.partial.jsonl``. Leaving the context gives the files their names,
-    in place of those of an earlier run; an exception leaves the earlier files alone, and the metrics where they are.
+    During the run the metrics are in ``metrics.partial.jsonl``. Leaving the context renames the files,
+    replacing those of an earlier run; an exception leaves the earlier files and the partial metrics
+    unchanged.
 
     Raises:
         RegressError: if the directory cannot be written.

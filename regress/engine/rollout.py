@@ -194,7 +194,8 @@ class SharedRollouts:
 class RecordingWorker(AbstractContextManager["RecordingWorker"]):
     """Returns another worker's trajectories and records them: ``<dump_dir>/{train,val}/step_000000.<ext>``.
 
-    Leaving the context completes the recording, unless by an exception. Of several ranks the first one records.
+    Leaving the context completes the recording, unless by an exception. With several ranks the first one
+    records.
     """
 
     def __init__(

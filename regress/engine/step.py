@@ -1,8 +1,8 @@
 """Training step: forward, loss, backward, clip, update. Written once, for every layout.
 
-How the model is wrapped, and on how many devices it lies, is the policy's business; which tokens lie where is
-the layout's. Denominators come in as per-token weights computed over the whole mini-batch, so the shares of
-microbatches and ranks only have to be added.
+Wrapping and placement of the model are left to the policy, and the place of tokens to the layout.
+Denominators come in as per-token weights computed over the whole mini-batch, so the shares of microbatches
+and ranks only have to be added.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ def weigh(
 ) -> Tensor:
     """Return the ``[K]`` weight of every loss token: the aggregation and its denominator, over the whole mini-batch.
 
-    With ``denominator_scope=microbatch`` each microbatch is averaged alone and the microbatches are averaged.
+    With ``denominator_scope=microbatch`` each microbatch is averaged separately, and then the microbatches
+    are averaged.
     """
     if objective.denominator_scope == "global":
         return token_weights(

@@ -95,7 +95,7 @@ def _unreadable(path: Path, error: OSError) -> GoldenError:
 def locked(folder: Path) -> Iterator[None]:
     """Keep other writers out of a folder; the lock ends with the process, however that ends.
 
-    Where the file system knows no locks, writers are on their own: each file is still whole.
+    On a file system without locks, writers are not kept apart: each file is still whole.
     """
     try:
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

@@ -54,8 +54,8 @@ class UnfinishedError(Exception):
 def settle(root: Path) -> None:
     """Finish or discard a killed process's update of a golden directory, which need not exist.
 
-    Waits for a process that is in the middle of one. Raises `GoldenError` when a decided update cannot be finished, as
-    the directory then holds neither the old goldens nor the new ones.
+    Waits for a process in the middle of an update. Raises `GoldenError` when a decided update cannot be
+    finished, as the directory then holds neither the old goldens nor the new ones.
     """
     if os.path.lexists(root / JOURNAL):
         with locked(root):

@@ -100,9 +100,9 @@ def pending_of(store: GoldenStore, name: str) -> Pending:
 def accept(store: GoldenStore, name: str, patterns: Sequence[str] = ()) -> list[Path]:
     """Commit a pending update, or its quantities that match a pattern; the rest stays pending.
 
-    A pattern (`gradient`, `step_000001/*`, `tolerances/kl`) is matched with the name of a quantity, and with update
-    and name. Returns the files written in the case. Raises `GoldenError` when the case has changed since the
-    proposal, when its inputs are not those that the update was made from, or when nothing matches.
+    A pattern (`gradient`, `step_000001/*`, `tolerances/kl`) is matched with the name of a quantity, and with
+    update and name. Returns the files written in the case. Raises `GoldenError` when the case has changed
+    since the proposal, when its inputs are not those of the update, or when nothing matches.
     """
     with transaction(store.root) as changes:
         pending = pending_of(store, name)

@@ -1,6 +1,6 @@
 """Pending changes of stored checks: one new file each, in `.pending/checks/`, until it is accepted or rejected.
 
-Beside the file lies a note of what it would replace.
+Beside the file lies a note of the stored file that it would replace.
 """
 
 from __future__ import annotations

@@ -45,8 +45,9 @@ class Tree:
     def of(cls, value: Any) -> Tree:
         """Flatten a value; every array is copied.
 
-        Tensors, arrays and numbers are the same kind of leaf; so are lists and tuples the same kind of container. Keys
-        of dicts are texts or integers. Tables and series are those of pandas: labels, index, dtypes and every cell.
+        Tensors, arrays and numbers are the same kind of leaf; lists and tuples are the same kind of
+        container. Keys of dicts are texts or integers. Tables and series are those of pandas: labels, index,
+        dtypes and every cell.
 
         Raises `CheckError` naming the path of what cannot be kept bit for bit.
         """

@@ -41,7 +41,7 @@ def token_log_probs(
 
     Half-precision logits are accumulated in float32. ``entropy=True`` gives a differentiable entropy of the
     same (tempered) distribution, ``"no_grad"`` one without gradient. Rows whose outputs receive no gradient
-    get exactly 0, whatever they hold. Logits of minus infinity are tokens of probability 0.
+    get exactly 0, whatever their values. Logits of minus infinity are tokens of probability 0.
 
     Raises:
         InputError: shapes that do not match, a target outside the vocabulary, or a temperature of 0 or less.

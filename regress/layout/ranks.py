@@ -92,9 +92,9 @@ class RankLayout:
 def plan_ranks(lengths: Sequence[int], plan: BatchPlan, ranks: RankPlan) -> list[list[RankLayout]]:
     """Return the layouts of samples of these lengths, by rank and microbatch.
 
-    Every token lies on exactly one rank of those that hold different tokens. All ranks have the same number of
-    microbatches, since they meet in each of them: a rank with fewer samples ends with empty ones. Under pipeline
-    parallelism all microbatches have one shape.
+    Among ranks that hold different tokens, every token lies on exactly one. All ranks have the same number of
+    microbatches, since they synchronize in each of them: a rank with fewer samples ends with empty ones.
+    Under pipeline parallelism all microbatches have one shape.
 
     Raises:
         ValueError: on the same conditions as `plan_microbatches`.

@@ -156,7 +156,7 @@ class Pipeline:
     def sum_tied(self) -> None:
         """Sum the gradients of tied parameters over first and last stage; both then hold the same bits.
 
-        Where both lie on one rank they are one parameter, of which the gradient is the sum already.
+        Where both lie on one rank they are one parameter, whose gradient already is the sum.
         """
         first, last, own = self._ranks[0], self._ranks[-1], self.group.rank()
         if first == last or own not in (first, last):

@@ -36,8 +36,8 @@ from regress.parallel.vocabulary import vocab_parallel_log_probs
 class ParallelPolicy(LocalPolicy):
     """Model split over the ranks of a world; every rank builds one from the same whole model.
 
-    The model is cut into stages, of each stage the experts and then the matrix products are split, and what is left
-    is sharded or replicated.
+    The model is cut into stages; in each stage the experts and then the matrix products are split, and the
+    remaining parameters are sharded or replicated.
 
     Args:
         model: the whole model, the same on every rank; it is cut in place.

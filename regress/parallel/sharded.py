@@ -68,8 +68,8 @@ def _empty(model: PreTrainedModel, param_dtype: torch.dtype | None) -> set[nn.Pa
 def reshard(model: nn.Module) -> None:
     """Drop the other ranks' parts of all parameters; call it after forward passes without a backward.
 
-    They leave parameters whole, and the next forward pass computes with these, whatever an optimizer or
-    `load_state_dict` has made of this rank's part.
+    Such passes leave parameters whole, and the next forward pass uses these, even after an optimizer or
+    `load_state_dict` has changed this rank's part.
     """
     for module in model.modules():
         if isinstance(module, FSDPModule):

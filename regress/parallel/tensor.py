@@ -52,9 +52,9 @@ class TensorPlan:
 def apply(model: PreTrainedModel, mesh: DeviceMesh, *, sequence_parallel: bool = False) -> TensorPlan:
     """Split a model in place; every rank must hold the same whole weights before.
 
-    Tied embeddings stay tied. What a pipeline stage put in the place of a module is left as it is. The output
-    projection gives the logits of a part of the vocabulary, cut as `torch.chunk` does (unequal and even empty parts),
-    for :func:`regress.parallel.vocabulary.vocab_parallel_log_probs`.
+    Tied embeddings stay tied. Modules that a pipeline stage has replaced are left unchanged. The output
+    projection gives the logits of a part of the vocabulary, cut as `torch.chunk` does (unequal and even empty
+    parts), for :func:`regress.parallel.vocabulary.vocab_parallel_log_probs`.
 
     Args:
         model: a causal language model of a known family, on one device.

@@ -1,7 +1,7 @@
 """Tensor parallelism as transformers does it, from the model's own plan.
 
 With several microbatches its gradients of ``q_norm`` and ``k_norm`` are wrong (transformers 5.23, see
-docs/findings.md); `regress.parallel.tensor` has them right.
+docs/findings.md); `regress.parallel.tensor` computes them correctly.
 """
 
 from __future__ import annotations

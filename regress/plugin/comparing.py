@@ -41,7 +41,7 @@ def tolerance_of(rtol: float, atol: float, why: str, scale: float = 1.0) -> Tole
 def compare(actual: Tree, golden: Tree, tolerance: Tolerance, quantity: str) -> list[Verdict]:
     """Judge every leaf of either value; the gravest verdict comes first, and the furthest off among equals.
 
-    What hangs below a missing, additional or different container is not judged again.
+    Nodes below a missing, additional or different container are not judged again.
     """
     verdicts: list[Verdict] = []
     settled: list[str] = []

@@ -2,10 +2,10 @@
 
     python -c '...' runs serve(socket, modules)
 
-It differs from the forkserver of `multiprocessing` in what a pool of ranks needs: ranks do not import the main module
-of the process that asks for them again, each gets the environment and the working directory of that process as they are
-now, all that a rank has started ends with it, and everything ends when the other end of the socket is closed, however
-that process ended.
+Unlike the forkserver of `multiprocessing`, it serves a pool of ranks: ranks do not import the main module of
+the requesting process again, each gets the current environment and working directory of that process,
+everything that a rank has started ends with it, and everything ends when the other end of the socket is
+closed, however that process ended.
 """
 
 from __future__ import annotations

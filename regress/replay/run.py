@@ -1,6 +1,6 @@
 """Run of a golden case under a variant: the engine's own training steps on recorded rollouts, dumped.
 
-One rank runs in this process, several in those of a pool, or as a launcher starts them.
+A single rank runs in this process; several run in a pool, or under a launcher.
 """
 
 from __future__ import annotations

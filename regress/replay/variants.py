@@ -69,8 +69,8 @@ TIERS: Mapping[str, tuple[Precision, ...]] = {
 class Extent(StrEnum):
     """Part of the matrix of cases and variants that is replayed.
 
-    ``REDUCED``: every variant on the first of its cases, in the first of its precisions. ``DEFAULT``: on its cases,
-    which can show what it could break. ``FULL``: on every case on which it is possible.
+    ``REDUCED``: every variant on the first of its cases, in the first of its precisions. ``DEFAULT``: on the
+    cases that can reveal the faults it is for. ``FULL``: on every case on which it is possible.
     """
 
     REDUCED = "reduced"

@@ -89,8 +89,8 @@ def token_table(
 ) -> TokenTable:
     """Return the token values of one update's records, as far as their layouts locate them; nothing is refused.
 
-    Of several values of a token the one that is furthest off stands for all. If there are more tokens than `LIMIT`, the
-    samples that are furthest off stay.
+    Of several values of a token the one furthest off is shown. If there are more tokens than `LIMIT`, the
+    samples furthest off are kept.
 
     Args:
         truth: canonical golden values of the update, ``quantity -> tensor name -> array``.
