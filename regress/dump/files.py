@@ -15,7 +15,7 @@ from pathlib import Path
 from regress.dump.location import Location
 from regress.errors import DumpError
 
-TEMPORARY = ".partial-"  # files of this prefix are what a killed writer leaves; readers ignore them
+TEMPORARY = ".partial-"  # a killed writer leaves files with this prefix; readers ignore them
 
 _REMEDIES = {
     errno.ENOSPC: "free space there or choose another dump directory",

@@ -88,7 +88,7 @@ class Recorder:
         does not exist.
         """
         if type not in self._types:
-            stage_index(type)  # a type that does not exist is a mistake, and no type that nobody asked for
+            stage_index(type)  # an unknown type is a mistake, not an unwanted type
             return False
         return step % self._every == 0
 

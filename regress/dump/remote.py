@@ -111,7 +111,7 @@ class RemotePath:
             found = self.files.ls(self.path, detail=True)
         for entry in found:
             path = str(entry["name"]).rstrip("/")
-            if path.strip("/") != self.path.strip("/"):  # the marks that consoles leave for empty folders
+            if path.strip("/") != self.path.strip("/"):  # markers that web consoles leave for empty folders
                 name = path.rpartition("/")[2]
                 yield RemotePath(f"{self.url}/{name}", self.files, f"{self.path}/{name}", entry)
 

@@ -174,7 +174,7 @@ def at(**coordinates: int | None) -> Iterator[Coordinates | None]:
         yield where
     except BaseException:
         _where.reset(token)
-        with suppress(DumpError):  # what ended the block matters more; the recorder reports its failure later
+        with suppress(DumpError):  # the error of the block matters more; this one is reported later
             _flush(where, outer)
         raise
     _where.reset(token)

@@ -102,7 +102,7 @@ def varlen_attention(
         scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=gqa)
         for q, k, v in zip(*(_segments(tensor, varlen) for tensor in (query, key, value)), strict=True)
     ]
-    if not parts:  # a microbatch without tokens still leads to every parameter
+    if not parts:  # a microbatch without tokens still reaches every parameter
         return (query * 0 + (key.sum() + value.sum()) * 0).transpose(1, 2), None
     packed = torch.cat(parts, dim=2).squeeze(0).transpose(0, 1)
     if varlen.index is not None:

@@ -68,7 +68,7 @@ class CompiledBlocks:
             block.forward = forward
         try:
             with _strict(), warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of the compiler, about how it looks at tensors
+                warnings.simplefilter("ignore")  # the compiler's own, about its access to tensors
                 yield
         except FailOnRecompileLimitHit as error:
             raise RegressError(

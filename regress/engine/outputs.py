@@ -49,9 +49,7 @@ class Outputs(AbstractContextManager["Outputs"]):
         """Write one line of strict JSON, flushed as it is written; values that are not finite are null."""
         finite = {key: value if math.isfinite(value) else None for key, value in metrics.items()}
         with self._errors():
-            if (
-                self._metrics is None
-            ):  # not before: a run that is refused leaves those of an earlier one alone
+            if self._metrics is None:  # only now: a refused run leaves the files of an earlier one alone
                 self._metrics = (self.folder / LIVE_METRICS).open("w")
             self._metrics.write(json.dumps({"step": step, **finite}, allow_nan=False) + "\n")
             self._metrics.flush()

@@ -52,7 +52,7 @@ class LocalPolicy:
         self.log_prob_chunk_size = log_prob_chunk_size
         self._entropy: Entropy = True if entropy_gradient else "no_grad"
         self.compile = compile
-        self._callable: nn.Module = model  # what is called, should something be wrapped around the model
+        self._callable: nn.Module = model  # called in place of the model, which may be wrapped
         self._blocks = None if compile is None else CompiledBlocks(model, compile)
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype

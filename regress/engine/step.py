@@ -100,7 +100,7 @@ def train_step(
         RegressError: if the loss or the gradient is not finite; the parameters are then unchanged.
     """
 
-    problems: list[RegressError] = []  # told when all ranks have come to the end of their passes
+    problems: list[RegressError] = []  # reported when all ranks have finished their passes
 
     def loss(micro: Microbatch, out: TokenLogProbs) -> tuple[Tensor, Share]:
         part = tokens.select(micro.select, micro.sequence, len(micro.sample_ids))

@@ -40,7 +40,7 @@ class _Gradient:
 
     @torch.no_grad()
     def _add(self, gradient: Tensor | None) -> None:
-        if gradient is not None:  # the other output of a function may be all that the loss depends on
+        if gradient is not None:  # the loss may depend on the function's other output only
             known = gradient.detach().to("cpu", copy=True)
             self._sum = known if self._sum is None else self._sum.add_(known)
 

@@ -53,7 +53,7 @@ def remedy(error: OSError | None) -> str:
 def read_stamped(path: Path, stamp: Stamp) -> bytes:
     """Return the bytes of a file if they are those recorded; raises `GoldenError` naming the file otherwise."""
     try:
-        size = path.stat().st_size  # before reading: what replaced it may be huge
+        size = path.stat().st_size  # before reading: a replaced file may be huge
         data = path.read_bytes() if size == stamp.size else b""
     except OSError as error:
         raise _unreadable(path, error) from error

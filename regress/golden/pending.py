@@ -111,7 +111,7 @@ def accept(store: GoldenStore, name: str, patterns: Sequence[str] = ()) -> list[
         _check_inputs(pending)
         plan_case(changes, pending.target, base, new, _new_files(pending, base, new))
         written = changes.paths()
-        if items(new, pending.manifest):  # the rest applies to what the case then is
+        if items(new, pending.manifest):  # the rest applies to the new state of the case
             after = base if base is not None and base.content() == new.content() else new
             write_pending(changes, changed(pending, bases=(state(after),)))
         else:

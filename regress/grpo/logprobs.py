@@ -142,7 +142,7 @@ def logits_gradient(
             else:
                 piece = log_p.exp()
                 piece *= log_p.clamp_(min=FLOOR).add_(entropy).mul_(-up_entropy).sub_(up)
-            # in full precision: next to a probability of almost 1 the sum cancels
+            # in full precision: the sum cancels if a probability is almost 1
             column = targets[rows, None] - cols.start
             inside = (column >= 0) & (column < piece.shape[1])
             piece.scatter_add_(1, column.clamp(0, piece.shape[1] - 1), up * inside)

@@ -54,7 +54,7 @@ def _tell(store: Store, error: RegressError) -> RegressError:
         if store.add(_COUNT, 1) > 1:
             return _heard(store) or error
         store.set(_ERROR, pickle.dumps(error).hex())
-    except RuntimeError:  # the store is gone, and whoever could listen
+    except RuntimeError:  # the store is gone, and with it the other ranks
         return error
     return error
 

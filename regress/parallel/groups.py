@@ -38,7 +38,7 @@ class ProcessGroups:
         )
         self._groups: dict[tuple[str, ...], ProcessGroup] = {}
         for dimensions in (("dp", "cp"), TOKENS):
-            self.group(*dimensions)  # now, because later not all ranks may come to the place that asks
+            self.group(*dimensions)  # now, because later not all ranks may make this call
 
     @property
     def main(self) -> bool:

@@ -117,7 +117,7 @@ class Pipeline:
 
             value = places.run(index, compute)
             places.leave(index)
-            return value.clone()  # torch detaches what it gets in place: the results may hold this tensor
+            return value.clone()  # torch detaches its input in place, and the results may hold this tensor
 
         def visited(stage: int, index: int, hidden: Tensor | None) -> Tensor:
             out = places.run(index, lambda: forward(stage, index, hidden))
@@ -190,7 +190,7 @@ class Pipeline:
             self.stages.count,
             self.device,
             input_args=() if stage == 0 else hidden,
-            output_args=hidden,  # known in advance, so that torch has no need to try stages out
+            output_args=hidden,  # known in advance, so that torch need not run stages to find out
             group=self.group,
             forward=forward,
         )

@@ -157,7 +157,7 @@ class ParallelPolicy(LocalPolicy):
 
     def shard(self, name: str) -> ShardLayout | None:
         """Return the part of the parameter of that name that lies on this rank; ``None`` for all of it."""
-        if name not in self._shards:  # it was tied to another one when the policy was made
+        if name not in self._shards:  # it was tied to another parameter when the policy was made
             self._shards[name] = self._shard(name, dict(self.named_parameters())[name])
         return self._shards[name]
 

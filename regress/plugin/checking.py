@@ -79,7 +79,7 @@ class Call:
         except GoldenError:
             if settings.update is None or not settings.update.all:
                 raise
-            return None  # rewriting everything is what mends a damaged one
+            return None  # rewriting everything repairs a damaged golden
 
     def _replaces(self, old: StoredCheck | None, verdicts: list[Verdict], settings: Settings) -> bool:
         if old is None or not all(verdict.ok for verdict in verdicts):

@@ -91,7 +91,7 @@ def _tensor(path: str, actual: Array, golden: Array, tolerance: Tolerance, quant
         dtype=dtype_name(golden.dtype),
         locate=locate,
     )
-    if verdict.status is Status.MASK:  # an integer of somebody's test is no mask and no token
+    if verdict.status is Status.MASK:  # an integer of a user's test is no mask and no token
         return replace(verdict, status=Status.DRIFT, detail="")
     return verdict
 

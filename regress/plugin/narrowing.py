@@ -127,7 +127,7 @@ def _by_expressions(metafunc: pytest.Metafunc) -> Wanted:
         return Wanted()
     try:
         return _selected(definition, *texts, added)
-    except (ImportError, AttributeError, SyntaxError):  # another pytest, or what pytest itself will refuse
+    except (ImportError, AttributeError, SyntaxError):  # another pytest, or an invalid expression
         return Wanted()
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from regress.report.model import Report
 
 _NARROWEST = 120  # columns below which folded cells are harder to read than lines that the terminal wraps
-_UNFOLDED = 1000  # a log is searched, so that nothing in it is folded
+_UNFOLDED = 1000  # logs are searched, so nothing in them is folded
 
 
 class Summary:

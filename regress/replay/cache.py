@@ -102,7 +102,7 @@ class ReplayCache:
                 found = self._judge(replay) if self.foreign is None else self._judge_foreign(replay)
             except NotSupported as error:
                 found = ReplayOutcome(unsupported=str(error))
-            except Exception as error:  # whatever it is, it would come again with each of the replay's tests
+            except Exception as error:  # any error would occur again with each of the replay's tests
                 found = ReplayOutcome(error=stated(error).removeprefix(f"{replay.name}: "))
             write_atomically(path, [found.dumps().encode()])
             self._leave(replay)
@@ -113,7 +113,7 @@ class ReplayCache:
 
         twin = self._twin(
             replay
-        )  # its lock is taken under this one; a twin has none itself, so no circle arises
+        )  # its lock is taken under this one; a twin has no twin, so there is no deadlock
         dump = self._dump(replay)
         tested = {(str(item.place), item.quantity) for item in items(replay)}
         scene = scene_with(scene_of(replay, dump.manifest.provenance.config), self.settings)

@@ -46,7 +46,7 @@ def _imported(modules: Iterable[str]) -> str | None:
     for name in modules:
         try:
             import_module(name)
-        except Exception as error:  # whatever it is, the pool has to tell it
+        except Exception as error:  # the pool reports any error
             return f"{name} cannot be imported ({reason(error)})"
     return None
 
@@ -128,7 +128,7 @@ class _Server:
             ended = os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if ended is None:
                 continue
-            _kill_group(process, signal.SIGKILL)  # its id is still taken, so nobody else is met
+            _kill_group(process, signal.SIGKILL)  # its id is still taken, so no other process is hit
             _, status = os.waitpid(process, 0)
             del self._ranks[process]
             self.answer(Ended(rank, os.waitstatus_to_exitcode(status)))

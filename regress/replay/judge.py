@@ -68,7 +68,7 @@ def judge_replay(
             )
             verdicts += invariants_of(dump, update, records)
             seen.append(values)
-    if plan:  # as measured: who scales tolerances knows that less can fail
+    if plan:  # as measured: a user who scales tolerances accepts that less can fail
         measured = stored_tolerances(case, precision)
         verdicts.append(judge_rolled(seen, measured, (plan[0].step, plan[0].update)))
     return verdicts

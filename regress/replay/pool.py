@@ -187,7 +187,7 @@ class _Forkserver:
                 stdout=self._printed,
                 stderr=self._printed,
                 pass_fds=[other.fileno()],
-                start_new_session=True,  # what interrupts this process does not reach it
+                start_new_session=True,  # an interrupt of this process does not reach it
                 env=environment,
             )
 

@@ -60,7 +60,7 @@ def record(store: GoldenStore, name: str, *, inputs: bool = False, signal: bool 
         if signal:
             require_case_signal(case, truth)
     except RegressError:
-        if makes and case.recipe and case.manifest is None:  # else a corrected recipe would not be followed
+        if makes and case.recipe and case.manifest is None:  # else a corrected recipe has no effect
             remove_inputs(case)
         raise
     changed = None if case.manifest is None else sorted({*case.manifest.inputs, *input_files(case.folder)})

@@ -168,7 +168,7 @@ def replay(
     extent = Extent(matrix or (Extent.FULL if cases and variants != EVERYTHING else Extent.DEFAULT))
     store = open_store(golden_dir)
     chosen = [
-        replace(one, variant=with_settings(one.variant, own))  # one that its name spells out is in no table
+        replace(one, variant=with_settings(one.variant, own))  # one spelled out by its name is in no table
         for one in chosen_replays(store, cases, variants, tier, table, extent)
     ]
     overrides, adapter = project_overrides(store), adapter_around()

@@ -94,7 +94,7 @@ class Staging:
             commit(self.root / case.name, truth=proposal.changed, provenance=provenance_of(case))
             changes = [asdict(change) for change in proposal.changes]
             row |= {"changes": changes, "compared": proposal.compared, "looked": proposal.looked}
-        except Exception as error:  # whatever it is, it would come again with each replay of the case
+        except Exception as error:  # any error would occur again with each replay of the case
             row["error"] = stated(error)
         finally:
             shutil.rmtree(self.root / f".{case.name}", ignore_errors=True)

@@ -95,7 +95,7 @@ def _element(worst: Worst) -> Iterator[str]:
 def _figures(verdict: Verdict) -> Iterator[str]:
     worst = verdict.worst
     assert worst is not None
-    if verdict.status not in _BY_VALUE:  # an error of NaN, or a share of an infinity, says nothing
+    if verdict.status not in _BY_VALUE:  # an error of NaN, or a share of an infinity, is meaningless
         if verdict.over:
             yield f"  elements   {verdict.over} of {verdict.count}"
         return

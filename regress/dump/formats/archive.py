@@ -107,7 +107,7 @@ def load(file: BinaryIO, data: memoryview) -> Any:
         raise
     except RecursionError:
         raise Damage("its values are nested too deeply") from None
-    except Exception as error:  # a damaged stream leads the interpreter into any of them
+    except Exception as error:  # a damaged stream can raise any of them
         raise Damage(f"its pickle cannot be read ({type(error).__name__})") from None
 
 

@@ -37,7 +37,7 @@ class Inheritance:
         for name in names:
             file = self.file(name)
             if file is None:
-                continue  # Hydra knows whether that is an error
+                continue  # Hydra decides whether that is an error
             if file.path in heirs:
                 circle = (*heirs[heirs.index(file.path) :], file.path)
                 raise ConfigError(
