@@ -28,9 +28,9 @@ class TokenLoss:
         ratio_K: importance ratio at the objective's level, after the log-ratio clamp, before any clip.
         log_ratio_K: log p - log p_old of the token itself.
         correction_K: sampler correction weights, or None without correction.
-        clipped_low_K, clipped_high_K: whether the ratio is below (above) its clip range while the advantage
-            is negative (positive): for ppo_clip, the tokens that give no policy gradient.
-        dual_clipped_K: whether the dual clip replaced the loss.
+        clipped_low_K, clipped_high_K: True where the ratio is below (above) its clip range while the
+            advantage is negative (positive): for ppo_clip, the tokens that give no policy gradient.
+        dual_clipped_K: True where the dual clip replaced the loss.
     """
 
     loss_K: Tensor
