@@ -98,8 +98,8 @@ class ForeignReplays:
     def judge(self, one: Replay, dump: DumpReader, case: GoldenCase, bound: Tolerances) -> list[Verdict]:
         """Return all verdicts on a dump, in the order of computation; unrecorded quantities have none.
 
-        Without a plan of microbatches, every golden token has to be there once, over all ranks that hold different
-        tokens by the mesh of the variant; every rank has to have recorded.
+        Without a plan of microbatches, every golden token must occur once over all ranks that hold different
+        tokens by the mesh of the variant, and every rank must have recorded.
 
         Args:
             case: whose values are golden.

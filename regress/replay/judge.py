@@ -41,9 +41,9 @@ def judge_replay(
     """Return all verdicts on a dump, in the order of computation.
 
     Args:
-        plan: what the replay had to compute.
+        plan: expected updates of the replay.
         truth: golden values of an update, in place of the stored ones.
-        tolerance: of a quantity, in place of the stored ones; None leaves the quantity out.
+        tolerance: tolerance of a quantity, in place of the stored one; None leaves the quantity out.
     """
     golden = truth or case.truth
     bound = tolerance or stored_tolerances(case, precision)
@@ -66,7 +66,7 @@ def judge_replay(
             )
             verdicts += invariants_of(dump, update, records)
             seen.append(values)
-    if plan:  # as measured: who scales tolerances knows that less can fail
+    if plan:  # as measured: a user who scales tolerances accepts that less can fail
         measured = stored_tolerances(case, precision)
         verdicts.append(judge_rolled(seen, measured, (plan[0].step, plan[0].update)))
     return verdicts

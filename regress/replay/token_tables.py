@@ -67,7 +67,7 @@ def chosen_tables(root: Path, calls: Iterable[Call]) -> list[TokenTable]:
     """Return the tables of the replays that failed, or of the one that came closest where none did.
 
     Args:
-        root: of the replays' folders.
+        root: root of the replays' folders.
     """
     return [table for where in _wheres([*calls]) for table in _read(root / where / FILE)]
 

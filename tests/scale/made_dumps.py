@@ -25,7 +25,7 @@ SMALL = {"embed.weight": (130, 8), "mlp.weight": (67, 6), "norm.weight": (257,)}
 
 @dataclass(frozen=True)
 class Made:
-    """What a dump holds. Values do not depend on how it is divided.
+    """Content of a dump. Values do not depend on its split over ranks.
 
     Attributes:
         samples: over all ranks; every rank has its share of them, in microbatches of ``rows``.

@@ -1,4 +1,4 @@
-"""What cannot be brought into canonical form is refused with a sentence that names it."""
+"""Records that cannot be brought into canonical form are refused with a sentence that names them."""
 
 from __future__ import annotations
 
