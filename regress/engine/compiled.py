@@ -102,7 +102,7 @@ def _options(backend: str) -> dict[str, Any] | None:
 
 
 def _strict() -> AbstractContextManager[None]:
-    """Raise at the recompile limit, where torch would silently run blocks uncompiled."""
+    """Return a context that raises at the recompile limit, where torch would silently run blocks uncompiled."""
     limits = {"recompile_limit": LIMIT, "accumulated_recompile_limit": 100 * LIMIT}
     patch: AbstractContextManager[None] = torch._dynamo.config.patch(
         {**limits, "fail_on_recompile_limit_hit": True}
