@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 
-from tokenizers import Tokenizer
-
+from regress.compare.dumps.golden import token_text
 from regress.compare.judge import judge_bitwise, judge_trajectories, judge_update
 from regress.compare.quantities import TOKEN_GRADIENTS, quantity_named
 from regress.compare.updates.invariants import judge_invariants
@@ -164,12 +162,3 @@ def expected_dtype(truth: Truth, precision: Precision, quantity: str, name: str)
     if quantity in ("activations", "logit_gradient"):
         return precision.computes_in
     return precision.dtype if quantity in NATIVE or precision is Precision.FLOAT64 else "float32"
-
-
-def token_text(case: GoldenCase) -> Callable[[int], str] | None:
-    """Return a function from token id to text, if the case holds a tokenizer."""
-    path = Path(case.folder) / "model" / "tokenizer.json"
-    if not path.is_file():
-        return None
-    tokenizer = Tokenizer.from_file(str(path))
-    return lambda token: str(tokenizer.id_to_token(token))

@@ -160,7 +160,7 @@ def sparse_file(
     end = 0
     for name, array in arrays.items():
         start, end = end, end + array.nbytes
-        code = safetensors._CODES[tensors[name][0]]
+        code = safetensors.CODES[tensors[name][0]]
         header[name] = {"dtype": code, "shape": list(array.shape), "data_offsets": [start, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
