@@ -89,7 +89,7 @@ class CompiledBlocks:
         """Compile a trivial function, so that a missing C++ compiler shows here and not after the rollout."""
         try:
             torch.compile(torch.sin, backend=self.backend)(torch.zeros(2, device=model.device))
-        except Exception as error:  # backends raise what they like
+        except Exception as error:  # backends raise errors of any type
             raise ConfigError(
                 f"model.compile={self.backend} cannot compile on this machine ({reason(error)}); inductor needs a C++ "
                 "compiler, eager and aot_eager need none"
