@@ -56,5 +56,5 @@ class Reference:
         if interval is None or (step + 1) % interval:
             return
         source = dict(self._source.named_parameters())
-        for name, ours in self._policy.named_parameters():  # of both the same part lies here
+        for name, ours in self._policy.named_parameters():  # both hold the same part on this rank
             local(ours).lerp_(local(source[name]), self._config.mixup_alpha)

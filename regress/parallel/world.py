@@ -51,7 +51,7 @@ def opened_world(config: Config, environ: Mapping[str, str] = os.environ) -> Ite
         yield Alone()
         return
     device = _device(config.device, environ)
-    owned = not dist.is_initialized()  # whoever has started one closes it
+    owned = not dist.is_initialized()  # a process group is closed by the code that started it
     if owned:
         _open(config, device, started, environ)
     world = None
