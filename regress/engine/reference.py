@@ -13,7 +13,7 @@ from regress.engine.batch import Microbatch
 from regress.engine.config.schema import ReferenceConfig
 from regress.engine.local import local
 from regress.engine.policy import LocalPolicy
-from regress.engine.world import Alone, World
+from regress.engine.world import SingleProcess, World
 
 
 class Reference:
@@ -33,7 +33,7 @@ class Reference:
         self._source = policy
         self._config = config
         frozen = copy.deepcopy(policy.whole_model()) if model is None else model
-        self._policy = (world or Alone()).policy(
+        self._policy = (world or SingleProcess()).policy(
             frozen.requires_grad_(False),
             temperature=policy.temperature,
             compile=policy.compile,

@@ -21,7 +21,7 @@ from regress.engine import optim, taps, token_gradients
 from regress.engine.batch import LossTokens, Microbatch
 from regress.engine.components import LossFunction
 from regress.engine.policy_interface import Policy
-from regress.engine.world import Alone, World
+from regress.engine.world import SingleProcess, World
 from regress.errors import DumpError, RegressError
 from regress.grpo.aggregation import token_weights
 from regress.grpo.inputs import InputError
@@ -144,7 +144,7 @@ def train_step(
     taps.grad_norm(grad_norm)
     if failure() is not None:
         problems.append(DumpError(str(failure())))
-    outcome = _combined(world or Alone(), _own_part(microbatches, shares, problems), grad_norm)
+    outcome = _combined(world or SingleProcess(), _own_part(microbatches, shares, problems), grad_norm)
     optim.update(optimizer)
     taps.after_update(policy, optimizer, target_params)
     return outcome

@@ -20,7 +20,7 @@ from regress.engine.policy import LocalPolicy
 from regress.engine.policy_interface import Loss, Result
 from regress.engine.precision import DTYPES
 from regress.engine.projection import Entropy
-from regress.engine.world import agreed
+from regress.engine.world import raise_on_all_ranks
 from regress.grpo.logprobs import TokenLogProbs
 from regress.layout import ShardLayout
 from regress.parallel import context, expert, sharded, shards, tensor, transformers_tensor
@@ -55,7 +55,7 @@ class ParallelPolicy(LocalPolicy):
         self._trained = any(parameter.requires_grad for parameter in model.parameters())
         self._experts: dict[str, ShardLayout] = {}
         self._tensor: list[tensor.TensorPlan] = []
-        agreed(world, self._split)
+        raise_on_all_ranks(world, self._split)
         super().__init__(self._stages.models[-1], **settings)
         self._replicas = replicated(self.model, world) if self._trained else None
         if self._replicas is not None:

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from regress.compare.alignment.held import held
 from regress.compare.alignment.keys import key_of
+from regress.compare.alignment.local_shard import local_shard
 from regress.compare.alignment.project import Projection
 from regress.compare.dumps.golden import GoldenSide
 from regress.compare.dumps.listing import Listed, has_rows_of_loss_tokens, lengths_of, listed
@@ -237,7 +237,7 @@ class _Recorded:
         whole: Array | None = None
         for record, source in found:
             read = self._side.read(record.name)
-            part = held(key_of(read), read, source.tensor)
+            part = local_shard(key_of(read), read, source.tensor)
             if whole is None:
                 whole = np.zeros(part.layout.shape, part.array.dtype)
             if whole.shape == part.layout.shape:

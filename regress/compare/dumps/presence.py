@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from regress.compare.alignment.held import others, uncovered
 from regress.compare.alignment.keys import Key
+from regress.compare.alignment.local_shard import others, uncovered
 from regress.compare.alignment.locate import Locator
 from regress.compare.dumps.listing import Listed
 from regress.compare.dumps.match import Matching

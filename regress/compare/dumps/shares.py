@@ -14,11 +14,11 @@ from functools import partial
 import numpy as np
 
 from regress.compare.dumps.bounds import Bounds
-from regress.compare.dumps.boxes import Shard, shard_blocks
 from regress.compare.dumps.canonical import golden_update
 from regress.compare.dumps.findings import Finding
 from regress.compare.dumps.listing import listed
 from regress.compare.dumps.selection import Selection
+from regress.compare.dumps.shard_overlap import Shard, shard_blocks
 from regress.compare.dumps.sides import Side, open_side
 from regress.compare.metrics.stripes import largest
 from regress.compare.quantities import SHARES, Source, source_of

@@ -13,23 +13,23 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from regress.compare.alignment.held import held
 from regress.compare.alignment.keys import key_of
+from regress.compare.alignment.local_shard import local_shard
 from regress.compare.alignment.locate import Locator
 from regress.compare.alignment.project import Projection
-from regress.compare.diagnosis.surroundings import Surroundings
+from regress.compare.diagnosis.failure_context import FailureContext
 from regress.compare.dumps.bounds import Bounds, widened
-from regress.compare.dumps.boxes import Shard, shard_blocks
 from regress.compare.dumps.canonical import golden_update
 from regress.compare.dumps.columns import Column
+from regress.compare.dumps.failure_context import with_affected
 from regress.compare.dumps.findings import Defect, Finding
 from regress.compare.dumps.golden import text_of
 from regress.compare.dumps.listing import listed
 from regress.compare.dumps.padding import Aligned, judge_padding
-from regress.compare.dumps.pieces import Index, Part, blocks
 from regress.compare.dumps.selection import Selection
+from regress.compare.dumps.shard_overlap import Shard, shard_blocks
 from regress.compare.dumps.sides import Side, open_side
-from regress.compare.dumps.surroundings import with_affected
+from regress.compare.dumps.token_overlap import Index, Part, blocks
 from regress.compare.dumps.tokens import Mask, selected_rows, token_words, tokens_of, told_tokens
 from regress.compare.metrics.stripes import Measures
 from regress.compare.quantities import (
@@ -147,9 +147,9 @@ class _Work:
         """Full tensors and shards of them."""
         for source in self._sources():
             array = self.actual.tensors[source.tensor]
-            layout = held(key_of(self.actual), self.actual, source.tensor).layout
+            layout = local_shard(key_of(self.actual), self.actual, source.tensor).layout
             known = [
-                (record.tensors[source.tensor], held(key_of(record), record, source.tensor).layout)
+                (record.tensors[source.tensor], local_shard(key_of(record), record, source.tensor).layout)
                 for record in self.golden.values()
                 if source.tensor in record.tensors
             ]
@@ -235,7 +235,7 @@ class _Work:
         return Case(source.quantity, label, self.unit.place, self.tolerance(source, *arrays), words, shape)
 
     def _judged(
-        self, case: Case, pairs: Blocks, actual: Array, golden: Array, around: Callable[[], Surroundings]
+        self, case: Case, pairs: Blocks, actual: Array, golden: Array, around: Callable[[], FailureContext]
     ) -> Finding:
         scale, bitwise = self.scales.get((case.quantity, case.name)), case.tolerance.bitwise
         seen: list[Measures] = []
@@ -263,9 +263,9 @@ class _Work:
         index = {key: number[to] for key, to in self.unit.golden_of.items() if to in number}
         return header.spans.layout(index, frame), header.rows.layout(index, frame)
 
-    def _around(self, source: Source) -> Surroundings:
+    def _around(self, source: Source) -> FailureContext:
         """What is known of a tensor of tokens besides its golden values."""
-        part = held(key_of(self.actual), self.actual, source.tensor).layout
+        part = local_shard(key_of(self.actual), self.actual, source.tensor).layout
         layout, rows = self._layouts
         grid, shape = layout.shape, part.shape
         rows_only = isinstance(self.actual.meta.get(source.tensor), str)
@@ -278,11 +278,11 @@ class _Work:
             canonical, _ = rows.indices(self._golden.frame.offsets)
             tokens = canonical if loss is None else canonical[loss[canonical]]
             if tokens.size != math.prod(shape[:-1]):
-                return Surroundings()
+                return FailureContext()
             found = self._golden.around.rows(source, rows, tokens, shape)
         return found if part.is_whole else found.part(part)
 
-    def _around_whole(self, source: Source, part: ShardLayout) -> Surroundings:
+    def _around_whole(self, source: Source, part: ShardLayout) -> FailureContext:
         """What is known of a full tensor, or a shard of it."""
         found = self._golden.around.whole(source.quantity, source.name)
         return found if part.is_whole else found.part(part)

@@ -44,7 +44,7 @@ class Affected:
         samples: the first of the affected ones, ``group/run``.
         positions: least and largest position of an affected token, and of one that holds.
         lengths: least and largest length of a sample with an affected token, and of one without.
-        classes: counts of the classes of tokens, see `regress.compare.diagnosis.traits.CLASSES`.
+        classes: counts of the classes of tokens, see `regress.compare.diagnosis.token_attributes.CLASSES`.
         parts: ``(dimension, first, stop, size)`` for each dimension in which one block alone is affected.
         offset: the number that was added to every affected element, if one was.
         rounded: the narrower dtype that can hold every affected value, while the golden ones need more.

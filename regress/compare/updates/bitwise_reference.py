@@ -18,8 +18,8 @@ from regress.compare.quantities import (
 )
 from regress.compare.updates.golden import in_order
 from regress.compare.updates.groups import Groups
-from regress.compare.updates.placed import PlacedRecords
 from regress.compare.updates.plan import Plan
+from regress.compare.updates.record_index import RecordIndex
 from regress.compare.updates.replicas import Replicas
 from regress.compare.verdicts.tensor import judge_tensor
 from regress.compare.verdicts.tolerance import BITWISE
@@ -43,8 +43,8 @@ def judge_bitwise(
     the twin. ``planned`` tells which ranks repeat each other's tokens; by default none does. See
     `regress.compare.updates.golden.judge_update` for the other arguments.
     """
-    golden = PlacedRecords(twin, frame)
-    actual = PlacedRecords(records, frame)
+    golden = RecordIndex(twin, frame)
+    actual = RecordIndex(records, frame)
     where = Place(*place)
     locator = Locator(frame, _token_ids(golden, frame), text)
     stages = [stage for stage in MICRO_STAGES if golden.of_stages([stage]) or actual.of_stages([stage])]
@@ -58,7 +58,7 @@ def judge_bitwise(
 
 
 def _record(
-    key: Key, actual: PlacedRecords, golden: PlacedRecords, locator: Locator, place: Place
+    key: Key, actual: RecordIndex, golden: RecordIndex, locator: Locator, place: Place
 ) -> Iterator[Verdict]:
     place = replace(place, rank=key.rank, micro=key.micro)
     ours, theirs = actual.get(key), golden.get(key)
@@ -87,7 +87,7 @@ def _record(
 
 
 def _misplaced(
-    key: Key, ours: Record | None, actual: PlacedRecords, golden: PlacedRecords
+    key: Key, ours: Record | None, actual: RecordIndex, golden: RecordIndex
 ) -> tuple[Status, str] | None:
     """Why nothing in a record can be compared, if so."""
     if ours is None:
@@ -115,7 +115,7 @@ def _grad_norm(ours: Record | None, theirs: Record, place: Place) -> Iterator[Ve
         yield judge_tensor(actual, expected, BITWISE, quantity="grad_norm", name="grad_norm", place=place)
 
 
-def _token_ids(golden: PlacedRecords, frame: TokenFrame) -> NDArray[np.int64] | None:
+def _token_ids(golden: RecordIndex, frame: TokenFrame) -> NDArray[np.int64] | None:
     """``[frame.size]`` token ids as the twin read them."""
     ids = np.zeros(frame.size, np.int64)
     found = False
