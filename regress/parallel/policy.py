@@ -174,7 +174,7 @@ class ParallelPolicy(LocalPolicy):
         found = (plan.output_layout(module, shape) for plan in self._tensor)
         return next((layout for layout in found if layout is not None), None)
 
-    def across(self, values: Tensor) -> Tensor:
+    def sum_over_context_parallel(self, values: Tensor) -> Tensor:
         """Return the sum over the ranks of the same sequences; its gradient is the sum of theirs."""
         group = self._world.group("cp")
         return values if group is None else all_reduce(values, group=group)
