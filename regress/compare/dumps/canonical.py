@@ -86,17 +86,17 @@ def forget() -> None:
 
 @lru_cache(maxsize=2)
 def _update(golden: str, actual: str, step: int, update: int | None) -> Projection:
-    ours = open_side(golden)
-    config = merged(open_side(actual).config, ours.config)
-    if isinstance(ours, GoldenSide):
+    golden_side = open_side(golden)
+    config = merged(open_side(actual).config, golden_side.config)
+    if isinstance(golden_side, GoldenSide):
         where = Coordinates(step, update=update).stem
-        return Projection(_of_case(ours, where), ours.frame(where), ours.text, config)
+        return Projection(_of_case(golden_side, where), golden_side.frame(where), golden_side.text, config)
     names = [
         name
-        for name, (type, place) in ours.entries.items()
+        for name, (type, place) in golden_side.entries.items()
         if type in (*MICRO_STAGES, *UPDATE_STAGES) and (place.step, place.update) == (step, update)
     ]
-    found = _Recorded(ours, [listed(name, ours.read(name)) for name in names])
+    found = _Recorded(golden_side, [listed(name, golden_side.read(name)) for name in names])
     return Projection(found.truth(), found.frame, None, config)
 
 

@@ -129,16 +129,16 @@ def columns(unit: Unit) -> tuple[Index | None, Mask | None, list[Column]]:
 
 
 def _opened(unit: Unit, scales: Mapping[tuple[str, str], float] | None) -> _Work:
-    ours, theirs = open_side(unit.golden), open_side(unit.actual)
-    golden = {name: ours.read(name) for name in unit.records}
-    return _Work(unit, ours, theirs, golden, theirs.read(unit.record), scales or {})
+    golden_side, actual_side = open_side(unit.golden), open_side(unit.actual)
+    golden = {name: golden_side.read(name) for name in unit.records}
+    return _Work(unit, golden_side, actual_side, golden, actual_side.read(unit.record), scales or {})
 
 
 @dataclass(frozen=True)
 class _Work:
     unit: Unit
-    ours: Side
-    theirs: Side
+    golden_side: Side
+    actual_side: Side
     golden: Mapping[str, Record]
     actual: Record
     scales: Mapping[tuple[str, str], float]
@@ -184,16 +184,16 @@ class _Work:
 
     def aligned(self) -> Iterator[tuple[Source, Aligned | str]]:
         """Tensors of tokens beside what they are compared with, or why one cannot be placed."""
-        frame, (ours, theirs) = self.unit.frame, self._indices()
+        frame, (golden_index, actual_index) = self.unit.frame, self._indices()
         ids, loss = self.told()
-        _, actual_loss = told_tokens(self.theirs, self.unit.actual_telling, theirs, frame)
-        locator = Locator(frame, ids, text_of(self.ours, self.theirs))
+        _, actual_loss = told_tokens(self.actual_side, self.unit.actual_telling, actual_index, frame)
+        locator = Locator(frame, ids, text_of(self.golden_side, self.actual_side))
         for source in self._sources():
             if quantity_named(source.quantity).kind is Kind.SHARE:
                 continue  # shares belong to microbatches, not to tokens
             records = [record for record in self.golden.values() if source.tensor in record.tensors]
-            found = _placed(self.actual, source, theirs, frame, actual_loss)
-            placed = [_placed(record, source, ours, frame, loss) for record in records]
+            found = _placed(self.actual, source, actual_index, frame, actual_loss)
+            placed = [_placed(record, source, golden_index, frame, loss) for record in records]
             parts = [one[0] for one in placed if not isinstance(one, str)]
             wrong = next((one for one in placed if isinstance(one, str)), None)
             if isinstance(found, str):
@@ -208,7 +208,7 @@ class _Work:
 
     def told(self) -> tuple[Index | None, Mask | None]:
         """``[frame.size]`` golden token ids and loss tokens, as far as records tell them."""
-        return told_tokens(self.ours, self.unit.telling, self._indices()[0], self.unit.frame)
+        return told_tokens(self.golden_side, self.unit.telling, self._indices()[0], self.unit.frame)
 
     def tolerance(self, source: Source, *arrays: Array) -> Tolerance:
         """That of a tensor, wider by the error that its values were estimated with."""
@@ -220,8 +220,8 @@ class _Work:
     def _indices(self) -> tuple[dict[SampleKey, int], dict[SampleKey, int]]:
         """Number in the frame of each golden and each actual sample."""
         index = {key: number for number, key in enumerate(self.unit.frame.samples)}
-        ours = {**index, **{key: index[to] for key, to in self.unit.alias.items() if to in index}}
-        return ours, {key: index[to] for key, to in self.unit.golden_of.items() if to in index}
+        golden_index = {**index, **{key: index[to] for key, to in self.unit.alias.items() if to in index}}
+        return golden_index, {key: index[to] for key, to in self.unit.golden_of.items() if to in index}
 
     def _sources(self) -> Iterator[Source]:
         chosen = self.unit.tensors
@@ -288,7 +288,9 @@ class _Work:
         return found if part.is_whole else found.part(part)
 
     def _tolerance(self, quantity: str, *arrays: Array) -> Tolerance:
-        models = [side.precision for side in (self.ours, self.theirs) if side.precision is not None]
+        models = [
+            side.precision for side in (self.golden_side, self.actual_side) if side.precision is not None
+        ]
         if arrays and not any(is_float(array.dtype) for array in arrays):
             models = []  # ids and masks are no less exact for the model's precision
         return self.unit.bounds.of(quantity, [*(dtype_name(array.dtype) for array in arrays), *models])

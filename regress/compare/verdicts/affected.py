@@ -90,8 +90,8 @@ def beyond(actual: Array, golden: Array, bound: float, *, bitwise: bool = False)
         return np.asarray((first != second).any(axis=-1))
     if not is_float(golden.dtype):
         return np.asarray(actual != golden)
-    ours, theirs = actual.astype(np.float64), golden.astype(np.float64)
+    actual_values, golden_values = actual.astype(np.float64), golden.astype(np.float64)
     with np.errstate(invalid="ignore"):
-        far = np.abs(ours - theirs) > bound
-    alike = (ours == theirs) | (np.isnan(ours) & np.isnan(theirs))
-    return np.asarray(~alike & (far | ~np.isfinite(ours) | ~np.isfinite(theirs)))
+        far = np.abs(actual_values - golden_values) > bound
+    alike = (actual_values == golden_values) | (np.isnan(actual_values) & np.isnan(golden_values))
+    return np.asarray(~alike & (far | ~np.isfinite(actual_values) | ~np.isfinite(golden_values)))
