@@ -57,7 +57,9 @@ class Updates:
         if not now:
             return True
         found = versions(now)
-        return all(found[n] != self._versions.get(n) for n in found) and not any(g.any() for g in now.values())
+        return all(found[n] != self._versions.get(n) for n in found) and not any(
+            g.any() for g in now.values()
+        )
 
     def backward_begins(self) -> None:
         """Note the gradients before a backward call."""
