@@ -63,7 +63,7 @@ def train(
     """Train with GRPO, as configured.
 
     \b
-    Values come from, the later over the earlier:
+    Values come from these sources, later ones override earlier ones:
       the defaults, the algorithm.preset, the YAML file (Hydra: defaults lists,
       interpolation), the environment (REGRESS_OPTIMIZER__LEARNING_RATE=1e-3),
       the command line (optimizer.learning_rate=1e-3).
@@ -74,7 +74,7 @@ def train(
     Record every tensor of three steps, then replay the recorded rollouts:
       regress train --config-name demo
       regress train --config-name demo_replay
-    Every key, with its value and what decided it:
+    Every key, with its value and its origin:
       regress train --print-config
     Another model family, another loss, packed batches:
       regress train model=llama algorithm.preset=dapo batching.layout=packed
@@ -106,7 +106,7 @@ def train(
 
 @main.group()
 def dump() -> None:
-    """Look into recorded tensors."""
+    """Show and check recorded tensors."""
 
 
 @dump.command()
@@ -128,16 +128,16 @@ def show(path: str) -> None:
 @click.argument("path")
 @click.pass_context
 def check(ctx: click.Context, path: str) -> None:
-    """Check what must be true of every update, without any golden values.
+    """Check the invariants of every update, without any golden values.
 
     \b
     regress dump check outputs/demo/debug_dump
 
-    Masks and padding are disjoint, tokens and weights add up, advantages of a group sum to 0, ratios are what the
-    log-probs say (exactly 1 on policy), log-probs and entropies lie in their range, losses are the sums of their
-    terms, and ranks that hold the same hold the same bytes.
+    Masks and padding are disjoint, tokens and weights add up, advantages of a group sum to 0, ratios match the
+    log-probs (exactly 1 on policy), log-probs and entropies lie in their range, losses are the sums of their
+    terms, and replicas hold the same bytes.
 
-    Exit codes: 0 all true, 1 something is not, 2 nothing could be checked.
+    Exit codes: 0 all hold, 1 one does not, 2 nothing could be checked.
     """
     from regress.compare.diagnosis.causes import UNKNOWN, diagnose
     from regress.compare.diagnosis.divergence import find_divergence

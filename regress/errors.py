@@ -55,7 +55,7 @@ class RankError(ReplayError):
     """A rank of a job raised, died or hangs; notes hold its traceback and what it printed last.
 
     Attributes:
-        rank: which one, or None where it cannot be told.
+        rank: the rank, or None where it is unknown.
     """
 
     def __init__(self, message: str, rank: int | None = None) -> None:

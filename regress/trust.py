@@ -36,7 +36,7 @@ def named_code(text: str, stated: str) -> Callable[..., Any]:
     """Import the function ``package.module:function``.
 
     Args:
-        stated: where it is named, for errors.
+        stated: origin of the name, for errors.
 
     Raises:
         ConfigError: if the text has another form, the module is not allowed, or there is no such function.
@@ -61,7 +61,7 @@ def require_allowed(module: str, stated: str) -> None:
     """Raise `ConfigError` unless a module may be imported; none of its code runs for this check.
 
     Args:
-        stated: where it is named, for the error.
+        stated: origin of the name, for the error.
     """
     root = project_root()
     if os.environ.get(VARIABLE) != "1" and not _listed(module, root):

@@ -18,9 +18,11 @@ from regress.capture.passes import Pass, open_pass, open_slice, token_values
 from regress.capture.precision import Precision
 from regress.capture.sequence import gather_sequence
 from regress.capture.settings import CLASSES, Settings, segment_keys
+from regress.capture.updates import shard_of
 from regress.capture.world import World
 from regress.dump.arrays import to_numpy
 from regress.dump.hooks import first_tensor, matching_modules
+from regress.dump.placements import local
 from regress.errors import CaptureError
 
 ABSOLUTE = ("wpe", "embed_positions", "position_embeddings", "pos_emb", "position_embedding")
@@ -50,6 +52,7 @@ class Forwards:
     checked: bool = False
     latest: Pass | None = None
     next_values: dict[str, Any] = field(default_factory=dict)
+    _graded: bool = False
     _outer: dict[str, Any] = field(default_factory=dict)
     _outputs: dict[str, Any] = field(default_factory=dict)
     _probe: tuple[Tensor, Head] | None = None
@@ -63,6 +66,7 @@ class Forwards:
         with ExitStack() as stack:
             handles: list[Any] = [
                 root.register_forward_pre_hook(eager(self._before_model), with_kwargs=True, prepend=True),
+                decoder.register_forward_pre_hook(eager(self._before_decoder), prepend=True),
                 *(m.register_forward_hook(eager(self._keeps(plain_name(n)))) for n, m in modules.items()),
                 decoder.register_forward_hook(eager(self._after_decoder), with_kwargs=True, prepend=True),
                 root.register_forward_hook(eager(self._after_model), with_kwargs=True, always_call=True),
@@ -79,19 +83,24 @@ class Forwards:
         """Note the arguments of the model, some of which do not reach its decoder."""
         if self._looks():
             self._outer = arguments_of(module, args, kwargs)
-            self.latest = None
+            self.latest, self._graded = None, torch.is_grad_enabled()
+
+    def _before_decoder(self, module: nn.Module, args: Any) -> None:
+        """Note whether gradients are asked for: a checkpoint turns them off inside."""
+        if self._looks():
+            self._graded = torch.is_grad_enabled()
 
     def _keeps(self, name: str) -> Callable[[nn.Module, Any, Any], None]:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
             tensor = first_tensor(output)
-            if not self._looks() or tensor is None or not (torch.is_grad_enabled() and tensor.requires_grad):
+            if not self._looks() or not self._graded or tensor is None or not tensor.is_floating_point():
                 return
             known = self._outputs if self.latest is None else self.latest.activations
             label, repeats = name, 0
             while label in known:
                 repeats += 1
                 label = f"{name}#{repeats}"
-            known[label] = to_numpy(whole(tensor.detach()), label)
+            known[label] = to_numpy(local(tensor), label), shard_of(label, tensor)
 
         return hook
 

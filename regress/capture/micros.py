@@ -82,8 +82,8 @@ class _Stack:
 
 def write_micro(
     micro: Micro, number: int, naming: Naming, scale: float, temperature: float, add: Add
-) -> None:
-    """Write everything that belongs to a microbatch.
+) -> list[str]:
+    """Write everything that belongs to a microbatch, and return the modules whose outputs could not be placed.
 
     Args:
         scale: factor between the loss of the mini-batch and what is back-propagated.
@@ -95,7 +95,7 @@ def write_micro(
     masks = {} if "loss_mask" not in extra else {"response_mask": extra.pop("loss_mask") != 0}
     inputs = {name: stack.join("inputs", name) for name in stack.names("inputs")}
     add(number, "batch_inputs", {**inputs, **masks}, at_tokens)
-    _write_activations(stack, number, at_tokens, add)
+    left_out = _write_activations(stack, number, at_tokens, add)
     values = {name: stack.join("values", name) for name in stack.names("values")}
     ids = together([p.target_ids for p in micro.passes], stack.places, stack.layout.shape)
     add(
@@ -113,17 +113,29 @@ def write_micro(
     found = {name: stack.join("gradients", name) for name in stack.names("gradients")}
     if found:
         add(number, "token_gradient", unscaled(found, scale), {**at_targets, **told_of(micro.passes, scale)})
+    return left_out
 
 
-def _write_activations(stack: _Stack, number: int, meta: Mapping[str, Any], add: Add) -> None:
-    """Outputs of modules with a row for each token; others cannot be said to belong to any."""
-    found = {}
+def _write_activations(stack: _Stack, number: int, meta: Mapping[str, Any], add: Add) -> list[str]:
+    """Write outputs of modules that have a row for each token, and return the names of those that have not."""
+    found: dict[str, Array] = {}
+    shards: dict[str, Any] = {}
+    left_out = []
     for name in stack.names("activations"):
-        arrays = [p.activations.get(name) for p in stack.passes]
-        if all(a is None or a.shape[:2] == p.layout.shape for a, p in zip(arrays, stack.passes, strict=True)):
+        parts = [p.activations.get(name, (None, None)) for p in stack.passes]
+        arrays, layouts = [array for array, _ in parts], [layout for _, layout in parts]
+        shapes = [a.shape if at is None else at.shape for a, at in parts if a is not None]
+        grids = [p.layout.shape for p, a in zip(stack.passes, arrays, strict=True) if a is not None]
+        fits = all(shape[:2] == grid for shape, grid in zip(shapes, grids, strict=True))
+        if fits and not any(layouts):
             found[name] = together(arrays, stack.places, stack.layout.shape)
+        elif fits and len(parts) == 1:
+            found[name], shards[name] = arrays[0], layouts[0].to_json()
+        else:
+            left_out.append(name)
     if found:
-        add(number, "activations", found, meta)
+        add(number, "activations", found, {**meta, "shards": shards} if shards else meta)
+    return left_out
 
 
 def write_classified(passes: Iterable[tuple[str, Pass]], naming: Naming, add: Add) -> None:

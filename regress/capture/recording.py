@@ -167,6 +167,11 @@ def _tell(session: Session, provenance: Provenance, system: str) -> None:
             "is trained (before or after it is wrapped), and train inside of the with block"
         )
     precision.count(anatomy.parameters())
-    told = {"system": system or type(anatomy.root).__module__.partition(".")[0], **precision.to_json()}
+    told: dict[str, Any] = {
+        "system": system or type(anatomy.root).__module__.partition(".")[0],
+        **precision.to_json(),
+    }
+    if session.left_out:
+        told["activations_left_out"] = list(session.left_out)
     provenance.config = {"model": {"dtype": precision.dtype}, "capture": told}
     provenance.mesh = {"world_size": world.size, **world.sizes(anatomy.root)}

@@ -34,6 +34,7 @@ class Session:
         self.anatomy, self.settings, self.world, self.recorder = anatomy, settings, world, recorder
         self.precision = Precision()
         self.step = 0
+        self.left_out: dict[str, None] = {}
         self.updates = Updates(anatomy, settings, self._keeps, lambda *record: self._add(None, *record))
         self.forwards = Forwards(
             anatomy, settings, world, self.precision, self._begin, self._opened, self._classified
@@ -167,9 +168,9 @@ class Session:
     def _write(self) -> None:
         naming = Naming(self.world.root(self.anatomy.root))
         for number, micro in enumerate(self._micros):
-            write_micro(
-                micro, number, naming, self._backward_scale(), self.settings.temperature or 1.0, self._add
-            )
+            temperature = self.settings.temperature or 1.0
+            left_out = write_micro(micro, number, naming, self._backward_scale(), temperature, self._add)
+            self.left_out |= dict.fromkeys(left_out)
         write_classified(self._others, naming, self._add)
         write_rewards(self._micros, naming, self._add)
 

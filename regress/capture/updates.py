@@ -118,6 +118,7 @@ class Updates:
         norm = self._norm if shards else _norm(tensors)
         if norm is not None and self.settings.gradient is True:
             meta["grad_norm"] = norm
+        self._snapshot = None
         if tensors:
             self.emit("gradient_clipped" if changed else "gradient", tensors, meta)
 

@@ -1,6 +1,6 @@
 """Dumps: the values of a training step, recorded as files with their own checksums.
 
-`tap` marks a value, a `Recorder` writes it off the critical path, a `DumpReader` reads it back bit for bit.
+`tap` records a value, a `Recorder` writes it off the critical path, a `DumpReader` reads it back bit for bit.
 Names below load on first use, so that importing this package starts neither torch nor transformers.
 """
 

@@ -31,7 +31,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _FLOATS = {dtype for name, dtype in DTYPES.items() if "float" in name}
-_CARRIERS = {1: "uint8", 2: "int16"}  # torch and numpy exchange what numpy cannot name as bits of this type
+_CARRIERS = {1: "uint8", 2: "int16"}  # torch and numpy exchange types that numpy lacks as bits of this type
 
 
 def is_float(dtype: np.dtype[Any]) -> bool:
@@ -118,7 +118,7 @@ def canonical_nans(array: Array) -> Array:
     """Return the values with every NaN in its default bit pattern: text formats cannot carry NaN payloads."""
     if not is_float(array.dtype):
         return array
-    with np.errstate(invalid="ignore"):  # signaling NaNs raise the processor's flag when looked at
+    with np.errstate(invalid="ignore"):  # signaling NaNs raise the processor's flag when read
         nan = np.isnan(array)
     if not nan.any():
         return array

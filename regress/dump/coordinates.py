@@ -14,7 +14,7 @@ _STEM = re.compile(r"step_(-\d{5,}|\d{6,})(?:_update(\d+))?(?:_rank(\d+))?(?:_mi
 class Coordinates:
     """Step, optimizer update within the step (None: the step has one), rank and microbatch within the update.
 
-    `epoch` and `mini_batch` say what the update is; they do not name files, because `update` counts both.
+    `epoch` and `mini_batch` describe the update; they do not name files, because `update` counts both.
     """
 
     step: int

@@ -15,7 +15,7 @@ from pathlib import Path
 from regress.dump.location import Location
 from regress.errors import DumpError
 
-TEMPORARY = ".partial-"  # files of this prefix are what a killed writer leaves; readers ignore them
+TEMPORARY = ".partial-"  # a killed writer leaves files with this prefix; readers ignore them
 
 _REMEDIES = {
     errno.ENOSPC: "free space there or choose another dump directory",
@@ -40,7 +40,7 @@ class Stamp:
 def write_atomically(path: Location, chunks: Iterable[bytes | memoryview]) -> Stamp:
     """Write a file so that `path` holds either all of it or what it held before.
 
-    What goes to a store is put together in memory and uploaded at once. Raises `DumpError` with path, reason and
+    A file for a store is assembled in memory and uploaded at once. Raises `DumpError` with path, reason and
     remedy; the temporary file is removed then.
     """
     if not isinstance(path, Path):

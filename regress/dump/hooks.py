@@ -25,8 +25,8 @@ def record_activations(model: nn.Module, pattern: str) -> Iterator[list[str]]:
     """Tap as "activations" the output of every module of `model` whose name `re.search(pattern, name)` matches.
 
     Keys are module names; of an output with several parts the first tensor is taken (a hidden state). A
-    module that runs again at the same coordinates gets the keys `name#1`, `name#2` ...; what gradient
-    checkpointing computes again within the backward pass is not recorded. Yields the names; raises
+    module that runs again at the same coordinates gets the keys `name#1`, `name#2` ...; outputs that gradient
+    checkpointing computes again within the backward pass are not recorded. Yields the names; raises
     `ConfigError` if there are none.
     """
     with record_modules(matching_modules(model, pattern)) as names:
@@ -39,7 +39,8 @@ def record_modules(
 ) -> Iterator[list[str]]:
     """Record the activations of named modules, as `record_activations` does; there may be none.
 
-    ``shard(name, shape)`` says which part of the whole output an output of this shape is; ``None`` for all of it.
+    ``shard(name, shape)`` returns the part of the whole output that an output of this shape is; ``None`` for
+    all of it.
     """
     handles = [module.register_forward_hook(_hook(name, shard)) for name, module in modules.items()]
     try:
@@ -128,7 +129,7 @@ def matching_parameters(parameters: Iterable[tuple[str, T]], pattern: str) -> di
 def matching(items: Mapping[str, T], pattern: str, key: str) -> dict[str, T]:
     """Return the items whose name the pattern matches; raises `ConfigError` with the nearest names if there are none.
 
-    `key` is what holds the pattern: a configuration key or an argument.
+    `key` names the source of the pattern: a configuration key or an argument.
     """
     try:
         found = {name: item for name, item in items.items() if re.search(pattern, name)}

@@ -1,7 +1,8 @@
 """Location of a dump: a folder of this machine, or one of an object store that a URL names.
 
-A `Path` and a `RemotePath` share the part of pathlib that dumps are read and written with. Whatever takes a dump
-directory, a folder of it or a file passes it through `location`, and then needs not know which of them it holds.
+A `Path` and a `RemotePath` share the part of pathlib that dumps are read and written with. Functions that
+take a dump directory, a folder of it or a file pass it through `location`, and then need not know which of
+the two it is.
 """
 
 from __future__ import annotations

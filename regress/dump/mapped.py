@@ -24,7 +24,7 @@ class Region:
     """Tensor in a file of any kind that holds it in C order and little-endian.
 
     Attributes:
-        offset: of its first byte.
+        offset: offset of its first byte.
     """
 
     path: Path
@@ -65,7 +65,7 @@ def map_file(path: Path) -> Array:
 def release(array: Array) -> None:
     """Release a part of a mapped file from this process's memory; the next access reads it again.
 
-    Whatever else holds an array is left alone, and so are parts too small for it to pay.
+    Arrays in other memory are left alone, and so are parts too small to be worth it.
     """
     if array.nbytes < _WORTH or array.flags.writeable:
         return

@@ -12,7 +12,8 @@ from regress.layout import ShardLayout
 def of(tensor: Tensor) -> ShardLayout:
     """Return the layout of the local part of a parameter (or of its gradient); a plain tensor is whole.
 
-    FSDP splits what tensor parallelism left on the rank, so it comes last where both split one dimension.
+    FSDP splits the part that tensor parallelism leaves on the rank, so it comes last where both split one
+    dimension.
 
     Raises:
         ValueError: if the tensor is a partial sum, which no part of the whole tensor is equal to.
@@ -42,7 +43,7 @@ def of(tensor: Tensor) -> ShardLayout:
 def part(layout: ShardLayout, dim: int, *, index: int, count: int, fused: int = 1) -> ShardLayout:
     """Return part ``index`` of ``count`` of a layout along ``dim``, as `torch.chunk` cuts it.
 
-    Of ``fused`` weights that lie side by side (queries, keys and values) it holds that part of each.
+    Of ``fused`` weights side by side (queries, keys and values) it holds that part of each.
     """
     whole = ShardLayout.whole(layout.local_shape)
     size = layout.local_shape[dim] // fused

@@ -103,9 +103,9 @@ class DumpReader:
     Opening compares the record files on disk (all, or those of the sub-folder `only`) with the manifest
     and raises `DumpError` for missing or additional ones; reading a file verifies its hash.
 
-    With `mapped`, the tensors of safetensors files of this machine are read-only parts of the mapped files: nothing of
-    them is read before it is looked at. Size and description are verified then, and the hash by `verify`. Other formats
-    and what lies in a store are read as before.
+    With `mapped`, the tensors of local safetensors files are read-only parts of the mapped files, read on
+    first access. Reading such a record verifies size and description, and `verify` the hash. Other formats and
+    remote files are read as without `mapped`.
     """
 
     def __init__(self, path: str | Location, only: str | None = None, *, mapped: bool = False) -> None:

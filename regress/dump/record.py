@@ -43,7 +43,7 @@ class Record:
         meta: plain JSON values: layout (`TokenLayout.to_json()`), denominators, the loss scale actually
             back-propagated, sample ids.
 
-    Two records are the same, bit for bit, when their `checksum()` is.
+    Two records are equal, bit for bit, if their `checksum()` is.
     """
 
     type: str

@@ -35,7 +35,7 @@ class Recorder:
         format: safetensors, pt or jsonl.
         every_n_steps: steps whose number divides by it are recorded.
         options: record type -> whether it is recorded; types left out are not.
-        provenance: what the manifest tells about the run.
+        provenance: provenance of the run for the manifest.
         overwrite: remove an earlier dump (its manifest, its record files, nothing else) instead of refusing.
         rank: number of this process among those that record one run into this directory.
         gather: hands the value of every rank to all of them, in their order. Rank 0 prepares the directory, and
@@ -88,7 +88,7 @@ class Recorder:
         does not exist.
         """
         if type not in self._types:
-            stage_index(type)  # a type that does not exist is a mistake, and no type that nobody asked for
+            stage_index(type)  # an unknown type is a mistake, not an unwanted type
             return False
         return step % self._every == 0
 

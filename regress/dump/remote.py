@@ -1,8 +1,8 @@
 """Files of an object store, with pathlib's method names. Storage itself is left to fsspec.
 
-A file is uploaded whole, so that the store holds all of it or what it held before; retries are those of the file
-system behind the URL (s3fs, gcsfs, adlfs, ...), which is configured as fsspec is: by the environment and by
-`~/.config/fsspec`.
+A file is uploaded whole, so that the store holds either all of it or its earlier content; retries are left to
+the file system behind the URL (s3fs, gcsfs, adlfs, ...), which is configured as fsspec is: by the environment
+and by `~/.config/fsspec`.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class RemotePath:
         url: its address, credentials included; `str` leaves them out.
         files: the fsspec file system it belongs to.
         path: its name there.
-        entry: what a listing told about it.
+        entry: result of a listing.
 
-    Reading raises `FileNotFoundError` for what is not there; whatever else a store refuses is a `DumpError`.
+    Reading raises `FileNotFoundError` for a missing file; any other refusal of a store is a `DumpError`.
     """
 
     url: str
@@ -111,7 +111,7 @@ class RemotePath:
             found = self.files.ls(self.path, detail=True)
         for entry in found:
             path = str(entry["name"]).rstrip("/")
-            if path.strip("/") != self.path.strip("/"):  # the marks that consoles leave for empty folders
+            if path.strip("/") != self.path.strip("/"):  # markers that web consoles leave for empty folders
                 name = path.rpartition("/")[2]
                 yield RemotePath(f"{self.url}/{name}", self.files, f"{self.path}/{name}", entry)
 
@@ -123,7 +123,7 @@ class RemotePath:
     def write_bytes(self, data: bytes) -> None:
         """Upload a whole file.
 
-        Folders are made on the way where a store has any; a bucket never is.
+        Parent folders are created where the store has folders; a bucket never is.
         """
         with self._answers("written"):
             try:

@@ -63,8 +63,8 @@ def tap(
 class BoundTap:
     """Tap that keeps the recorder and the coordinates of the place where it was made.
 
-    For values that come up elsewhere, such as gradients in a backward pass, whose threads have no context variables.
-    A call records one whole record.
+    For values that arise elsewhere, such as gradients in a backward pass, whose threads have no context
+    variables. A call records one whole record.
     """
 
     recorder: Recorder
@@ -174,7 +174,7 @@ def at(**coordinates: int | None) -> Iterator[Coordinates | None]:
         yield where
     except BaseException:
         _where.reset(token)
-        with suppress(DumpError):  # what ended the block matters more; the recorder reports its failure later
+        with suppress(DumpError):  # the error of the block matters more; this one is reported later
             _flush(where, outer)
         raise
     _where.reset(token)

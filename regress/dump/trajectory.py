@@ -95,7 +95,7 @@ def to_record(
 ) -> Record:
     """Return the record of one step's trajectories: flat arrays over all N samples, texts in `meta["samples"]`.
 
-    `place` may hold the other coordinates. Raises `DumpError` for none, or an invalid one.
+    `place` may hold the other coordinates. Raises `DumpError` if there is no trajectory, or an invalid one.
     """
     _check_batch(trajectories, step)
     with_log_probs = [t.log_probs for t in trajectories if t.log_probs is not None]

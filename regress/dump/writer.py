@@ -77,6 +77,6 @@ class Writer:
             self.stamps[path] = write_atomically(path, self._format.encode(record))
         except DumpError as error:
             self.failure = error
-        except Exception as error:  # whatever breaks here must reach the caller, not die with the thread
+        except Exception as error:  # every error here must reach the caller, not die with the thread
             self.failure = DumpError(f"{path} cannot be written as {self._format.name}: {error!r}")
             self.failure.__cause__ = error

@@ -45,7 +45,7 @@ def block_causal_mask(
     """Return a ``[B, 1, T, T]`` mask: a token sees itself and the earlier tokens of its own sample.
 
     Padding sees only itself, so that no row of the softmax is empty. Boolean for ``sdpa``; additive, of the
-    model's dtype, for ``eager`` (which adds whatever it is given, a boolean mask silently).
+    model's dtype, for ``eager`` (which silently adds any mask, a boolean one too).
     """
     columns = torch.arange(layout.shape[1], device=device)
     allowed = visible(layout, columns, columns)
@@ -90,7 +90,7 @@ def varlen_attention(
         ``[B, T, heads, head_dim]``, zero on padding, and no attention weights.
 
     Raises:
-        ValueError: if the model did not hand on ``varlen``.
+        ValueError: if the model did not pass on ``varlen``.
     """
     if varlen is None:
         raise ValueError(
@@ -102,7 +102,7 @@ def varlen_attention(
         scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=gqa)
         for q, k, v in zip(*(_segments(tensor, varlen) for tensor in (query, key, value)), strict=True)
     ]
-    if not parts:  # a microbatch without tokens still leads to every parameter
+    if not parts:  # a microbatch without tokens still reaches every parameter
         return (query * 0 + (key.sum() + value.sum()) * 0).transpose(1, 2), None
     packed = torch.cat(parts, dim=2).squeeze(0).transpose(0, 1)
     if varlen.index is not None:

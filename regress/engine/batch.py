@@ -61,7 +61,7 @@ class Microbatch:
     """Inputs of one forward pass on one rank: local ``[B, T]`` tensors, and the loss tokens that it predicts.
 
     Attributes:
-        place: where inputs and values of the loss lie.
+        place: layouts of the inputs and of the loss values.
         input_ids, position_ids: ``[B, T]``.
         response_mask: ``[B, T]`` 1 at loss tokens, where the inputs lie.
         target_ids: ``[B, T]`` token ids where the values of the loss lie; 0 where there is no token.
@@ -70,7 +70,7 @@ class Microbatch:
         predictors: ``[K]`` flat local index of the hidden state that predicts it.
         select: ``[K]`` index among the mini-batch's loss tokens.
         sequence: ``[K]`` index of the token's sample in ``sample_ids``, non-decreasing.
-        sample_ids: key ``(group_id, run_id)`` of each sample of which loss tokens may lie here.
+        sample_ids: key ``(group_id, run_id)`` of each sample whose loss tokens may lie in this microbatch.
         keys: key of every sample of the mini-batch.
     """
 
@@ -114,12 +114,12 @@ class TokenBatch:
     Args:
         trajectories: the samples, in canonical order.
         loss_masks: the positions that enter the loss, one list per sample; by default the trajectories' own.
-        device: where the tensors live.
+        device: device of the tensors.
 
     Attributes:
         lengths: tokens of each sample.
         keys: ``(group_id, run_id)`` of each sample.
-        loss_masks: as given.
+        loss_masks: the masks in use: those given, or the trajectories' own.
         offsets: ``[N + 1]`` start of each sample in flat token tensors.
         mask: ``[sum(lengths)]`` True at loss tokens.
         sequence: ``[K]`` sample index of each loss token.

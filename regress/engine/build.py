@@ -57,9 +57,9 @@ class Run:
 def build(config: Config, resources: ExitStack, progress: Progress, world: World | None = None) -> Run:
     """Build data, tokenizer, rollout worker, model, optional warm start, reference and optimizer.
 
-    Everything that can be refused (an unwritable dump directory, a recording that does not fit) is refused
-    before anything is computed. ``resources`` closes what the run leaves open. ``world`` is by default this process
-    alone.
+    Everything that can be refused (an unwritable dump directory, a recording that does not match) is refused
+    before anything is computed. ``resources`` closes everything that the run leaves open. ``world`` defaults
+    to this process alone.
     """
     world = world or Alone()
     tokenizer, prompts, dialogue = agreed(world, lambda: _material(config))

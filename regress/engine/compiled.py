@@ -1,8 +1,8 @@
 """Transformer blocks compiled by torch, for the trainer's forward and backward passes only.
 
-Every block is compiled by itself, and all share the code: compilation takes the time of one block, the hooks that
-record a block's output stay outside, and parameters keep their names. The sampler runs the same model uncompiled,
-and so does every copy of it.
+Every block is compiled separately, and all share the code: compilation takes the time of one block, the hooks
+that record a block's output stay outside, and parameters keep their names. The sampler runs the same model
+uncompiled, and so does every copy of it.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class CompiledBlocks:
             block.forward = forward
         try:
             with _strict(), warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of the compiler, about how it looks at tensors
+                warnings.simplefilter("ignore")  # the compiler's own, about its access to tensors
                 yield
         except FailOnRecompileLimitHit as error:
             raise RegressError(

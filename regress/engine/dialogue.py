@@ -34,7 +34,7 @@ class Dialogue:
     """Writer of an environment's turns in a conversation.
 
     Args:
-        environment: what answers a completion.
+        environment: function that answers a completion.
         tokenizer: writes its answer as the turn of a tool, or of the user where the chat template knows no tools.
         max_turns: completions in a conversation, at most.
         problem: one of the task's, to try the chat template out.
@@ -105,10 +105,10 @@ class Conversation:
 
     Attributes:
         prompt: tokens of the prompt.
-        limit: tokens after the prompt, at most, whoever wrote them.
+        limit: maximum tokens after the prompt, of policy and environment together.
         text: the last completion.
-        finish_reason: why the last completion ended, ``length`` also where the next turn found no room.
-        open: whether another completion is due.
+        finish_reason: reason the last completion ended, ``length`` also where the next turn found no room.
+        open: True if another completion is due.
     """
 
     prompt: Sequence[int]

@@ -21,7 +21,7 @@ class Expectations:
     """Properties that a recording must share with the run that replays it.
 
     ``environment`` is compared unless it is ``None`` (mismatches explicitly allowed). ``log_probs`` and
-    ``finish_reasons`` tell whether the objective reads what a recording may lack.
+    ``finish_reasons`` are True if the objective reads these optional parts of a recording.
     """
 
     tokenizer: str
@@ -37,7 +37,7 @@ class MockRolloutWorker:
     """Serves recorded trajectories, matched by ``(group_id, run_id)``.
 
     Args:
-        paths: for each split its recording: one file, a directory of ``step_*`` files, or a whole dump.
+        paths: recording of each split: one file, a directory of ``step_*`` files, or a whole dump.
         format: the files' format, or ``auto``.
         expect: see :class:`Expectations`.
 

@@ -121,7 +121,7 @@ def _from_family(config: ModelConfig, special: Mapping[str, Any], seed: int, sta
             model: PreTrainedModel = AutoModelForCausalLM.from_config(
                 without_dropout(hf), dtype=torch.float32, **_implementations(config)
             )
-    except Exception as error:  # transformers checks some values itself, torch stumbles over others
+    except Exception as error:  # transformers checks some values itself, torch fails on others
         raise _unfit(stated, error) from error
     return model
 

@@ -25,8 +25,8 @@ def adamw(
 ) -> torch.optim.AdamW:
     """Return AdamW over all parameters, by name.
 
-    Plain and distributed parameters are groups of their own, since torch updates no list of both at once.
-    ``implementation`` is ``"for_loop"``, ``"foreach"``, ``"fused"``, or ``"auto"`` for what torch would choose.
+    Plain and distributed parameters are separate groups, since torch updates no list of both at once.
+    ``implementation`` is ``"for_loop"``, ``"foreach"``, ``"fused"``, or ``"auto"`` for torch's choice.
     """
     groups: dict[object, list[tuple[str, nn.Parameter]]] = {}
     for name, parameter in named:

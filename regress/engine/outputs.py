@@ -22,8 +22,9 @@ LIVE_METRICS, UNFINISHED, REPLACED = "metrics.partial.jsonl", "final.partial", "
 class Outputs(AbstractContextManager["Outputs"]):
     """Writer of ``metrics.jsonl`` and the model in ``final/``.
 
-    During the run the metrics are in ``metrics.partial.jsonl``. Leaving the context gives the files their names,
-    in place of those of an earlier run; an exception leaves the earlier files alone, and the metrics where they are.
+    During the run the metrics are in ``metrics.partial.jsonl``. Leaving the context renames the files,
+    replacing those of an earlier run; an exception leaves the earlier files and the partial metrics
+    unchanged.
 
     Raises:
         RegressError: if the directory cannot be written.
@@ -48,9 +49,7 @@ class Outputs(AbstractContextManager["Outputs"]):
         """Write one line of strict JSON, flushed as it is written; values that are not finite are null."""
         finite = {key: value if math.isfinite(value) else None for key, value in metrics.items()}
         with self._errors():
-            if (
-                self._metrics is None
-            ):  # not before: a run that is refused leaves those of an earlier one alone
+            if self._metrics is None:  # only now: a refused run leaves the files of an earlier one alone
                 self._metrics = (self.folder / LIVE_METRICS).open("w")
             self._metrics.write(json.dumps({"step": step, **finite}, allow_nan=False) + "\n")
             self._metrics.flush()

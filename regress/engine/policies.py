@@ -72,7 +72,7 @@ def _model(
 
 
 def _require_positions(model: PreTrainedModel, config: Config, key: str) -> None:
-    positions = getattr(model.config, "n_positions", None)  # learned ones; rotary positions know no last one
+    positions = getattr(model.config, "n_positions", None)  # learned positions; rotary ones have no limit
     if positions is not None and positions < config.data.max_seq_length:
         raise ConfigError(
             f"data.max_seq_length={config.data.max_seq_length}: the {key} has {positions} positions (n_positions); "

@@ -30,7 +30,7 @@ class LocalPolicy:
     Args:
         model: a Hugging Face causal language model.
         temperature: the logits are divided by it, as in the sampler.
-        entropy_gradient: whether the loss has an entropy term.
+        entropy_gradient: True if the loss has an entropy term.
         compile: backend of ``torch.compile`` under which the transformer blocks run; ``None``: uncompiled.
         log_prob_chunk_size: loss tokens whose logits are held at once; ``None``: those of the whole microbatch.
 
@@ -52,7 +52,7 @@ class LocalPolicy:
         self.log_prob_chunk_size = log_prob_chunk_size
         self._entropy: Entropy = True if entropy_gradient else "no_grad"
         self.compile = compile
-        self._callable: nn.Module = model  # what is called, should something be wrapped around the model
+        self._callable: nn.Module = model  # called in place of the model, which may be wrapped
         self._blocks = None if compile is None else CompiledBlocks(model, compile)
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
@@ -168,7 +168,7 @@ class LocalPolicy:
 
         Args:
             model: the last stage of a pipeline, in place of the whole model.
-            hidden: what the stage before handed on, in place of token ids.
+            hidden: hidden states from the previous stage, in place of token ids.
         """
         model = self.model if model is None else model
         if self.log_prob_chunk_size is None:

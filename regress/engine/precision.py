@@ -24,8 +24,8 @@ class TrueFloat64(TorchFunctionMode):
     """Mode in which every explicit request for float32 is a request for float64.
 
     Covers ``tensor.float()``, ``tensor.to(torch.float32)``, ``softmax(..., dtype=torch.float32)`` and tensor
-    constructors. A recompute under activation checkpointing leaves the mode, so it has to be given as the
-    checkpoint's ``context_fn`` (see :func:`checkpoint_contexts`).
+    constructors. A recompute under activation checkpointing leaves the mode, so the mode must be passed as
+    the checkpoint's ``context_fn`` (see :func:`checkpoint_contexts`).
     """
 
     def __torch_function__(
@@ -49,9 +49,10 @@ def _widen(value: Any) -> Any:
 def true_float64() -> Iterator[None]:
     """Compute in float64 wherever float32 is the default or is asked for.
 
-    Enter it around the whole of a training run, forward and backward passes included: what is made inside from Python
-    numbers is float64, and so is every explicit cast to float32. Weights and inputs that exist already stay as they
-    are: load them inside, or call ``model.double()``. It is in force in the thread that enters it.
+    Enter it around the whole of a training run, forward and backward passes included: tensors made inside
+    from Python numbers are float64, and so is every explicit cast to float32. Existing weights and inputs
+    stay unchanged: load them inside, or call ``model.double()``. The mode applies to the thread that enters
+    it.
     """
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)

@@ -43,7 +43,7 @@ def load_checkpoint(
                 ignore_mismatched_sizes=True,  # they are refused below, by name
                 **implementations,
             )
-    except UnpicklingError as error:  # torch's own text recommends to execute it
+    except UnpicklingError as error:  # torch's own message recommends executing it
         raise ConfigError(
             f"{stated}: the checkpoint is a pickle that holds code, which was not executed; "
             "give one whose weights are in model.safetensors"

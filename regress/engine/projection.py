@@ -24,8 +24,8 @@ Entropy = bool | Literal["no_grad"]
 def logits_at(model: PreTrainedModel, index: Tensor) -> Iterator[None]:
     """Make the model return logits ``[1, K, V]`` of the flat positions ``index`` only.
 
-    The selection happens on the hidden states, before the output projection, so whatever the model does to its
-    logits afterwards still happens.
+    The selection happens on the hidden states, before the output projection, so any later operation of the
+    model on its logits still runs.
     """
 
     def keep(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -18,7 +18,7 @@ def provenance(config: Config, tokenizer: str, mesh: Mesh | None = None) -> Prov
     """Return configuration, versions, determinism environment, tokenizer fingerprint and ranks of this run."""
     ranks = mesh or Mesh()
     found = environment(config.device, config.threads)
-    found["variables"] |= config.system_envs  # whoever sets a variable for a run holds it to be of influence
+    found["variables"] |= config.system_envs  # a variable set for a run is assumed to matter
     return Provenance(
         config=to_plain(config),
         environment=found,

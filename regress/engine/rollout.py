@@ -51,10 +51,10 @@ class HFRolloutWorker:
     Args:
         model: the policy's model; its current weights are used.
         tokenizer: decodes completions for rewards and environment.
-        params: how to sample; evaluation is greedy with the same limits.
+        params: sampling parameters; evaluation is greedy with the same limits.
         score: the reward of the text of the last completion of a conversation.
         batch_size: completions sampled at once.
-        dialogue: how an environment answers; without one every conversation has one turn.
+        dialogue: writer of the environment's turns; without one every conversation has one turn.
         seed: with step, split, batch and turn it determines every draw, so no state is carried along.
         stream: number of this worker among those that sample with one seed; each draws other random numbers.
     """
@@ -194,7 +194,8 @@ class SharedRollouts:
 class RecordingWorker(AbstractContextManager["RecordingWorker"]):
     """Returns another worker's trajectories and records them: ``<dump_dir>/{train,val}/step_000000.<ext>``.
 
-    Leaving the context completes the recording, unless by an exception. Of several ranks the first one records.
+    Leaving the context completes the recording, unless by an exception. With several ranks the first one
+    records.
     """
 
     def __init__(

@@ -28,7 +28,7 @@ from regress.errors import RegressError, reason
 class RunResult:
     """Directory of a run's files, the metrics of its last step, and the held-out pass rate by step.
 
-    ``main`` tells the rank that wrote them from the others.
+    ``main`` is True on the rank that wrote them.
     """
 
     output_dir: Path
@@ -41,7 +41,7 @@ class RunResult:
 def train(config: Config, console: Console, world: World | None = None) -> RunResult:
     """Train as configured. A progress bar and a line per evaluation go to the console, the rest to files.
 
-    Of several ranks the first writes, and each records its own tensors.
+    With several ranks, the first writes the files, and each records its own tensors.
 
     Raises:
         RegressError: whatever a user can mend, in one sentence.

@@ -58,7 +58,8 @@ class UndefinedDistribution(Exception):  # noqa: N818 - it never reaches people;
 class LogProbRecorder(LogitsProcessor):
     """Records the log-prob of each sampled token, which is known one call after its distribution.
 
-    Only one ``[B, V]`` tensor is held at a time. Raises `UndefinedDistribution` where there is none.
+    Only one ``[B, V]`` tensor is held at a time. Raises `UndefinedDistribution` for scores without a
+    distribution.
     """
 
     def __init__(self) -> None:
@@ -158,7 +159,7 @@ def _sampler(model: PreTrainedModel) -> Iterator[None]:
     """Switch to evaluation mode and an attention that works with a key-value cache; drop the model's sampling
     defaults.
 
-    A checkpoint's generation_config.json (top_k, repetition penalty) would otherwise fill what is not set.
+    A checkpoint's generation_config.json (top_k, repetition penalty) would otherwise supply unset values.
     """
     implementation, training = model.config._attn_implementation, model.training
     defaults, model.generation_config = model.generation_config, GenerationConfig()

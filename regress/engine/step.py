@@ -1,8 +1,8 @@
 """Training step: forward, loss, backward, clip, update. Written once, for every layout.
 
-How the model is wrapped, and on how many devices it lies, is the policy's business; which tokens lie where is
-the layout's. Denominators come in as per-token weights computed over the whole mini-batch, so the shares of
-microbatches and ranks only have to be added.
+Wrapping and placement of the model are left to the policy, and the place of tokens to the layout.
+Denominators come in as per-token weights computed over the whole mini-batch, so the shares of microbatches
+and ranks only have to be added.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ def weigh(
 ) -> Tensor:
     """Return the ``[K]`` weight of every loss token: the aggregation and its denominator, over the whole mini-batch.
 
-    With ``denominator_scope=microbatch`` each microbatch is averaged alone and the microbatches are averaged.
+    With ``denominator_scope=microbatch`` each microbatch is averaged separately, and then the microbatches
+    are averaged.
     """
     if objective.denominator_scope == "global":
         return token_weights(
@@ -89,7 +90,7 @@ def train_step(
     Args:
         tokens: weights, advantages and recorded log-probs of its ``K`` loss tokens; old log-probs of ``None`` are
             those of the forward pass itself, so that every ratio is 1.
-        microbatches: those of this rank: the same tokens, or its part of them, under a layout.
+        microbatches: microbatches of this rank: the same tokens, or its part of them, under a layout.
         world: the ranks; by default this process alone.
         max_grad_norm: the gradient is scaled down to this 2-norm; ``None`` leaves it.
         target_params: pattern of the parameters whose gradients, values and optimizer state are dumped.
@@ -99,7 +100,7 @@ def train_step(
         RegressError: if the loss or the gradient is not finite; the parameters are then unchanged.
     """
 
-    problems: list[RegressError] = []  # told when all ranks have come to the end of their passes
+    problems: list[RegressError] = []  # reported when all ranks have finished their passes
 
     def loss(micro: Microbatch, out: TokenLogProbs) -> tuple[Tensor, Share]:
         part = tokens.select(micro.select, micro.sequence, len(micro.sample_ids))

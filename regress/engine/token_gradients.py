@@ -1,8 +1,9 @@
 """Token gradients: gradients of the loss with respect to each token's log-prob, entropy and logits.
 
-A backward pass runs after the coordinates of its microbatch were left, in threads without context variables, in an
-order that a schedule chooses. So recorder and coordinates are bound when the forward pass makes a tensor, and a hook on
-the tensor catches its gradient, which it leaves as it is. A tensor that the loss does not depend on gets zeros.
+A backward pass runs after the coordinates of its microbatch were left, in threads without context variables,
+in an order that a schedule chooses. So recorder and coordinates are bound when the forward pass makes a
+tensor, and a hook on the tensor catches its gradient without changing it. A tensor that the loss does not
+depend on gets zeros.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class _Gradient:
 
     @torch.no_grad()
     def _add(self, gradient: Tensor | None) -> None:
-        if gradient is not None:  # the other output of a function may be all that the loss depends on
+        if gradient is not None:  # the loss may depend on the function's other output only
             known = gradient.detach().to("cpu", copy=True)
             self._sum = known if self._sum is None else self._sum.add_(known)
 
@@ -100,7 +101,8 @@ _open: ContextVar[_Open | None] = ContextVar("regress_token_gradients", default=
 def recorded(backward_scale: float) -> Iterator[None]:
     """Record the token gradients of the passes inside, if they are wanted; nothing after an exception.
 
-    ``backward_scale`` is what each share of the loss is multiplied by before the backward pass; it is divided out.
+    ``backward_scale`` multiplies each share of the loss before the backward pass; it is divided out of the
+    record.
     """
     if not wanted(STAGE):
         yield
@@ -125,8 +127,8 @@ def catch_logits(logits: Tensor, shard: Shard) -> None:
     """Catch the gradient of logits ``[K, V]``: those of all loss tokens of the microbatch, or of the next
     chunk of them.
 
-    ``shard(shape)`` is the part of all logits ``[1, K, V]`` that those of this shape are; ``None`` for all of them.
-    Logits that gradient checkpointing computes again are known already.
+    ``shard(shape)`` is the part of all logits ``[1, K, V]`` that logits of this shape are; ``None`` for all
+    of them. Logits that gradient checkpointing computes again are ignored.
     """
     if _open.get() is not None and not in_backward() and (caught := _here()) is not None:
         caught.logits.append(_Gradient(logits))

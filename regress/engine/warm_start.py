@@ -32,7 +32,7 @@ def warm_start(
         examples: the demonstrations of a step: prompts with right answers, answers in the loss mask.
         advance: called after every step.
         world: the ranks, which share the examples.
-        stages: of the pipeline; as many microbatches are made, where there are several.
+        stages: stages of the pipeline; if there are several, as many microbatches are made.
 
     Returns:
         The negative mean log-prob of the last step, in nats per token (0 without steps).

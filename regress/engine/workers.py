@@ -53,7 +53,7 @@ def make_worker(
     )
     reward = make_rewards(config.task.rewards)
     worker = HFRolloutWorker(
-        policy.architecture,  # which has the policy's weights whenever the whole model was asked for
+        policy.architecture,  # it has the policy's weights after each call of whole_model
         tokenizer,
         params,
         reward,

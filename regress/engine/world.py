@@ -20,7 +20,7 @@ class Ranks(Protocol):
 
     Attributes:
         rank: number of this process.
-        plan: the mesh, and how samples and tokens are dealt out over it.
+        plan: the mesh, and the split of samples and tokens over it.
     """
 
     rank: int

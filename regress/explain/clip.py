@@ -25,9 +25,8 @@ def clips(found: Found, readings: list[Reading], mask: Mask, known: Policies) ->
     ratio, advantage = best.match.factor.values, best.match.advantages.values
     low_cap, high_cap = best.match.fit.caps
     if low_cap is not None or high_cap is not None:
-        parts = [f"at most {high_cap:.6g}"] * (high_cap is not None) + [f"at least {low_cap:.6g}"] * (
-            low_cap is not None
-        )
+        bounds = (("at most", high_cap), ("at least", low_cap))
+        parts = [f"{word} {cap:.6g}" for word, cap in bounds if cap is not None]
         text = f"the ratio is held at {' and '.join(parts)}, and tokens beyond keep their gradient (CISPO)"
         yield Statement(
             "clip", text, ("capped", low_cap, high_cap), {"unexplained": best.match.fit.unexplained}
@@ -36,7 +35,7 @@ def clips(found: Found, readings: list[Reading], mask: Mask, known: Policies) ->
     gone = clipped_tokens(best.match, found, mask.update.frame.size)
     kept = used & ~gone & (advantage != 0)
     up, down = advantage > 0, advantage < 0
-    wrong = _wrong(ratio, kept, gone, up, down)
+    wrong = _wrong(ratio, gone, up, down)
     if wrong:
         text = f"the wrong side is clipped: {wrong}"
         yield Statement("clip", text, ("sides",), _counts(kept, gone, up, down), departure=True)
@@ -66,23 +65,17 @@ def _lower(ratio: Floats, kept: Bools, gone: Bools) -> tuple[float, float] | Non
     return (first, last) if first <= last else None
 
 
-def _wrong(ratio: Floats, kept: Bools, gone: Bools, up: Bools, down: Bools) -> str:
-    """The sides that are wrong: rising ratios of good tokens kept and falling ones clipped, or the other way round."""
-    parts = []
-    if (gone & up).any() and bool((ratio[gone & up] < 1).all()):
-        parts.append(f"{int((gone & up).sum())} tokens of positive advantage have no gradient below 1")
-    if (
-        (gone & down).any()
-        and bool((ratio[gone & down] > 1).all())
-        and not _second(ratio, kept & down, gone & down)
-    ):
-        parts.append(f"{int((gone & down).sum())} tokens of negative advantage have none above 1")
-    return " and ".join(parts)
+def _wrong(ratio: Floats, gone: Bools, up: Bools, down: Bools) -> str:
+    """What shows that the larger loss is not taken: tokens of positive advantage are clipped at small ratios.
 
-
-def _second(ratio: Floats, kept: Bools, gone: Bools) -> bool:
-    """True where high ratios of tokens with a negative advantage may be beyond a second bound (delta, dual clip)."""
-    return float(ratio[gone].min(initial=np.inf)) > 1.5
+    High ratios of tokens with a negative advantage prove nothing: a second bound (delta, dual clip) clips them, too.
+    """
+    if not (gone & up).any() or not bool((ratio[gone & up] < 1).all()):
+        return ""
+    words = f"{int((gone & up).sum())} tokens of positive advantage have no gradient below 1"
+    if (gone & down).any() and bool((ratio[gone & down] > 1).all()):
+        words += f" and {int((gone & down).sum())} tokens of negative advantage have none above 1"
+    return words
 
 
 def _shown(bounds: tuple[float, float], side: str) -> str:

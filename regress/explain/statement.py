@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,8 +30,8 @@ class Statement:
         return {
             "subject": self.subject,
             "text": self.text,
-            "values": list(self.values),
-            "evidence": self.evidence,
+            "values": _plain(self.values),
+            "evidence": _plain(self.evidence),
             "departure": self.departure,
         }
 
@@ -86,6 +87,15 @@ class Explanation:
         for subject, why in self.undetermined.items():
             lines.append(f"  {subject + ':':<14} not determinable from this dump: {why}")
         return "\n".join(lines)
+
+
+def _plain(value: Any) -> Any:
+    """Plain JSON: an open bound is a word, as JSON has no infinity."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _short(value: Any) -> str:

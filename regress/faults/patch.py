@@ -30,7 +30,8 @@ class Fault:
 
     Attributes:
         variant: under which it can show.
-        small: whether it is of the size that a tolerance may be too wide for, and shows in every kind of model.
+        small: True if it is of the size that a tolerance may be too wide for, and shows in every kind of
+            model.
     """
 
     code: Callable[[Patch], None] | None = None

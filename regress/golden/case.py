@@ -27,12 +27,12 @@ class GoldenCase:
     """One case, as it was when it was opened.
 
     Args:
-        folder: of the case; its name is that of the case.
+        folder: folder of the case, named like it.
         allow_changed_inputs: open it although `case.yaml`, the model or the trajectories are not those that were
             recorded, as whoever records them anew must.
 
     Attributes:
-        manifest: what was recorded, or None while nothing is.
+        manifest: manifest of the recording, or None while nothing is recorded.
 
     Raises `GoldenError` naming the file when `case.yaml` or the manifest is missing, damaged or changed.
     """
@@ -49,7 +49,7 @@ class GoldenCase:
         """Return the case as a pending update would make it.
 
         Args:
-            folder: of the update, which holds what is new of the truth.
+            folder: folder of the update, which holds its new truth files.
         """
         found = copy(self)
         found.manifest, found._truth_folders = manifest, [folder, self.folder]

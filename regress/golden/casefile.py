@@ -23,10 +23,10 @@ class CaseFile:
     """Content of `case.yaml`.
 
     Attributes:
-        reason: why this case exists.
+        reason: reason why this case exists.
         claims: signals it promises beyond those of every case, such as `tool_tokens`.
         config: engine configuration, as overrides of the defaults.
-        recipe: how the inputs were made; whoever made them can read it.
+        recipe: settings that the inputs were made with, in the form of the program that made them.
     """
 
     reason: str

@@ -1,7 +1,7 @@
 """Stored checks: values that the fixture `regress` has recorded, one file for each test and name under `checks/`.
 
-A file is a record of the dump format, so it verifies itself; its metadata says whose it is, how the value is put
-together, and with which tolerance it was accepted. It is written whole or not at all.
+A file is a record of the dump format, so it carries its own checksum; its metadata holds test and name, the
+structure of the value, and the tolerance it was accepted with. It is written whole or not at all.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class StoredCheck:
 
     Attributes:
         test: id of the test, `tests/test_loss.py::test_kl[0.1]`.
-        name: what the test calls the value.
+        name: the test's name for the value.
         value: the value.
         rtol, atol, why: the tolerance it was accepted with.
-        provenance: where it was recorded and with what.
+        provenance: place and software of the recording.
     """
 
     test: str
@@ -79,7 +79,8 @@ class StoredCheck:
 def check_path(test: str, name: str) -> str:
     """Return the file of a check within the golden directory: readable, and unique for every check.
 
-    What makes it unique is a hash of test and name, so that file systems may ignore case, and ids may hold anything.
+    A hash of test and name makes it unique, so that file systems may ignore case, and ids may hold any
+    character.
     """
     digest = hashlib.sha256(f"{len(test)}:{test}{name}".encode("utf-8", "surrogatepass")).hexdigest()[
         :_DIGITS

@@ -21,9 +21,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @click.group()
 def golden() -> None:
-    """Golden cases: record, look, check, update.
+    """Record, show, verify and update golden cases.
 
-    Exit codes: 0 nothing to report, 1 a difference, damage or something pending, 2 a case that cannot be used.
+    Exit codes: 0 nothing to report, 1 a difference, damage or a pending update, 2 a case that cannot be used.
     """
 
 
@@ -107,7 +107,7 @@ def list_(ctx: click.Context, golden_dir: Path | None, as_json: bool) -> None:
 def show(case: str, quantity: str | None, golden_dir: Path | None, as_json: bool) -> None:
     """Show a case, or one quantity of it.
 
-    Why it exists, what is recorded, what is tolerated; or all tensors of the quantity.
+    Shows its reason, its recorded quantities and their tolerances; or all tensors of the quantity.
 
     \b
     regress golden show dense
@@ -161,15 +161,15 @@ def _flat(value: Any, prefix: str) -> list[tuple[str, Any]]:
 @json_option
 @click.pass_context
 def verify(ctx: click.Context, cases: tuple[str, ...], golden_dir: Path | None, as_json: bool) -> None:
-    """Check every byte.
+    """Verify every byte.
 
-    Of inputs, golden values, manifests, pending updates and stored checks.
+    Verifies inputs, golden values, manifests, pending updates and stored checks.
 
     \b
     regress golden verify
     regress golden verify dense
 
-    Exit codes: 0 all intact (left over and pending files are told), 1 damage.
+    Exit codes: 0 all intact (leftover and pending files are listed), 1 damage.
     """
     from regress.golden.checks import stored_checks
     from regress.golden.verify import verify as check
@@ -272,13 +272,13 @@ def _side_of(store: GoldenStore, name: str) -> Side:
 def review(ctx: click.Context, cases: tuple[str, ...], golden_dir: Path | None, as_json: bool) -> None:
     """Show pending updates.
 
-    What would change, and how to accept or reject it.
+    Shows the changes, and the commands to accept or reject them.
 
     \b
     pytest --update-golden=review
     regress golden review
 
-    Exit codes: 0 nothing is pending, 1 something is.
+    Exit codes: 0 nothing is pending, 1 an update is pending.
     """
     from dataclasses import asdict
 
@@ -300,9 +300,9 @@ def review(ctx: click.Context, cases: tuple[str, ...], golden_dir: Path | None, 
 @click.argument("patterns", nargs=-1, metavar="[QUANTITY]...")
 @directory_option
 def accept(case: str, patterns: tuple[str, ...], golden_dir: Path | None) -> None:
-    """Put a pending update in force.
+    """Accept a pending update.
 
-    All of it, or only some quantities or stored checks; the rest stays pending.
+    Accepts all of it, or only some quantities or stored checks; the rest stays pending.
 
     \b
     regress golden accept dense
@@ -325,9 +325,9 @@ def accept(case: str, patterns: tuple[str, ...], golden_dir: Path | None) -> Non
 @click.argument("patterns", nargs=-1, metavar="[QUANTITY]...")
 @directory_option
 def reject(case: str, patterns: tuple[str, ...], golden_dir: Path | None) -> None:
-    """Forget a pending update.
+    """Reject a pending update.
 
-    All of it, or only some quantities or stored checks.
+    Drops all of it, or only some quantities or stored checks.
 
     \b
     regress golden reject dense
@@ -356,9 +356,9 @@ def reject(case: str, patterns: tuple[str, ...], golden_dir: Path | None) -> Non
 )
 @directory_option
 def prune(dry_run: bool, orphans: Path, golden_dir: Path | None) -> None:
-    """Remove what nobody needs.
+    """Remove unused files.
 
-    Leftovers of interrupted updates, and stored checks that no test asks for.
+    Removes leftovers of interrupted updates, and stored checks that no test asks for.
 
     \b
     regress golden prune --dry-run

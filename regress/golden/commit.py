@@ -1,6 +1,7 @@
 """Changes of a case: new files first, then the manifest, then the removal of unnamed files; all or none.
 
-A process killed at any moment leaves the case as it was or as it will be, once somebody opens it; see `journal`.
+A process killed at any moment leaves the case as it was or as it will be, once the case is opened again; see
+`journal`.
 """
 
 from __future__ import annotations

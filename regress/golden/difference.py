@@ -55,8 +55,8 @@ class ToleranceChange:
     Attributes:
         tensor: pattern of the tensors that it is for; empty for all others of the quantity.
         old, new: the bounds in words; `none` where there was or will be none.
-        factor: how many times wider the new bound is; None where they are not of one kind.
-        reason: of the new one.
+        factor: factor by which the new bound is wider; None where the two are not of one kind.
+        reason: reason of the new bound.
     """
 
     quantity: str

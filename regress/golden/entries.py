@@ -17,7 +17,7 @@ from regress.golden.names import truth_file
 
 _HASH = re.compile(r"[0-9a-f]{64}")
 _SHAPE = re.compile(r"scalar|(0|[1-9]\d*)(x(0|[1-9]\d*))*", re.ASCII)
-_DIGITS = 9  # statistics are for readers of a diff; what is compared are the values themselves
+_DIGITS = 9  # statistics are for readers of a diff; comparisons use the values themselves
 
 
 @dataclass(frozen=True)

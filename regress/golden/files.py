@@ -53,7 +53,7 @@ def remedy(error: OSError | None) -> str:
 def read_stamped(path: Path, stamp: Stamp) -> bytes:
     """Return the bytes of a file if they are those recorded; raises `GoldenError` naming the file otherwise."""
     try:
-        size = path.stat().st_size  # before reading: what replaced it may be huge
+        size = path.stat().st_size  # before reading: a replaced file may be huge
         data = path.read_bytes() if size == stamp.size else b""
     except OSError as error:
         raise _unreadable(path, error) from error
@@ -95,7 +95,7 @@ def _unreadable(path: Path, error: OSError) -> GoldenError:
 def locked(folder: Path) -> Iterator[None]:
     """Keep other writers out of a folder; the lock ends with the process, however that ends.
 
-    Where the file system knows no locks, writers are on their own: each file is still whole.
+    On a file system without locks, writers are not kept apart: each file is still whole.
     """
     try:
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

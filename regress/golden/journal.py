@@ -1,7 +1,8 @@
 """Journal of an update of a golden directory: its files change all or none, however the process ends.
 
-New files are laid into `.journal/`, then `journal.json` says where they belong and what goes: from then on the update
-is decided. Whoever opens the directory next finishes an update that is decided, and discards one that is not.
+New files are written into `.journal/`, then `journal.json` lists their targets and the files to remove: from
+then on the update is decided. The next process that opens the directory finishes a decided update, and
+discards any other.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Step:
     Attributes:
         path: below the root.
         old: stamp of what stood there; None where nothing did.
-        kept: where its new bytes wait, a name in the journal's folder; None removes the file.
+        kept: name of its new bytes in the journal's folder; None removes the file.
         new: stamp of those.
     """
 
@@ -53,8 +54,8 @@ class UnfinishedError(Exception):
 def settle(root: Path) -> None:
     """Finish or discard a killed process's update of a golden directory, which need not exist.
 
-    Waits for a process that is in the middle of one. Raises `GoldenError` when a decided update cannot be finished, as
-    the directory then holds neither the old goldens nor the new ones.
+    Waits for a process in the middle of an update. Raises `GoldenError` when a decided update cannot be
+    finished, as the directory then holds neither the old goldens nor the new ones.
     """
     if os.path.lexists(root / JOURNAL):
         with locked(root):

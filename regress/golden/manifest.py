@@ -32,7 +32,7 @@ class Manifest:
         inputs: path within the case -> stamp.
         truth: update (`step_000000`) -> quantity -> file and tensors.
         tolerances: quantity -> precision -> bound.
-        provenance: where and with what the last change was recorded, see `regress.golden.provenance`.
+        provenance: place and software of the last changing recording, see `regress.golden.provenance`.
     """
 
     inputs: Inputs = field(default_factory=dict)

@@ -54,7 +54,7 @@ def plan_proposal(
     """Add to a transaction the files that keep an update for review; see `propose`.
 
     Args:
-        outdated: what earlier proposals said of these items is forgotten first.
+        outdated: items whose earlier proposals are dropped first.
     """
     target, folder = store.folder(name), folder_of(store, name)
     check_case(target)
@@ -100,9 +100,9 @@ def pending_of(store: GoldenStore, name: str) -> Pending:
 def accept(store: GoldenStore, name: str, patterns: Sequence[str] = ()) -> list[Path]:
     """Commit a pending update, or its quantities that match a pattern; the rest stays pending.
 
-    A pattern (`gradient`, `step_000001/*`, `tolerances/kl`) is matched with the name of a quantity, and with update
-    and name. Returns the files written in the case. Raises `GoldenError` when the case has changed since the
-    proposal, when its inputs are not those that the update was made from, or when nothing matches.
+    A pattern (`gradient`, `step_000001/*`, `tolerances/kl`) is matched with the name of a quantity, and with
+    update and name. Returns the files written in the case. Raises `GoldenError` when the case has changed
+    since the proposal, when its inputs are not those of the update, or when nothing matches.
     """
     with transaction(store.root) as changes:
         pending = pending_of(store, name)
@@ -111,7 +111,7 @@ def accept(store: GoldenStore, name: str, patterns: Sequence[str] = ()) -> list[
         _check_inputs(pending)
         plan_case(changes, pending.target, base, new, _new_files(pending, base, new))
         written = changes.paths()
-        if items(new, pending.manifest):  # the rest applies to what the case then is
+        if items(new, pending.manifest):  # the rest applies to the new state of the case
             after = base if base is not None and base.content() == new.content() else new
             write_pending(changes, changed(pending, bases=(state(after),)))
         else:

@@ -1,6 +1,6 @@
 """Pending changes of stored checks: one new file each, in `.pending/checks/`, until it is accepted or rejected.
 
-Beside the file lies a note of what it would replace.
+Beside the file lies a note of the stored file that it would replace.
 """
 
 from __future__ import annotations
@@ -106,7 +106,8 @@ def check_change(store: GoldenStore, name: str) -> Change:
 def accept_checks(store: GoldenStore, patterns: Sequence[str] = ()) -> list[Path]:
     """Apply the pending changes that match a pattern, or all of them; return the files written.
 
-    Raises `GoldenError` before anything is written when one is damaged, or its check was stored anew since.
+    Raises `GoldenError` before anything is written when a pending file is damaged, or its check was stored
+    again since.
     """
     with transaction(store.root) as changes:
         chosen = [pending_check(store, name) for name in _matching(store, patterns)]

@@ -29,8 +29,8 @@ class Pending:
         case, folder: name of the case, and where the update lies.
         target: folder of the case.
         bases: checksums of the manifests to which it applies; None for a case that was not recorded.
-        manifest: what the case would have.
-        notes: what the proposer has to say, line by line.
+        manifest: manifest that the case would have.
+        notes: notes of the proposer, line by line.
     """
 
     case: str

@@ -29,7 +29,7 @@ def collect(
 
     Args:
         config: the whole configuration; only its hash is kept.
-        threads: CPU threads in force.
+        threads: number of CPU threads in use.
         processor: instruction set in use, as torch names it (`AVX2`).
         source: folder whose git revision is recorded; not given: the current one.
         golden: golden directory, whose own changes do not make the source dirty.
@@ -72,7 +72,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return a line for each difference that can change arithmetic: `recorded with torch 2.12, now 2.13`.
 
-    Source revision and configuration are not among them: that they change is what goldens are for.
+    Source revision and configuration are left out: goldens exist to compare across their changes.
     """
     return list(_differences(then, now))
 

@@ -64,7 +64,7 @@ def _left(store: GoldenStore) -> Iterator[Path]:
     for name in store.names():
         folder = store.folder(name)
         manifest = read_manifest(folder)
-        if manifest is not None:  # without one it is not known what is truth: restore it or record the case
+        if manifest is not None:  # without one the truth files are unknown: restore it or record the case
             yield from (folder / path for path in leftovers(folder, manifest))
     for folder in _pending_folders(store):
         found = read_pending(store, folder.name) if (folder / PROPOSAL).exists() else None

@@ -22,10 +22,10 @@ class Review:
 
     Attributes:
         case: its name, or `checks`.
-        notes: what the proposer said.
-        changes, tolerances: what would change.
+        notes: notes of the proposer.
+        changes, tolerances: changes of values and of tolerances.
         others: a line for each input that would.
-        problem: why it cannot be accepted, or None.
+        problem: reason the update cannot be accepted, or None.
         labels: test and name of each stored check, by its file.
     """
 

@@ -40,7 +40,7 @@ class Recording:
         trajectories: step -> its sampled completions.
         truth: update -> quantity -> tensor name -> canonical values; token quantities are flat `[frame.size]`.
         objective: the section `algorithm` of the whole configuration, defaults included.
-        claims: of the case.
+        claims: claims of the case.
     """
 
     frames: Mapping[str, TokenFrame]

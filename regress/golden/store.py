@@ -13,7 +13,7 @@ from regress.golden.names import CASE_FILE, MANIFEST, check_case_name
 class GoldenStore:
     """All cases under `root`, which need not exist yet.
 
-    Whoever opens it finishes or discards an update that was broken off; see `regress.golden.journal.settle`.
+    Opening it finishes or discards an interrupted update; see `regress.golden.journal.settle`.
     """
 
     def __init__(self, root: str | Path) -> None:

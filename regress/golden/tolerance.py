@@ -17,7 +17,7 @@ class ToleranceEntry:
     Attributes:
         relative: the bound; None where the quantity cannot be judged at this precision, which `reason` explains.
         absolute: added to ``relative * scale``.
-        basis: what was measured, plain JSON, such as ``{"perturbation": 2.1e-6, "kappa": 4}``.
+        basis: measurements, as plain JSON, such as ``{"perturbation": 2.1e-6, "kappa": 4}``.
         reason: one sentence for the reader of a failure.
         tensors: bounds of tensors that cannot share that of their quantity, by patterns of their names.
     """

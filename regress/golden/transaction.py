@@ -57,7 +57,7 @@ class Changes:
 def transaction(root: Path) -> Iterator[Changes]:
     """Change files below a golden directory, all or none; an exception within the `with` changes nothing.
 
-    The lock of the directory is held, and an update that was broken off earlier is settled first.
+    The lock of the directory is held, and an earlier interrupted update is settled first.
 
     Raises:
         GoldenError: if the directory cannot be read or written; it is then as it was before, or the sentence says that

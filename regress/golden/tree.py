@@ -1,7 +1,7 @@
 """Values of any shape as flat trees: nested dicts, lists and tables, flattened to leaves with one path each.
 
-Nothing is rounded and nothing guessed: what cannot be kept bit for bit is refused. Only libraries that the caller has
-already loaded are looked at, so that a check of a number needs no torch and no pandas.
+Nothing is rounded and nothing guessed: a value that cannot be kept bit for bit is refused. Only libraries
+that the caller has already loaded are used, so that a check of a number needs no torch and no pandas.
 """
 
 from __future__ import annotations
@@ -45,8 +45,9 @@ class Tree:
     def of(cls, value: Any) -> Tree:
         """Flatten a value; every array is copied.
 
-        Tensors, arrays and numbers are the same kind of leaf; so are lists and tuples the same kind of container. Keys
-        of dicts are texts or integers. Tables and series are those of pandas: labels, index, dtypes and every cell.
+        Tensors, arrays and numbers are the same kind of leaf; lists and tuples are the same kind of
+        container. Keys of dicts are texts or integers. Tables and series are those of pandas: labels, index,
+        dtypes and every cell.
 
         Raises `CheckError` naming the path of what cannot be kept bit for bit.
         """

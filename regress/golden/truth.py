@@ -75,7 +75,7 @@ def check_finite(array: Array, name: str) -> None:
 def read(roots: Sequence[Path], entry: TruthEntry, quantity: str) -> dict[str, Array]:
     """Return the tensors of a truth file, every byte verified; raises `GoldenError` naming the file.
 
-    `roots` are the folders it may lie in, the first that has it counts.
+    `roots` are the folders it may lie in; the first that has it is used.
     """
     path = next((root / entry.file for root in roots if (root / entry.file).exists()), roots[-1] / entry.file)
     data = read_stamped(path, entry.stamp)

@@ -30,8 +30,8 @@ class Update:
     Attributes:
         truth: update -> quantity -> tensor name -> values; None instead of any of the last three removes it.
         tolerances: quantity -> precision -> bound; None removes it.
-        inputs: paths within the case that are hashed anew; one that is gone is forgotten. None: those recorded stay,
-            and the first recording takes all that lie in the folder.
+        inputs: paths within the case to hash again; missing ones are dropped. None keeps those recorded; a
+            first recording takes all in the folder.
         provenance: see `regress.golden.provenance`.
         replace: `truth` is all of it; what it does not mention is removed.
     """

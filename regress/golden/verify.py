@@ -28,7 +28,7 @@ class Finding:
     Attributes:
         case: name of the case, or `checks`.
         text: a sentence that names the file.
-        damage: whether something recorded cannot be used; otherwise it is only worth knowing.
+        damage: True if something recorded cannot be used; otherwise the finding is only worth knowing.
     """
 
     case: str

@@ -19,7 +19,8 @@ def token_weights(
 
     Args:
         num_sequences: samples in the batch, those without loss tokens included.
-        max_completion_length: of ``seq-mean-token-sum-norm``, unless the objective sets ``norm_length``.
+        max_completion_length: divisor of ``seq-mean-token-sum-norm``, unless the objective sets
+            ``norm_length``.
 
     Sources, with n tokens in a sample, K tokens and N samples in all (or only those with tokens, if
     ``count_empty_rows`` is off): token-mean 1/K (DAPO, arXiv 2503.14476, eq. 8); seq-mean-token-mean 1/(N n)

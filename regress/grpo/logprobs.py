@@ -41,7 +41,7 @@ def token_log_probs(
 
     Half-precision logits are accumulated in float32. ``entropy=True`` gives a differentiable entropy of the
     same (tempered) distribution, ``"no_grad"`` one without gradient. Rows whose outputs receive no gradient
-    get exactly 0, whatever they hold. Logits of minus infinity are tokens of probability 0.
+    get exactly 0, whatever their values. Logits of minus infinity are tokens of probability 0.
 
     Raises:
         InputError: shapes that do not match, a target outside the vocabulary, or a temperature of 0 or less.
@@ -142,7 +142,7 @@ def logits_gradient(
             else:
                 piece = log_p.exp()
                 piece *= log_p.clamp_(min=FLOOR).add_(entropy).mul_(-up_entropy).sub_(up)
-            # in full precision: next to a probability of almost 1 the sum cancels
+            # in full precision: the sum cancels if a probability is almost 1
             column = targets[rows, None] - cols.start
             inside = (column >= 0) & (column < piece.shape[1])
             piece.scatter_add_(1, column.clamp(0, piece.shape[1] - 1), up * inside)

@@ -28,9 +28,9 @@ class TokenLoss:
         ratio_K: importance ratio at the objective's level, after the log-ratio clamp, before any clip.
         log_ratio_K: log p - log p_old of the token itself.
         correction_K: sampler correction weights, or None without correction.
-        clipped_low_K, clipped_high_K: whether the ratio is below (above) its clip range while the advantage
-            is negative (positive): for ppo_clip, the tokens that give no policy gradient.
-        dual_clipped_K: whether the dual clip replaced the loss.
+        clipped_low_K, clipped_high_K: True where the ratio is below (above) its clip range while the
+            advantage is negative (positive): for ppo_clip, the tokens that give no policy gradient.
+        dual_clipped_K: True where the dual clip replaced the loss.
     """
 
     loss_K: Tensor
@@ -60,9 +60,8 @@ def token_loss(
 ) -> TokenLoss:
     """Return the loss to minimize for each loss token of a batch or microbatch that holds whole samples.
 
-    Where several processes hold parts of the same samples, under the same numbers, ``across`` sums over them.
-
-    Gradients flow through ``log_probs_K`` and ``entropy_K`` only.
+    Where several processes hold parts of the same samples, under the same numbers, ``across`` sums over them. Gradients
+    flow through ``log_probs_K`` and ``entropy_K`` only.
 
     Raises:
         InputError: shapes or order that do not match, values that are not finite, or log-probs that the
@@ -81,41 +80,23 @@ def token_loss(
         sampler_log_probs_K=sampler_log_probs_K,
         entropy_K=entropy_K,
     )
-    for name, values in (("log_probs_K", log_probs_K), ("old_log_probs_K", old_log_probs_K)):
-        check_finite(name, values)
+    check_finite("log_probs_K", log_probs_K)
+    check_finite("old_log_probs_K", old_log_probs_K)
     check_finite("advantages_K", advantages_K)
     advantages_K = advantages_K.detach()
-
     ratio_K = importance_ratio(log_probs_K, old_log_probs_K, sequence_K, num_sequences, objective, across)
     policy_K = _policy_loss(log_probs_K, ratio_K, advantages_K, objective)
-    dual_clipped_K = torch.zeros_like(sequence_K, dtype=torch.bool)
-    if objective.dual_clip is not None:
-        cap_K = -objective.dual_clip * advantages_K
-        dual_clipped_K = (advantages_K < 0) & (policy_K > cap_K)
-        policy_K = torch.where(advantages_K < 0, torch.minimum(policy_K, cap_K), policy_K)
+    policy_K, dual_clipped_K = _dual_clip(policy_K, advantages_K, objective)
     correction_K = None
     if objective.sampler_correction != "none":
         sampler = _given("sampler_log_probs_K", sampler_log_probs_K, "sampler_correction", "none")
         correction_K = sampler_weights(old_log_probs_K, sampler, sequence_K, num_sequences, objective, across)
         policy_K = policy_K * correction_K
-
-    loss_K, kl_K = policy_K, None
-    if objective.kl_in_loss:
-        reference = _given("ref_log_probs_K", ref_log_probs_K, "kl_coef", "0").detach()
-        check_finite("ref_log_probs_K", reference)
-        kl_K = kl_estimate(log_probs_K, reference, objective)
-        if objective.kl_bias_correction:
-            kl_K = kl_K * ratio_K
-        loss_K = loss_K + objective.kl_coef * kl_K
-    if objective.entropy_coef != 0.0:
-        entropy = _given("entropy_K", entropy_K, "entropy_coef", "0")
-        check_finite("entropy_K", entropy.detach())
-        loss_K = loss_K - objective.entropy_coef * entropy
-
+    kl_K = _kl(log_probs_K, ref_log_probs_K, ratio_K, objective) if objective.kl_in_loss else None
     low, high = objective.clip_range
     clips = objective.loss in ("ppo_clip", "cispo")
     return TokenLoss(
-        loss_K=loss_K,
+        loss_K=_total(policy_K, kl_K, entropy_K, objective),
         policy_K=policy_K.detach(),
         kl_K=None if kl_K is None else kl_K.detach(),
         entropy_K=None if entropy_K is None else entropy_K.detach(),
@@ -126,6 +107,33 @@ def token_loss(
         clipped_high_K=(ratio_K > high) & (advantages_K > 0) & clips,
         dual_clipped_K=dual_clipped_K,
     )
+
+
+def _dual_clip(policy_K: Tensor, advantages_K: Tensor, objective: Objective) -> tuple[Tensor, Tensor]:
+    """Return the policy loss below its cap where advantages are negative, and where the cap applies."""
+    if objective.dual_clip is None:
+        return policy_K, torch.zeros_like(policy_K, dtype=torch.bool)
+    cap_K = -objective.dual_clip * advantages_K
+    negative_K = advantages_K < 0
+    capped_K = torch.where(negative_K, torch.minimum(policy_K, cap_K), policy_K)
+    return capped_K, negative_K & (policy_K > cap_K)
+
+
+def _kl(log_probs_K: Tensor, ref_log_probs_K: Tensor | None, ratio_K: Tensor, objective: Objective) -> Tensor:
+    reference_K = _given("ref_log_probs_K", ref_log_probs_K, "kl_coef", "0").detach()
+    check_finite("ref_log_probs_K", reference_K)
+    kl_K = kl_estimate(log_probs_K, reference_K, objective)
+    return kl_K * ratio_K if objective.kl_bias_correction else kl_K
+
+
+def _total(policy_K: Tensor, kl_K: Tensor | None, entropy_K: Tensor | None, objective: Objective) -> Tensor:
+    """Return the sum of the terms with their coefficients."""
+    loss_K = policy_K if kl_K is None else policy_K + objective.kl_coef * kl_K
+    if objective.entropy_coef == 0.0:
+        return loss_K
+    entropy_K = _given("entropy_K", entropy_K, "entropy_coef", "0")
+    check_finite("entropy_K", entropy_K.detach())
+    return loss_K - objective.entropy_coef * entropy_K
 
 
 def _policy_loss(log_probs_K: Tensor, ratio_K: Tensor, advantages_K: Tensor, objective: Objective) -> Tensor:

@@ -1,7 +1,7 @@
 """Configuration of the objective as plain values; imports no torch.
 
-Engines that call their loss by the same name differ in constants and conventions (epsilon, degrees of
-freedom, denominators, what a cap means), so every one of them is a field here; presets set them.
+Engines with a loss of the same name differ in constants and conventions (epsilon, degrees of freedom,
+denominators, the meaning of a cap), so every one of them is a field here; presets set them.
 """
 
 from dataclasses import dataclass, field

@@ -22,7 +22,7 @@ _PAPERS: dict[str, dict[str, Any]] = {
     "dr_grpo": {"scale": "none", "aggregation": "seq-mean-token-sum-norm"},
     # arXiv 2503.14476
     "dapo": {"clip_high": 0.28},
-    # arXiv 2506.02864: the batch that is averaged is the one that is back-propagated at once
+    # arXiv 2506.02864: the average is over the batch of one backward pass
     "bnpo": {"denominator_scope": "microbatch"},
     # arXiv 2507.18071
     "gspo": {
@@ -65,7 +65,7 @@ _TRL_LOSSES: dict[str, dict[str, Any]] = {
     "bnpo": {"denominator_scope": "microbatch"},
     # with scale_rewards="none", as its documentation asks
     "dr_grpo": {"scale": "none", "aggregation": "seq-mean-token-sum-norm"},
-    # epsilon_high is the cap itself, and there is no lower one
+    # epsilon_high is the cap itself, and there is no lower bound
     "cispo": {"loss": "cispo", "clip_bounds": "absolute", "clip_low": 0.0, "clip_high": 5.0},
     # loss_type="grpo", importance_sampling_level="sequence"
     "gspo": {

@@ -29,7 +29,7 @@ class RankPlan:
         sequence_parallel: tensor-parallel ranks share the columns between matrix products.
 
     Raises:
-        ValueError: for another split.
+        ValueError: if a split is unknown.
     """
 
     mesh: Mesh = field(default_factory=Mesh)
@@ -92,12 +92,12 @@ class RankLayout:
 def plan_ranks(lengths: Sequence[int], plan: BatchPlan, ranks: RankPlan) -> list[list[RankLayout]]:
     """Return the layouts of samples of these lengths, by rank and microbatch.
 
-    Every token lies on exactly one rank of those that hold different tokens. All ranks have the same number of
-    microbatches, since they meet in each of them: a rank with fewer samples ends with empty ones. Under pipeline
-    parallelism all microbatches have one shape.
+    Among ranks that hold different tokens, every token lies on exactly one. All ranks have the same number of
+    microbatches, since they synchronize in each of them: a rank with fewer samples ends with empty ones.
+    Under pipeline parallelism all microbatches have one shape.
 
     Raises:
-        ValueError: as `plan_microbatches`.
+        ValueError: on the same conditions as `plan_microbatches`.
     """
     multiple = math.lcm(plan.pad_to_multiple_of, ranks.columns_multiple)
     plan = replace(plan, pad_to_multiple_of=multiple)
@@ -152,9 +152,7 @@ def _on(ranks: RankPlan, rank: int, whole: TokenLayout, lengths: Sequence[int]) 
 
 
 def _columns_of(layout: TokenLayout, columns: Columns) -> TokenLayout:
-    """Return the part of a layout in these column ranges, laid side by side; the parts of a sample stay in
-    order.
-    """
+    """Return the part of a layout in these column ranges, laid side by side; the parts of a sample stay in order."""
     segments = []
     for segment in layout.segments:
         offset = 0

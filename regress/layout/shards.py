@@ -1,9 +1,9 @@
 """Shard layouts: the part of a tensor that a rank holds.
 
-Canonical coordinates of an element are its indices in the whole (logical) tensor; no layout can change them. A
-:class:`ShardLayout` says, dimension by dimension, which of them lie in a rank's local tensor. Row and column shards,
-uneven and empty ones, fused weights (several ranges of one dimension), slices of experts, of a sequence or of a
-vocabulary are all such tables.
+Canonical coordinates of an element are its indices in the whole (logical) tensor; no layout can change them.
+A :class:`ShardLayout` states, for each dimension, which indices lie in a rank's local tensor. Row and column
+shards, uneven and empty ones, fused weights (several ranges of one dimension), slices of experts, of a
+sequence or of a vocabulary are all shard layouts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Range = tuple[int, int]
 class ShardLayout:
     """The part of a tensor that lies on one rank: ``local == full[np.ix_(*(concatenated ranges of each dimension))]``.
 
-    Ranges that follow one another are joined, so layouts are equal when they hold the same elements in the same order.
+    Adjacent ranges are joined, so layouts are equal when they hold the same elements in the same order.
 
     Args:
         shape: shape of the whole tensor.

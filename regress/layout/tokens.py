@@ -1,9 +1,8 @@
 """Token layouts: the place of every token of every sample in a local ``[B, T]`` tensor.
 
-Canonical coordinates of a token are ``(sample, position)``; no layout can change them. A
-:class:`TokenLayout` is the table that maps them to ``(row, column)`` of one rank's microbatch.
-Right padding, left padding, packing, dynamic batches and sequence splits are all such tables; what no
-segment covers is padding.
+Canonical coordinates of a token are ``(sample, position)``; no layout can change them. A :class:`TokenLayout`
+maps them to ``(row, column)`` of one rank's microbatch. Right padding, left padding, packing, dynamic batches
+and sequence splits are all token layouts; positions that no segment covers are padding.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class TokenLayout:
 
     Args:
         shape: ``(B, T)`` of the local tensors.
-        segments: where the samples lie, in local order; ``sample`` indexes the canonical batch.
+        segments: positions of the samples, in local order; ``sample`` indexes the canonical batch.
 
     Raises:
         ValueError: if a segment is empty, leaves the tensor, or overlaps another one.

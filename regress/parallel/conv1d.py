@@ -46,7 +46,7 @@ class RowwiseConv(ParallelStyle):
     """Splits the inputs and sums the outputs; the bias stays whole on every rank.
 
     Args:
-        output_layout: how the output shall lie: whole, or a part of the columns.
+        output_layout: placement of the output: whole, or a part of the columns.
     """
 
     def __init__(self, output_layout: Placement) -> None:

@@ -1,7 +1,7 @@
 """Collectives as differentiable functions of one rank's tensors.
 
-gloo writes into dense tensors of any strides as if they were contiguous, without a word; every tensor that goes
-to or comes from a collective here is contiguous.
+gloo silently writes into dense tensors of any strides as if they were contiguous; every tensor that goes to
+or comes from a collective here is contiguous.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Expert parallelism: every rank holds some experts of each layer, and tokens are exchanged with their owners.
 
-A layer's router runs where the token lies. Each rank sends one row for every (token, chosen expert) to the expert's
-owner, who runs the model's own experts on what arrives; the rows come back, and are weighted and added at home.
-The gradient of an expert is complete on its owner: rows of all ranks of the mesh dimension have passed through it.
+A layer's router runs on the rank of the token. Each rank sends one row for every (token, chosen expert) to
+the rank that owns the expert, which runs the model's own experts on the received rows; the rows return, and
+are weighted and added on the token's rank. The gradient of an expert is complete on its owner, since rows of
+all ranks of the mesh dimension pass through it.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def _part(parameter: Tensor, mine: tuple[int, int]) -> ShardLayout:
 def _travelling(group: Group, ranks: int) -> Callable[[Any, Tensor, Tensor, Tensor], Tensor]:
     """Return the forward of a module whose experts are spread over the ranks; copies of the module bind to it too.
 
-    The compiler leaves it alone: numbers of rows differ from call to call, and from rank to rank.
+    It is excluded from compilation: the number of rows differs from call to call, and from rank to rank.
     """
 
     @uncompiled

@@ -24,12 +24,12 @@ _PATIENCE = timedelta(seconds=2)
 def told() -> Iterator[None]:
     """Report the errors of a rank's work through the store of the default process group.
 
-    Where ranks fail together they agree on one error before they leave. This is for what nobody foresaw: the others
-    learn of it when their connections close, and can still be told if the store outlives the rank that failed, as that
-    of a launcher does.
+    Ranks that fail together agree on one error before they leave. This covers all other failures: the other
+    ranks notice them when their connections close, and still learn the reason if the store outlives the
+    failed rank, as that of a launcher does.
 
     Raises:
-        RegressError: that of the first rank that failed, or that a rank was lost without a word.
+        RegressError: the error of the first rank that failed, or that a rank was lost without a report.
     """
     store = PrefixStore("regress", dist.distributed_c10d._get_default_store())
     try:
@@ -54,7 +54,7 @@ def _tell(store: Store, error: RegressError) -> RegressError:
         if store.add(_COUNT, 1) > 1:
             return _heard(store) or error
         store.set(_ERROR, pickle.dumps(error).hex())
-    except RuntimeError:  # the store is gone, and whoever could listen
+    except RuntimeError:  # the store is gone, and with it the other ranks
         return error
     return error
 

@@ -43,7 +43,7 @@ class Family:
         """Return a style for every module that is split or borders on one that is; absent or replaced modules
         get none.
 
-        ``residual`` says how the hidden states between the modules of a block lie.
+        ``residual`` is the placement of the hidden states between the modules of a block.
         """
         styles = dict(self._block_styles(model, residual))
         modules = dict(model.named_modules())
@@ -86,7 +86,7 @@ class Family:
     def sequence(self, model: PreTrainedModel) -> list[str]:
         """Return the modules that work on a part of the columns under sequence parallelism, in order.
 
-        These are the blocks and the final norm, or what a pipeline stage has of them; without blocks none.
+        These are the blocks and the final norm, or those of them on this pipeline stage; none without blocks.
         """
         blocks = list(self.own_blocks(model))
         norm = [self.norm] if _has_parameters(model.get_submodule(self.norm)) else []

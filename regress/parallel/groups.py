@@ -21,8 +21,8 @@ class ProcessGroups:
     """Process groups of one rank along the dimensions of the mesh.
 
     Attributes:
-        rank: among all processes.
-        config: what is split, and how.
+        rank: index among all processes.
+        config: extents and settings of the split.
         plan: the mesh and the split of samples and tokens.
         device_mesh: the same mesh for torch, its dimensions named.
     """
@@ -38,7 +38,7 @@ class ProcessGroups:
         )
         self._groups: dict[tuple[str, ...], ProcessGroup] = {}
         for dimensions in (("dp", "cp"), TOKENS):
-            self.group(*dimensions)  # now, because later not all ranks may come to the place that asks
+            self.group(*dimensions)  # now, because later not all ranks may make this call
 
     @property
     def main(self) -> bool:

@@ -14,7 +14,7 @@ class OutputPart:
 
     Args:
         fused: number of equal pieces side by side, of each of which the rank holds its part.
-        size: of the whole dimension; ``None`` where all parts are equal.
+        size: size of the whole dimension; ``None`` where all parts are equal.
     """
 
     dim: int

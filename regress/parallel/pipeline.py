@@ -35,15 +35,16 @@ class Pipeline:
     """Stages of this rank and their neighbours.
 
     Args:
-        stages: what lies here, wrapped or sharded as it may be.
+        stages: stages on this rank, wrapped or sharded.
         group: the ranks of the pipeline, in order.
         schedule: a key of :data:`SCHEDULES`.
         run: runs the model of a stage on a microbatch, from hidden states in place of token ids unless they are
             ``None``, and returns what it returns as logits: the hidden states ``[B, T, H]`` for the next stage.
-        hidden_dtype: of these hidden states; by default that of the model.
+        hidden_dtype: dtype of these hidden states; by default that of the model.
 
     Raises:
-        ConfigError: if the schedule cannot have so many stages on a rank, or tied weights were parted.
+        ConfigError: if the schedule cannot have this number of stages on a rank, or tied weights were
+            separated.
     """
 
     def __init__(
@@ -89,7 +90,8 @@ class Pipeline:
             The results of ``loss`` in the order of the microbatches; none where the last stage does not lie.
 
         Raises:
-            ConfigError: if the schedule cannot order so many microbatches, before anything is computed.
+            ConfigError: if the schedule cannot order this number of microbatches, before anything is
+                computed.
             ValueError: if the microbatches are not of one shape.
         """
         require_microbatches(self.schedule, len(microbatches), self.group.size(), self.stages.count)
@@ -115,7 +117,7 @@ class Pipeline:
 
             value = places.run(index, compute)
             places.leave(index)
-            return value.clone()  # torch detaches what it gets in place: the results may hold this tensor
+            return value.clone()  # torch detaches its input in place, and the results may hold this tensor
 
         def visited(stage: int, index: int, hidden: Tensor | None) -> Tensor:
             out = places.run(index, lambda: forward(stage, index, hidden))
@@ -154,7 +156,7 @@ class Pipeline:
     def sum_tied(self) -> None:
         """Sum the gradients of tied parameters over first and last stage; both then hold the same bits.
 
-        Where both lie on one rank they are one parameter, of which the gradient is the sum already.
+        Where both lie on one rank they are one parameter, whose gradient already is the sum.
         """
         first, last, own = self._ranks[0], self._ranks[-1], self.group.rank()
         if first == last or own not in (first, last):
@@ -188,7 +190,7 @@ class Pipeline:
             self.stages.count,
             self.device,
             input_args=() if stage == 0 else hidden,
-            output_args=hidden,  # known in advance, so that torch has no need to try stages out
+            output_args=hidden,  # known in advance, so that torch need not run stages to find out
             group=self.group,
             forward=forward,
         )

@@ -36,13 +36,13 @@ from regress.parallel.vocabulary import vocab_parallel_log_probs
 class ParallelPolicy(LocalPolicy):
     """Model split over the ranks of a world; every rank builds one from the same whole model.
 
-    The model is cut into stages, of each stage the experts and then the matrix products are split, and what is left
-    is sharded or replicated.
+    The model is cut into stages; in each stage the experts and then the matrix products are split, and the
+    remaining parameters are sharded or replicated.
 
     Args:
         model: the whole model, the same on every rank; it is cut in place.
         world: the ranks.
-        settings: those of `LocalPolicy`.
+        settings: arguments of `LocalPolicy`.
 
     Raises:
         ConfigError: if the model cannot be split as the configuration asks.
@@ -157,7 +157,7 @@ class ParallelPolicy(LocalPolicy):
 
     def shard(self, name: str) -> ShardLayout | None:
         """Return the part of the parameter of that name that lies on this rank; ``None`` for all of it."""
-        if name not in self._shards:  # it was tied to another one when the policy was made
+        if name not in self._shards:  # it was tied to another parameter when the policy was made
             self._shards[name] = self._shard(name, dict(self.named_parameters())[name])
         return self._shards[name]
 

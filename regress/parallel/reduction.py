@@ -30,8 +30,8 @@ def sum_gradients(
 ) -> None:
     """Sum the gradients of the named parameters, one collective for each group and dtype.
 
-    A parameter without a gradient counts as one of zeros: another rank may have met it. All ranks of a group name
-    the same parameters in the same order. The sum is the same, bit for bit, on all of them.
+    A missing gradient counts as zeros: another rank may have one. All ranks of a group name the same
+    parameters in the same order. The sum is the same, bit for bit, on all of them.
     """
     for names, group in groups:
         by_dtype: dict[torch.dtype, list[Tensor]] = {}

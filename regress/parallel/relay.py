@@ -1,7 +1,7 @@
 """Forward passes from rank to rank without a backward pass, in lockstep.
 
-torch's schedules are made for training: those that lay two neighbouring stages on one rank cannot run without a
-backward pass (torch 2.13), and some need a certain number of microbatches.
+torch's schedules are made for training: those that place two neighbouring stages on one rank cannot run
+without a backward pass (torch 2.13), and some need a certain number of microbatches.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def relay(
 ) -> None:
     """Run every microbatch through all stages.
 
-    What a tick computes is handed on before the next one, all messages of a rank as one batch, so that none waits for
-    another on any backend.
+    The results of a tick are sent before the next one, all messages of a rank as one batch, so that none
+    waits for another on any backend.
 
     Args:
         ranks: the rank of every stage.

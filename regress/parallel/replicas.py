@@ -29,7 +29,7 @@ class Replicas:
     """Wrapped model with its backward pass.
 
     Attributes:
-        module: what is called in place of the model.
+        module: module to call in place of the model.
         size: replicas, over which gradients are averaged.
         no_sync: around the passes of a microbatch that is not the last.
         backward: the backward pass.

@@ -1,9 +1,9 @@
 """Ring attention: keys and values travel round the ranks while each rank's queries stay (arXiv 2310.01889).
 
-Step ``s`` meets the keys of the rank ``s`` places before. The softmax is merged online: with the running maximum
-``m``, the sum ``l`` of ``exp(score - m)`` and the value sum ``a``, a block with maximum ``m'`` scales both by
-``exp(m - max(m, m'))`` before it adds its own. The backward pass goes round once more with the row's log-sum-exp;
-the gradients of keys and values travel with them and arrive at home after the last step.
+Step ``s`` uses the keys of the rank ``s`` places before. The softmax is merged online: with the running
+maximum ``m``, the sum ``l`` of ``exp(score - m)`` and the value sum ``a``, a block with maximum ``m'`` scales
+both by ``exp(m - max(m, m'))`` before it adds its own. The backward pass goes round once more with the row's
+log-sum-exp; the gradients of keys and values travel with them and return to their rank after the last step.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def ring_attention(
 ) -> tuple[Tensor, None]:
     """Attend from the columns on this rank, with scores and sums in float32 or wider.
 
-    Arguments, result and errors as of ``ulysses_attention``, with any number of heads.
+    Arguments, result and errors are those of ``ulysses_attention``, with any number of heads.
     """
     context = handed_on(context, module, query)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling

@@ -57,7 +57,7 @@ def ranks_of_stages(name: str, ranks: int, per_rank: int) -> list[int]:
     """Return the rank of every stage.
 
     Raises:
-        ConfigError: if the schedule cannot have so many stages on a rank.
+        ConfigError: if the schedule cannot have this number of stages on a rank.
     """
     schedule = SCHEDULES[name]
     if per_rank < schedule.least or (schedule.most is not None and per_rank > schedule.most):

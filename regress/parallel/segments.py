@@ -20,9 +20,9 @@ from regress.layout import TokenLayout
 class ContextSegments:
     """Columns of a microbatch on each rank, and the tokens that each token sees.
 
-    "Gathered" means all columns, rank after rank, each rank's in local order; in a zigzag split this is not the
-    order of the whole layout. Attention does not ask for the order of its keys, so nothing is ever permuted back:
-    the masks are gathered instead, once per microbatch.
+    "Gathered" means all columns, rank after rank, each rank's in local order; in a zigzag split this is not
+    the order of the whole layout. Attention does not depend on the order of its keys, so nothing is permuted
+    back: the masks are gathered instead, once per microbatch.
 
     Attributes:
         whole: the layout before its columns were split.

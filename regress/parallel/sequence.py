@@ -19,7 +19,7 @@ SEQUENCE = Shard(1)
 def work_on_own_columns(first: nn.Module, last: nn.Module, mesh: DeviceMesh) -> None:
     """Make hidden states ``[B, T / tp, H]`` from the first argument of ``first`` to the output of ``last``.
 
-    Before and after they are whole on every rank, and so are their gradients.
+    Before and after these modules, hidden states and their gradients are whole on every rank.
     """
     first.register_forward_pre_hook(functools.partial(_split, mesh.get_group()))
     last.register_forward_hook(functools.partial(_gather, mesh.get_group()))

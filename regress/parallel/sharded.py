@@ -30,8 +30,8 @@ def apply(
         mesh: ``fsdp``, or ``dp, fsdp``: sharded over the last dimension, replicated over the first. With a
             tensor-parallel mesh both have to be slices of one mesh.
         reshard_after_forward: drop the other ranks' part of a block between its forward and its backward.
-        param_dtype: in which blocks compute; ``None``: the parameters' own.
-        reduce_dtype: in which gradients are summed; ``None``: that of the gradients.
+        param_dtype: dtype that blocks compute in; ``None`` for the parameters' own.
+        reduce_dtype: dtype that gradients are summed in; ``None`` for that of the gradients.
 
     Raises:
         ConfigError: if blocks compute in another dtype, and tensor parallelism left nothing of a weight here.
@@ -68,8 +68,8 @@ def _empty(model: PreTrainedModel, param_dtype: torch.dtype | None) -> set[nn.Pa
 def reshard(model: nn.Module) -> None:
     """Drop the other ranks' parts of all parameters; call it after forward passes without a backward.
 
-    They leave parameters whole, and the next forward pass computes with these, whatever an optimizer or
-    `load_state_dict` has made of this rank's part.
+    Such passes leave parameters whole, and the next forward pass uses these, even after an optimizer or
+    `load_state_dict` has changed this rank's part.
     """
     for module in model.modules():
         if isinstance(module, FSDPModule):

@@ -1,8 +1,8 @@
 """Pipeline stages cut from a Hugging Face model, which keep its forward and its parameter names.
 
-What lies on other stages is replaced in place by modules that hand on what they get. So a stage is still a whole model
-to whoever calls it, wraps it or looks for a parameter by name: it starts from ``inputs_embeds`` unless it is the
-first one, and its "logits" are hidden states unless it is the last one.
+Modules of other stages are replaced in place by modules that return their input. So a stage is still a whole
+model for code that calls it, wraps it or looks up a parameter by name: it starts from ``inputs_embeds``
+unless it is the first one, and its "logits" are hidden states unless it is the last one.
 """
 
 from __future__ import annotations
@@ -120,8 +120,8 @@ def split(model: PreTrainedModel, indices: Sequence[int], count: int) -> Stages:
 def cut(model: PreTrainedModel, stage: int, count: int) -> PreTrainedModel:
     """Turn a model, in place, into the ``stage``-th of ``count`` stages.
 
-    Embedding, blocks, and final norm with output projection are dealt out in this order, blocks as evenly as
-    possible. Tied weights lie on first and last stage, under the name of the embedding.
+    Embedding, blocks, and final norm with output projection are assigned to stages in this order, blocks as
+    evenly as possible. Tied weights lie on first and last stage, under the name of the embedding.
 
     Raises:
         ConfigError: if the family cannot be cut, or there are more stages than parts.
@@ -211,8 +211,8 @@ def _family(model: PreTrainedModel) -> _Family:
 def _owns(stage: int, count: int, name: str, model: PreTrainedModel) -> bool:
     """Return True if a module computes on this stage, and on no other, what it computes in the whole model.
 
-    Rotary embeddings run on every stage, and a tied embedding lies on the last one for its weight only. The base
-    model gives what the final norm gives.
+    Rotary embeddings run on every stage, and a tied embedding lies on the last one for its weight only. The
+    output of the base model is that of the final norm.
     """
     family, prefix = _family(model), model.base_model_prefix
     if name == prefix:

@@ -32,9 +32,9 @@ class TensorPlan:
     Attributes:
         partial: names of the parameters whose gradient on a rank is a part of the sum; it has to be summed over the
             group once, after the last microbatch.
-        vocabulary: ``(start, stop)`` of the token ids whose logits lie here; ``None`` where the model ends before its
-            output projection.
-        outputs: of each module whose output on a rank is a part of the whole, which part.
+        vocabulary: ``(start, stop)`` of the token ids whose logits lie on this rank; ``None`` where the model
+            ends before its output projection.
+        outputs: part of each module's output on this rank, for modules whose output is not whole.
     """
 
     partial: tuple[str, ...]
@@ -52,14 +52,14 @@ class TensorPlan:
 def apply(model: PreTrainedModel, mesh: DeviceMesh, *, sequence_parallel: bool = False) -> TensorPlan:
     """Split a model in place; every rank must hold the same whole weights before.
 
-    Tied embeddings stay tied. What a pipeline stage put in the place of a module is left as it is. The output
-    projection gives the logits of a part of the vocabulary, cut as `torch.chunk` does (unequal and even empty parts),
-    for :func:`regress.parallel.vocabulary.vocab_parallel_log_probs`.
+    Tied embeddings stay tied. Modules that a pipeline stage has replaced are left unchanged. The output
+    projection gives the logits of a part of the vocabulary, cut as `torch.chunk` does (unequal and even empty
+    parts), for :func:`regress.parallel.vocabulary.vocab_parallel_log_probs`.
 
     Args:
         model: a causal language model of a known family, on one device.
-        mesh: of one dimension.
-        sequence_parallel: blocks hand on ``[B, T / tp, H]``; ``T`` has to be a multiple of the mesh's size.
+        mesh: one-dimensional mesh.
+        sequence_parallel: blocks pass on ``[B, T / tp, H]``; ``T`` has to be a multiple of the mesh's size.
 
     Raises:
         ConfigError: if the family is not known, or the mesh's size does not divide its heads or MLP columns.

@@ -1,7 +1,7 @@
 """Tensor parallelism as transformers does it, from the model's own plan.
 
 With several microbatches its gradients of ``q_norm`` and ``k_norm`` are wrong (transformers 5.23, see
-docs/findings.md); `regress.parallel.tensor` has them right.
+docs/findings.md); `regress.parallel.tensor` computes them correctly.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def apply(model: PreTrainedModel, mesh: DeviceMesh) -> TensorPlan:
         }  # a tied weight has one name
         apply_tensor_parallelism(model, mesh, {name: style for name, style in plan.items() if name in known})
         model.tie_weights()
-    except Exception as error:  # whatever a plan that does not fit runs into
+    except Exception as error:  # any error of a plan that does not match the model
         raise ConfigError(
             f"parallel.tp_implementation=transformers cannot split this {model.config.model_type} model over "
             f"parallel.tp={mesh.size()} ranks ({reason(error)}); set parallel.tp_implementation=torch"

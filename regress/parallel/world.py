@@ -35,8 +35,8 @@ class ProcessWorld(ProcessGroups):
 def opened_world(config: Config, environ: Mapping[str, str] = os.environ) -> Iterator[World]:
     """Yield the ranks of a run: this process alone, or those that a launcher has started.
 
-    torchrun, accelerate launch and the like tell a process its rank in environment variables (RANK, WORLD_SIZE,
-    LOCAL_RANK, MASTER_ADDR, MASTER_PORT). The process group is closed in the end.
+    torchrun, accelerate launch and other launchers set a process's rank in environment variables (RANK,
+    WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT). The process group is closed at the end.
 
     Raises:
         ConfigError: if there are not as many processes as ``parallel`` asks for, they do not find one another, or this

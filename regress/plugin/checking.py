@@ -25,8 +25,8 @@ class Outcome:
 
     Attributes:
         verdicts: on every leaf, the gravest first; none if there is no golden.
-        golden: what the value was compared with.
-        row: what was staged to become golden, if anything.
+        golden: golden that the value was compared with.
+        row: row of the value staged to become golden, if any.
     """
 
     verdicts: list[Verdict]
@@ -42,7 +42,7 @@ class Call:
         new: the value as it would be stored, without provenance.
         tolerance: with the factor of the session.
         again: computes the value once more, if it came from a function.
-        nonfinite: whether NaN and infinities may become golden.
+        nonfinite: True if NaN and infinities may become golden.
     """
 
     new: StoredCheck
@@ -79,7 +79,7 @@ class Call:
         except GoldenError:
             if settings.update is None or not settings.update.all:
                 raise
-            return None  # rewriting everything is what mends a damaged one
+            return None  # rewriting everything repairs a damaged golden
 
     def _replaces(self, old: StoredCheck | None, verdicts: list[Verdict], settings: Settings) -> bool:
         if old is None or not all(verdict.ok for verdict in verdicts):

@@ -15,7 +15,7 @@ def assert_close(actual: Any, expected: Any, *, rtol: float = 0.0, atol: float =
         actual, expected: tensors (torch, numpy), numbers, texts, None, DataFrames, and dicts and lists of these.
         rtol: tolerance as a fraction of the largest absolute value of each expected tensor.
         atol: absolute tolerance, added to that.
-        why: where the tolerance comes from; needed when there is one.
+        why: source of the tolerance; required if there is one.
 
     Raises:
         AssertionError: they differ; the first line is the verdict, the details follow.

@@ -41,7 +41,7 @@ def tolerance_of(rtol: float, atol: float, why: str, scale: float = 1.0) -> Tole
 def compare(actual: Tree, golden: Tree, tolerance: Tolerance, quantity: str) -> list[Verdict]:
     """Judge every leaf of either value; the gravest verdict comes first, and the furthest off among equals.
 
-    What hangs below a missing, additional or different container is not judged again.
+    Nodes below a missing, additional or different container are not judged again.
     """
     verdicts: list[Verdict] = []
     settled: list[str] = []
@@ -91,7 +91,7 @@ def _tensor(path: str, actual: Array, golden: Array, tolerance: Tolerance, quant
         dtype=dtype_name(golden.dtype),
         locate=locate,
     )
-    if verdict.status is Status.MASK:  # an integer of somebody's test is no mask and no token
+    if verdict.status is Status.MASK:  # an integer of a user's test is no mask and no token
         return replace(verdict, status=Status.DRIFT, detail="")
     return verdict
 

@@ -1,7 +1,7 @@
 """The expressions of ``-k`` and ``-m``, evaluated before tests have full names: which of them could be selected.
 
-The expressions are parsed and evaluated by pytest; what is not known yet is tried both ways. So a test is left out only
-where pytest itself would leave it out, whatever the unknown part turns out to be.
+The expressions are parsed and evaluated by pytest; names that are not known yet are tried both ways. So a
+test is left out only where pytest itself would leave it out, whatever the unknown names turn out to be.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Keywords:
 
     Attributes:
         function: name of the function, which a test's name continues with ``[id]``.
-        shared: whether a text is in one of the names that all of its tests share.
+        shared: predicate of a text: True if it occurs in one of the names that all of its tests share.
         added: names that hooks may add to some of them.
     """
 
@@ -94,7 +94,8 @@ class Keywords:
 def may_continue(name: str, text: str) -> bool:
     """Say if a text could be found where a name that ends with ``/`` is continued by place and quantity.
 
-    The continuation is ``step0/update1/rank0/micro2/quantity]``; where the text's parts stand in it is not looked at.
+    The continuation is ``step0/update1/rank0/micro2/quantity]``; the order of the text's parts within it is
+    not checked.
     """
     parts = text.removesuffix("]").split("/")
     if len(parts) == 1:

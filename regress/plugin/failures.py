@@ -27,7 +27,7 @@ def explain_replay(
     """Return the first line and the details of a failing test.
 
     Args:
-        updates: whether its values can become golden, which those of a trainer of one's own cannot.
+        updates: False for values of a user's own trainer, which cannot become golden.
     """
     details = explain(
         outcome.failed,

@@ -82,13 +82,13 @@ class Regress:
         """Compare `value` with the golden of this test and name; `pytest --update-golden` writes it.
 
         Args:
-            name: of the value, once in a test.
+            name: name of the value, unique within a test.
             value: the value, or a function without arguments that computes it. Before it becomes golden, a function is
                 run twice, and refused when the two results differ beyond the tolerance.
             rtol: tolerance as a fraction of the largest absolute value of each golden tensor.
             atol: absolute tolerance, added to that.
-            why: where the tolerance comes from; needed when there is one.
-            nonfinite: whether NaN and infinities may become golden.
+            why: source of the tolerance; required if there is one.
+            nonfinite: allow NaN and infinities to become golden.
 
         Raises:
             AssertionError: the value is not the golden one, or there is none; the first line is the verdict.

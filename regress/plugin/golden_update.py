@@ -39,9 +39,9 @@ class Applied:
     """Result of an update.
 
     Attributes:
-        rows: for each check, and for each quantity of a case, that changed.
+        rows: one row for each changed check, and for each changed quantity of a case.
         problems: a sentence for each failure.
-        notes: what else is to be said.
+        notes: further notes.
     """
 
     rows: list[UpdateRow] = field(default_factory=list)
@@ -52,7 +52,7 @@ class Applied:
 def apply_staged(staged_dir: Path, golden_dir: Path, told: Told, *, review: bool) -> Applied:
     """Write what a session staged in one transaction, without the values of tests that failed.
 
-    A case whose update is refused keeps nothing else from being written.
+    A case whose update is refused does not prevent the others from being written.
     """
     from regress.golden.transaction import transaction
     from regress.plugin.staged import staged_checks

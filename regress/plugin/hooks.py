@@ -21,16 +21,16 @@ def pytest_regress_variants(config: pytest.Config) -> Iterable[Variant]:  # type
 def pytest_regress_replay(case: Path, variant: Variant, precision: Precision, folder: Path) -> object:
     """Replay an exported golden case by your own trainer; called on every rank, in a process of its own.
 
-    Where a conftest.py or plugin implements it, all replays of the session are yours: the tests keep their names,
-    without rank and microbatch, which are your trainer's affair. There may be one implementation, a function of a
-    module.
+    If a conftest.py or plugin implements it, your trainer runs all replays of the session: the tests keep
+    their names, without rank and microbatch, which are left to your trainer. There may be one implementation,
+    a function of a module.
 
     Args:
         case: folder of the export (``regress golden export``); its README.md explains every file.
         variant: name and configuration overrides (`regress.replay.variants.Variant`), such as the mesh; the process
             group has as many ranks as it asks for.
-        precision: what to compute in: ``float64``, ``float32``, ``bfloat16`` or ``mixed``.
-        folder: where to leave the dump, which does not exist yet.
+        precision: precision to compute in: ``float64``, ``float32``, ``bfloat16`` or ``mixed``.
+        folder: folder for the dump, which does not exist yet.
 
     Raises:
         NotSupported: with the reason, on every rank and before any communication, for a variant that you do not have.
@@ -41,7 +41,7 @@ def pytest_regress_replay(case: Path, variant: Variant, precision: Precision, fo
 def pytest_regress_keywords(config: pytest.Config) -> Iterable[str]:  # type: ignore[empty-body]  # a specification
     """Name the markers and keywords that hooks of this conftest.py may add to tests of golden cases.
 
-    A conftest.py that changes collected tests (``pytest_collection_modifyitems`` and the like) should say so: without
-    it ``-k`` and ``-m`` cannot be applied before all tests of golden cases are made, which takes longer. What its hooks
-    do with one of these tests must not depend on which others there are.
+    A conftest.py that changes collected tests (``pytest_collection_modifyitems`` and the like) should declare
+    them here: otherwise ``-k`` and ``-m`` cannot be applied before all tests of golden cases are made, which
+    takes longer. The effect of its hooks on one of these tests must not depend on the presence of others.
     """

@@ -1,8 +1,8 @@
 """Selection of golden-case tests before they are made.
 
-Making thirty thousand tests to run two hundred of them takes longer than running these. What is left out here is what
-pytest would deselect later: by ids on the command line, ``-k``, ``-m`` or ``--lf``. Where that cannot be told for sure,
-nothing is left out.
+Making thirty thousand tests to run two hundred of them takes longer than running these. Only tests that
+pytest would deselect later are left out: by ids on the command line, ``-k``, ``-m`` or ``--lf``. In case of
+doubt, nothing is left out.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def _by_expressions(metafunc: pytest.Metafunc) -> Wanted:
         return Wanted()
     try:
         return _selected(definition, *texts, added)
-    except (ImportError, AttributeError, SyntaxError):  # another pytest, or what pytest itself will refuse
+    except (ImportError, AttributeError, SyntaxError):  # another pytest, or an invalid expression
         return Wanted()
 
 

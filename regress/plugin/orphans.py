@@ -1,8 +1,8 @@
 """Stored checks that no longer belong to any test.
 
-A check is an orphan when its test was not collected, or passed without asking for it. That can only be told after a
-full run: otherwise it says why nothing was looked for. Orphans are listed for `regress golden prune`; nothing here
-deletes.
+A check is an orphan when its test was not collected, or passed without asking for it. That is only known
+after a full run: otherwise the summary states why there was no search. Orphans are listed for `regress golden
+prune`; nothing here deletes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Orphans:
     """Watches a session, on workers and on their controller.
 
     Attributes:
-        reasons: why the run is no full one; a dict for its order.
+        reasons: reasons why the run is incomplete; a dict for its order.
         collected: ids of all tests.
         passed, troubled: ids of tests that passed, and of those that failed or were skipped in some phase.
     """

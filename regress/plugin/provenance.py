@@ -15,8 +15,8 @@ _FOUND = pytest.StashKey[Mapping[str, Any]]()
 def provenance_of(config: pytest.Config) -> Mapping[str, Any]:
     """Return versions, environment and source revision, computed once per session.
 
-    It is the same on every worker, whatever tests that has run before: so it tells neither threads nor processor, which
-    only a torch that happens to be loaded would know.
+    It is the same on every worker, whatever tests have run there before: so it omits threads and processor,
+    which only an already loaded torch would know.
     """
     if _FOUND not in config.stash:
         from regress.golden.provenance import collect

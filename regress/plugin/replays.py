@@ -39,7 +39,7 @@ class RecordCheck:
     """Value of the fixture `regress_record`.
 
     Attributes:
-        item: what it is about; a `Broken` case fails whatever is asked of it.
+        item: item under test; a `Broken` case fails every test.
     """
 
     def __init__(self, item: Item | Broken, suite: Suite, node: pytest.Item) -> None:

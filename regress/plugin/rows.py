@@ -31,11 +31,11 @@ class UpdateRow:
 
     Attributes:
         owner, name: whose golden it is and what it is called: test and check, or case and quantity.
-        status: what was wrong with the old one, such as `drift`; `new` if there was none.
+        status: status of the old golden, such as `drift`; `new` if there was none.
         changed, total: tensors (or other leaves) that changed, and all of them.
         max_error, multiple: the largest change, and the largest in multiples of its tolerance.
         old, new: the values where the change is largest.
-        pending: whether it waits for `regress golden accept`.
+        pending: True if it waits for `regress golden accept`.
     """
 
     owner: str

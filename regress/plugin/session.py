@@ -195,7 +195,7 @@ class ReplaySession:
         summary.add(found.rows)
         for note in found.notes:
             summary.note(note)
-        if found.problems:  # tests have passed against what could not be written
+        if found.problems:  # tests have passed against values that could not be written
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         for problem in found.problems:
             summary.note(problem)

@@ -21,7 +21,7 @@ class Update:
 
     Attributes:
         all: rewrite whatever differs in any byte, not only what drifted beyond its tolerance.
-        review: lay the new values beside the old ones, to be accepted or rejected.
+        review: keep the new values beside the old ones, to be accepted or rejected.
         force: even under CI.
     """
 
@@ -41,8 +41,8 @@ class Settings:
 
     Attributes:
         golden_dir: absolute path of the goldens, which need not exist.
-        update: how goldens are written; None: they are compared with.
-        tier: which replays are run, one of `TIERS`.
+        update: modes of writing goldens; None to compare with them.
+        tier: replays to run, one of `TIERS`.
         matrix: on which cases, one of `EXTENTS`.
         tolerance_scale: factor on every tolerance.
         report: absolute path of the folder for reports; None: there are none.

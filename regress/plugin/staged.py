@@ -1,6 +1,6 @@
 """New values of stored checks until the session ends, by worker and test; updates of golden cases lie beside them.
 
-Nothing in the golden directory changes before: see `golden_update`.
+Nothing in the golden directory changes before the session ends: see `golden_update`.
 """
 
 from __future__ import annotations

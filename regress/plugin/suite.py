@@ -58,9 +58,9 @@ class Suite:
         shared: directory that all processes of the session see.
         variants: the table, with the project's rows.
         overrides: tolerances that the project sets by hand.
-        configured: configuration that is laid over every variant, which they already have.
-        adapter: the function of somebody's own trainer that replays cases, in place of the engine.
-        selection: of a case, the updates and quantities that the tests of this session are about; see `Staging`.
+        configured: settings applied to every variant, which the variants already include.
+        adapter: function of a user's own trainer that replays cases in place of the engine.
+        selection: updates and quantities of a case that the tests of this session cover; see `Staging`.
     """
 
     settings: Settings
@@ -176,7 +176,8 @@ class Suite:
         """Yield the tests of the cases and variants that two lists of patterns name, in the tiers of this session.
 
         Args:
-            wanted: those that are asked for; opening a case and planning a replay that has none takes time.
+            wanted: tests that could be selected; opening a case and planning a replay that has none takes
+                time.
 
         Raises:
             ConfigError: if a pattern finds nothing, or none of the variants is replayed on any of the cases, or a

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from regress.report.model import Report
 
 _NARROWEST = 120  # columns below which folded cells are harder to read than lines that the terminal wraps
-_UNFOLDED = 1000  # a log is searched, so that nothing in it is folded
+_UNFOLDED = 1000  # logs are searched, so nothing in them is folded
 
 
 class Summary:
     """Collects rows and prints the table of an update; `config.stash[SUMMARY]` holds it.
 
-    The rows of what was written come from whoever calls `add` before the session is over.
+    The rows of written goldens are passed to `add` before the session is over.
     """
 
     def __init__(self, config: pytest.Config) -> None:

@@ -22,8 +22,8 @@ def check_row(
     """Return the row of a new golden.
 
     Args:
-        verdicts: of the new value against the old one; empty if there is no old one.
-        pending: whether it is to wait for review.
+        verdicts: verdicts on the new value against the old one; empty if there is no old one.
+        pending: True if it is to wait for review.
     """
     failed = [verdict for verdict in verdicts if not verdict.ok] or [v for v in verdicts if v.max_error]
     leaves = sum(node[0] not in CONTAINERS for node in new.value.nodes.values())

@@ -15,9 +15,9 @@ class Wanted:
     """Replays and tests of one test function that could be selected; all of them by default.
 
     Attributes:
-        replay: of the name of a replay, ``case/variant``, whether any of its tests could be.
-        test: of the id of a test, whether it could be.
-        narrowed: whether anything is left out at all.
+        replay: predicate of a replay's name, ``case/variant``: True if any of its tests could be selected.
+        test: predicate of a test id: True if the test could be selected.
+        narrowed: True if anything is left out.
     """
 
     replay: Callable[[str], bool] = _always

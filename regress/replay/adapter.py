@@ -34,9 +34,9 @@ class Adapter:
     """Function that replays golden cases, by its location, so that every process can find it.
 
     Attributes:
-        name: what messages call it.
-        module, attribute: where it is defined.
-        file: of the module, if known; another module of the same name is not taken for it.
+        name: name in messages.
+        module, attribute: location of its definition.
+        file: file of the module, if known; another module of the same name is not taken for it.
         root: folder from which the module is imported, besides those of Python.
     """
 

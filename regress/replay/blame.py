@@ -1,8 +1,8 @@
 """Failure of a job, as the rank that caused it and the reason, in one sentence.
 
-The others fail, too, as soon as they miss it, so the first message is not always the one to tell. In this order:
-a rank that raised by itself or died, the first of them; a rank that still runs while others have waited for it in vain;
-a rank that waited in vain itself.
+The other ranks fail, too, once they miss the first, so the first message does not always name the cause. The
+order is: the first rank that raised by itself or died; a rank that still runs while others have waited for it
+in vain; a rank that waited in vain itself.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class RankState:
 
     Attributes:
         last: the value that it recorded last.
-        result: what it came to, None as long as it runs.
+        result: result of the rank, None as long as it runs.
         status: exit code, or minus a signal, once it has ended.
-        ended: when that was told, on the clock of the machine, s.
-        slain: whether it was the pool that ended it.
+        ended: time of its end, on the clock of the machine, s.
+        slain: True if the pool ended it.
     """
 
     rank: int

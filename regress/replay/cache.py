@@ -1,4 +1,4 @@
-"""Replays shared by all processes of a test session: each runs once, whoever asks for it first."""
+"""Replays shared by all processes of a test session: each runs once, in the process that asks for it first."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ class ReplayCache:
         variants: the table in which twins are looked up.
         scale: factor on tolerances.
         overrides: tolerances that the project sets by hand.
-        dumps: where the replays dump, if not below `root`.
-        tokens: whether what was computed at the tokens is kept for a report; see `regress.replay.token_tables`.
-        keep: where a copy of each dump stays, below the name of its replay; None: dumps are removed.
+        dumps: folder of the replays' dumps, if not below `root`.
+        tokens: True to keep token values for a report; see `regress.replay.token_tables`.
+        keep: folder for a copy of each dump, below the name of its replay; None: dumps are removed.
         golden: the case whose values a case is judged against; itself, unless it is being updated.
-        run: what replays a case under a variant in a precision, into a folder; the engine of this package, on ranks of
-            its pool, by default.
-        foreign: replays by somebody's own trainer, in place of `run`.
-        settings: configuration laid over every variant; where one would not be in force, the replay is left out.
+        run: function that replays a case under a variant in a precision, into a folder; by default the engine
+            of this package, on ranks of its pool.
+        foreign: replays by a user's own trainer, in place of `run`.
+        settings: settings applied to every variant; a replay in which one would not take effect is left out.
     """
 
     root: Path
@@ -102,7 +102,7 @@ class ReplayCache:
                 found = self._judge(replay) if self.foreign is None else self._judge_foreign(replay)
             except NotSupported as error:
                 found = ReplayOutcome(unsupported=str(error))
-            except Exception as error:  # whatever it is, it would come again with each of the replay's tests
+            except Exception as error:  # any error would occur again with each of the replay's tests
                 found = ReplayOutcome(error=stated(error).removeprefix(f"{replay.name}: "))
             write_atomically(path, [found.dumps().encode()])
             self._leave(replay)
@@ -113,7 +113,7 @@ class ReplayCache:
 
         twin = self._twin(
             replay
-        )  # its lock is taken under this one; a twin has none itself, so no circle arises
+        )  # its lock is taken under this one; a twin has no twin, so there is no deadlock
         dump = self._dump(replay)
         tested = {(str(item.place), item.quantity) for item in items(replay)}
         scene = scene_with(scene_of(replay, dump.manifest.provenance.config), self.settings)

@@ -6,9 +6,10 @@ dtype. The tolerance is ``kappa`` times that. Both layouts at the ends of the ra
 mini-batch at once and one sample a microbatch, since a share of a loss has fewer terms there. Source of the rule:
 TTrace, arXiv 2506.09280; that perturbation and dtype error are both needed was measured on this engine's models.
 
-Errors are ``max |actual - golden|`` over the largest golden value of all microbatches. The Euclidean norm over that of
-the same tensor is no better a measure: over nine cases and ten held-out variants, healthy float32 tensors come to at
-most 1.7 floors in the first, and to 27 in the second, which has no scale where the tokens of a microbatch are small.
+Errors are ``max |actual - golden|`` over the largest golden value of all microbatches. A Euclidean norm over
+that of the same tensor is no better: over nine cases and ten held-out variants, healthy float32 tensors reach
+at most 1.7 noise floors in the first measure, and 27 in the second, which has no scale where the tokens of a
+microbatch are small.
 """
 
 from __future__ import annotations

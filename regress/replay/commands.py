@@ -65,21 +65,21 @@ def calibrate(
 
     \b
     regress golden calibrate dense
-    regress golden review dense                what would change, old and new
+    regress golden review dense                the changes, old and new
     regress golden accept dense
 
-    They lie beside the case for review, each with what was measured and its reason.
+    The tolerances wait beside the case for review, each with its measurements and its reason.
 
     \b
     For each quantity and precision the noise floor is the largest of
-      the response to weights that are moved by one unit in the last place,
+      the response to weights perturbed by one unit in the last place,
       the error of the precision against float64,
       an eighth of the spacing of the dtype;
     the tolerance is a small multiple of it. Tensors that rounding moves by about
     their own size are ill-conditioned; their bounds are absolute.
 
     \b
-    The table shows beside each tolerance what it is worth on this case:
+    The table shows, beside each tolerance, its margins on this case:
       the widest healthy variant that it was not measured with,
       the smallest known fault that begins in the quantity.
     """
@@ -133,14 +133,14 @@ def _keep(store: GoldenStore, found: Calibration, accept: bool) -> None:
 def study(
     ctx: click.Context, case: str, golden_dir: Path | None, draws: int, faults: bool, report: Path | None
 ) -> None:
-    """Try the tolerances of a case where they were not measured.
+    """Validate the tolerances of a case on seeds that they were not measured with.
 
     \b
-    regress golden validate dense              ten draws: some hundred replays each
+    regress golden validate dense              ten draws of about a hundred replays each
     regress golden validate dense --draws 2 --no-faults
 
     A draw is the case with another seed, made by its recipe, recorded and calibrated in a temporary folder. In it every
-    healthy variant that was held out must pass in every precision, and every fault that changes anything beyond
+    held-out healthy variant must pass in every precision, and every fault that changes anything beyond
     rounding must fail in float32. Nothing is written into the golden directory.
 
     Exit codes: 0 no false alarm and nothing missed, 1 a false alarm or a fault that passed.

@@ -61,7 +61,7 @@ def replay_config(
     ``regress train --config-path FOLDER/config.yaml`` repeats the replay by hand.
 
     Args:
-        overrides: what is another on this machine than the variant says, such as the device.
+        overrides: configuration specific to this machine, such as the device.
 
     Raises:
         ConfigError: if the case's configuration and the variant's overrides do not fit each other or the engine.

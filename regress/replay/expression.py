@@ -17,8 +17,8 @@ Test = Callable[[str], bool]
 def choose(names: Iterable[str], text: str) -> list[str]:
     """Return the names that ``text`` matches, in their order.
 
-    ``packed*,dp2`` is a list of patterns, each for a whole name. ``tp2 and not packed`` is an expression, whose words
-    are parts of a name, between its dashes, or patterns for all of it.
+    ``packed*,dp2`` is a list of patterns, each for a whole name. ``tp2 and not packed`` is an expression; its
+    words are the dash-separated parts of a name, or patterns for all of it.
 
     Raises:
         ConfigError: if it finds nothing, or cannot be read.

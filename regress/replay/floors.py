@@ -81,8 +81,9 @@ class Floor:
     """Noise floor of one quantity in one precision.
 
     Attributes:
-        shared: of the tensors that share a relative bound; None where there is no such tensor.
-        ill: of the ill-conditioned ones, by patterns of their names.
+        shared: largest response of the tensors that share a relative bound; None where there is no such
+            tensor.
+        ill: responses of the ill-conditioned tensors, by patterns of their names.
         seeds: perturbations that were measured.
     """
 
@@ -130,7 +131,7 @@ class Floor:
     def entry(self) -> ToleranceEntry:
         """Entry for the manifest."""
         own = {pattern: self._ill_entry(row) for pattern, row in self.ill.items()}
-        if self.shared is None:  # a tensor that no pattern names is as badly off as the worst of them
+        if self.shared is None:  # a tensor that no pattern names gets the bound of the worst
             worst = self._ill_entry(_joined(self.ill.values()) or Response())
             return ToleranceEntry(0.0, worst.absolute, worst.basis, worst.reason, own if len(own) > 1 else {})
         return ToleranceEntry(self._relative, 0.0, self._basis(self.shared), self._reason, own)

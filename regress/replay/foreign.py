@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from regress.compare.diagnosis.scene import Scene
+from regress.compare.dumps.golden import token_text
 from regress.compare.judge import judge_trajectories, judge_update
 from regress.compare.quantities import MICRO_STAGES, QUANTITIES, UPDATE_STAGES, source_of
 from regress.compare.updates.invariants import judge_invariants
@@ -24,7 +25,6 @@ from regress.dump.trajectory import to_record
 from regress.errors import DumpError, NotSupported, ReplayError
 from regress.golden.case import GoldenCase
 from regress.replay.adapter import Adapter, call_on_rank, require_agreement
-from regress.replay.judge import token_text
 from regress.replay.matrix import Item, Replay
 from regress.replay.plan import PlannedUpdate
 from regress.replay.scene import scene_of
@@ -98,8 +98,8 @@ class ForeignReplays:
     def judge(self, one: Replay, dump: DumpReader, case: GoldenCase, bound: Tolerances) -> list[Verdict]:
         """Return all verdicts on a dump, in the order of computation; unrecorded quantities have none.
 
-        Without a plan of microbatches, every golden token has to be there once, over all ranks that hold different
-        tokens by the mesh of the variant; every rank has to have recorded.
+        Without a plan of microbatches, every golden token must occur once over all ranks that hold different
+        tokens by the mesh of the variant, and every rank must have recorded.
 
         Args:
             case: whose values are golden.

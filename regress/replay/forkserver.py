@@ -2,10 +2,10 @@
 
     python -c '...' runs serve(socket, modules)
 
-It differs from the forkserver of `multiprocessing` in what a pool of ranks needs: ranks do not import the main module
-of the process that asks for them again, each gets the environment and the working directory of that process as they are
-now, all that a rank has started ends with it, and everything ends when the other end of the socket is closed, however
-that process ended.
+Unlike the forkserver of `multiprocessing`, it serves a pool of ranks: ranks do not import the main module of
+the requesting process again, each gets the current environment and working directory of that process,
+everything that a rank has started ends with it, and everything ends when the other end of the socket is
+closed, however that process ended.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _imported(modules: Iterable[str]) -> str | None:
     for name in modules:
         try:
             import_module(name)
-        except Exception as error:  # whatever it is, the pool has to tell it
+        except Exception as error:  # the pool reports any error
             return f"{name} cannot be imported ({reason(error)})"
     return None
 
@@ -128,7 +128,7 @@ class _Server:
             ended = os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if ended is None:
                 continue
-            _kill_group(process, signal.SIGKILL)  # its id is still taken, so nobody else is met
+            _kill_group(process, signal.SIGKILL)  # its id is still taken, so no other process is hit
             _, status = os.waitpid(process, 0)
             del self._ranks[process]
             self.answer(Ended(rank, os.waitstatus_to_exitcode(status)))

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 def imported_for_good() -> Iterator[None]:
     """Exclude everything imported inside from garbage collection for good.
 
-    Importing takes less time, and so does the end of the process; processes forked afterwards share the memory as long
-    as nobody writes to it.
+    This shortens the imports and the end of the process; processes forked afterwards share the memory until
+    it is written to.
     """
     enabled = gc.isenabled()
     gc.disable()

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 
-from tokenizers import Tokenizer
-
+from regress.compare.dumps.golden import token_text
 from regress.compare.judge import judge_bitwise, judge_trajectories, judge_update
 from regress.compare.quantities import TOKEN_GRADIENTS, quantity_named
 from regress.compare.updates.invariants import judge_invariants
@@ -43,9 +41,9 @@ def judge_replay(
     """Return all verdicts on a dump, in the order of computation.
 
     Args:
-        plan: what the replay had to compute.
+        plan: expected updates of the replay.
         truth: golden values of an update, in place of the stored ones.
-        tolerance: of a quantity, in place of the stored ones; None leaves the quantity out.
+        tolerance: tolerance of a quantity, in place of the stored one; None leaves the quantity out.
     """
     golden = truth or case.truth
     bound = tolerance or stored_tolerances(case, precision)
@@ -68,7 +66,7 @@ def judge_replay(
             )
             verdicts += invariants_of(dump, update, records)
             seen.append(values)
-    if plan:  # as measured: who scales tolerances knows that less can fail
+    if plan:  # as measured: a user who scales tolerances accepts that less can fail
         measured = stored_tolerances(case, precision)
         verdicts.append(judge_rolled(seen, measured, (plan[0].step, plan[0].update)))
     return verdicts
@@ -164,12 +162,3 @@ def expected_dtype(truth: Truth, precision: Precision, quantity: str, name: str)
     if quantity in ("activations", "logit_gradient"):
         return precision.computes_in
     return precision.dtype if quantity in NATIVE or precision is Precision.FLOAT64 else "float32"
-
-
-def token_text(case: GoldenCase) -> Callable[[int], str] | None:
-    """Return a function from token id to text, if the case holds a tokenizer."""
-    path = Path(case.folder) / "model" / "tokenizer.json"
-    if not path.is_file():
-        return None
-    tokenizer = Tokenizer.from_file(str(path))
-    return lambda token: str(tokenizer.id_to_token(token))

@@ -1,7 +1,7 @@
 """Replays started by the launchers of a cluster: ``torchrun`` and ``accelerate launch``.
 
 Each node runs one agent, which starts the node's ranks as ``python -m regress train --config-path FOLDER/config.yaml``.
-All ranks record into one dump, which whoever runs node 0 judges.
+All ranks record into one dump, which is judged on node 0.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Launch:
 
     Attributes:
         launcher: one of `LAUNCHERS`.
-        nnodes: how many nodes share the ranks.
-        node_rank: which of them this is; None: all of them are simulated on this machine.
+        nnodes: number of nodes that share the ranks.
+        node_rank: index of this node; None: all of them are simulated on this machine.
         endpoint: ``host:port`` of node 0, needed where nodes are real.
         timeout: seconds until the launch is given up.
     """

@@ -1,8 +1,8 @@
 """Variants on several ranks. Their names spell out their overrides, see `regress.replay.parts`.
 
-A covering design: every strategy alone, every pair of strategies that can be combined somewhere, and with them padded,
-packed and dynamic batches, microbatches that do not divide, and ranks that are left without samples. Each runs on the
-cases that can show what it could break.
+A covering design: every strategy alone, every pair of strategies that can be combined somewhere, and with
+them padded, packed and dynamic batches, microbatch sizes that do not divide the batch, and ranks without
+samples. Each variant runs on the cases that can reveal the faults it is for.
 """
 
 from __future__ import annotations

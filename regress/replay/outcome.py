@@ -26,7 +26,7 @@ class Outcome:
     Attributes:
         failed: every verdict that is not ok, in the order of computation.
         closest: the passing verdict with the least headroom.
-        tensors, elements: how much was compared.
+        tensors, elements: number of compared tensors and elements.
         layers: layer of the model -> largest error in multiples of its tolerance, over all verdicts.
     """
 
@@ -63,8 +63,8 @@ class ReplayOutcome:
     """All outcomes of a replay by ``(place, quantity)``, or the sentence that explains why it could not run.
 
     Attributes:
-        unsupported: why a trainer of one's own does not have the variant; it was not run then.
-        divergence: where it went wrong first, if it did; ``diagnoses`` are the probable causes.
+        unsupported: reason a user's own trainer does not support the variant; it was not run then.
+        divergence: first divergence, if any; ``diagnoses`` are the probable causes.
     """
 
     outcomes: dict[tuple[str, str], Outcome] = field(default_factory=dict)
@@ -87,7 +87,7 @@ class ReplayOutcome:
             tested: the places and quantities that have a test. What fails elsewhere, such as a quantity that was not
                 recorded, counts for the coverage of its update, or no test would show it.
             scene: the run, for the diagnosis.
-            place: of the test that is about a place.
+            place: place of the test for a verdict's place.
         """
         divergence = find_divergence(verdicts, scene)
         diagnoses = [] if divergence is None else diagnose(divergence, scene)

@@ -39,9 +39,9 @@ class PlannedUpdate:
 
     Attributes:
         frame: its samples in canonical order.
-        layouts: where their tokens lie, by rank and microbatch.
+        layouts: layouts of their tokens, by rank and microbatch.
         loss_mask: ``[frame.size]`` tokens that may enter the loss, as the rollouts say; an algorithm may drop more.
-        ranks: the mesh, and how samples and tokens are dealt out over it.
+        ranks: the mesh, and the split of samples and tokens over it.
         loss_stage: index along the mesh's ``pp`` of the ranks that compute the loss.
     """
 
@@ -92,7 +92,7 @@ def plan_replay(
     Args:
         trajectories: the recorded samples of each step.
         config: the case's configuration, nested.
-        overrides: those of the variant, by dotted key.
+        overrides: overrides of the variant, by dotted key.
 
     Raises:
         ConfigError: if a value of ``batching``, ``parallel`` or ``trainer`` is none, or a sample exceeds the token

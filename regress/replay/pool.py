@@ -60,7 +60,7 @@ class RankPool:
     after that has its ranks in milliseconds.
 
     Args:
-        modules: what the ranks find imported.
+        modules: modules that are imported before the ranks are forked.
     """
 
     def __init__(self, modules: Sequence[str] = MODULES) -> None:
@@ -96,10 +96,10 @@ class RankPool:
             target: a function of a module, which the ranks import; it finds the default process group initialized, one
                 thread, the environment and the working directory of this process, and the variables of torchrun.
             arguments: its keyword arguments, which are pickled.
-            world_size: how many ranks.
+            world_size: number of ranks.
             timeout: seconds that the job may take.
             patience: seconds that a collective may take.
-            backend: of the process group.
+            backend: backend of the process group.
             folder: keeps what each rank prints, as ``rank0.log``; nowhere by default.
             what: name of the job in errors.
 
@@ -187,7 +187,7 @@ class _Forkserver:
                 stdout=self._printed,
                 stderr=self._printed,
                 pass_fds=[other.fileno()],
-                start_new_session=True,  # what interrupts this process does not reach it
+                start_new_session=True,  # an interrupt of this process does not reach it
                 env=environment,
             )
 
@@ -238,8 +238,8 @@ class _Job:
     """One job of a pool, from its start until all of its processes are gone.
 
     Attributes:
-        states: what is known of each rank.
-        lost: whether the forkserver is gone.
+        states: state of each rank.
+        lost: True if the forkserver is gone.
     """
 
     def __init__(

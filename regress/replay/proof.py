@@ -21,8 +21,8 @@ class Proof:
     """Trials in every precision.
 
     Attributes:
-        healthy: of the variants that were held out.
-        faulty: of the corpus of faults.
+        healthy: trials of the held-out variants.
+        faulty: trials of the corpus of faults.
     """
 
     healthy: Sequence[Trial]

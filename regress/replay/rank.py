@@ -32,7 +32,7 @@ def run_rank(job: Start, rank: int, report: Connection, log: int, listener: sock
         report.send(Failed.of(error))
         _flush()
         os._exit(1)
-    while True:  # others may still need this rank's end of a connection: the pool ends all at once
+    while True:  # others may still need this rank's end of a connection: the pool ends all ranks together
         signal.pause()
 
 

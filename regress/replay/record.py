@@ -60,7 +60,7 @@ def record(store: GoldenStore, name: str, *, inputs: bool = False, signal: bool 
         if signal:
             require_case_signal(case, truth)
     except RegressError:
-        if makes and case.recipe and case.manifest is None:  # else a corrected recipe would not be followed
+        if makes and case.recipe and case.manifest is None:  # else a corrected recipe has no effect
             remove_inputs(case)
         raise
     changed = None if case.manifest is None else sorted({*case.manifest.inputs, *input_files(case.folder)})
@@ -74,8 +74,9 @@ def add(store: GoldenStore, name: str, quantities: Collection[str]) -> list[Path
         The files written, none when nothing changes.
 
     Raises:
-        RegressError: for a name that is no quantity, one that the case does not compute, or a recorded value of another
-            quantity that is computed otherwise now: what would be added is then not of one computation with it.
+        RegressError: for a name that is no quantity, one that the case does not compute, or a recorded value
+            of another quantity that is computed differently now: the added values would belong to another
+            computation.
     """
     for quantity in quantities:
         quantity_named(quantity)

@@ -135,8 +135,8 @@ def replay(
 ) -> None:
     """Replay golden cases under other computations.
 
-    Every tensor of every rank and microbatch is judged; the table tells how many times larger the largest error of each
-    variant could have been.
+    Judges every tensor of every rank and microbatch; the table shows the headroom of each variant: how many times
+    larger its largest error could have been.
 
     \b
     regress replay                              every case, every variant, in float64
@@ -150,7 +150,7 @@ def replay(
       regress replay dense --variants fsdp8-tp4 --device cuda --launcher torchrun
         --nnodes 4 --node-rank $NODE --rdzv-endpoint $HOST:29500 --work s3://bucket/replay
 
-    Exit codes: 0 all within tolerance, 1 something is not, 2 something could not be run.
+    Exit codes: 0 all within tolerance, 1 a tensor is not, 2 a replay could not run.
     """
     from regress.dump.location import local_path, location
     from regress.replay.session import (
@@ -168,7 +168,7 @@ def replay(
     extent = Extent(matrix or (Extent.FULL if cases and variants != EVERYTHING else Extent.DEFAULT))
     store = open_store(golden_dir)
     chosen = [
-        replace(one, variant=with_settings(one.variant, own))  # one that its name spells out is in no table
+        replace(one, variant=with_settings(one.variant, own))  # one spelled out by its name is in no table
         for one in chosen_replays(store, cases, variants, tier, table, extent)
     ]
     overrides, adapter = project_overrides(store), adapter_around()
@@ -286,7 +286,7 @@ def _tell(results: Results, report: Path | None, console: Console) -> None:
 
 
 def _tell_left_out(results: Results, adapter: str | None) -> None:
-    """Say whose replays these were, and which of them could not be made with what is to be tested."""
+    """Print the adapter of the replays, and those left out because it or the settings do not apply."""
     if adapter is not None:
         click.echo(f"replayed by {adapter}, as [tool.regress] replay says")
     for replay, reason in results.unsupported.items():
@@ -310,14 +310,14 @@ def _listed(chosen: list[Replay], adapter: Adapter | None) -> Table:
 @click.command()
 @click.argument("pattern", default="*", metavar="[GLOB|EXPR]")
 def variants(pattern: str) -> None:
-    """List the variants: what each changes, and what that could break.
+    """List the variants, with their overrides and the faults they could reveal.
 
     \b
     regress variants
     regress variants 'packed*'
     regress variants 'tp2 and not packed'
 
-    Those of this package, and those of [tool.regress.variants] in pyproject.toml.
+    Lists those of this package, and those of [tool.regress.variants] in pyproject.toml.
     """
     from regress.replay.expression import choose
     from regress.replay.session import variant_table

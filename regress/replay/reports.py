@@ -18,12 +18,12 @@ class Start:
     """Pool to forkserver: fork the ranks of a job. A report pipe and a log follow for each rank, as file descriptors.
 
     Attributes:
-        world_size: how many ranks.
+        world_size: number of ranks.
         payload: target and keyword arguments, pickled; a rank unpickles them.
         environment: the environment variables of the ranks, all of them.
-        path: where they look for modules.
+        path: folders where they look for modules.
         directory: their working directory.
-        backend: of the process group.
+        backend: backend of the process group.
         patience: seconds that a collective may take.
     """
 
@@ -81,7 +81,7 @@ class Failed:
     Attributes:
         error: type and message on one line.
         trace: the traceback; empty for an error of this package, whose sentence says it all.
-        connection: whether the error is one of the communication, which another rank may be the cause of.
+        connection: True if it is a communication error, which another rank may have caused.
         at: when, on the clock of the machine, s.
     """
 

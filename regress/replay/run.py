@@ -1,6 +1,6 @@
 """Run of a golden case under a variant: the engine's own training steps on recorded rollouts, dumped.
 
-One rank runs in this process, several in those of a pool, or as a launcher starts them.
+A single rank runs in this process; several run in a pool, or under a launcher.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ def replay(
     """Replay a case and return the dump, which lies in ``folder/dump``.
 
     Args:
-        prepare: for several ranks, a function of a module, which runs on each.
+        prepare: function that prepares the run; for several ranks one of a module, which runs on each.
         launch: starts the ranks instead.
-        overrides: what is another on this machine than the variant says, such as the device.
+        overrides: configuration specific to this machine, such as the device.
 
     Raises:
         RegressError: if the case is damaged, the configuration impossible, or a step or a rank fails.

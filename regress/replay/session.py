@@ -45,11 +45,11 @@ class Results:
         calls: replay -> its verdicts: all that failed, and of each place and quantity the closest.
         errors: replay -> why it could not be judged.
         failed: replays with a verdict that is not ok.
-        tensors: how many were compared.
-        tokens: what was computed at the tokens of those that failed, or came closest.
-        divergences, diagnoses: of those that failed.
-        cases: what was replayed, by name.
-        unsupported: replay -> why a trainer of one's own does not have it.
+        tensors: number of compared tensors.
+        tokens: token values of the failed replays, or of the closest one.
+        divergences, diagnoses: first divergences and probable causes of the failed replays.
+        cases: replayed cases, by name.
+        unsupported: replay -> reason a user's own trainer does not support it.
     """
 
     calls: dict[str, list[Call]] = field(default_factory=dict)
@@ -113,7 +113,7 @@ def project_overrides(store: GoldenStore) -> Overrides:
     """Return the tolerances that the project around the current directory sets by hand.
 
     Raises:
-        ConfigError: for a row that is about nothing in the golden directory.
+        ConfigError: for a row that matches nothing in the golden directory.
     """
     found = read_overrides(project_root())
     if found.rows:
@@ -182,13 +182,13 @@ class Machine:
     """Machine settings of replays.
 
     Attributes:
-        launch: how ranks are started; None: in this process, or those of a pool.
-        device: in place of what the cases say.
+        launch: launch settings of the ranks; None: in this process, or those of a pool.
+        device: device in place of the cases' own.
         work: folder or URL that all nodes see, which does not exist yet; None: a temporary folder.
-        keep: where a copy of each dump stays.
-        tokens: whether what was computed at the tokens is kept, for a report.
-        adapter: somebody's own trainer, which replays in place of the engine.
-        settings: configuration that is laid over every variant.
+        keep: folder for a copy of each dump.
+        tokens: True to keep token values for a report.
+        adapter: a user's own trainer, which replays in place of the engine.
+        settings: settings applied to every variant.
     """
 
     launch: Launch | None = None

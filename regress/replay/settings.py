@@ -64,7 +64,7 @@ def conflict(variant: Variant, settings: Mapping[str, Any]) -> str | None:
     """Return the reason to leave out a variant under which settings would not take effect; None if they do.
 
     Args:
-        variant: with or without the settings laid under it.
+        variant: variant with or without the settings.
     """
     overrides = variant.overrides
     for key, value in settings.items():

@@ -29,8 +29,8 @@ def processors() -> int:
 class Slots:
     """Fixed number of slots, by default `PER_PROCESSOR` for each processor, as locks below ``root``.
 
-    Whoever waits has the gate, so that nobody who needs many is passed for ever by those who need few. A process that
-    dies gives its slots back.
+    A waiting process holds the gate, so that processes that need few slots do not starve one that needs many.
+    A process that dies releases its slots.
     """
 
     def __init__(self, root: Path, count: int | None = None) -> None:

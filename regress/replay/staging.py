@@ -45,7 +45,7 @@ class Staging:
 
     Args:
         everything: replace whatever differs in a bit, not only what drifted.
-        selection: of a case's name, what the session's tests ask for.
+        selection: items that the session's tests ask for, by a case's name.
         scale: factor on the tolerances.
         overrides: tolerances that the project sets by hand.
     """
@@ -94,7 +94,7 @@ class Staging:
             commit(self.root / case.name, truth=proposal.changed, provenance=provenance_of(case))
             changes = [asdict(change) for change in proposal.changes]
             row |= {"changes": changes, "compared": proposal.compared, "looked": proposal.looked}
-        except Exception as error:  # whatever it is, it would come again with each replay of the case
+        except Exception as error:  # any error would occur again with each replay of the case
             row["error"] = stated(error)
         finally:
             shutil.rmtree(self.root / f".{case.name}", ignore_errors=True)

@@ -38,7 +38,7 @@ class Exposure:
     """A fault in one draw, in float32.
 
     Attributes:
-        exercised: whether it changes any tensor by more than its noise floor, in exact arithmetic.
+        exercised: True if it changes any tensor by more than its noise floor, in exact arithmetic.
     """
 
     trial: Trial

@@ -18,7 +18,7 @@ def project_variants(root: Path, added: Iterable[Variant] = ()) -> dict[str, Var
     """Return the built-in variants, those of ``[tool.regress.variants]`` in ``root/pyproject.toml``, and
     those ``added``.
 
-    A row of a known name replaces it.
+    A row of an existing name replaces that variant.
 
     Raises:
         ConfigError: naming the row and what is wrong with it.

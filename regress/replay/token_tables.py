@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from regress.compare.dumps.golden import token_text
 from regress.compare.quantities import QUANTITIES, Kind
 from regress.compare.verdicts.tolerance import Tolerance
 from regress.compare.verdicts.verdict import Place
@@ -12,7 +13,7 @@ from regress.dump.files import write_atomically
 from regress.dump.jsontext import dumps, loads, plain
 from regress.dump.reader import DumpReader
 from regress.golden.case import GoldenCase
-from regress.replay.judge import records_of, token_text
+from regress.replay.judge import records_of
 from regress.replay.matrix import Replay
 from regress.replay.outcome import ReplayOutcome
 from regress.report.call import Call
@@ -66,7 +67,7 @@ def chosen_tables(root: Path, calls: Iterable[Call]) -> list[TokenTable]:
     """Return the tables of the replays that failed, or of the one that came closest where none did.
 
     Args:
-        root: of the replays' folders.
+        root: root of the replays' folders.
     """
     return [table for where in _wheres([*calls]) for table in _read(root / where / FILE)]
 

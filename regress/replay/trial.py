@@ -30,12 +30,12 @@ class Trial:
     """Result of a trial.
 
     Attributes:
-        name: of the variant, or of the fault.
+        name: name of the variant, or of the fault.
         relative: largest error of each quantity, over the scale of its tensor.
         multiples: the same in multiples of its tolerance; infinite for what no tolerance allows.
         first: quantity that is the first to fail, None if nothing does.
         worst: the tensor with the largest multiple, in words.
-        problem: why it could not be run.
+        problem: reason it could not be run.
     """
 
     name: str

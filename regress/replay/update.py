@@ -49,8 +49,8 @@ class Proposal:
         truth: the values after it, of all updates and quantities.
         changed: the tensors that change, by update and quantity; None for one that disappears.
         changes: tensor by tensor, in the order of computation.
-        looked: updates and quantities that were looked at.
-        compared: tensors that were looked at, by quantity.
+        looked: updates and quantities that were compared.
+        compared: number of compared tensors, by quantity.
     """
 
     truth: Truth
@@ -73,7 +73,7 @@ def propose(
 
     Args:
         everything: replace whatever differs in a bit, not only what drifted beyond its tolerance.
-        selected: which quantities may change; the others keep their old values.
+        selected: predicate of the quantities that may change; the others keep their old values.
         scale: factor on the tolerances.
         overrides: tolerances that the project sets by hand.
 

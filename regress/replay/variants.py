@@ -69,8 +69,8 @@ TIERS: Mapping[str, tuple[Precision, ...]] = {
 class Extent(StrEnum):
     """Part of the matrix of cases and variants that is replayed.
 
-    ``REDUCED``: every variant on the first of its cases, in the first of its precisions. ``DEFAULT``: on its cases,
-    which can show what it could break. ``FULL``: on every case on which it is possible.
+    ``REDUCED``: every variant on the first of its cases, in the first of its precisions. ``DEFAULT``: on the
+    cases that can reveal the faults it is for. ``FULL``: on every case on which it is possible.
     """
 
     REDUCED = "reduced"
@@ -88,10 +88,10 @@ class Variant:
     """One way to compute a golden case.
 
     Attributes:
-        name: as in test ids.
-        why: what it could break.
+        name: name as in test ids.
+        why: fault that it could reveal.
         overrides: dotted configuration key -> value, over those of the case.
-        precisions: what it is replayed in.
+        precisions: precisions that it is replayed in.
         cases: patterns (``fnmatch``) of the cases that it is replayed on, the most telling first.
         possible: patterns of those that it can be replayed on at all.
         twin: the variant whose bytes it has to reproduce, if ``precisions`` has ``bitwise``.

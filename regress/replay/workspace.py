@@ -17,7 +17,7 @@ class Workspace:
     """New temporary folder, locked as long as this process lives; folders of killed processes are removed.
 
     Attributes:
-        path: where it lies, which a ``with`` statement gives, too.
+        path: path of the folder, which a ``with`` statement returns, too.
     """
 
     def __init__(self) -> None:
@@ -44,11 +44,11 @@ def _new() -> tuple[Path, int]:
     while True:
         path = Path(mkdtemp(prefix=PREFIX))
         handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-        with contextlib.suppress(OSError):  # where the file system knows no locks, nobody removes it either
+        with contextlib.suppress(OSError):  # without locks on the file system, no process removes it either
             fcntl.flock(handle, fcntl.LOCK_EX)
         if path.is_dir():
             return path, handle
-        os.close(handle)  # another process took it for an abandoned one before it was locked
+        os.close(handle)  # another process removed it as abandoned before it was locked
 
 
 def _remove_unless_locked(path: Path) -> None:

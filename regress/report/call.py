@@ -23,7 +23,7 @@ class Call(NamedTuple):
 
     Attributes:
         where: a test, a case and variant, or the name of a comparison.
-        precision: of the replay; may be empty.
+        precision: precision of the replay; may be empty.
         verdict: the judgement.
         layers: layer -> largest error in multiples of its tolerance, over all tensors that were judged together with
             this one, the passing ones, too; none where they belong to no layers.

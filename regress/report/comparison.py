@@ -27,7 +27,7 @@ def report_of(
 
     Args:
         sections: the keys of the report that NexRL's script documents.
-        tokens: what the dumps hold at their tokens.
+        tokens: token values of the dumps.
     """
     several = len(found) > 1
     calls = [

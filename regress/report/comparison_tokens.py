@@ -27,7 +27,7 @@ def comparison_tables(where: str, comparison: Comparison, options: Options) -> l
 
     Args:
         where: name of the comparison.
-        options: what was compared.
+        options: options of the comparison.
     """
     found: dict[tuple[int, int | None], dict[Place, None]] = {}
     for verdict in _telling(comparison):
@@ -73,8 +73,9 @@ class _Merged:
     """Columns of several records, over all of their samples.
 
     Attributes:
-        frame: the samples; ``ids`` their tokens, None where nothing tells one of them; ``mask`` loss tokens.
-        columns: in the order of computation; of several values of a token the one that is furthest off.
+        frame: the samples; ``ids`` their tokens, None where those of a sample are unknown; ``mask`` loss
+            tokens.
+        columns: values in the order of computation; of several values of a token the one furthest off.
     """
 
     def __init__(self, units: Sequence[Unit]) -> None:

@@ -1,7 +1,8 @@
 """Report of NexRL's own comparison script, section by section under its keys, with additions.
 
-Values are those of the same tokens on both sides, loss tokens only, whatever the layouts; each section has what was
-judged beside the script's fixed thresholds. Source of the keys: NexRL v1.4.0 `nexrl/utils/compare_debug_dumps.py`.
+Values are those of the same tokens on both sides, loss tokens only, whatever the layouts; each section has
+the verdicts of this package beside the script's fixed thresholds. Source of the keys: NexRL v1.4.0
+`nexrl/utils/compare_debug_dumps.py`.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def _within(text: str, room: int) -> bytes:
         return data
     cut = _CUT.encode()
     kept = data[: max(room - len(cut), 0)]
-    whole = kept[: kept.rfind(b"\n") + 1]  # half a row of a table is none, and half a character no text
+    whole = kept[: kept.rfind(b"\n") + 1]  # half a table row is no row, and half a character no text
     return whole + cut if len(whole) + len(cut) <= room else b""
 
 

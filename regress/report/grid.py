@@ -36,10 +36,10 @@ class Row:
     """One variant in one precision, over all cases that it was replayed on.
 
     Attributes:
-        name: of the variant, with its precision.
+        name: name of the variant, with its precision.
         cells: quantity -> all comparisons of it.
-        replays: how many.
-        errors: why replays could not be judged.
+        replays: number of replays.
+        errors: reasons why replays could not be judged.
     """
 
     name: str
@@ -71,7 +71,7 @@ def grid(calls: Mapping[str, Sequence[Call]], errors: Mapping[str, str]) -> list
     """Return one row for each variant and precision.
 
     Args:
-        calls: by replay, ``case/variant``, in the order of the rows.
+        calls: calls by replay, ``case/variant``, in the order of the rows.
         errors: replay -> why it could not be judged.
     """
     names: dict[str, list[str]] = {}

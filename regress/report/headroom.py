@@ -26,7 +26,7 @@ class Closest:
 
     Attributes:
         call: the passing one with the least headroom, None if all failed.
-        passed, failed, elements: how many comparisons, and elements in them.
+        passed, failed, elements: number of comparisons, and of elements in them.
     """
 
     quantity: str
@@ -104,7 +104,7 @@ def closest_calls(calls: Iterable[Call]) -> list[Closest]:
 
 def _closest(quantity: str, precision: str, calls: Sequence[Call]) -> Closest:
     passed = [call for call in calls if call.verdict.ok]
-    # of several equally close calls the first by name, whatever order workers report in
+    # ties go to the first name, whatever order workers report in
     nearest = min(passed, key=lambda call: (-call.verdict.multiple, call.label), default=None)
     elements = sum(call.verdict.count for call in calls)
     return Closest(quantity, precision, nearest, len(passed), len(calls) - len(passed), elements)

@@ -36,12 +36,13 @@ class Report:
         title: one line: what was compared.
         calls: every verdict that is not ok, and of each place and quantity at least the closest passing one.
         errors: replay, file or section -> why it could not be judged.
-        divergences: by `Call.where` the first record whose inputs hold and whose output breaks.
-        diagnoses: by `Call.where` the probable causes, the likeliest first.
-        tokens: what was computed at the tokens of what failed, or of the closest call if nothing did.
-        environment: what the reader may want to know: versions, command, how it differs from that of the recording.
+        divergences: first record, by `Call.where`, whose inputs hold and whose output does not.
+        diagnoses: probable causes, by `Call.where`, the likeliest first.
+        tokens: token values of the failures, or of the closest call if nothing failed.
+        environment: facts for the reader: versions, command, differences from the environment of the
+            recording.
         notes: sentences that belong to no verdict.
-        tensors: how many were compared, if more than there are calls.
+        tensors: number of compared tensors, if larger than the number of calls.
         matrix: headroom of several variants.
         sections: further top-level keys of the JSON file: those of the report that NexRL's script documents.
     """

@@ -27,8 +27,8 @@ _PLACE = tuple(spec.name for spec in fields(Place))
 def page_data(report: Report) -> str:
     """Return JSON that is safe in a script element.
 
-    Texts are lists of different values and the index of each row's; figures have six digits, those that are not finite
-    are the texts that JavaScript's ``Number`` reads; a column in which nothing stands is left out.
+    Texts are a list of the different values and an index for each row; figures have six digits, and those
+    that are not finite are the texts that JavaScript's ``Number`` reads; empty columns are left out.
     """
     tree = {
         "count": len(report.calls),

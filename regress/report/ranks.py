@@ -24,7 +24,7 @@ class RankTable:
     """Comparisons of one quantity in one replay or pair of dumps.
 
     Attributes:
-        where: of the calls.
+        where: place of the calls.
         quantity: its name.
         cells: the verdicts at each rank and microbatch.
     """

@@ -40,7 +40,7 @@ def colourful(terminal: bool, environment: Mapping[str, str] = os.environ) -> bo
 def screen(report: Report, *, width: int = WIDTH, height: int = HEIGHT, colour: bool = False) -> str:
     """Return the report in at most ``height`` lines of ``width`` columns: failures first, then the closest calls.
 
-    What there is no room for is counted; the files of the report hold all of it.
+    Lines that do not fit are counted; the files of the report hold all of them.
     """
     lines: list[str] = []
     for block in _blocks(report, width):

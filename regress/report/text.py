@@ -27,8 +27,8 @@ def headline(verdict: Verdict, where: str = "") -> str:
         drift: log_probs: sample g/0, position 17, token 5 'a': golden -1.5, actual -1.25, 3 x tolerance (dense/...)
 
     Args:
-        where: of the comparison, such as ``case/variant``; it stands in brackets together with the place within it, if
-            there is room. Without it no place is named.
+        where: name of the comparison, such as ``case/variant``; it stands in brackets together with the place
+            within it, if there is room. Without it no place is named.
     """
     line = f"{verdict.status}: {name_of(verdict)}: {_finding(verdict)}"
     place = f" ({placed(where, verdict)})" if where else ""
@@ -49,14 +49,14 @@ def explain(
     """Return the details of a failure, several lines.
 
     Args:
-        verdicts: those that failed the test, the most telling first.
+        verdicts: verdicts that failed the test, the most telling first.
         where: the first was found; by default its place.
-        divergence: where the same run went wrong first; ``diagnoses`` are the probable causes.
-        environment: how the environment differs from that of the recording, one sentence each.
-        commands: what to run next, by purpose: ``{"reproduce": "pytest ..."}``.
+        divergence: first divergence of the same run; ``diagnoses`` are the probable causes.
+        environment: differences from the environment of the recording, one sentence each.
+        commands: next commands, by purpose: ``{"reproduce": "pytest ..."}``.
 
     Raises:
-        ValueError: for no verdict at all.
+        ValueError: if there is no verdict.
     """
     if not verdicts:
         raise ValueError("there is no verdict to explain")
@@ -95,7 +95,7 @@ def _element(worst: Worst) -> Iterator[str]:
 def _figures(verdict: Verdict) -> Iterator[str]:
     worst = verdict.worst
     assert worst is not None
-    if verdict.status not in _BY_VALUE:  # an error of NaN, or a share of an infinity, says nothing
+    if verdict.status not in _BY_VALUE:  # an error of NaN, or a share of an infinity, is meaningless
         if verdict.over:
             yield f"  elements   {verdict.over} of {verdict.count}"
         return
@@ -153,7 +153,7 @@ def told(divergence: Divergence | None, diagnoses: Sequence[Diagnosis], *verdict
     """Yield the first divergence, the affected quantities, the probable causes and the next commands, line by line.
 
     Args:
-        verdicts: those whose reader asks.
+        verdicts: verdicts of the test that is explained.
     """
     if divergence is not None:
         first, *rest = str(divergence).splitlines()

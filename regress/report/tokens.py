@@ -50,10 +50,10 @@ class TokenTable:
         where: replay or comparison.
         place: step and update.
         samples: names, such as ``000001-0002/3``; ``lengths`` their tokens.
-        ids: ``[tokens]`` token ids, -1 where nothing tells them.
+        ids: ``[tokens]`` token ids, -1 where they are unknown.
         text: ``[tokens]`` what each reads as; empty without a tokenizer.
         mask: ``[tokens]`` whether it enters the loss.
-        values: by quantity, in the order of computation.
+        values: values by quantity, in the order of computation.
         left_out: samples that there was no room for.
     """
 
@@ -89,13 +89,13 @@ def token_table(
 ) -> TokenTable:
     """Return the token values of one update's records, as far as their layouts locate them; nothing is refused.
 
-    Of several values of a token the one that is furthest off stands for all. If there are more tokens than `LIMIT`, the
-    samples that are furthest off stay.
+    Of several values of a token the one furthest off is shown. If there are more tokens than `LIMIT`, the
+    samples furthest off are kept.
 
     Args:
         truth: canonical golden values of the update, ``quantity -> tensor name -> array``.
-        tolerances: of a quantity; None leaves it out.
-        text: of a token id.
+        tolerances: tolerance of a quantity; None leaves it out.
+        text: text of a token id.
     """
     inputs = truth.get("batch_inputs", {})
     mask = np.asarray(inputs.get("response_mask", np.ones(frame.size)), bool)
@@ -122,7 +122,7 @@ def table_of(
     """Return a table of values that are known token by token.
 
     Args:
-        ids: ``[frame.size]`` token ids; None where nothing tells them.
+        ids: ``[frame.size]`` token ids; None where they are unknown.
         mask: ``[frame.size]`` loss tokens.
         columns: golden and actual values ``[frame.size]``, NaN where nothing was recorded, and how they are judged.
     """

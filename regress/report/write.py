@@ -22,8 +22,8 @@ JSON_NAME, TEXT_NAME = "report.json", "report.txt"
 def write_report(folder: Path, report: Report) -> list[Path]:
     """Write ``index.html``, ``report.json`` and ``report.txt`` into a folder, each whole or not at all.
 
-    The bytes depend on what was judged, and not on the order in which workers told it. Where GitHub Actions names a
-    file for the summary of the step, that is told, too.
+    The bytes depend on the judged values, and not on the order in which workers reported them. If GitHub
+    Actions names a summary file for the step, the report is appended to it, too.
 
     Returns:
         The paths of the files.

@@ -45,9 +45,9 @@ def make_dataset(task: Task, train_size: int, eval_size: int) -> Dataset:
 def training_batch(problems: Sequence[Problem], step: int, prompts_per_step: int, seed: int) -> list[Problem]:
     """Return the problems of training step `step` (from 0).
 
-    A pure function: a resumed or replayed run needs no sampler state. Each epoch visits the problems in an
-    order of its own and ends when fewer than prompts_per_step are left, so no step holds a prompt twice.
-    Raises TaskError if there are fewer problems than that.
+    A pure function: a resumed or replayed run needs no sampler state. Each epoch visits the problems in its
+    own order and ends when fewer than prompts_per_step are left, so no step holds a prompt twice. Raises
+    TaskError if there are fewer problems than that.
     """
     if not 1 <= prompts_per_step <= len(problems):
         raise TaskError(

@@ -24,7 +24,8 @@ def below(rng: Random, bound: int) -> int:
 def distinct(rng: Random, bound: int) -> Iterator[int]:
     """Yield all integers of [0, bound) in random order, lazily, at O(1) memory and time for each one drawn.
 
-    A Fisher-Yates shuffle that stores only the places it has changed, so bound may be astronomically large.
+    A Fisher-Yates shuffle that stores only the positions it has changed, so bound may be astronomically
+    large.
     """
     moved: dict[int, int] = {}
     for start in range(bound):

@@ -17,10 +17,9 @@ WRONG = "?"
 
 
 def checker(problem: Problem, completion: str) -> str | None:
-    """Return the completion at the answer's length, with "?" for every wrong character; None if it is
-    correct.
+    """Return the completion at the answer's length, with "?" for every wrong character; None if it is correct.
 
-    To "dcx" for the answer "dcba" it says "dc??".
+    For the answer "dcba", the reply to "dcx" is "dc??".
     """
     if is_correct(problem, completion):
         return None

@@ -12,9 +12,9 @@ from regress.trust import require_allowed
 def named_function(key: str, kind: str, name: str, registry: Mapping[str, Callable[..., Any]]) -> Any:
     """Return the function `name` of the registry, or of a path "package.module:function".
 
-    `key` is the configuration key that holds the name, and `kind` what it names, such as "reward". Raises
-    TaskError for an unknown name, and for a path that must not (see `regress.trust`) or cannot be imported, or that
-    leads to no function.
+    `key` is the configuration key of the name, and `kind` the kind of function, such as "reward". Raises
+    TaskError for an unknown name, and for a path that must not (see `regress.trust`) or cannot be imported,
+    or that leads to no function.
     """
     if name in registry:
         return registry[name]

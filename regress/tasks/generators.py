@@ -112,7 +112,8 @@ def modular_sum(min_terms: int, max_terms: int, max_value: int, modulus: int) ->
 def gcd(max_value: int) -> Iterator[Stratum]:
     """Yield problems such as "gcd 12 18" with the answer "6": ordered pairs from 1 to max_value.
 
-    One stratum for each answer: of uniform pairs 61 % have the answer 1, and a model would learn only this.
+    There is one stratum for each answer: 61 % of uniform pairs have the answer 1, and a model would learn
+    only this.
     """
     pairs: dict[int, list[tuple[int, int]]] = {}
     for a, b in product(range(1, max_value + 1), repeat=2):

@@ -38,10 +38,9 @@ def exact_match(problem: Problem, completion: str) -> float:
 
 @register_reward("contains_answer")
 def contains_answer(problem: Problem, completion: str) -> float:
-    """Return 1 if the completion is the answer, 0.5 if the answer is one of its whitespace-separated words,
-    else 0.
+    """Return 1 if the completion is the answer, 0.5 if the answer is one of its whitespace-separated words, else 0.
 
-    Whole words: "12" is not found in "0123456789", which would be a way to be paid for everything.
+    Only whole words count: otherwise "0123456789" would be rewarded for every number that it contains.
     """
     if is_correct(problem, completion):
         return 1.0
@@ -63,10 +62,9 @@ _FORMATS = (re.compile(r"-?[0-9]+"), re.compile(r"[a-z]+"), re.compile(r"[A-Za-z
 
 @register_reward("format")
 def answer_format(problem: Problem, completion: str) -> float:
-    """Return 1 if the completion has the form of the answer (integer, lower-case word, word, one token), else
-    0.
+    """Return 1 if the completion has the form of the answer (integer, lower-case word, word, one token), else 0.
 
-    For an answer of several words any text will do that is not empty.
+    For an answer of several words any non-empty text will do.
     """
     text = completion.strip(WHITESPACE)
     for pattern in _FORMATS:

@@ -31,10 +31,9 @@ def shares(sizes: Sequence[int], count: int) -> list[int]:
 
 
 def draw(strata: Sequence[Stratum], count: int, rng: Random) -> list[tuple[str, str]]:
-    """Draw `count` (prompt, answer) pairs with distinct prompts in random order; all of them if there are
-    fewer.
+    """Draw `count` (prompt, answer) pairs with distinct prompts in random order; all of them if there are fewer.
 
-    The kinds are mixed evenly: drawn uniformly, nearly all words of 3 to 5 letters would have 5.
+    The kinds are mixed evenly: uniform draws from words of 3 to 5 letters would nearly all have 5.
     """
     pairs = []
     for stratum, share in zip(strata, shares([s.size for s in strata], count), strict=True):

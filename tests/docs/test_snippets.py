@@ -1,8 +1,8 @@
 """Commands and snippets of the README and the documentation: they name what exists, and they run.
 
 A fenced block of ``sh`` is run, command by command, in one directory for each page; one of ``python`` is compiled.
-A block that begins with ``# name.py`` or ``# pyproject.toml`` lies there as a file. A command that is to fail says
-``# exits with 1``.
+A block that begins with ``# name.py``, ``# name.yaml`` or ``# pyproject.toml`` lies there as a file. A command that is
+to fail says ``# exits with 1``.
 ``<!-- not run: reason -->`` before a block keeps it from running, and from nothing else.
 """
 
@@ -62,7 +62,7 @@ def blocks(page: Path) -> list[Block]:
 def files(page: Path) -> Iterator[tuple[str, str]]:
     """Name and text of the files that a page shows."""
     for block in blocks(page):
-        named = re.match(r"# (\w+\.(?:py|toml))\n", block.body)
+        named = re.match(r"# (\w+\.(?:py|toml|yaml))\n", block.body)
         if named is not None:
             yield named[1], block.body
 
@@ -161,6 +161,7 @@ def test_commands_run(page: Path, tmp_path: Path) -> None:
             (tmp_path / name).write_text(body)
     paths = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     environment = {**os.environ, "PATH": paths, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+    environment.pop("CI", None)  # where goldens are not written
     for block in chosen:
         for command, expected in block.steps:
             done = subprocess.run(

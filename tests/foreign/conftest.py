@@ -1,4 +1,4 @@
-"""What tests of foreign trainers share."""
+"""Fixtures of tests of foreign trainers."""
 
 from __future__ import annotations
 

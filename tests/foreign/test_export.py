@@ -1,4 +1,4 @@
-"""What an export writes, refuses, and leaves behind when it breaks off."""
+"""Exports: files written, cases refused, and no trace of an interrupted one."""
 
 from __future__ import annotations
 

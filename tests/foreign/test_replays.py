@@ -94,7 +94,7 @@ def test_an_adapter_that_cannot_is_told_in_one_sentence(name: str, project: Fore
     code, said = project.pytest("-n", "0", "-k", "dense/base/step0")
     assert code == 1, said
     assert sentence in said
-    assert "Traceback" not in said
+    assert "INTERNALERROR" not in said
 
 
 @pytest.mark.extended
@@ -140,6 +140,10 @@ LESS: dict[str, tuple[str, str]] = {
 def test_what_is_not_recorded_is_never_left_out_unseen(name: str, project: ForeignProject) -> None:
     less, sentence = LESS[name]
     (project.folder / "partial.py").write_text(PARTIAL.format(less=less))
+    if name == "a rank":  # which would hold no token that is not on the other, either
+        text = (project.folder / "my_adapter.py").read_text()
+        text = text.replace('TYPES = ("forward_data", "is_loss_debug", ', "TYPES = (")
+        (project.folder / "my_adapter.py").write_text(text)
     project.named("partial:run")
     variant = "dp2" if name == "a rank" else "base"
     code, said = project.regress("replay", "dense", "--variants", variant)

@@ -53,7 +53,7 @@ def rollouts(count: int = 6, seed: int = 0, runs: int = 2) -> list[Sample]:
 
 @dataclass
 class Nexrl:
-    """How a run was set up, and so how its dump looks.
+    """Setup of a NexRL run, which decides the form of its dump.
 
     Attributes:
         old: whether it is of the generation before commit 5bd3f78.

@@ -286,7 +286,9 @@ def _values(draw: Callable[[Any], Any], shape: Sequence[int]) -> Any:
 
 @st.composite
 def damaged(draw: Callable[[Any], Any]) -> Taps:
-    """What a trainer may tap by mistake: other shapes, wrong layouts, repeated samples, ranks without a mesh."""
+    """Draw taps with a trainer's possible mistakes: other shapes, wrong layouts, repeated samples, ranks
+    without a mesh.
+    """
     taps: dict[tuple[int, int], list[tuple[str, dict[str, Any]]]] = {}
     for rank in range(draw(st.integers(1, 2))):
         for micro in range(draw(st.integers(1, 2))):

@@ -64,7 +64,7 @@ class World:
 
 @dataclass
 class Outcome:
-    """What is compared: advantage of each sample's tokens, loss, gradient by parameter name."""
+    """Compared values: advantage of each sample's tokens, loss, gradient by parameter name."""
 
     advantages: list[Tensor]
     loss: float
@@ -151,7 +151,7 @@ def completion_log_probs(
 
 
 def loss_tokens(samples: Sequence[Sample], objective: Objective) -> Tensor:
-    """Which tokens of the completions, one after another, are in the loss."""
+    """Return a mask of the completions' tokens, one completion after another: True for loss tokens."""
     dropped = [objective.mask_truncated_completions and sample.truncated for sample in samples]
     masks = [
         [0] * len(s.completion) if drop else s.model_tokens for s, drop in zip(samples, dropped, strict=True)

@@ -4,6 +4,10 @@
 it computes. What is recorded knows nothing of them: it comes from the gradient of the last hidden states.
 """
 
+import os
+import socket
+import subprocess
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -111,14 +115,8 @@ class Own:
     prompt: int = 0
 
 
-def recorded(world: World, samples: list[Sample], folder: Path, setting: Setting) -> tuple[Path, list[Own]]:
-    """Record one accumulated step of the trainer, and listen to its own derivatives."""
-    more = {key: value for key, value in setting.more.items() if key != "dtype"}
-    case = Setting(**{**vars(setting), "more": more}).case
-    trainer = make_trainer(world, samples, folder / "trainer", case)
-    trainer.model.load_state_dict(world.old.state_dict())
-    if setting.more.get("dtype") == "float32":
-        trainer.model.float()
+def listen(trainer: Any) -> list[Own]:
+    """Listen to the derivatives of a trainer by the log-probs that it computes."""
     own: list[Own] = []
     compute = trainer._get_per_token_logps_and_entropies
 
@@ -133,6 +131,18 @@ def recorded(world: World, samples: list[Sample], folder: Path, setting: Setting
         return out
 
     trainer._get_per_token_logps_and_entropies = listening
+    return own
+
+
+def recorded(world: World, samples: list[Sample], folder: Path, setting: Setting) -> tuple[Path, list[Own]]:
+    """Record one accumulated step of the trainer, and listen to its own derivatives."""
+    more = {key: value for key, value in setting.more.items() if key != "dtype"}
+    case = Setting(**{**vars(setting), "more": more}).case
+    trainer = make_trainer(world, samples, folder / "trainer", case)
+    trainer.model.load_state_dict(world.old.state_dict())
+    if setting.more.get("dtype") == "float32":
+        trainer.model.float()
+    own = listen(trainer)
     trainer.model.train()
     prompts = [{"prompt": f"w{2 + sample.group}"} for sample in samples]
     path = folder / "dump"
@@ -220,3 +230,42 @@ def test_the_objective_of_the_trainer_is_read_off(world: World, tmp_path: Path, 
     for subject in ("temperature", "mask", "aggregation", "advantages"):
         assert found.about(subject) is not None, found.to_text()
     assert max(len(sample.completion) for sample in world.plain) < MAX_COMPLETION_LENGTH
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize(("accumulation", "loss_type"), [(1, "dapo"), (2, "grpo"), (1, "bnpo")])
+def test_two_ranks_under_ddp(tmp_path: Path, accumulation: int, loss_type: str) -> None:
+    """TRL scales its loss by the ranks because DDP averages: divided out, the objective is that of one process."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    script = str(Path(__file__).with_name("trl_ranks.py"))
+    environment = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, script, str(tmp_path), str(accumulation), loss_type],
+            env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    for process in ranks:
+        output, _ = process.communicate(timeout=300)
+        assert process.returncode == 0, output[-3000:]
+    records = {
+        (told.rank, told.micro): told for told in DumpReader(tmp_path / "dump").records("token_gradient")
+    }
+    assert len(records) == 2 * accumulation
+    for rank in range(2):
+        for micro, (prompt, mine) in enumerate(torch.load(tmp_path / f"own{rank}.pt")):
+            told = records[rank, micro]
+            assert told.meta["backward_scale"] == 2.0
+            values = torch.from_numpy(told.tensors["token_gradient"].astype("float64"))[:, prompt:]
+            assert float((values - mine.double() / 2).abs().max()) <= 1e-5 * float(mine.abs().max())
+    setting = Setting(loss_type, accumulation)
+    found = explain_dump(tmp_path / "dump")
+    assert_true(found, setting)
+    for subject in ("temperature", "mask", "aggregation", "advantages"):
+        assert found.about(subject) is not None, found.to_text()

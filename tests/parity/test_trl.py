@@ -167,7 +167,7 @@ def test_trl(world: World, tmp_path: Path, case: Case) -> None:
 def trl_step(
     world: World, samples: list[Sample], directory: Path, case: Case
 ) -> tuple[Outcome, list[list[int]]]:
-    """What TRL back-propagates in one accumulated step, and which samples it put into which microbatch."""
+    """Return the outcome of one accumulated step of TRL, and the samples of each of its microbatches."""
     trainer = make_trainer(world, samples, directory, case)
     prompts = [{"prompt": f"w{2 + sample.group}"} for sample in samples]
     trainer.model.load_state_dict(world.old.state_dict())

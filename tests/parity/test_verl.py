@@ -50,7 +50,7 @@ SAMPLES = GROUPS * GROUP_SIZE
 
 @dataclass(frozen=True)
 class Verl:
-    """What a user sets in verl: ``algorithm.*`` and ``actor_rollout_ref.actor.*``."""
+    """Settings of a verl user: ``algorithm.*`` and ``actor_rollout_ref.actor.*``."""
 
     adv_estimator: str = "grpo"
     norm_adv_by_std_in_grpo: bool = True
@@ -280,7 +280,7 @@ def test_clamps_at_extreme_log_ratios(preset: str) -> None:
 
 
 def verl_step(world: World, samples: list[Sample], case: Case, microbatches: list[list[int]]) -> Outcome:
-    """What verl back-propagates in one mini-batch."""
+    """Return the outcome of one mini-batch of verl."""
     settings = case.settings
     batch = padded(samples, case)
     with torch.no_grad():

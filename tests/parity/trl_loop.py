@@ -108,7 +108,7 @@ def make_trainer(work: Path, peft: bool = False, dtype: str = "float32", **chang
 
     set_seed(7)
     model = AutoModelForCausalLM.from_pretrained(work, dtype=getattr(torch, dtype))
-    config = {
+    config: dict[str, Any] = {
         "output_dir": tempfile.mkdtemp(),
         "use_cpu": True,
         "bf16": False,
@@ -131,12 +131,13 @@ def make_trainer(work: Path, peft: bool = False, dtype: str = "float32", **chang
         "ddp_backend": "gloo" if "RANK" in os.environ else None,
         **changes,
     }
-    lora = {}
+    lora: dict[str, Any] = {}
     if peft:
         from peft import LoraConfig
 
         lora["peft_config"] = LoraConfig(r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
-    return GRPOTrainer(
+    trainer: Any = GRPOTrainer
+    return trainer(
         model=model,
         reward_funcs=reward,
         args=GRPOConfig(**config),

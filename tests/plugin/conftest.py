@@ -73,7 +73,7 @@ class Project:
         return {p.relative_to(root).as_posix(): p.read_bytes() for p in root.rglob("*") if p.is_file()}
 
     def orphans(self) -> list[str] | None:
-        """What `regress golden prune` would be told, or None."""
+        """Return the orphans that `regress golden prune` would remove, or None."""
         path = self.folder / ".pytest_cache/v/regress/orphans"
         found: list[str] | None = json.loads(path.read_text()) if path.exists() else None
         return found
@@ -115,7 +115,7 @@ class GoldenProject(Project):
         return regress.golden.store.GoldenStore(self.folder / "golden")
 
     def manifest(self) -> Manifest:
-        """That of the case."""
+        """Return the manifest of the case."""
         found = self.store().case(self.CASE).manifest
         assert found is not None
         return found

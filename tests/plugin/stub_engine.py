@@ -24,7 +24,7 @@ PATCH = pytest.MonkeyPatch()
 
 
 def replay(case: Any, variant: Any, precision: Any, folder: Path, **_: Any) -> DumpReader:
-    """What stands in the engine's place."""
+    """Replay in place of the engine."""
     with (HERE / "replays.txt").open("a") as file:
         file.write(f"{case.name}/{variant.name}{precision.suffix}\n")
     path = HERE / "stub.json"

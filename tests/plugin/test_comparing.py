@@ -1,4 +1,4 @@
-"""What a comparison says: each kind of difference has its verdict, and the first line of a failure names it."""
+"""Verdicts of a comparison: each kind of difference has its own, and the first line of a failure names it."""
 
 from __future__ import annotations
 

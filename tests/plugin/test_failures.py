@@ -1,4 +1,4 @@
-"""What a failing check shows: the verdict first, where it is, and what to do next."""
+"""Message of a failing check: the verdict first, its place, and the next steps."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ regress.replay.run.replay = replay
 
 
 def interruptible() -> None:
-    """What a shell starts in the background ignores SIGINT, and so would its children."""
+    """Restore SIGINT, which programs that a shell starts in the background, and their children, ignore."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
@@ -131,7 +131,7 @@ class Sessions:
         return until(lambda: not self.processes())
 
     def folders(self) -> list[str]:
-        """What is left of temporary files, but for those of torch itself."""
+        """Return the temporary folders that are left, without those of torch itself."""
         return [path.name for path in self.temporary.iterdir() if path.name.startswith("regress")]
 
 

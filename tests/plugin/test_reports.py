@@ -1,4 +1,4 @@
-"""What a session leaves for people and programs: the report, the properties of JUnit files, GitHub's summary."""
+"""Results of a session for people and programs: the report, the properties of JUnit files, GitHub's summary."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def failing(project: Any) -> Any:
 
 
 def properties(path: Path) -> list[dict[str, str]]:
-    """Of every test of a JUnit file, those that docs/report.md names."""
+    """Return, for every test of a JUnit file, the properties that docs/report.md names."""
     cases = ElementTree.parse(path).getroot().iter("testcase")
     found = [{p.get("name", ""): p.get("value", "") for p in case.iter("property")} for case in cases]
     return [

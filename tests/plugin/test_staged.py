@@ -1,4 +1,4 @@
-"""What tests stage during an update: dropped with a test that fails, and all of it with a session that breaks off."""
+"""Values staged during an update: dropped with a test that fails, and all of them with a session that breaks off."""
 
 from __future__ import annotations
 

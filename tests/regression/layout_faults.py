@@ -64,7 +64,7 @@ class Broken:
 
 
 def run_broken(config: Config, fault: Fault) -> None:
-    """What a rank does: all steps, with the fault."""
+    """Run all steps on a rank, with the fault."""
     run_steps(config, fault())
 
 
@@ -84,7 +84,7 @@ def of_others(value: Any) -> list[Any]:
 
 
 def sums_of(run: Run) -> list[tuple[list[str], ProcessGroup]]:
-    """Which gradients the policy sums over which ranks, a list that may be changed."""
+    """Return the groups of gradients that the policy sums over ranks, as a list that may be changed."""
     model = run.trainer.policy
     assert isinstance(model, ParallelPolicy)
     assert model._summed
@@ -324,7 +324,7 @@ def clipped_by_own_norm() -> None:
 
 
 def replicas_counted_each() -> Prepare:
-    """What several ranks hold enters the norm once for each of them."""
+    """Parameters on several ranks enter the norm once for each of them."""
 
     def change(run: Run) -> None:
         model = run.trainer.policy

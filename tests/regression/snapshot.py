@@ -1,4 +1,4 @@
-"""What the judge says of every fault and of healthy replays, few enough words of it to be kept in a file.
+"""Snapshot of the verdicts on every fault and on healthy replays, short enough to be kept in a file.
 
 ``python tests/regression/snapshot.py`` judges all of them anew and writes the file; the tests compare with it.
 """
@@ -139,7 +139,7 @@ def judged(one: Subject, dump: DumpReader) -> tuple[Scene, list[Verdict]]:
 
 
 def told(verdicts: Sequence[Verdict], scene: Scene) -> dict[str, Any]:
-    """What is kept: numbers of verdicts, the first divergence, what it has in common, and its causes."""
+    """Return the kept facts: numbers of verdicts, the first divergence, its patterns, and its causes."""
     counts: dict[str, dict[str, int]] = {}
     for verdict in verdicts:
         row = counts.setdefault(verdict.quantity, {})

@@ -1,4 +1,4 @@
-"""What docs/findings.md tells of released frameworks, as variants under test: their own path, and what the judge says.
+"""Findings of docs/findings.md on released frameworks, as variants under test: their own path, and the verdicts.
 
 Those that need several ranks and a change of the engine stand in test_layout_faults.py.
 """
@@ -26,7 +26,7 @@ STORE = GoldenStore(Path(__file__).parents[2] / "golden")
 
 
 def failures(name: str, folder: Path, prepare: Callable[[Run], None] | None = None) -> list[Verdict]:
-    """What the judge has against the first step of ``case/variant`` in float64."""
+    """Return the failing verdicts on the first step of ``case/variant`` in float64."""
     case, spelled = name.split("/")
     overrides = overrides_of(spelled)
     assert overrides is not None

@@ -116,6 +116,7 @@ def test_what_a_foreign_trainer_did_not_record_is_said(tmp_path: Path) -> None:
     )
     done = run("golden:dense", dump)
     assert done.exit_code == 0, done.output
+    assert "note: step 1, step 2 of dense has no counterpart in the actual dump" in done.output
     for stage in ("is_loss_debug", "activations", "optimizer"):
         assert f"note: {stage} is in the golden dump only" in done.output
 

@@ -53,7 +53,7 @@ def parallel(text: str) -> list[str]:
 
 
 def launch(command: Sequence[str], overrides: Sequence[str]) -> str:
-    """What a launched run prints; nothing of it remains."""
+    """Return the output of a launched run; nothing else of it remains."""
     train = ("-m", "regress", "train", "--config-name", "reverse_string")
     process = subprocess.Popen(
         [sys.executable, "-m", *command, *train, *overrides],

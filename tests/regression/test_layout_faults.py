@@ -660,10 +660,12 @@ NO_FAULT_THERE = (
     # 3e-7 of the gradient: less than the noise of float32, and why the mathematics is judged in float64
     (bugs.epsilon_of_every_rank, "tied", "fsdp2", Precision.FLOAT32),
 )
-"""Where it changes nothing, or less than can be seen."""
+"""Places where a fault changes nothing, or less than can be seen."""
 
 NOT_RECORDED = (bugs.metrics_of_own_rank, "dense", "dp2", Precision.FLOAT64)
-"""What a step reports of itself is in no record, so nobody can judge it; the parameters do not depend on it."""
+"""Fault of the metrics that a step reports, which are in no record, so no judge can see it; parameters do
+not depend on them.
+"""
 
 IN_FLOAT32 = (
     "sums_left_out-dense-tp2",
@@ -672,7 +674,7 @@ IN_FLOAT32 = (
     "decay_on_one_rank_only-dense-dp2",
     "counter_ahead_on_a_rank-dense-dp2",
 )
-"""Of the faults above, from gross ones to the smallest."""
+"""Selection of the faults above, from gross ones to the smallest."""
 
 Broken = Callable[..., tuple[Replay, list[Verdict]]]
 
@@ -769,7 +771,7 @@ def in_matrix(fault: Fault) -> bool:
 
 
 HEALTHY = dict.fromkeys((f.case, f.variant) for f in FAULTS if not in_matrix(f))
-"""What the matrix of replays does not show to be right without a fault."""
+"""Replays of the faults' cases and variants that the matrix does not already prove right without a fault."""
 
 
 @pytest.mark.one_in(2)

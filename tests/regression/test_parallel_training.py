@@ -90,7 +90,7 @@ LAUNCHER = {
     "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4",
     "ACCELERATE_DYNAMO_BACKEND": "EAGER",
 }
-"""What a configuration file of accelerate may ask for, and a run must not take."""
+"""Settings that a configuration file of accelerate may hold, and a run must not follow."""
 
 
 @pytest.fixture(scope="module")

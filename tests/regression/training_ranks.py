@@ -1,4 +1,4 @@
-"""What ranks run in tests of training on several of them; a module of its own, because ranks import it."""
+"""Functions that ranks run in tests of training on several of them; a module of its own, because ranks import it."""
 
 from __future__ import annotations
 
@@ -63,8 +63,11 @@ def sampled(folder: Path, overrides: Sequence[str], stale: bool = False) -> dict
 
 
 def failing(folder: Path, overrides: Sequence[str], fault: str, culprit: int) -> tuple[str, str]:
-    """What this rank raises when something is wrong on one of them; a rank that returns does not end, as one that
-    raises does, so that the others can only know what they were told."""
+    """Return the error of this rank when something is wrong on one of them.
+
+    A rank that returns does not end, as one that raises does, so the others can only know what was reported
+    to them.
+    """
     with pytest.MonkeyPatch.context() as patch:
         if distributed.get_rank() == culprit:
             FAULTS[fault](patch)

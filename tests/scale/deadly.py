@@ -15,7 +15,7 @@ class Deadly:
         self.owner = os.getpid()
 
     def has(self, quantity: str, name: str) -> bool:
-        """Whether a tensor is selected; asked of every one that is compared."""
+        """Return True, for every tensor, in the process that made the selection; kill any other process."""
         if os.getpid() != self.owner:
             os.kill(os.getpid(), signal.SIGKILL)
         return True

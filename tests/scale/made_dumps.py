@@ -25,7 +25,7 @@ SMALL = {"embed.weight": (130, 8), "mlp.weight": (67, 6), "norm.weight": (257,)}
 
 @dataclass(frozen=True)
 class Made:
-    """What a dump holds. Values do not depend on how it is divided.
+    """Content of a dump. Values do not depend on its split over ranks.
 
     Attributes:
         samples: over all ranks; every rank has its share of them, in microbatches of ``rows``.
@@ -160,7 +160,7 @@ def sparse_file(
     end = 0
     for name, array in arrays.items():
         start, end = end, end + array.nbytes
-        code = safetensors._CODES[tensors[name][0]]
+        code = safetensors.CODES[tensors[name][0]]
         header[name] = {"dtype": code, "shape": list(array.shape), "data_offsets": [start, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)

@@ -90,7 +90,7 @@ def test_processes_that_die_all_the_time_change_nothing(
 
 
 def die() -> None:
-    """What a worker does first, in place of waiting for work."""
+    """Kill the worker in place of waiting for work."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 

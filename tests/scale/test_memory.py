@@ -34,7 +34,7 @@ print(json.dumps({"peak": kilobytes << 10, "code": found.exit_code, "elements": 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a comparison found, and the most memory that it had."""
+    """Result of a comparison, and its peak memory."""
 
     peak: int
     code: int

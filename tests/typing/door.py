@@ -1,4 +1,4 @@
-"""What a type checker sees of the public API; `mypy --strict` reads this file, nothing runs it.
+"""Public API as a type checker sees it; `mypy --strict` reads this file, nothing runs it.
 
 Each ignored line is a mistake that must be found: an ignore that is not needed is an error itself.
 """

@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from regress.compare.alignment.spans import NO_LAYOUT, Spans
 from regress.compare.quantities import MASKS, MICRO_STAGES, STEP_STAGES
 from regress.dump.record import Record
 from regress.errors import CompareError
-from regress.layout import Segment, TokenFrame, TokenLayout
+from regress.layout import TokenFrame, TokenLayout
 
 
 class Key(NamedTuple):
@@ -97,36 +98,17 @@ def told_loss_tokens(
 
 
 def _layout(meta: Mapping[str, Any], name: str, frame: TokenFrame) -> TokenLayout:
-    try:
-        layout = TokenLayout.from_json(meta["layout"])
-        keys = [(str(group), int(run)) for group, run in meta["samples"]]
-    except (KeyError, TypeError, ValueError) as error:
-        raise CompareError(
-            f"{name} has no usable token layout ({type(error).__name__}: {error}); tap it with layout= and "
-            'meta={"samples": [(group_id, run_id), ...]}, one for each segment'
-        ) from None
-    if len(keys) != len(layout.segments):
-        raise CompareError(
-            f"{name} has {len(layout.segments)} segments but {len(keys)} samples in its metadata; name the sample of "
-            "each segment"
-        )
+    spans = Spans.of(meta, name)
     index = {key: number for number, key in enumerate(frame.samples)}
-    segments = tuple(
-        _renumbered(segment, key, index, frame, name)
-        for segment, key in zip(layout.segments, keys, strict=True)
-    )
-    return TokenLayout(layout.shape, segments)
-
-
-def _renumbered(
-    segment: Segment, key: tuple[str, int], index: dict[tuple[str, int], int], frame: TokenFrame, name: str
-) -> Segment:
-    words = f"{key[0]}/{key[1]}"
-    if key not in index:
-        raise CompareError(f"{name} holds sample {words}, which does not belong to this update")
-    sample = index[key]
-    if segment.stop > frame.lengths[sample]:
-        raise CompareError(
-            f"{name} holds {segment.stop} tokens of sample {words}, which has {frame.lengths[sample]}"
-        )
-    return segment._replace(sample=sample)
+    for key, _, stop, _, _ in spans.segments:
+        words = f"{key[0]}/{key[1]}"
+        if key not in index:
+            raise CompareError(f"{name} holds sample {words}, which does not belong to this update")
+        if stop > frame.lengths[index[key]]:
+            raise CompareError(
+                f"{name} holds {stop} tokens of sample {words}, which has {frame.lengths[index[key]]}"
+            )
+    try:
+        return spans.layout(index, frame)
+    except ValueError as error:
+        raise CompareError(f"{name} has no usable token layout ({error}): {NO_LAYOUT}") from None

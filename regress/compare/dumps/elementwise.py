@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from regress.compare.dumps.listing import NO_LAYOUT, Listed, Spans
+from regress.compare.alignment.spans import NO_LAYOUT, Spans
+from regress.compare.dumps.listing import Listed
 from regress.compare.dumps.match import Matching
 from regress.compare.quantities import (
     OTHER,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -53,13 +53,16 @@ def told(results: Sequence[tuple[U, Sequence[Finding]]]) -> tuple[list[str], lis
     return notes, [*problems]
 
 
-def settle(
-    results: Sequence[tuple[U, Sequence[Finding]]],
-) -> tuple[list[Verdict], list[tuple[U, dict[tuple[str, str], float]]]]:
-    """Verdicts under the scale of a tensor over all units, and the units that have to be compared anew under it.
+Again = Callable[[Sequence[tuple[U, Mapping[tuple[str, str], float]]]], Iterable[Sequence[Finding]]]
+"""Compares units anew under scales of ``(quantity, name)``, and gives the findings in the order of the units."""
+
+
+def settle(results: Sequence[tuple[U, Sequence[Finding]]], run: Again[U]) -> list[Verdict]:
+    """Verdicts under the scale of a tensor over all units, in the order of the units and their findings.
 
     The tolerance of a tensor is relative to its largest golden value over all ranks and microbatches. A unit judges by
-    the largest that it sees, which is stricter: what passes there passes, what fails there may not.
+    the largest that it sees, which is stricter: what passes there passes, what fails there may not, and is compared
+    anew.
     """
     scales: dict[tuple[Any, ...], float] = {}
     for _, findings in results:
@@ -67,22 +70,25 @@ def settle(
             scales[_tensor(finding.verdict)] = max(
                 scales.get(_tensor(finding.verdict), 0.0), finding.verdict.scale
             )
-    verdicts: list[Verdict] = []
-    again = []
-    for unit, findings in results:
-        larger = {
+    larger = [
+        {
             (f.verdict.quantity, f.verdict.name): scales[_tensor(f.verdict)]
             for f in findings
             if f.verdict.status is Status.DRIFT and f.verdict.scale < scales[_tensor(f.verdict)]
         }
-        if larger:
-            again.append((unit, larger))
-        verdicts += [
-            _rescaled(f, scales[_tensor(f.verdict)])
-            for f in findings
-            if (f.verdict.quantity, f.verdict.name) not in larger
-        ]
-    return verdicts, again
+        for _, findings in results
+    ]
+    again = iter(run([(unit, names) for (unit, _), names in zip(results, larger, strict=True) if names]))
+    verdicts: list[Verdict] = []
+    for (_, findings), names in zip(results, larger, strict=True):
+        anew: dict[tuple[str, str], list[Verdict]] = {}
+        for finding in next(again) if names else ():
+            anew.setdefault((finding.verdict.quantity, finding.verdict.name), []).append(finding.verdict)
+        for finding in findings:
+            key = finding.verdict.quantity, finding.verdict.name
+            own = anew[key].pop(0) if key in names else _rescaled(finding, scales[_tensor(finding.verdict)])
+            verdicts.append(own)
+    return verdicts
 
 
 def _tensor(verdict: Verdict) -> tuple[Any, ...]:

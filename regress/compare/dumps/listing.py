@@ -6,17 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from regress.compare.alignment.keys import Key, key_of
+from regress.compare.alignment.spans import Spans
 from regress.compare.quantities import UPDATE_STAGES
 from regress.dump.arrays import dtype_name
 from regress.dump.record import Record
 from regress.errors import CompareError
-from regress.layout import SampleKey, Segment, ShardLayout, TokenFrame, TokenLayout
-
-PADDING = -1
+from regress.layout import SampleKey, ShardLayout
 
 PLACES = 1 << 24
 """So many tokens may a layout have, however small the tensors of its record are."""
@@ -35,73 +31,7 @@ LIGHT = (
 """Metadata that a comparison is planned by."""
 
 
-NO_LAYOUT = 'tap it with layout= and meta={"samples": [(group_id, run_id), ...]}, one for each segment, or by tap_batch'
 """What makes tensors of tokens comparable."""
-
-
-@dataclass(frozen=True)
-class Spans:
-    """Where tokens lie in local ``[B, T]`` tensors.
-
-    Attributes:
-        segments: ``(sample, start, stop, row, column)`` of each run of tokens.
-    """
-
-    shape: tuple[int, int]
-    segments: tuple[tuple[SampleKey, int, int, int, int], ...]
-
-    @classmethod
-    def of(cls, meta: Mapping[str, Any], name: str) -> Spans:
-        """The layout in a record's metadata; raises `CompareError` for none, or an unusable one."""
-        if "layout" in meta and "samples" not in meta:
-            raise CompareError(
-                f"{name} has a token layout, but nothing tells whose tokens these are: {NO_LAYOUT}"
-            )
-        try:
-            rows, columns = (int(size) for size in meta["layout"]["shape"])
-            keys = [(str(group), int(run)) for group, run in meta["samples"]]
-            segments = tuple(
-                (key, int(start), int(stop), int(row), int(col))
-                for key, (_, start, stop, row, col) in zip(keys, meta["layout"]["segments"], strict=True)
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise CompareError(
-                f"{name} has no usable token layout ({type(error).__name__}: {error}): {NO_LAYOUT}"
-            ) from None
-        for key, start, stop, row, col in segments:
-            inside = 0 <= row < rows and 0 <= col <= columns - (stop - start)
-            if not (inside and 0 <= start < stop):
-                raise CompareError(
-                    f"{name} has a segment of sample {key[0]}/{key[1]} that leaves its tensors; record it again"
-                )
-        return cls((rows, columns), segments)
-
-    def canonical(self, index: Mapping[SampleKey, int], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-        """``[B * T]`` canonical token at each place, `PADDING` where there is none of the samples in ``index``."""
-        found = np.full(self.shape[0] * self.shape[1], PADDING, np.int64)
-        for key, start, stop, row, col in self.segments:
-            if key in index:
-                place = row * self.shape[1] + col
-                found[place : place + stop - start] = np.arange(start, stop) + offsets[index[key]]
-        return found
-
-    def layout(self, index: Mapping[SampleKey, int], frame: TokenFrame) -> TokenLayout:
-        """The layout in the numbers of a frame; what does not belong to it is padding.
-
-        Args:
-            index: the frame's number of each sample, by the key that it has here.
-        """
-        segments = (
-            Segment(index[key], start, min(stop, frame.lengths[index[key]]), row, col)
-            for key, start, stop, row, col in self.segments
-            if key in index
-        )
-        return TokenLayout(self.shape, tuple(segment for segment in segments if segment.start < segment.stop))
-
-    @property
-    def samples(self) -> tuple[SampleKey, ...]:
-        """The samples that have a token here."""
-        return tuple(dict.fromkeys(segment[0] for segment in self.segments))
 
 
 @dataclass(frozen=True)

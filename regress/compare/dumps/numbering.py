@@ -84,13 +84,13 @@ def numbered_as(golden: GoldenSide, actual: Side) -> tuple[Side, list[str]]:
     others = _numbers(actual)
     same = {number: number for number in known if number in others}
     if len(same) == len(others) and _agree(golden, actual, same):
-        return (golden if len(same) == len(known) else Numbered(golden, same)), []
+        return (golden if len(same) == len(known) else Numbered(golden, same)), _left(golden, known, same)
     ordered = dict(zip(known, others, strict=False))
     if not _agree(golden, actual, ordered):
         chosen = _by_content(golden, actual, known, others)
         ordered = chosen or same or ordered
     if all(own == number for own, number in ordered.items()):
-        return Numbered(golden, ordered), []
+        return Numbered(golden, ordered), _left(golden, known, ordered)
     told = ", ".join(f"{number} with {own} of the case" for own, number in [*ordered.items()][:4])
     more = " ..." if len(ordered) > 4 else ""
     notes = [
@@ -99,7 +99,16 @@ def numbered_as(golden: GoldenSide, actual: Side) -> tuple[Side, list[str]]:
     left = [str(number) for number in others if number not in ordered.values()]
     if left:
         notes.append(f"{', '.join(left)} of the actual dump has no counterpart in {golden.case.name}")
-    return Numbered(golden, ordered), notes
+    return Numbered(golden, ordered), [*notes, *_left(golden, known, ordered)]
+
+
+def _left(golden: GoldenSide, known: Sequence[Number], numbers: Mapping[Number, Number]) -> list[str]:
+    """A sentence on recorded updates that are not compared."""
+    left = [str(number) for number in known if number not in numbers]
+    if not left:
+        return []
+    more = f" and {len(left) - 4} more" if len(left) > 4 else ""
+    return [f"{', '.join(left[:4])}{more} of {golden.case.name} has no counterpart in the actual dump"]
 
 
 def _numbers(side: Side) -> list[Number]:

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeAlias
 
+from regress.compare.alignment.spans import Spans
 from regress.compare.dumps.elementwise import Elementwise, is_share, layouts_of, told_notes
 from regress.compare.dumps.holders import Holders
-from regress.compare.dumps.listing import Listed, Spans, has_rows_of_loss_tokens
+from regress.compare.dumps.listing import Listed, has_rows_of_loss_tokens
 from regress.compare.dumps.match import Matching
 from regress.compare.dumps.options import Options, Planned
 from regress.compare.dumps.presence import Stage

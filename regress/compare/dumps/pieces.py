@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from regress.compare.dumps.listing import PADDING
+from regress.compare.alignment.spans import PADDING
 from regress.compare.verdicts.block import Block
 from regress.dump.arrays import Array
 from regress.dump.mapped import release

@@ -104,7 +104,7 @@ class Stage:
             )
             return
         options = (side.config.get("debug") or {}).get("dump_options") or {}
-        if self.golden and self.ours.system == "golden" and options.get(self.name) is False:
+        if self.golden and self.ours.system == "golden" and options and not options.get(self.name):
             self.notes.append(f"{self.name} was not compared: {side.folder} was recorded without it")
             return
         status = Status.MISSING if self.golden else Status.EXTRA

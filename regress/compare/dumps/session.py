@@ -17,6 +17,7 @@ from regress.compare.dumps.shares import ShareUnit, compare_shares
 from regress.compare.dumps.sides import open_side
 from regress.compare.dumps.single import SingleUnit, check_single
 from regress.compare.dumps.units import Unit, compare_unit
+from regress.compare.dumps.unknown import unknown
 from regress.compare.updates.golden import in_order
 from regress.compare.verdicts.verdict import Verdict
 from regress.errors import CompareError
@@ -114,10 +115,9 @@ def compare_dumps(
     planned.notes += notes
     planned.problems += problems
     results = [(unit, [finding for finding in findings if not finding.problem]) for unit, findings in results]
-    verdicts, again = settle(results)
-    for (_, scales), findings in zip(again, run(again), strict=True):
-        found = (finding.verdict for finding in findings)
-        verdicts += [verdict for verdict in found if (verdict.quantity, verdict.name) in scales]
+    verdicts = settle(results, run)
+    failed = {verdict.quantity for verdict in verdicts if not verdict.ok}
+    planned.notes += unknown(ours, open_side(actual), failed)
     comparison = Comparison(
         golden,
         actual,

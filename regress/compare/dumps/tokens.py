@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from regress.compare.alignment.held import held
 from regress.compare.alignment.keys import key_of
 from regress.compare.alignment.locate import Locator
-from regress.compare.dumps.listing import Spans, listed
+from regress.compare.alignment.spans import Spans
+from regress.compare.dumps.listing import listed
 from regress.compare.dumps.pieces import Index, Part, token_part
 from regress.compare.dumps.sides import Side
 from regress.compare.quantities import (

@@ -7,6 +7,7 @@ from typing import Any
 
 from regress.compare.alignment.keys import Key, key_of
 from regress.compare.alignment.locate import Locator
+from regress.compare.alignment.spans import Spans
 from regress.compare.quantities import MICRO_STAGES
 from regress.compare.updates.groups import Groups
 from regress.compare.updates.invariants import judge_invariants
@@ -15,7 +16,8 @@ from regress.compare.updates.plan import Plan
 from regress.compare.updates.replicas import Replicas
 from regress.compare.verdicts.verdict import Place, Verdict
 from regress.dump.record import Record
-from regress.layout import SampleKey, TokenFrame, TokenLayout
+from regress.errors import CompareError
+from regress.layout import SampleKey, TokenFrame
 
 
 def check_records(
@@ -42,13 +44,11 @@ def frame_of(records: Sequence[Record]) -> TokenFrame:
 
 def _segments(record: Record) -> Iterator[tuple[SampleKey, int]]:
     try:
-        layout = TokenLayout.from_json(record.meta["layout"])  # type: ignore[arg-type]  # what is not, raises
-        names: Any = record.meta["samples"]
-        keys = [(str(group), int(run)) for group, run in names]
-    except (KeyError, TypeError, ValueError):
+        spans = Spans.of(record.meta, record.type)
+    except CompareError:
         return  # a record without tokens, or one that says nothing of them
-    for key, segment in zip(keys, layout.segments, strict=False):
-        yield key, segment.stop
+    for key, _, stop, _, _ in spans.segments:
+        yield key, stop
 
 
 def plan_of(placed: PlacedRecords, records: Sequence[Record], roots: Mapping[int, int] | None = None) -> Plan:

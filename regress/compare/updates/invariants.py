@@ -109,7 +109,7 @@ class _Update:
         """Canonical and local indices of the loss tokens of a record ``[B, T]``."""
         canonical, local = self.placed.layouts[key].indices(self.frame.offsets)
         mask = record.tensors.get("effective_valid", record.tensors.get("response_mask"))
-        if mask is None:
+        if mask is None or mask.shape != self.placed.layouts[key].shape:
             return canonical, local
         kept = mask.reshape(-1)[local].astype(bool)
         return canonical[kept], local[kept]

@@ -90,7 +90,8 @@ def load(file: BinaryIO, data: memoryview) -> Any:
         Dicts, lists and plain values; tensors are arrays that lie in ``data`` where they can.
 
     Raises:
-        Damage: for anything else than plain values and dense tensors, and for sizes that the file does not hold.
+        Damage: for anything other than plain values and dense tensors, and for sizes that the file does not
+            hold.
     """
     members = _members(file, data)
     name = next((name for name in members if name.rpartition("/")[2] == "data.pkl"), None)
@@ -106,7 +107,7 @@ def load(file: BinaryIO, data: memoryview) -> Any:
         raise
     except RecursionError:
         raise Damage("its values are nested too deeply") from None
-    except Exception as error:  # a damaged stream leads the interpreter into any of them
+    except Exception as error:  # a damaged stream can raise any of them
         raise Damage(f"its pickle cannot be read ({type(error).__name__})") from None
 
 

@@ -81,7 +81,7 @@ def decode(data: bytes) -> list[Record]:
 def _decode_line(line: bytes) -> Record:
     text, seal, _ = line.rpartition(_SEAL)
     if not seal:
-        return read_foreign(json.loads(line))  # NexRL writes bare NaN; what it may mean is judged there
+        return read_foreign(json.loads(line))  # NexRL writes bare NaN; the reader of its files judges it
     if text + _seal(text) != line + b"\n":
         raise Damage("its text does not match its checksum")
     payload = loads(text + b"}")

@@ -1,6 +1,6 @@
 """The configuration of a run: YAML files, environment and command line, typed and checked.
 
-Imports no torch, because what it reads (``system_envs``) has to be set before torch starts.
+Imports no torch, because the variables it reads (``system_envs``) must be set before torch starts.
 """
 
 from importlib import import_module

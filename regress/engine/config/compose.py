@@ -1,7 +1,7 @@
 """Composition of files, environment and command line into one typed, checked configuration.
 
-Layers, the later over the earlier: defaults of the schema, ``algorithm.preset``, files (in the order of
-their defaults lists), environment, command line. A config group chosen on the command line belongs to it.
+Layers, in increasing priority: defaults of the schema, ``algorithm.preset``, files (in the order of their
+defaults lists), environment, command line. A config group chosen on the command line belongs to the last one.
 """
 
 import os

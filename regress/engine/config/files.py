@@ -115,8 +115,8 @@ def names_in(directories: Sequence[Path]) -> list[str]:
 def search_directory(entry: Any) -> Path:
     """Return the directory that an entry of ``hydra.searchpath`` names.
 
-    As in Hydra: ``file://`` or nothing before a path that is seen from the working directory, ``pkg://``
-    before a Python package. Raises `ConfigError` if there is no such directory.
+    As in Hydra: ``file://`` or nothing before a path relative to the working directory, ``pkg://`` before a
+    Python package. Raises `ConfigError` if there is no such directory.
     """
     stated = f"hydra.searchpath={shortened(entry)}"
     if not isinstance(entry, str):

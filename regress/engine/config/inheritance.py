@@ -1,7 +1,7 @@
 """Inherited configuration files, all of them read and checked before Hydra sees them.
 
-Hydra says little about a broken file, and of an inherited one not even its name. Defaults lists are
-followed here as far as they name files plainly; what they mean is Hydra's to say.
+Hydra's errors say little about a broken file, and do not name an inherited one. Defaults lists are followed
+here only where they name files plainly; their interpretation is left to Hydra.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -37,7 +37,7 @@ class Inheritance:
         for name in names:
             file = self.file(name)
             if file is None:
-                continue  # Hydra knows whether that is an error
+                continue  # Hydra decides whether that is an error
             if file.path in heirs:
                 circle = (*heirs[heirs.index(file.path) :], file.path)
                 raise ConfigError(

@@ -11,9 +11,9 @@ ABBREVIATED = 2
 def nearest_keys(unknown: str, valid: Iterable[str]) -> list[str]:
     """Return the valid dotted keys nearest to ``unknown``; several only if they are equally near.
 
-    Nearness counts edits of the full key, so that one wrong character always leads back to the key that was
-    meant; a name in the wrong section and an abbreviation (``lr``, ``grad``) are near too. `difflib` decides
-    when that leaves more than three that are further off than one character.
+    Distance counts edits of the full key, so that one wrong character always leads back to the intended key;
+    a name in the wrong section and an abbreviation (``lr``, ``grad``) are near, too. `difflib` decides when
+    more than three candidates are left that differ by more than one character.
     """
     distances = {key: _key_distance(unknown, key) for key in valid}
     least = min(distances.values())

@@ -85,6 +85,18 @@ def fsdp2(folder: Path, rank: int, world: int) -> None:
     train(folder, model, model, data=world, index=rank)
 
 
+def fsdp2_head(folder: Path, rank: int, world: int) -> None:
+    """The head is a group of its own, whose weight lies here in parts while the decoder runs."""
+    from capture_loops import tiny_model
+    from torch.distributed.fsdp import fully_shard
+
+    model = tiny_model()
+    for module in (*model.model.layers, model.lm_head):
+        fully_shard(module)
+    fully_shard(model)
+    train(folder, model, model, data=world, index=rank)
+
+
 def hsdp(folder: Path, rank: int, world: int) -> None:
     from capture_loops import tiny_model
     from torch.distributed.device_mesh import init_device_mesh
@@ -169,7 +181,7 @@ def sequence(folder: Path, rank: int, world: int) -> None:
     train_slices(folder, rank, world, distributed.group.WORLD)
 
 
-JOBS = {job.__name__: job for job in (ddp, ddp_inner, fsdp2, hsdp, tp, sequence, nothing_told)}
+JOBS = {job.__name__: job for job in (ddp, ddp_inner, fsdp2, fsdp2_head, hsdp, tp, sequence, nothing_told)}
 
 
 def main(world: int, job: str, folder: Path) -> int:

@@ -156,3 +156,18 @@ def test_layouts_agree_to_rounding_in_true_float64(tmp_path: Path) -> None:
     assert all(
         v.relative < 1e-12 for v in report.verdicts if v.quantity in ("log_probs", "gradient", "param")
     )
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # a name of transformers
+@pytest.mark.parametrize("reentrant", [True, pytest.param(False, marks=pytest.mark.extended)])
+def test_activations_of_a_checkpointed_model(tmp_path: Path, reentrant: bool) -> None:
+    options = {"activations": r"^(model\.layers\.\d+|lm_head)$"}
+    recorded(tmp_path / "a", updates=1, options=options)
+    model = tiny_model()
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    model.enable_input_require_grads()
+    recorded(tmp_path / "b", model.train(), updates=1, layout="left", options=options)
+    report = compare(tmp_path / "a", tmp_path / "b")
+    assert report.exit_code == 0, failed(report)
+    names = {verdict.name for verdict in report.verdicts if verdict.quantity == "activations"}
+    assert names == {"model.layers.0", "model.layers.1", "lm_head"}

@@ -14,6 +14,7 @@ MESHES = {
     "ddp": {"dp": 2},
     "ddp_inner": {"dp": 2},
     "fsdp2": {"fsdp": 2},
+    "fsdp2_head": {"fsdp": 2},
     "hsdp": {"dp": 2, "fsdp": 2},
     "tp": {"tp": 2},
 }
@@ -30,6 +31,7 @@ def golden(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("job", "world"),
     [
         ("fsdp2", 2),
+        pytest.param("fsdp2_head", 2, marks=pytest.mark.extended),
         pytest.param("ddp", 2, marks=pytest.mark.extended),
         pytest.param("ddp_inner", 2, marks=pytest.mark.extended),
         pytest.param("tp", 2, marks=pytest.mark.extended),

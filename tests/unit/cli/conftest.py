@@ -110,7 +110,7 @@ class Case:
 
     @property
     def executed(self) -> bool:
-        """Whether somebody has unpickled `code`."""
+        """Return True if `code` was unpickled."""
         return (self.folder / "executed").exists()
 
     def checkpoint(self) -> Path:

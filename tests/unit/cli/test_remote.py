@@ -18,7 +18,7 @@ GOLDEN = str(TESTS.parents[1] / "golden")
 
 @pytest.fixture
 def memory() -> Iterator[dict[str, Any]]:
-    """What lies under `memory://`: nothing at first."""
+    """Provide the files under `memory://`, none at first."""
     MemoryFileSystem.store.clear()
     yield MemoryFileSystem.store
     MemoryFileSystem.store.clear()

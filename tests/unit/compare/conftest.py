@@ -105,7 +105,7 @@ class World:
         return [(i % ranks, i // ranks) for i in range(len(self.layouts(plan)))]
 
     def records(self, plan: BatchPlan, ranks: int = 1, dtype: str = "float64") -> list[Record]:
-        """What a trainer would record that deals microbatches out to its ranks in turn."""
+        """Return the records of a trainer that assigns microbatches to its ranks in turn."""
         found: list[Record] = []
         for layout, (rank, micro) in zip(self.layouts(plan), self.planned(plan, ranks), strict=True):
             found += self.micro_records(layout, rank, micro, dtype)
@@ -207,7 +207,7 @@ def make_world() -> Callable[..., World]:
 
 @pytest.fixture(scope="session")
 def tolerances() -> Callable[[str], Tolerance]:
-    """What a float64 comparison asks for."""
+    """Provide the tolerances of a float64 comparison."""
 
     def of(quantity: str) -> Tolerance:
         return EXACT if quantity_named(quantity).exact else Tolerance(1e-12, reason="a test")

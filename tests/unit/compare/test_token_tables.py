@@ -1,4 +1,4 @@
-"""What a report shows of tokens: whatever the layout, however damaged the dump."""
+"""Token tables of a report: whatever the layout, however damaged the dump."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which layer wins, key by key, and what the configuration says about it."""
+"""Priority of the layers, key by key, and the origins that the configuration reports."""
 
 from collections.abc import Callable
 

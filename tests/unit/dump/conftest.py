@@ -189,7 +189,7 @@ def brittle() -> Iterator[type[Brittle]]:
 
 @pytest.fixture
 def memory() -> Iterator[dict[str, Any]]:
-    """What lies under `memory://`: nothing at first."""
+    """Provide the files under `memory://`, none at first."""
     MemoryFileSystem.store.clear()
     MemoryFileSystem.pseudo_dirs[:] = [""]
     yield MemoryFileSystem.store

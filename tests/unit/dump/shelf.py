@@ -26,7 +26,7 @@ def register() -> None:
 
 
 def record(url: str, steps: int, fails: int | None = None) -> None:
-    """What a rank of a pool does: record its part, or raise in the last step if it is the rank `fails`."""
+    """Record a rank's part, or raise in the last step on the rank `fails`."""
     from torch import distributed
 
     register()

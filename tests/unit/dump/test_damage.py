@@ -156,7 +156,7 @@ def test_huge_declared_tensor(tmp_path: Path, make_records: Any) -> None:
 
 
 class Bomb:
-    """What a pickle from a stranger may hold."""
+    """Object that runs code when it is unpickled, as a stranger's pickle may hold."""
 
     def __init__(self, marker: Path) -> None:
         self.marker = marker

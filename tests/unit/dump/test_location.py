@@ -1,4 +1,4 @@
-"""What a path or a URL names, and what a URL cannot be."""
+"""Locations that a path or a URL names, and refused URLs."""
 
 from __future__ import annotations
 

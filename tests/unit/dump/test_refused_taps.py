@@ -1,4 +1,4 @@
-"""What cannot be recorded is refused where it is tapped, in one sentence with the remedy."""
+"""Values that cannot be recorded are refused where they are tapped, in one sentence with the remedy."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ def test_each_way_to_name_trajectories(brittle: Any, make_trajectory: Any, forma
 
 
 def _downloads(brittle: Any) -> set[int]:
-    """How often files were downloaded."""
+    """Return the download counts that occurred among the files."""
     return set(Counter(path for operation, path in brittle.calls if operation == "cat_file").values())
 
 

@@ -26,7 +26,7 @@ MakeConfig = Callable[..., Config]
 
 @pytest.fixture(autouse=True)
 def fresh() -> None:
-    """What earlier tests compiled would be found again."""
+    """Drop the compiled code of earlier tests."""
     torch._dynamo.reset()
 
 

@@ -1,4 +1,4 @@
-"""What the backward pass brings to each token is recorded as it is, and recording it changes nothing."""
+"""Token gradients of the backward pass are recorded unchanged, and recording them changes nothing."""
 
 from __future__ import annotations
 

@@ -119,6 +119,7 @@ def preset_cases() -> list[Case]:
 
 CASES = [*trl_cases(), *preset_cases()]
 BY_DEFAULT = {
+    "trl:cispo-2",
     "trl:dapo-4",
     "trl:grpo-2",
     "trl:bnpo-2",
@@ -352,6 +353,22 @@ def test_a_dump_without_token_gradients_is_refused_with_the_remedy(tmp_path: Pat
         tap("loss", loss=1.0)
     with pytest.raises(CompareError, match=r"has no token gradients.*token_gradient=True"):
         explain_dump(tmp_path / "dump")
+
+
+def test_a_second_bound_of_bad_tokens_is_no_wrong_side(tmp_path: Path) -> None:
+    """TRL's delta cuts high ratios of negative advantages: a design, not a fault."""
+    objective = make_objective("trl:dapo", delta=1.25, clip_low=0.99)
+    world = World(Run(off_policy=0.3))
+    found = explain_dump(record(world, preset(objective), trl_advantages(world), tmp_path / "dump"))
+    assert not found.departures, found.to_text()
+
+
+def test_an_explanation_is_plain_json_also_where_a_bound_is_open(tmp_path: Path) -> None:
+    world = World(Run(off_policy=0.02))  # nothing is clipped, so that nothing bounds the clip range
+    found = explain_dump(record(world, trl(), trl_advantages(world), tmp_path / "dump"))
+    clip = found.about("clip")
+    assert clip is not None, found.to_text()
+    assert json.loads(json.dumps(found.to_json(), allow_nan=False))["statements"]
 
 
 def test_the_command_prints_and_writes_the_explanation(tmp_path: Path) -> None:

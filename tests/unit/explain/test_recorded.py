@@ -18,7 +18,7 @@ PROMPT, LENGTH, GROUPS, SIZE = 3, 9, 2, 4
 REWARDS = torch.tensor([0.0, 1.0, 0.25, 0.75, 1.0, 0.5, 0.0, 0.25])
 
 Loss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-"""Of log-probs ``[B, T, V]``, ids ``[B, T]``, loss mask ``[B, T]`` and advantages ``[B]``."""
+"""Loss of log-probs ``[B, T, V]``, ids ``[B, T]``, loss mask ``[B, T]`` and advantages ``[B]``."""
 
 
 def explained(folder: Path, loss: Loss, temperature: float = 1.0) -> Explanation:

@@ -38,7 +38,7 @@ OPTIONS = {
 
 @dataclass
 class Run:
-    """How the trainer runs: which policy, in how many pieces, and what of it is recorded."""
+    """Settings of the trainer's run: its policy, the number of its pieces, and the recorded parts."""
 
     seed: int = 0
     temperature: float = 1.0
@@ -123,7 +123,7 @@ class World:
         ]
 
     def batch(self, samples: list[int], advantages: Tensor) -> Batch:
-        """What the trainer computes for some samples; values lie at their predicted tokens."""
+        """Return the trainer's values for some samples, each at its predicted token."""
         rows = torch.tensor(samples)
         own = self._distribution(self.hidden[rows], rows)
         with torch.no_grad():

@@ -45,7 +45,7 @@ def state(number: int) -> dict[str, Any]:
 
 
 def seen(folder: Path) -> str:
-    """Which of the two states a case is in, every value compared; raises for anything else."""
+    """Return which of the two states a case is in, every value compared; raises for anything else."""
     case = GoldenCase(folder)
     case.verify_inputs()
     entry = case.tolerance("loss", "float32")

@@ -20,7 +20,7 @@ from regress.golden.commit import commit
 
 
 def stats(folder: Path) -> dict[str, tuple[int, int]]:
-    """What shows that a file was touched."""
+    """Return modification time and inode of each file, which show that a file was touched."""
     return {str(p): (p.stat().st_mtime_ns, p.stat().st_ino) for p in folder.rglob("*")}
 
 

@@ -39,7 +39,7 @@ def file_of(case: Path, kind: str) -> Path:
 
 
 def use(folder: Path) -> None:
-    """What every replay does with a case."""
+    """Read a case as every replay does."""
     case = GoldenCase(folder)
     case.verify_inputs()
     case.trajectories()

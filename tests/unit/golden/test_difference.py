@@ -1,4 +1,4 @@
-"""What two recordings of a case do not share, in numbers."""
+"""Differences between two recordings of a case, in numbers."""
 
 from __future__ import annotations
 

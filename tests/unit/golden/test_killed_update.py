@@ -76,7 +76,7 @@ class Update:
         return shutil.copytree(self.root, folder)
 
     def write(self, root: Path) -> None:
-        """What the controller does at the end of the session."""
+        """Write the update as the controller does at the end of the session."""
         found = apply_staged(self.staged, root, Told(failed={"failed"}), review=self.review)
         assert found.problems == []
 

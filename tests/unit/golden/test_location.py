@@ -1,4 +1,4 @@
-"""Which golden directory is meant when nobody says it."""
+"""The golden directory of commands that are given none."""
 
 from __future__ import annotations
 

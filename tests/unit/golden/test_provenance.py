@@ -1,4 +1,4 @@
-"""What a recording tells about itself, and which differences are worth a line."""
+"""Provenance of a recording, and the differences that are worth a line."""
 
 from __future__ import annotations
 

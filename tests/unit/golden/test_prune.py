@@ -1,4 +1,4 @@
-"""What pruning removes, and above all what it leaves."""
+"""Files that pruning removes, and above all those that it leaves."""
 
 from __future__ import annotations
 

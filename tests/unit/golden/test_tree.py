@@ -47,7 +47,7 @@ def paths(value: Any) -> dict[str, tuple[str, str]]:
 
 
 def canonical(value: Any) -> Any:
-    """What makes two values the same: types, structure and bits."""
+    """Return a form that is equal for equal values: types, structure and bits."""
     if isinstance(value, dict):
         return frozenset(((type(key), key), canonical(item)) for key, item in value.items())
     if isinstance(value, list):

@@ -36,7 +36,7 @@ class Micro:
     weights: Tensor
 
     def arguments(self, implementation: str) -> dict[str, Any]:
-        """What the model gets beside its inputs."""
+        """Return the model's arguments besides its inputs."""
         layout = self.layout
         offsets = np.cumsum([0, *(s.stop for s in layout.segments)])
         index = torch.from_numpy(layout.indices(offsets)[1])
@@ -77,7 +77,7 @@ def logits_of(model: PreTrainedModel, micro: Micro, **inputs: Tensor) -> Tensor:
 
 
 def backward(out: TokenLogProbs, micro: Micro) -> None:
-    """Of a loss that both log-probs and entropies enter."""
+    """Back-propagate a loss that both log-probs and entropies enter."""
     assert out.entropy is not None
     share = (micro.weights[0] * out.log_probs).sum() + (micro.weights[1] * out.entropy).sum()
     with arithmetic(out.log_probs.dtype):

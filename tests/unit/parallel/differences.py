@@ -1,4 +1,4 @@
-"""How far a split model is from the whole one, as numbers by name."""
+"""Differences of a split model from the whole one, as numbers by name."""
 
 from __future__ import annotations
 

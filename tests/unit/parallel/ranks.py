@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[3]
 def results(
     module: str, world_size: int, names: Iterable[str], factory: pytest.TempPathFactory
 ) -> list[dict[str, Any]]:
-    """What the jobs returned, rank by rank; they run once, whichever xdist workers ask."""
+    """Return the results of the jobs, rank by rank; they run once, whichever xdist workers ask."""
     shared = factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         shared = shared.parent

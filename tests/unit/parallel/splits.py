@@ -1,4 +1,4 @@
-"""What ranks compute with a split model, beside what each of them computes with the whole one."""
+"""Values that ranks compute with a split model, beside those each of them computes with the whole one."""
 
 from __future__ import annotations
 
@@ -246,7 +246,7 @@ def stale_step(split: Split) -> dict[str, Any]:
 
 
 def refusals(split: Split) -> dict[str, Any]:
-    """What is refused on ranks, in words."""
+    """Return the refusals on ranks, in words."""
     model, mesh = split.model(), split.mesh()
     split.apply(model, mesh)
     group = mesh["tp"].get_group()
@@ -270,7 +270,7 @@ def refusals(split: Split) -> dict[str, Any]:
 
 
 def empty_refusal(split: Split) -> dict[str, Any]:
-    """What a rank says that cannot cast the part it has not."""
+    """Return the refusal of a rank that cannot cast the part it lacks."""
     model, mesh = split.model(), split.mesh()
     split.apply(model, mesh)
     try:

@@ -157,7 +157,7 @@ def distance(found: Tensor, expected: Tensor) -> float:
 
 
 def errors_of_dtype(family: str, method: str, dtype: str) -> tuple[dict[str, float], dict[str, float]]:
-    """Of one process and of four, relative to float64 with the same weights."""
+    """Return the errors of one process and of four, relative to float64 with the same weights."""
     truth = copy.deepcopy(model_of(family, dtype, False)).to(torch.float64)
     whole = LAYOUTS["rows"]
     mask = block_causal_mask(whole, "sdpa", torch.float64, torch.device("cpu"))
@@ -169,7 +169,7 @@ def errors_of_dtype(family: str, method: str, dtype: str) -> tuple[dict[str, flo
 
 
 def recomputed(family: str, method: str) -> bool:
-    """Whether gradient checkpointing leaves every bit as it is, on this rank."""
+    """Return True if gradient checkpointing leaves every bit unchanged, on this rank."""
     kept, again = (split_up(family, "rows", method, "zigzag", 4, "float64", flag) for flag in (False, True))
     return all(torch.equal(kept[name], again[name]) for name in kept)
 
@@ -213,7 +213,7 @@ def attention_errors(
 
 
 def masks_made(family: str, method: str) -> int:
-    """How often a forward and backward pass through two layers builds a mask."""
+    """Count the masks that a forward and backward pass through two layers builds."""
     with mock.patch("regress.parallel.segments.visible", wraps=visible) as made:
         split_up(family, "packed", method, "zigzag", 4, "float64", True)
     return made.call_count

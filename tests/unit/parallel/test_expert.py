@@ -41,7 +41,7 @@ MODEL = {
     "num_experts_per_tok": 3,
 }
 LENGTHS = [[5, 9, 2], [1, 1], [12], [1]]
-"""Of the samples of each rank; the last rank has nothing to predict."""
+"""Lengths of each rank's samples; the last rank has nothing to predict."""
 
 
 # What runs on the ranks
@@ -158,7 +158,7 @@ def distance(found: Tensor, expected: Tensor, scale: Tensor) -> float:
 
 
 def errors_of_dtype(dtype: str, implementation: str) -> tuple[dict[str, float], dict[str, float]]:
-    """Of whole and of shared experts, relative to float64 with the same weights."""
+    """Return the errors of whole and of shared experts, relative to float64 with the same weights."""
     model = model_of(dtype, implementation)
     truth = copy.deepcopy(model).to(torch.float64)
     truth.set_experts_implementation("eager")
@@ -232,7 +232,7 @@ def described(ranks: int) -> Any:
 
 
 def copied() -> bool:
-    """Whether a copy of a model whose experts are shared computes with its own parameters."""
+    """Return True if a copy of a model with shared experts computes with its own parameters."""
     model = model_of("float32")
     expert.apply(model, mesh_of(4))
     twin = copy.deepcopy(model)
@@ -247,7 +247,7 @@ def copied() -> bool:
 
 
 def compiled() -> bool:
-    """Whether compiled blocks leave every bit as it is, on this rank."""
+    """Return True if compiled blocks leave every bit unchanged, on this rank."""
     model = model_of("float32")
     expert.apply(model, mesh_of(4))
     plainly = outcome(model)

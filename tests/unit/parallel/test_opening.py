@@ -1,4 +1,4 @@
-"""What a run of several processes refuses before it starts, and what it leaves when it ends."""
+"""Runs of several processes: configurations refused before the start, and cleanup at the end."""
 
 from __future__ import annotations
 

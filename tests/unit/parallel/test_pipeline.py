@@ -284,7 +284,7 @@ def sharded_errors(
 
 
 def narrow_errors() -> dict[str, Any]:
-    """Where FSDP2 computes in bfloat16: differences from FSDP2 without stages."""
+    """Return the differences of pipelined FSDP2 in bfloat16 from FSDP2 without stages."""
     whole = model_of(dtype="float32")
     stages = stages_of(model_of(dtype="float32"), "gpipe", mesh_of(2, 2)["pp"].get_group(), 1)
     for model in (whole, *stages.models):
@@ -352,7 +352,7 @@ def test_zero_bubble_schedules_lose_gradients_of_resharded_weights(ranks: Any) -
 
 
 def records(folder: str, schedule: str, per_rank: int, checkpointing: bool) -> dict[str, Any]:
-    """What a step leaves on disk: by type, microbatch and name; of one process and of this rank."""
+    """Return the records of a step by type, microbatch and name, of one process and of this rank."""
     micros = microbatches_of(4)
     group = group_of(2)
     case = {"family": "qwen3", "tied": True, "checkpointing": checkpointing}
@@ -408,7 +408,7 @@ def test_what_a_step_records_lies_on_the_ranks_where_it_is_made(
 
 
 def fails(schedule: str, per_rank: int, where: str) -> tuple[str, str, bool]:
-    """What a rank raises when something goes wrong on the last stage, with microbatch 1."""
+    """Return the error that a rank raises when something goes wrong on the last stage, with microbatch 1."""
     group = group_of(2, patience=2, use=f"{schedule}-{where}")
     micros = microbatches_of(4)
 

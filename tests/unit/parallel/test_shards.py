@@ -1,4 +1,4 @@
-"""Which part of a tensor lies on a rank; DTensors are covered by the split models."""
+"""Part of a tensor on each rank; DTensors are covered by the split models."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ counts = st.integers(1, 5)
 
 
 def cut(whole: Tensor, count: int, index: int) -> Tensor:
-    """What `torch.chunk` gives, with empty parts where it gives fewer."""
+    """Return a chunk as `torch.chunk` cuts it, with empty parts where that gives fewer."""
     parts = whole.chunk(count, dim=-1)
     return parts[index] if index < len(parts) else whole[..., :0]
 

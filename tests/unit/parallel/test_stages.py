@@ -134,7 +134,7 @@ def test_every_output_is_made_on_one_stage(family: str, ranks: tuple[tuple[int, 
 
 
 def watch(modules: Mapping[str, nn.Module]) -> dict[str, list[Tensor]]:
-    """What modules will give, by name; of several tensors the first."""
+    """Collect the outputs of modules, by name; of several tensors the first."""
     found: dict[str, list[Tensor]] = {}
 
     def keep(name: str, output: Any) -> None:

@@ -1,4 +1,4 @@
-"""What ranks run in tests of the pool; a module of its own, because ranks import it."""
+"""Functions that ranks run in tests of the pool; a module of its own, because ranks import it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def total(value: float = 1.0) -> float:
 
 
 def surroundings(names: list[str]) -> dict[str, Any]:
-    """What a rank finds around it."""
+    """Return the environment of a rank."""
     return {
         "directory": str(Path.cwd()),
         "threads": torch.get_num_threads(),

@@ -1,4 +1,4 @@
-"""What a replay came to, as it is shared between processes."""
+"""Outcome of a replay, as processes share it."""
 
 from __future__ import annotations
 

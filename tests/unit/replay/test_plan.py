@@ -1,4 +1,4 @@
-"""What a replay will compute: updates, ranks, microbatches and samples, as the trainer cuts them."""
+"""Plan of a replay: updates, ranks, microbatches and samples, as the trainer splits them."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def left_of(pool: RankPool) -> list[int]:
 
 
 def gone(process: int) -> bool:
-    """Whether a process is no more, or will be; waits for that."""
+    """Return True if a process has ended, or ends within the time allowed."""
     end = time.monotonic() + GUARD
     while time.monotonic() < end:
         try:
@@ -298,7 +298,7 @@ def test_ranks_end_with_the_process_that_asked_for_them(tmp_path: Path, number: 
     command = [sys.executable, "-c", program]
 
     def interruptible() -> None:
-        """What a shell starts in the background ignores SIGINT, and so would its children."""
+        """Restore SIGINT, which programs that a shell starts in the background, and their children, ignore."""
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=interruptible) as process:

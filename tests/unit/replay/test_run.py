@@ -1,4 +1,4 @@
-"""What a replay leaves of the process that it runs in."""
+"""State that a replay leaves in its process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where updates of golden cases are prepared."""
+"""Preparation of updates of golden cases."""
 
 from __future__ import annotations
 

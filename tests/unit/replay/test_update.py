@@ -1,4 +1,4 @@
-"""What an update of golden values changes, and what it refuses."""
+"""Updates of golden values: their changes and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a calibration shows: a table, a plot that needs no network, and strict JSON."""
+"""Reports of a calibration: a table, a plot that needs no network, and strict JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the HTML page holds; what it does is in tests/browser."""
+"""Content of the HTML page; its behaviour is tested in tests/browser."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class _Page(HTMLParser):
 
 
 def figure(column: list[object] | None, row: int) -> float | None:
-    """What JavaScript makes of a cell of a column of figures."""
+    """Return a cell of a column of figures as JavaScript reads it."""
     cell = None if column is None else column[row]
     return None if cell is None else float(str(cell).replace("Infinity", "inf"))
 

@@ -1,4 +1,4 @@
-"""What failures say: the first line, the details, line by line."""
+"""Messages of failures: the first line, the details, line by line."""
 
 from __future__ import annotations
 

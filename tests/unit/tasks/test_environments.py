@@ -82,8 +82,12 @@ def test_an_environment_that_fails_is_named_with_its_problem() -> None:
         Environment("mine", number)(problem, "b")
 
 
-def test_an_environment_that_the_project_does_not_allow_is_not_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_that_the_project_does_not_allow_is_not_imported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A golden case or configuration of somebody else must not run code."""
     monkeypatch.delenv("GRPO_REGRESS_ALLOW_CODE")
-    with pytest.raises(TaskError, match=r"task\.environment: 'os:system' names code of the module os, which is imp"):
+    with pytest.raises(
+        TaskError, match=r"task\.environment: 'os:system' names code of the module os, which is imp"
+    ):
         make_environment("os:system")

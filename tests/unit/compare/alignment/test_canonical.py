@@ -1,4 +1,4 @@
-"""What cannot be brought into canonical form is refused with a sentence that names it."""
+"""Records that cannot be brought into canonical form are refused with a sentence that names them."""
 
 from __future__ import annotations
 
@@ -151,7 +151,8 @@ def test_a_microbatch_without_number_is_the_first(world: Any) -> None:
     ("meta", "message"),
     [
         ({}, "has no usable token layout (KeyError: 'layout')"),
-        ({"layout": {"shape": [1], "segments": []}}, "has no usable token layout (ValueError"),
+        ({"layout": {"shape": [1], "segments": []}}, "but nothing tells whose tokens these are"),
+        ({"layout": {"shape": [1], "segments": []}, "samples": []}, "has no usable token layout (ValueError"),
         ({"layout": {"shape": [1, 4], "segments": [[0, 0, 2, 0, 0]]}, "samples": 3}, "(TypeError"),
         (
             {"layout": {"shape": [1, 4], "segments": [[0, 0, 2, 0, 0]]}, "samples": []},

@@ -26,7 +26,7 @@ SUMS = ("error_l2", "golden_l2", "error_sum", "product")
 
 
 def noisy(rng: np.random.Generator, golden: Array, kind: str) -> Array:
-    """What an engine could have made of golden values."""
+    """Return golden values with an engine's possible noise."""
     with np.errstate(all="ignore"):
         wide = golden.astype(np.float64)
         match kind:

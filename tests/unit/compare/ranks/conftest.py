@@ -114,7 +114,7 @@ class Ranks:
         return ShardLayout.from_json(shards[name])
 
     def holds(self, rank: int, name: str) -> bool:
-        """Whether a parameter or module is on a rank's stage: the embedding is tied to the last one."""
+        """Return True if a parameter or module is on a rank's stage: the embedding is tied to the last one."""
         stage, last = self.mesh.coordinates(rank)["pp"], self.mesh.pp - 1
         return (stage == 0 and name.startswith(("embed", "layers", "model"))) or (
             stage == last and name.startswith(("embed", "norm", "lm_head"))

@@ -1,4 +1,4 @@
-"""What ranks hold of a tensor: elements that nobody has, and those that several have."""
+"""Elements of a tensor that no rank holds, and those that several ranks hold."""
 
 from __future__ import annotations
 

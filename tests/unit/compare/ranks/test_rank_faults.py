@@ -1,4 +1,4 @@
-"""What can go wrong among ranks: each fault is found, on the rank where it is, and named."""
+"""Faults among ranks: each is found, on the rank where it is, and named."""
 
 from __future__ import annotations
 

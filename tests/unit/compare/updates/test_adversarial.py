@@ -1,4 +1,4 @@
-"""What other comparators let pass: each row of the list of their weaknesses, and each change that one of them missed.
+"""Differences that other comparators miss: one test for each of their weaknesses, and for each change one missed.
 
 The test ids name the row (``w4``: the largest error counts, not a mean) or the change. Dumps lie on disk, and are
 compared as ``regress compare`` does.
@@ -334,7 +334,7 @@ def halves(layout: TokenLayout) -> list[TokenLayout]:
 
 
 def zigzag(world: Any, edit: Edit = lambda record: record) -> list[Record]:
-    """What two ranks that share packed sequences record."""
+    """Return the records of two ranks that share packed sequences."""
     (layout,) = world.layouts(PACKED)
     found = [r for rank, part in enumerate(halves(layout)) for r in world.micro_records(part, rank, 0)]
     whole = [r for r in world.records(PADDED) if r.micro is None]
