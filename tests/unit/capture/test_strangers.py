@@ -10,7 +10,7 @@ import pytest
 import torch
 from capture_loops import compare, failed, make_samples, mean_loss, padded, tiny_model
 from torch import Tensor, nn
-from transformers import BartConfig, BartForConditionalGeneration
+from transformers import BartConfig, BartForConditionalGeneration, OPTConfig, OPTForCausalLM
 
 from regress.capture import record
 from regress.dump.reader import DumpReader
@@ -119,8 +119,18 @@ def test_other_integers_are_not_taken_for_token_ids(tmp_path: Path, other: str) 
 
 def test_the_mask_of_an_encoder_is_not_that_of_the_decoder(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "vocab_size": 40, "pad_token_id": 0}
-    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "max_position_embeddings": 64}
+    sizes: dict[str, Any] = {
+        "d_model": 16,
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+        "vocab_size": 40,
+        "pad_token_id": 0,
+    }
+    heads: dict[str, Any] = {
+        "encoder_attention_heads": 2,
+        "decoder_attention_heads": 2,
+        "max_position_embeddings": 64,
+    }
     model = BartForConditionalGeneration(BartConfig(**sizes, **heads))
     inputs = padded(make_samples())
     read = {"input_ids": inputs["input_ids"].flip(1), "attention_mask": inputs["attention_mask"].flip(1)}
@@ -140,3 +150,33 @@ def test_the_mask_of_an_encoder_is_not_that_of_the_decoder(tmp_path: Path) -> No
     (name,) = (n for n in dump.names() if n.startswith("batch_inputs"))
     mask = dump.read(name).tensors["attention_mask"]
     assert (mask.astype(int) == inputs["attention_mask"].numpy()).all()
+
+
+def test_a_bias_whose_gradient_is_rounding_is_equal_and_one_that_is_wrong_is_not(tmp_path: Path) -> None:
+    sizes: dict[str, Any] = {
+        "hidden_size": 16,
+        "ffn_dim": 32,
+        "num_hidden_layers": 2,
+        "word_embed_proj_dim": 16,
+    }
+    others: dict[str, Any] = {"vocab_size": 40, "num_attention_heads": 2, "dropout": 0, "pad_token_id": 0}
+
+    def run(name: str, parts: int, factor: float = 1.0) -> Path:
+        torch.manual_seed(0)
+        model = OPTForCausalLM(OPTConfig(**sizes, **others, max_position_embeddings=64, init_std=0.3))
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+        rows = make_samples()
+        model.get_parameter("model.decoder.layers.1.self_attn.q_proj.bias").register_hook(
+            lambda g: g * factor
+        )
+        with record(tmp_path / name, model):
+            for number in range(parts):
+                back(model, padded(rows[number::parts]))
+            optimizer.step()
+        return tmp_path / name
+
+    golden = run("a", 1)
+    report = compare(golden, run("b", 3))
+    assert report.exit_code == 0, failed(report)
+    found = failed(compare(golden, run("c", 3, factor=1.001)))
+    assert "layers.1.self_attn.q_proj.bias" in found["gradient"]
