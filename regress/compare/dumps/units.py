@@ -182,7 +182,7 @@ class _Work:
             return None
         record = next(n for n, found in self.golden.items() if source.tensor in found.tensors)
         bound = self._tolerance("optimizer", golden[0].array, actual.array).relative
-        sides, records = (self.ours, self.theirs), (record, self.unit.record)
+        sides, records = (self.golden_side, self.actual_side), (record, self.unit.record)
         return decided(source.tensor, golden[0].array, actual.array, sides, records, bound)
 
     def tokens(self) -> Iterator[Finding]:
