@@ -145,7 +145,8 @@ class Updates:
                 for key, value in optimizer.state.get(p, {}).items()
                 if isinstance(value, Tensor | int | float)
             }
-            self._emit_parts("optimizer", state)
+            rates = [float(group["lr"]) for group in optimizer.param_groups if "lr" in group]
+            self._emit_parts("optimizer", state, {"learning_rate": max(rates)} if rates else {})
 
     def finished(self) -> None:
         """The step is over."""
@@ -165,14 +166,16 @@ class Updates:
                 found[name] = (to_numpy(here if factor == 1.0 else here / factor, name), shard_of(name, grad))
         return found
 
-    def _emit_parts(self, type: str, values: Mapping[str, Any]) -> None:
+    def _emit_parts(
+        self, type: str, values: Mapping[str, Any], meta: Mapping[str, Any] | None = None
+    ) -> None:
         tensors = {
             name: local(value) if isinstance(value, Tensor) else value for name, value in values.items()
         }
         parts = {name: shard_of(name, value) for name, value in values.items()}
         shards = {name: part.to_json() for name, part in parts.items() if part is not None}
         if tensors:
-            self.emit(type, tensors, {"shards": shards} if shards else {})
+            self.emit(type, tensors, {**(meta or {}), **({"shards": shards} if shards else {})})
 
 
 def shard_of(name: str, value: Any) -> ShardLayout | None:

@@ -77,8 +77,8 @@ def settle(results: Sequence[tuple[U, Sequence[Finding]]], run: Again[U]) -> lis
     for finding in (finding for _, findings in results for finding in findings):
         weight = _weight_of(finding)
         if weight is not None:
-            own = _tensor(finding.verdict)
-            scales[own] = max(scales[own], scales.get((*own[:3], weight), 0.0))
+            bias = _tensor(finding.verdict)
+            scales[bias] = max(scales[bias], scales.get((*bias[:3], weight), 0.0))
     larger = [
         {
             (f.verdict.quantity, f.verdict.name): scales[_tensor(f.verdict)]

@@ -7,7 +7,7 @@ so they may be spread over processes and machines in any way.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
@@ -25,6 +25,7 @@ from regress.compare.dumps.failure_context import with_affected
 from regress.compare.dumps.findings import Defect, Finding
 from regress.compare.dumps.golden import text_of
 from regress.compare.dumps.listing import listed
+from regress.compare.dumps.moments import decided
 from regress.compare.dumps.padding import Aligned, judge_padding
 from regress.compare.dumps.selection import Selection
 from regress.compare.dumps.shard_overlap import Shard, shard_blocks
@@ -160,11 +161,29 @@ class _Work:
                 case = self._case(source, words, array.shape, array, golden)
                 pairs = partial(shard_blocks, actual, shards)
                 around = partial(self._around_whole, source, layout)
-                yield self._judged(case, pairs, array, golden, around)
+                finding = self._judged(case, pairs, array, golden, around)
+                closer = self._decided(source, finding, shards, actual)
+                if closer is not None:
+                    pairs = partial(shard_blocks, Shard(closer, layout), shards)
+                    finding = self._judged(case, pairs, closer, golden, around)
+                yield finding
             elif known:
                 detail = f"golden {list(known[0][1].shape)}, actual {list(layout.shape)}"
                 yield self._plain(Status.SHAPE, source, detail)
         yield from self._grad_norm()
+
+    def _decided(
+        self, source: Source, finding: Finding, golden: Sequence[Shard], actual: Shard
+    ) -> Array | None:
+        """A parameter that fails, without the elements that rounding decides; None if there are none."""
+        if source.quantity != "param" or finding.verdict.status is not Status.DRIFT or len(golden) > 1:
+            return None
+        if golden[0].layout != actual.layout or "multiple" not in finding.tolerance.basis:
+            return None
+        record = next(n for n, found in self.golden.items() if source.tensor in found.tensors)
+        bound = self._tolerance("optimizer", golden[0].array, actual.array).relative
+        sides, records = (self.golden_side, self.actual_side), (record, self.unit.record)
+        return decided(source.tensor, golden[0].array, actual.array, sides, records, bound)
 
     def tokens(self) -> Iterator[Finding]:
         """Tensors of tokens."""
