@@ -1,5 +1,6 @@
-"""What pytest needs before it looks into any folder: its own testing tools, the plugin if it is not installed, and
-which tests run by default."""
+"""Root of the test configuration: pytest's own testing tools, the plugin if it is not installed, and the tests that run
+by default.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +17,12 @@ EXTENDED = "extended"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """``--extended``: the tests that only add more of the same kind."""
+    """Add ``--extended``: run the tests that only add more of the same kind."""
     parser.addoption("--extended", action="store_true", help="Run the tests marked extended, too.")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave extended tests out, unless the option or ``-m`` asks for them."""
+    """Deselect extended tests, unless the option or ``-m`` asks for them."""
     _thin(items)
     if config.getoption("--extended") or EXTENDED in config.getoption("-m"):
         return
@@ -31,12 +32,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_regress_keywords() -> tuple[str, ...]:
-    """Tests of golden cases may become extended ones."""
+    """Declare that tests of golden cases may become extended ones."""
     return (EXTENDED,)
 
 
 def _thin(items: list[pytest.Item]) -> None:
-    """Of the cases of a test marked ``one_in(n)`` every n-th runs by default; the others are extended tests."""
+    """Run by default every n-th of the cases of a test marked ``one_in(n)``; the others are extended tests."""
     seen: Counter[str] = Counter()
     for item in items:
         marker = item.get_closest_marker("one_in")
@@ -50,5 +51,5 @@ def _thin(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def _no_summary_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reports of tests are none of the run that GitHub shows."""
+    """Keep reports of tests out of the run that GitHub shows."""
     monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)

@@ -38,7 +38,7 @@ def main(name: str) -> None:
 
 
 def _reset_peak() -> int:
-    """Let the high-water mark start anew; the memory held now, in MiB."""
+    """Reset the high-water mark; return the memory held now, in MiB."""
     Path("/proc/self/clear_refs").write_text("5")
     return _status("VmRSS")
 

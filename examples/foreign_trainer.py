@@ -22,7 +22,7 @@ def load(folder, dtype):
 
 
 def forward(model, sample, temperature):
-    """Log-probs and entropies of the completion's tokens."""
+    """Return log-probs and entropies of the completion's tokens."""
     prompt, completion = sample["prompt_ids"], sample["completion_ids"]
     ids = torch.tensor([prompt + completion])
     logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1] / temperature
@@ -37,7 +37,7 @@ def loss_mask(sample, a):
 
 
 def advantages(samples, a):
-    """Advantage of each sample: grpo with any scale."""
+    """Return the advantage of each sample: grpo with any scale."""
     assert (a["advantage"], a["kl_placement"]) == ("grpo", "loss"), "not one of this trainer's"
     groups = {}
     for sample in samples:
@@ -55,7 +55,7 @@ def advantages(samples, a):
 
 
 def weights(masks, a, norm_length):
-    """The weight of each loss token of the mini-batch, sample by sample."""
+    """Return the weight of each loss token of the mini-batch, sample by sample."""
     counts = [int(mask.sum()) for mask in masks]
     rows = len(masks) if a["count_empty_rows"] else sum(count > 0 for count in counts)
     per_sample = {
@@ -69,7 +69,7 @@ def weights(masks, a, norm_length):
 
 
 def token_loss(log_p, entropy, sample, mask, advantage, objective):
-    """Loss and ratio of the loss tokens of a sample; what this trainer lacks it refuses."""
+    """Return loss and ratio of the loss tokens of a sample; refuse objectives that this trainer lacks."""
     a = objective["algorithm"]
     assert (a["denominator_scope"], a["dual_clip"], a["kl_bias_correction"]) == ("global", None, False)
 
@@ -96,7 +96,7 @@ def token_loss(log_p, entropy, sample, mask, advantage, objective):
 
 
 def train(folder, dtype=torch.float64, observe=lambda update, found: None):
-    """Make all updates; ``observe`` gets each with what was computed, token quantities sample by sample."""
+    """Make all updates; pass each to ``observe`` with its computed values, token quantities sample by sample."""
     rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     folder = Path(folder)
     objective = json.loads((folder / "objective.json").read_text())

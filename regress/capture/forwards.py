@@ -140,8 +140,9 @@ class Forwards:
         return None if kind is None else CLASSES[kind]
 
     def _arguments(self, module: nn.Module, args: Any, kwargs: Any) -> dict[str, Any]:
-        """The arguments of the decoder, and what only the model around it was given."""
-        arguments = {**self._outer}
+        """The arguments of the decoder, and what only the model around it was given; those of an encoder never."""
+        encoder = getattr(getattr(self.anatomy.root, "config", None), "is_encoder_decoder", False)
+        arguments = {} if encoder else {**self._outer}
         if not self.anatomy.at_input:
             told = arguments_of(module, args, kwargs)
             arguments |= {k: v for k, v in told.items() if v is not None and _tells(v, arguments.get(k))}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,11 @@ Find = str | Callable[[Mapping[str, Any]], Any] | None
 """The name of a forward argument, or a function of all of them that returns the tensor."""
 
 IDS = ("input_ids", "input", "inputs", "tokens", "ids", "idx", "x")
+OTHERS = re.compile(
+    "mask|position|label|target|type|len|cache|keep|ind(ex|ices)|seq_idx|sample|uid|group|rout"
+)
+"""Integers among the arguments that are no token ids, whatever their shape."""
+
 BORDERS = ("cu_seq_lens_q", "cu_seq_lens", "cu_seqlens", "cu_seqlens_q", "cu_seqlens_padded")
 
 
@@ -85,7 +91,7 @@ def _ids(arguments: Mapping[str, Any], find: Find) -> NDArray[np.int64]:
         value = arguments.get(name)
         if _is_ids(value):
             return _numpy(value)
-    others = [name for name, value in arguments.items() if _is_ids(value) and "mask" not in name]
+    others = [name for name, value in arguments.items() if _is_ids(value) and not OTHERS.search(name)]
     if len(others) == 1:
         return _numpy(arguments[others[0]])
     raise CaptureError(

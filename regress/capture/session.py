@@ -92,7 +92,13 @@ class Session:
             add_token_gradient(p, hidden, whole(gradient.detach()), head, temperature, self.precision.eps)
 
     def before_backward(self, roots: Any, gradients: Any) -> None:
-        """Note the loss that a backward call starts from."""
+        """Note the loss that a backward call starts from.
+
+        A step whose gradients were clipped and then thrown away ends without an update.
+        """
+        if self._live and not self._stepped and self.updates.dropped():
+            self.finish_step()
+            self._live = True
         self.updates.backward_begins()
         root = roots[0] if isinstance(roots, tuple | list) and len(roots) == 1 else roots
         plain = gradients is None or (isinstance(gradients, tuple | list) and gradients[0] is None)
@@ -140,6 +146,7 @@ class Session:
     def after_step(self, optimizer: Optimizer, args: Any = (), kwargs: Any = None) -> None:
         """An optimizer has stepped: parameters and state are new."""
         if self.forwards.active and self._live and self.updates.owns(optimizer):
+            self.updates.write_gradients()  # of a closure, which computes them within the step
             self.updates.write_update(optimizer)
             self._stepped = True
 

@@ -44,17 +44,35 @@ class Updates:
     emit: Emit
     factor: float = 1.0
     _versions: dict[str, tuple[int, int]] | None = None
+    _before: dict[str, tuple[int, int]] = field(default_factory=dict)
     _snapshot: dict[str, Part] | None = None
     _norm: float | None = None
     _done: set[str] = field(default_factory=set)
 
+    def dropped(self) -> bool:
+        """Whether the gradients that were measured or clipped are gone, and no optimizer has stepped."""
+        if self._snapshot is None or not self._versions:
+            return False
+        now = self._gradients()
+        if not now:
+            return True
+        found = versions(now)
+        return all(found[n] != self._versions.get(n) for n in found) and not any(
+            g.any() for g in now.values()
+        )
+
     def backward_begins(self) -> None:
-        """What was taken for the final gradient was not."""
-        self._snapshot, self._norm, self._versions = None, None, None
+        """Note the gradients before a backward call."""
+        self._before = versions(self._gradients())
 
     def backward_ended(self) -> None:
-        """From now on nothing should change a gradient but what announces it."""
-        self._versions = versions(self._gradients())
+        """What was taken for the final gradient was not, unless the call was that of another model.
+
+        From now on nothing should change a gradient but what announces it.
+        """
+        now = versions(self._gradients())
+        if self._versions is None or now != self._before:
+            self._snapshot, self._norm, self._versions = None, None, now
 
     def unscaled(self) -> None:
         """A GradScaler divided its scale out."""
@@ -132,6 +150,7 @@ class Updates:
     def finished(self) -> None:
         """The step is over."""
         self._versions, self._snapshot, self._norm, self.factor = None, None, None, 1.0
+        self._before = {}
         self._done = set()
 
     def _gradients(self) -> dict[str, Tensor]:

@@ -85,7 +85,7 @@ def _from_torch(tensor: torch.Tensor, name: str) -> Array:
 
 def _check_held(tensor: torch.Tensor, name: str) -> None:
     """Refuse tensors whose values this process does not hold."""
-    distributed = sys.modules.get("torch.distributed.tensor")  # loaded by whoever made a DTensor
+    distributed = sys.modules.get("torch.distributed.tensor")  # loaded if a DTensor exists
     if distributed is not None and isinstance(tensor, distributed.DTensor):
         raise DumpError(
             f"tensor {name!r} is a DTensor, of which this rank holds a part: tap its to_local() with its shard layout "

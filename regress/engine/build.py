@@ -33,7 +33,7 @@ from regress.engine.tokenizer import fingerprint, load_tokenizer, train_tokenize
 from regress.engine.trainer import Trainer
 from regress.engine.warm_start import warm_start
 from regress.engine.workers import make_worker
-from regress.engine.world import Alone, World, agreed
+from regress.engine.world import SingleProcess, World, raise_on_all_ranks
 from regress.errors import ConfigError
 from regress.tasks.dataset import Dataset, make_dataset
 from regress.tasks.environments import Environment, make_environment
@@ -61,13 +61,15 @@ def build(config: Config, resources: ExitStack, progress: Progress, world: World
     before anything is computed. ``resources`` closes everything that the run leaves open. ``world`` defaults
     to this process alone.
     """
-    world = world or Alone()
-    tokenizer, prompts, dialogue = agreed(world, lambda: _material(config))
+    world = world or SingleProcess()
+    tokenizer, prompts, dialogue = raise_on_all_ranks(world, lambda: _material(config))
     origin = provenance(config, fingerprint(tokenizer), world.plan.mesh)
     policy = build_policy(config, tokenizer, world)
-    frozen = agreed(world, lambda: build_reference(config, tokenizer, policy))
-    optimizer = agreed(world, lambda: _optimizer(config, policy))
-    worker = agreed(world, lambda: make_worker(config, policy, tokenizer, prompts, origin, dialogue, world))
+    frozen = raise_on_all_ranks(world, lambda: build_reference(config, tokenizer, policy))
+    optimizer = raise_on_all_ranks(world, lambda: _optimizer(config, policy))
+    worker = raise_on_all_ranks(
+        world, lambda: make_worker(config, policy, tokenizer, prompts, origin, dialogue, world)
+    )
     if config.rollout_mock.enable and config.rollout_mock.mode == "dump":
         folder, meta = config.rollout_mock.dump_dir, trajectory_meta(origin)
         rollouts = Recorder(folder, options={}, provenance=origin, rank=world.rank, gather=world.gather)
@@ -98,7 +100,7 @@ def build(config: Config, resources: ExitStack, progress: Progress, world: World
         worker=worker,
         prompts=prompts.train,
         trajectory_meta=trajectory_meta(origin),
-        token_loss=agreed(world, lambda: own_loss(config.algorithm.loss_function)),
+        token_loss=raise_on_all_ranks(world, lambda: own_loss(config.algorithm.loss_function)),
     )
     return Run(config, tokenizer, prompts, trainer, recorder)
 

@@ -89,7 +89,7 @@ class CompiledBlocks:
         """Compile a trivial function, so that a missing C++ compiler shows here and not after the rollout."""
         try:
             torch.compile(torch.sin, backend=self.backend)(torch.zeros(2, device=model.device))
-        except Exception as error:  # backends raise what they like
+        except Exception as error:  # backends raise errors of any type
             raise ConfigError(
                 f"model.compile={self.backend} cannot compile on this machine ({reason(error)}); inductor needs a C++ "
                 "compiler, eager and aot_eager need none"
@@ -102,7 +102,7 @@ def _options(backend: str) -> dict[str, Any] | None:
 
 
 def _strict() -> AbstractContextManager[None]:
-    """Raise at the recompile limit, where torch would silently run blocks uncompiled."""
+    """Return a context that raises at the recompile limit, where torch would silently run blocks uncompiled."""
     limits = {"recompile_limit": LIMIT, "accumulated_recompile_limit": 100 * LIMIT}
     patch: AbstractContextManager[None] = torch._dynamo.config.patch(
         {**limits, "fail_on_recompile_limit_hit": True}

@@ -92,7 +92,7 @@ def own_loss(text: str | None) -> LossFunction | None:
     if text is None:
         return None
     stated = f"algorithm.loss_function={text}"
-    keywords = "ref_log_probs_K", "sampler_log_probs_K", "entropy_K", "across"
+    keywords = "ref_log_probs_K", "sampler_log_probs_K", "entropy_K", "sum_over_context_parallel"
     function = component("algorithm.loss_function", text, 6, *keywords)
 
     def checked(log_probs_K: Tensor, *rest: Any, **named: Any) -> TokenLoss:

@@ -89,7 +89,7 @@ def _role(tokenizer: PreTrainedTokenizerBase, problem: Problem) -> str:
             ids = turn_ids(tokenizer, problem, role, said)
             if said not in tokenizer.decode(ids, clean_up_tokenization_spaces=False):
                 raise ValueError("the turn is left out")  # a reason like the template's own
-        except Exception as error:  # a chat template is a program and raises what it likes
+        except Exception as error:  # a chat template is a program and may raise anything
             failures.append(reason(error))
         else:
             return role

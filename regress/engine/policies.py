@@ -10,7 +10,7 @@ from regress.engine.config.schema import Config, ModelConfig
 from regress.engine.models import build_model, place
 from regress.engine.policy import LocalPolicy
 from regress.engine.projection import require_plain_logits
-from regress.engine.world import World, agreed
+from regress.engine.world import World, raise_on_all_ranks
 from regress.errors import ConfigError
 
 
@@ -21,7 +21,7 @@ def build_policy(config: Config, tokenizer: PreTrainedTokenizerBase, world: Worl
         ConfigError: if the model does not fit tokenizer or sequences, or cannot run.
     """
     return world.policy(
-        agreed(world, lambda: _model(config, config.model, tokenizer, "model")),
+        raise_on_all_ranks(world, lambda: _model(config, config.model, tokenizer, "model")),
         compile=config.model.compile,
         log_prob_chunk_size=config.batching.log_prob_chunk_size,
         temperature=config.rollout_worker.temperature,

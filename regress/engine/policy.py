@@ -133,7 +133,7 @@ class LocalPolicy:
         """
         return whole
 
-    def across(self, values: Tensor) -> Tensor:
+    def sum_over_context_parallel(self, values: Tensor) -> Tensor:
         """Return the values unchanged: samples are whole."""
         return values
 

@@ -43,7 +43,7 @@ class Policy(Protocol):
     def shard(self, name: str) -> ShardLayout | None:
         """Return the part of the parameter of that name that lies on this rank; ``None`` for all of it."""
 
-    def across(self, values: Tensor) -> Tensor:
+    def sum_over_context_parallel(self, values: Tensor) -> Tensor:
         """Return the sum over the ranks that each hold part of the same samples, on all of them; differentiable."""
 
     @property

@@ -93,7 +93,7 @@ class PromptSource:
 def _prompt_tokens(tokenizer: PreTrainedTokenizerBase, problem: Problem) -> tuple[int, ...]:
     try:
         tokens = tuple(prompt_ids(tokenizer, problem.prompt))
-    except Exception as error:  # a chat template is a program and raises what it likes
+    except Exception as error:  # a chat template is a program and may raise anything
         raise ConfigError(
             f"tokenizer.path: the chat template cannot write the prompt {problem.prompt!r} ({reason(error)}); "
             "correct chat_template"

@@ -13,7 +13,7 @@ from regress.engine.batch import Microbatch
 from regress.engine.config.schema import ReferenceConfig
 from regress.engine.local import local
 from regress.engine.policy import LocalPolicy
-from regress.engine.world import Alone, World
+from regress.engine.world import SingleProcess, World
 
 
 class Reference:
@@ -33,7 +33,7 @@ class Reference:
         self._source = policy
         self._config = config
         frozen = copy.deepcopy(policy.whole_model()) if model is None else model
-        self._policy = (world or Alone()).policy(
+        self._policy = (world or SingleProcess()).policy(
             frozen.requires_grad_(False),
             temperature=policy.temperature,
             compile=policy.compile,
@@ -56,5 +56,5 @@ class Reference:
         if interval is None or (step + 1) % interval:
             return
         source = dict(self._source.named_parameters())
-        for name, ours in self._policy.named_parameters():  # of both the same part lies here
+        for name, ours in self._policy.named_parameters():  # both hold the same part on this rank
             local(ours).lerp_(local(source[name]), self._config.mixup_alpha)

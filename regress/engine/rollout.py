@@ -18,7 +18,7 @@ from regress.engine.dialogue import Conversation, Dialogue
 from regress.engine.policy import LocalPolicy
 from regress.engine.sampling import SamplingParams, UndefinedDistribution, sample
 from regress.engine.tokenizer import completion_text
-from regress.engine.world import World, agreed
+from regress.engine.world import World, raise_on_all_ranks
 from regress.errors import DumpError, RegressError
 from regress.tasks.problem import Problem
 from regress.tasks.rewards import Reward
@@ -183,7 +183,7 @@ class SharedRollouts:
         self._policy.whole_model()
         ranks = self._world.plan.mesh.world_size
         own = prompts[self._world.rank :: ranks]
-        found = agreed(self._world, lambda: self._worker.rollout(step, own, split) if own else [])
+        found = raise_on_all_ranks(self._world, lambda: self._worker.rollout(step, own, split) if own else [])
         by_group: dict[str, list[Trajectory]] = {}
         for part in self._world.gather(found):
             for trajectory in part:
@@ -211,7 +211,7 @@ class RecordingWorker(AbstractContextManager["RecordingWorker"]):
         trajectories = self._worker.rollout(step, prompts, split)
         if self._world.main:
             self._recorder.put(to_record(trajectories, step, self._meta), folder=split)
-        agreed(self._world, self._check)
+        raise_on_all_ranks(self._world, self._check)
         return trajectories
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

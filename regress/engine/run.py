@@ -20,7 +20,7 @@ from regress.engine.environment import configure_torch, export_environment
 from regress.engine.evaluation import PASS_RATE, due, pass_rate
 from regress.engine.outputs import Outputs
 from regress.engine.tracking import Log, tracking
-from regress.engine.world import Alone, World, agreed
+from regress.engine.world import SingleProcess, World, raise_on_all_ranks
 from regress.errors import RegressError, reason
 
 
@@ -49,25 +49,25 @@ def train(config: Config, console: Console, world: World | None = None) -> RunRe
     export_environment(config.system_envs)
     configure_torch(config.threads)
     disable_progress_bar()
-    world = world or Alone()
+    world = world or SingleProcess()
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     bars = Progress(
         *columns, console=console, transient=True, disable=not (console.is_terminal and world.main)
     )
     with bars, _memory_errors(), ExitStack() as files:
-        outputs = agreed(world, lambda: files.enter_context(_outputs(config, world)))
+        outputs = raise_on_all_ranks(world, lambda: files.enter_context(_outputs(config, world)))
         with ExitStack() as resources:
 
             def progress(name: str, total: int) -> Callable[[], None]:
                 task = bars.add_task(name, total=total)
                 return lambda: bars.advance(task)
 
-            log = agreed(world, lambda: resources.enter_context(_log(config, outputs)))
+            log = raise_on_all_ranks(world, lambda: resources.enter_context(_log(config, outputs)))
             run = build(config, resources, progress, world)
             metrics, pass_rates = _loop(run, log, progress("training", config.max_steps), console)
             model = run.trainer.policy.whole_model()
-            agreed(world, lambda: None if outputs is None else outputs.save(model, run.tokenizer))
-        agreed(world, files.close)
+            raise_on_all_ranks(world, lambda: None if outputs is None else outputs.save(model, run.tokenizer))
+        raise_on_all_ranks(world, files.close)
     dump_dir = run.recorder.folder if run.recorder is not None else None
     return RunResult(Path(config.output_dir), dump_dir, metrics, pass_rates, world.main)
 
@@ -98,7 +98,7 @@ def _loop(
             row |= metrics
             advance()
         if row:
-            agreed(run.trainer.world, functools.partial(log, step, row))
+            raise_on_all_ranks(run.trainer.world, functools.partial(log, step, row))
     return metrics, pass_rates
 
 

@@ -21,7 +21,7 @@ from regress.engine import optim, taps, token_gradients
 from regress.engine.batch import LossTokens, Microbatch
 from regress.engine.components import LossFunction
 from regress.engine.policy_interface import Policy
-from regress.engine.world import Alone, World
+from regress.engine.world import SingleProcess, World
 from regress.errors import DumpError, RegressError
 from regress.grpo.aggregation import token_weights
 from regress.grpo.inputs import InputError
@@ -123,7 +123,7 @@ def train_step(
                 ref_log_probs_K=part.ref_log_probs,
                 sampler_log_probs_K=part.sampler_log_probs,
                 entropy_K=out.entropy,
-                across=policy.across,
+                sum_over_context_parallel=policy.sum_over_context_parallel,
             )
         except InputError as error:
             index = next(index for index, known in enumerate(microbatches) if known is micro)
@@ -144,7 +144,7 @@ def train_step(
     taps.grad_norm(grad_norm)
     if failure() is not None:
         problems.append(DumpError(str(failure())))
-    outcome = _combined(world or Alone(), _own_part(microbatches, shares, problems), grad_norm)
+    outcome = _combined(world or SingleProcess(), _own_part(microbatches, shares, problems), grad_norm)
     optim.update(optimizer)
     taps.after_update(policy, optimizer, target_params)
     return outcome
@@ -164,7 +164,7 @@ def _missed(policy: Policy, out: TokenLogProbs, part: LossTokens) -> bool:
     read = (out.log_probs, out.entropy, part.old_log_probs, part.ref_log_probs, part.sampler_log_probs)
     finite = all(bool(values.detach().isfinite().all()) for values in read if values is not None)
     own = torch.tensor(float(not finite), device=out.log_probs.device)
-    return bool(policy.across(own.clone()) > own)
+    return bool(policy.sum_over_context_parallel(own.clone()) > own)
 
 
 def _no_loss(out: TokenLogProbs) -> tuple[Tensor, Share]:

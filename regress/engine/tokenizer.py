@@ -146,7 +146,7 @@ def turn_ids(tokenizer: PreTrainedTokenizerBase, problem: Problem, role: str, co
     whole = _chat_ids(tokenizer, [*chat, {"role": role, "content": content}], add_generation_prompt=True)
     if whole[: len(before)] != before or tokenizer.eos_token_id not in before:
         raise ValueError("the turns before it are written in another way")
-    # the policy's own completion ends with eos; what the template writes behind it belongs to this turn
+    # the policy's own completion ends with eos; the template's text after it belongs to this turn
     behind = before[::-1].index(tokenizer.eos_token_id)
     return whole[len(before) - behind :]
 

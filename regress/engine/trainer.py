@@ -22,7 +22,7 @@ from regress.engine.policy import LocalPolicy
 from regress.engine.reference import Reference
 from regress.engine.rollout import TRAIN, Prompt, RolloutWorker
 from regress.engine.step import StepOutcome, train_step, weigh
-from regress.engine.world import Alone, World
+from regress.engine.world import SingleProcess, World
 from regress.errors import ReplayError
 from regress.grpo.advantages import token_advantages
 from regress.grpo.kl import kl_penalty
@@ -51,7 +51,7 @@ class Trainer:
     worker: RolloutWorker
     prompts: Callable[[int], Sequence[Prompt]]
     trajectory_meta: Mapping[str, Any]
-    world: World = field(default_factory=Alone)
+    world: World = field(default_factory=SingleProcess)
     token_loss: LossFunction | None = None
 
     def step(self, step: int) -> dict[str, float]:

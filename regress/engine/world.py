@@ -44,7 +44,7 @@ class World(Ranks, Protocol):
         """Return the model as a policy over all ranks; ``settings`` are those of `LocalPolicy`."""
 
 
-class Alone:
+class SingleProcess:
     """The only process of a run."""
 
     rank = 0
@@ -66,7 +66,7 @@ class Alone:
         return LocalPolicy(model, **settings)
 
 
-def agreed(world: Ranks, work: Callable[[], T]) -> T:
+def raise_on_all_ranks(world: Ranks, work: Callable[[], T]) -> T:
     """Return the result of this rank's work if no rank fails at its own; the work must not wait for another rank.
 
     Raises:

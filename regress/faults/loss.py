@@ -43,8 +43,10 @@ def ratio_of_sums(patch: Patch) -> None:
     right: Any = importance_ratio
 
     def wrong(*args: Any) -> Any:
-        *rest, objective, across = args
-        return right(*rest, replace(objective, importance_level="sequence_product"), across)
+        *rest, objective, sum_over_context_parallel = args
+        return right(
+            *rest, replace(objective, importance_level="sequence_product"), sum_over_context_parallel
+        )
 
     patch.setattr(losses, "importance_ratio", wrong)
 

@@ -28,7 +28,7 @@ REMEDY = "restore it from version control, or record it again with pytest --upda
 
 _STAGE = "is_loss_debug"  # the stage of values that belong to no other, as with golden truth
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]+")
-_READABLE = 60  # characters of each part of a file name that tell a reader what it is
+_READABLE = 60  # readable characters of each part of a file name
 _DIGITS = 16
 
 

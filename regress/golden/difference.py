@@ -99,9 +99,9 @@ def compare(old: Side, new: Side) -> Difference:
 
 def _changes(old: Side, new: Side, before: Manifest, after: Manifest) -> Iterator[Change]:
     for where in sorted({*before.truth, *after.truth}, key=where_order):
-        ours, theirs = before.truth.get(where, {}), after.truth.get(where, {})
-        for quantity in sorted({*ours, *theirs}):
-            a, b = ours.get(quantity), theirs.get(quantity)
+        before_rows, after_rows = before.truth.get(where, {}), after.truth.get(where, {})
+        for quantity in sorted({*before_rows, *after_rows}):
+            a, b = before_rows.get(quantity), after_rows.get(quantity)
             if a is None or b is None:
                 entry, status = (b, "new") if a is None else (a, "removed")
                 assert entry is not None
@@ -146,9 +146,9 @@ def _kind(array: Array) -> str:
 
 def _tolerances(before: Manifest, after: Manifest) -> Iterator[ToleranceChange]:
     for quantity in sorted({*before.tolerances, *after.tolerances}):
-        ours, theirs = before.tolerances.get(quantity, {}), after.tolerances.get(quantity, {})
-        for precision in sorted({*ours, *theirs}):
-            old, new = _flat(ours.get(precision)), _flat(theirs.get(precision))
+        before_rows, after_rows = before.tolerances.get(quantity, {}), after.tolerances.get(quantity, {})
+        for precision in sorted({*before_rows, *after_rows}):
+            old, new = _flat(before_rows.get(precision)), _flat(after_rows.get(precision))
             for tensor in dict.fromkeys([*old, *new]):
                 if old.get(tensor) != new.get(tensor):
                     yield _tolerance_change(quantity, tensor, precision, old.get(tensor), new.get(tensor))

@@ -15,7 +15,7 @@ TRUTH = "truth"
 PENDING = ".pending"
 PROPOSAL = "proposal.json"
 JOURNAL = ".journal"  # of an update that is being written
-CHECKS = "checks"  # beside the cases: what the fixture `regress` stores, file by file
+CHECKS = "checks"  # beside the cases: values that the fixture `regress` stores, file by file
 
 _CASE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}", re.ASCII)
 _WORD = re.compile(r"[a-z][a-z0-9_]{0,63}", re.ASCII)

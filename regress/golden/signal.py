@@ -145,7 +145,7 @@ def _endings(found: Recording) -> Iterator[str]:
 
 
 def _turns(mask: Sequence[int]) -> list[int]:
-    """Return the tokens of each run of sampled ones: a conversation has several completions."""
+    """Return the number of tokens in each run of sampled ones: a conversation has several completions."""
     return [len(list(run)) for value, run in groupby(mask) if value]
 
 

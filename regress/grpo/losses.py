@@ -12,7 +12,7 @@ from regress.grpo.inputs import InputError, check_finite, check_same_length, che
 from regress.grpo.kl import kl_estimate
 from regress.grpo.objective import LOSSES, Objective
 from regress.grpo.ratios import importance_ratio, sampler_weights
-from regress.grpo.segments import Across, alone
+from regress.grpo.segments import SumOverContextParallel, alone
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,12 @@ def token_loss(
     ref_log_probs_K: Tensor | None = None,
     sampler_log_probs_K: Tensor | None = None,
     entropy_K: Tensor | None = None,
-    across: Across = alone,
+    sum_over_context_parallel: SumOverContextParallel = alone,
 ) -> TokenLoss:
     """Return the loss to minimize for each loss token of a batch or microbatch that holds whole samples.
 
-    Where several processes hold parts of the same samples, under the same numbers, ``across`` sums over them. Gradients
-    flow through ``log_probs_K`` and ``entropy_K`` only.
+    Where several processes hold parts of the same samples, under the same numbers, ``sum_over_context_parallel`` adds
+    them up. Gradients flow through ``log_probs_K`` and ``entropy_K`` only.
 
     Raises:
         InputError: shapes or order that do not match, values that are not finite, or log-probs that the
@@ -84,13 +84,17 @@ def token_loss(
     check_finite("old_log_probs_K", old_log_probs_K)
     check_finite("advantages_K", advantages_K)
     advantages_K = advantages_K.detach()
-    ratio_K = importance_ratio(log_probs_K, old_log_probs_K, sequence_K, num_sequences, objective, across)
+    ratio_K = importance_ratio(
+        log_probs_K, old_log_probs_K, sequence_K, num_sequences, objective, sum_over_context_parallel
+    )
     policy_K = _policy_loss(log_probs_K, ratio_K, advantages_K, objective)
     policy_K, dual_clipped_K = _dual_clip(policy_K, advantages_K, objective)
     correction_K = None
     if objective.sampler_correction != "none":
         sampler = _given("sampler_log_probs_K", sampler_log_probs_K, "sampler_correction", "none")
-        correction_K = sampler_weights(old_log_probs_K, sampler, sequence_K, num_sequences, objective, across)
+        correction_K = sampler_weights(
+            old_log_probs_K, sampler, sequence_K, num_sequences, objective, sum_over_context_parallel
+        )
         policy_K = policy_K * correction_K
     kl_K = _kl(log_probs_K, ref_log_probs_K, ratio_K, objective) if objective.kl_in_loss else None
     low, high = objective.clip_range

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from regress.grpo.checks import check_choice
 from regress.grpo.objective import IMPORTANCE_LEVELS, SAMPLER_CORRECTIONS, SEQUENCE_GRADIENTS, Objective
-from regress.grpo.segments import Across, alone, segment_lengths, segment_sum
+from regress.grpo.segments import SumOverContextParallel, alone, segment_lengths, segment_sum
 
 
 def importance_ratio(
@@ -14,22 +14,23 @@ def importance_ratio(
     sequence_K: Tensor,
     num_sequences: int,
     objective: Objective,
-    across: Across = alone,
+    sum_over_context_parallel: SumOverContextParallel = alone,
 ) -> Tensor:
     """Return the ratio r of each token, shape [K], differentiable; exactly 1 where the log-probs are equal.
 
     Token level: exp(log p - log p_old). ``sequence`` (GSPO, arXiv 2507.18071, eq. 7): exp of its mean over
     the sample; ``sequence_product``: exp of its sum. With ``sequence_gradient="token"``
     (GSPO-token in the same paper; verl) the sample's ratio is the value, and the gradient reaches the token's
-    own log-prob only. ``across`` completes the sums of samples whose tokens lie on several processes.
+    own log-prob only. ``sum_over_context_parallel`` completes the sums of samples whose tokens lie on several
+    processes.
     """
     check_choice("importance_level", objective.importance_level, IMPORTANCE_LEVELS)
     check_choice("sequence_gradient", objective.sequence_gradient, SEQUENCE_GRADIENTS)
     log_ratio_K = log_probs_K - old_log_probs_K.detach()
     if objective.importance_level != "token":
-        total = across(segment_sum(log_ratio_K, sequence_K, num_sequences))
+        total = sum_over_context_parallel(segment_sum(log_ratio_K, sequence_K, num_sequences))
         if objective.importance_level == "sequence":
-            total = total / across(segment_lengths(sequence_K, num_sequences)).clamp(min=1)
+            total = total / sum_over_context_parallel(segment_lengths(sequence_K, num_sequences)).clamp(min=1)
         log_ratio_K = total[sequence_K]
         if objective.sequence_gradient == "token":
             log_ratio_K = log_probs_K - log_probs_K.detach() + log_ratio_K.detach()
@@ -44,7 +45,7 @@ def sampler_weights(
     sequence_K: Tensor,
     num_sequences: int,
     objective: Objective,
-    across: Across = alone,
+    sum_over_context_parallel: SumOverContextParallel = alone,
 ) -> Tensor:
     """Return the weight that corrects each token for its sampler; shape [K], no gradient.
 
@@ -56,7 +57,7 @@ def sampler_weights(
     gap_K = torch.nan_to_num(old_log_probs_K.detach() - sampler_log_probs_K.detach(), nan=0.0)
     level, _, rule = objective.sampler_correction.partition("_")
     if level == "sequence":
-        gap_K = across(segment_sum(gap_K, sequence_K, num_sequences))[sequence_K]
+        gap_K = sum_over_context_parallel(segment_sum(gap_K, sequence_K, num_sequences))[sequence_K]
     weights_K = torch.exp(gap_K)
     low, high = objective.correction_min, objective.correction_max
     if rule == "truncate":

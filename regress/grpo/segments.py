@@ -5,12 +5,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-Across = Callable[[Tensor], Tensor]
+SumOverContextParallel = Callable[[Tensor], Tensor]
 """Sum of a tensor over the processes that each hold part of the same samples, on all of them; differentiable."""
 
 
 def alone(values: Tensor) -> Tensor:
-    """Return the values unchanged: the `Across` of a process that holds whole samples."""
+    """Return the values unchanged: the `SumOverContextParallel` of a process that holds whole samples."""
     return values
 
 

@@ -20,7 +20,7 @@ from regress.engine.policy import LocalPolicy
 from regress.engine.policy_interface import Loss, Result
 from regress.engine.precision import DTYPES
 from regress.engine.projection import Entropy
-from regress.engine.world import agreed
+from regress.engine.world import raise_on_all_ranks
 from regress.grpo.logprobs import TokenLogProbs
 from regress.layout import ShardLayout
 from regress.parallel import context, expert, sharded, shards, tensor, transformers_tensor
@@ -55,7 +55,7 @@ class ParallelPolicy(LocalPolicy):
         self._trained = any(parameter.requires_grad for parameter in model.parameters())
         self._experts: dict[str, ShardLayout] = {}
         self._tensor: list[tensor.TensorPlan] = []
-        agreed(world, self._split)
+        raise_on_all_ranks(world, self._split)
         super().__init__(self._stages.models[-1], **settings)
         self._replicas = replicated(self.model, world) if self._trained else None
         if self._replicas is not None:
@@ -174,7 +174,7 @@ class ParallelPolicy(LocalPolicy):
         found = (plan.output_layout(module, shape) for plan in self._tensor)
         return next((layout for layout in found if layout is not None), None)
 
-    def across(self, values: Tensor) -> Tensor:
+    def sum_over_context_parallel(self, values: Tensor) -> Tensor:
         """Return the sum over the ranks of the same sequences; its gradient is the sum of theirs."""
         group = self._world.group("cp")
         return values if group is None else all_reduce(values, group=group)

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from regress.engine.config.schema import Config
 from regress.engine.policy import LocalPolicy
-from regress.engine.world import Alone, World
+from regress.engine.world import SingleProcess, World
 from regress.errors import ConfigError, reason
 from regress.layout import Mesh
 from regress.parallel.failure import told
@@ -48,10 +48,10 @@ def opened_world(config: Config, environ: Mapping[str, str] = os.environ) -> Ite
     if started != wanted.world_size:
         raise ConfigError(_wrong_number(wanted, started))
     if wanted.world_size == 1:
-        yield Alone()
+        yield SingleProcess()
         return
     device = _device(config.device, environ)
-    owned = not dist.is_initialized()  # whoever has started one closes it
+    owned = not dist.is_initialized()  # a process group is closed by the code that started it
     if owned:
         _open(config, device, started, environ)
     world = None

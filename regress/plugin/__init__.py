@@ -49,6 +49,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
-    """Say that goldens will be written."""
+    """Return a line that announces an update of goldens; None without one."""
     settings = config.stash[SETTINGS]
     return None if settings.update is None else f"regress: {settings.update} in {settings.golden_dir}"

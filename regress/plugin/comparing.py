@@ -56,8 +56,10 @@ def compare(actual: Tree, golden: Tree, tolerance: Tolerance, quantity: str) -> 
     return sorted(verdicts, key=lambda verdict: (_GRAVITY[verdict.status], -verdict.multiple))
 
 
-def _other_container(mine: Node | None, theirs: Node | None) -> bool:
-    return mine != theirs and any(node is not None and node[0] in CONTAINERS for node in (mine, theirs))
+def _other_container(actual_node: Node | None, golden_node: Node | None) -> bool:
+    return actual_node != golden_node and any(
+        node is not None and node[0] in CONTAINERS for node in (actual_node, golden_node)
+    )
 
 
 def _below(path: str, parent: str) -> bool:
@@ -65,15 +67,15 @@ def _below(path: str, parent: str) -> bool:
 
 
 def _judge(path: str, actual: Tree, golden: Tree, tolerance: Tolerance, quantity: str) -> Verdict | None:
-    mine, theirs = actual.nodes.get(path), golden.nodes.get(path)
-    if mine == theirs == TENSOR:
+    actual_node, golden_node = actual.nodes.get(path), golden.nodes.get(path)
+    if actual_node == golden_node == TENSOR:
         return _tensor(path, actual.tensors[path], golden.tensors[path], tolerance, quantity)
-    if mine == theirs:
-        assert mine is not None
-        if mine[0] in CONTAINERS:
+    if actual_node == golden_node:
+        assert actual_node is not None
+        if actual_node[0] in CONTAINERS:
             return None
         return Verdict(Status.OK, quantity, path, NOWHERE, count=1, reason=_EXACT)
-    status, detail = _unlike(mine, theirs)
+    status, detail = _unlike(actual_node, golden_node)
     return Verdict(status, quantity, path, NOWHERE, detail, multiple=math.inf, over=1, count=1, reason=_EXACT)
 
 
@@ -96,12 +98,12 @@ def _tensor(path: str, actual: Array, golden: Array, tolerance: Tolerance, quant
     return verdict
 
 
-def _unlike(mine: Node | None, theirs: Node | None) -> tuple[Status, str]:
+def _unlike(actual_node: Node | None, golden_node: Node | None) -> tuple[Status, str]:
     """Return the status and detail for two different nodes at one path, or for one that is missing."""
-    if mine is None:
-        assert theirs is not None
-        return Status.MISSING, f"the golden has {describe(theirs)} here, and the value nothing"
-    if theirs is None:
-        return Status.EXTRA, f"the value has {describe(mine)} here, and the golden nothing"
-    detail = f"golden {describe(theirs)}, actual {describe(mine)}"
-    return (Status.DRIFT if mine[0] == theirs[0] != "column" else Status.DTYPE), detail
+    if actual_node is None:
+        assert golden_node is not None
+        return Status.MISSING, f"the golden has {describe(golden_node)} here, and the value nothing"
+    if golden_node is None:
+        return Status.EXTRA, f"the value has {describe(actual_node)} here, and the golden nothing"
+    detail = f"golden {describe(golden_node)}, actual {describe(actual_node)}"
+    return (Status.DRIFT if actual_node[0] == golden_node[0] != "column" else Status.DTYPE), detail

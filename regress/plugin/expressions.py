@@ -38,7 +38,7 @@ class _UnknownName(Exception):  # noqa: N818  # no error: it ends an evaluation 
 
 
 def may_hold(expression: Evaluated, decide: Decide) -> bool:
-    """Say if an expression holds for some answers to what ``decide`` leaves open."""
+    """Return True if an expression holds for some answers to what ``decide`` leaves open."""
 
     def search(assumed: dict[tuple[Any, ...], bool]) -> bool:
         if len(assumed) > _MOST:
@@ -92,7 +92,7 @@ class Keywords:
 
 
 def may_continue(name: str, text: str) -> bool:
-    """Say if a text could be found where a name that ends with ``/`` is continued by place and quantity.
+    """Return True if a text could be found where a name that ends with ``/`` is continued by place and quantity.
 
     The continuation is ``step0/update1/rank0/micro2/quantity]``; the order of the text's parts within it is
     not checked.
@@ -127,7 +127,7 @@ def _is_within(part: str) -> bool:
 
 
 def _is_numbered_end(part: str) -> bool:
-    """Say if a part ends a word with digits behind it, such as ``ank12`` or ``2``."""
+    """Return True if a part ends a word with digits behind it, such as ``ank12`` or ``2``."""
     head = part.rstrip(_DIGITS)
     return head != part and any(word.endswith(head) for word in _WORDS)
 

@@ -78,7 +78,7 @@ def apply_staged(staged_dir: Path, golden_dir: Path, told: Told, *, review: bool
 
 
 def _dropped(told: Told) -> Iterable[str]:
-    """Say which tests would have written a golden, had they not failed."""
+    """Yield a note on the failed tests, which would otherwise have written a golden."""
     tests = sorted({row.owner for test, row in told.rows if test in told.failed})
     if tests:
         more = f" and {len(tests) - _SHOWN} more" if len(tests) > _SHOWN else ""

@@ -84,7 +84,7 @@ def _asked(config: pytest.Config, definition: pytest.Function) -> list[str] | No
 
 
 def _may_hold_file(path: str, file: Path, config: pytest.Config) -> bool:
-    """Say if a path of the command line is a file or a folder that holds it; so is one that does not exist here."""
+    """Return True if a path of the command line is a file or holds it, or does not exist here."""
     found = [
         place for root in (config.invocation_params.dir, config.rootpath) if (place := root / path).exists()
     ]
@@ -98,7 +98,7 @@ def _last_failures(config: pytest.Config) -> dict[str, bool]:
 
 
 def _recollected(definition: pytest.Function) -> bool:
-    """Say if pytest treats all tests of a module as failed, because its last collection failed."""
+    """Return True if pytest treats all tests of a module as failed, because its last collection failed."""
     failed = _last_failures(definition.config)
     return any(node.nodeid in failed for node in definition.listchain() if node.nodeid)
 
@@ -151,7 +151,7 @@ def _selected(definition: pytest.Function, keywords: str, markers: str, added: f
 
 
 def _alone(metafunc: pytest.Metafunc) -> bool:
-    """Say if nothing else adds to the ids of a function's tests."""
+    """Return True if nothing else adds to the ids of a function's tests."""
     if metafunc.definition.get_closest_marker("parametrize") is not None:
         return False
     if any(hasattr(owner, "pytest_generate_tests") for owner in (metafunc.module, metafunc.cls)):
@@ -195,7 +195,7 @@ def _conftests(config: pytest.Config) -> Iterable[Path]:
 
 
 def _may_add(path: Path) -> bool:
-    """Say if a conftest.py has one of the hooks."""
+    """Return True if a conftest.py has one of the hooks."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError:

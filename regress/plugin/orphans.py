@@ -116,7 +116,7 @@ class Orphans:
             _print(found, terminalreporter, kept=cache is not None)
 
     def _unasked(self, asked: set[str]) -> Iterator[Unasked]:
-        """Yield the stored checks that no test asked for, except those of tests that did not finish."""
+        """Yield the stored checks that no test asked for, except those of tests that failed or were skipped."""
         from regress.golden.checks import read_check, stored_checks
         from regress.golden.store import GoldenStore
 

@@ -125,7 +125,7 @@ def _parameters(metafunc: pytest.Metafunc, suite: Suite, patterns: tuple[str, st
 
 
 def _warm_ranks(chosen: list[Item | Broken]) -> None:
-    """Have the ranks' forkserver import what replays need while pytest collects further files."""
+    """Make the ranks' forkserver import the modules of replays while pytest collects further files."""
     if any(not isinstance(item, Broken) and item.replay.world_size > 1 for item in chosen):
         from regress.replay.pool import shared_pool
 

@@ -17,13 +17,13 @@ from regress.dump.manifest import MANIFEST
 from regress.dump.reader import DumpReader, files_within
 from regress.errors import NotSupported, ReplayError, reason
 from regress.golden.case import GoldenCase
+from regress.replay.cpu_slots import CpuSlots
 from regress.replay.imports import imported_for_good
+from regress.replay.interprocess_lock import interprocess_lock, stated
 from regress.replay.matrix import Replay, items
 from regress.replay.outcome import FILE, ReplayOutcome
-from regress.replay.scene import scene_of
+from regress.replay.run_context import run_context_of
 from regress.replay.settings import conflict, scene_with
-from regress.replay.slots import Slots
-from regress.replay.turns import stated, turn
 from regress.replay.variants import Precision, Variant
 
 if TYPE_CHECKING:
@@ -87,14 +87,14 @@ class ReplayCache:
     def dump(self, replay: Replay) -> DumpReader:
         """Return the dump of a replay, which stays until the session ends; raises `RegressError` if it cannot run."""
         folder = self._folder(replay)
-        with turn(folder, replay.name):
+        with interprocess_lock(folder, replay.name):
             (folder / "keep").touch()
             return self._dump(replay)
 
     def _shared_outcome(self, replay: Replay) -> ReplayOutcome:
         folder = self._folder(replay)
         path = folder / FILE
-        with turn(folder, replay.name):
+        with interprocess_lock(folder, replay.name):
             if path.is_file():
                 return ReplayOutcome.loads(path.read_text())
             try:
@@ -116,7 +116,7 @@ class ReplayCache:
         )  # its lock is taken under this one; a twin has no twin, so there is no deadlock
         dump = self._dump(replay)
         tested = {(str(item.place), item.quantity) for item in items(replay)}
-        scene = scene_with(scene_of(replay, dump.manifest.provenance.config), self.settings)
+        scene = scene_with(run_context_of(replay, dump.manifest.provenance.config), self.settings)
         if twin is not None:
             return ReplayOutcome.of(judge_twin(replay.case, dump, twin, replay.plan), tested, scene)
         tolerance = stored_tolerances(replay.case, replay.precision, self.scale, self.overrides)
@@ -159,7 +159,7 @@ class ReplayCache:
             return DumpReader(place)
         remove_tree(place)
         try:
-            with Slots(self.root / ".slots").taken(replay.world_size, replay.name):
+            with CpuSlots(self.root / ".slots").taken(replay.world_size, replay.name):
                 return (self.run if self.foreign is None else self.foreign.run)(replay, folder)
         finally:
             self._keep(folder, replay)

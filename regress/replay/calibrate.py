@@ -29,9 +29,9 @@ from regress.engine.build import Run
 from regress.engine.precision import DTYPES
 from regress.errors import ReplayError
 from regress.golden.case import GoldenCase
-from regress.replay.floors import KAPPA, SEMANTICS, Floor, Response
 from regress.replay.judge import judge_replay
 from regress.replay.matrix import Replay
+from regress.replay.noise_floor import KAPPA, SEMANTICS, Floor, Response
 from regress.replay.run import Prepare, replay
 from regress.replay.truth import canonical
 from regress.replay.variants import BASE, VARIANTS, Precision

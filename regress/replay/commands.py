@@ -19,7 +19,7 @@ from regress.report.numbers import plural
 if TYPE_CHECKING:
     from regress.golden.store import GoldenStore
     from regress.replay.record import Calibration
-    from regress.replay.study import Study
+    from regress.replay.validation import Validation
 
 
 _WIDTH = 160  # columns of a table where there is no terminal
@@ -145,15 +145,15 @@ def study(
 
     Exit codes: 0 no false alarm and nothing missed, 1 a false alarm or a fault that passed.
     """
-    from regress.replay.study import replays_of_draw
-    from regress.replay.study import study as run
-    from regress.report.study import faults_table, headroom_table
+    from regress.replay.validation import replays_of_seed
+    from regress.replay.validation import study as run
+    from regress.report.validation import faults_table, headroom_table
 
     console = Console()
     opened = open_store(golden_dir).case(case)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
-        task = bars.add_task(f"drawing {case}", total=draws * replays_of_draw(faults))
+        task = bars.add_task(f"drawing {case}", total=draws * replays_of_seed(faults))
         found = run(opened, draws, faults=faults, advance=lambda: bars.advance(task))
     wide = console if console.is_terminal else Console(width=max(console.width, _WIDTH))
     click.echo("largest multiple of the tolerance in healthy replays:")
@@ -169,8 +169,8 @@ def study(
     ctx.exit(int(bool(found.alarms or found.misses)))
 
 
-def _written(folder: Path, found: Study) -> Path:
-    from regress.replay.study import to_json
+def _written(folder: Path, found: Validation) -> Path:
+    from regress.replay.validation import to_json
 
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"study-{found.case}.json"

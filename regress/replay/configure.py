@@ -27,7 +27,7 @@ def case_config(case: GoldenCase, steps: int) -> dict[str, Any]:
         "rollout_worker.type": "mock",
         "rollout_worker.need_llm_inference": False,
         "rollout_worker.trajectory_load_path": str(folder / "trajectories"),
-        "rollout_worker.allow_environment_mismatch": True,  # other processors and thread counts are what is tested
+        "rollout_worker.allow_environment_mismatch": True,  # other processors and thread counts are under test
         "max_steps": steps,
     }
     if (folder / "reference").is_dir():

@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from regress.compare.diagnosis.scene import Scene
+from regress.compare.diagnosis.run_context import RunContext
 from regress.compare.dumps.golden import token_text
 from regress.compare.judge import judge_trajectories, judge_update
 from regress.compare.quantities import MICRO_STAGES, QUANTITIES, UPDATE_STAGES, source_of
@@ -25,10 +25,10 @@ from regress.dump.trajectory import to_record
 from regress.errors import DumpError, NotSupported, ReplayError
 from regress.golden.case import GoldenCase
 from regress.replay.adapter import Adapter, call_on_rank, require_agreement
+from regress.replay.interprocess_lock import interprocess_lock
 from regress.replay.matrix import Item, Replay
 from regress.replay.plan import PlannedUpdate
-from regress.replay.scene import scene_of
-from regress.replay.turns import turn
+from regress.replay.run_context import run_context_of
 from regress.replay.variants import Precision
 
 WEIGHTY = ("log_probs", "gradient", "param")
@@ -90,7 +90,7 @@ class ForeignReplays:
 
         target = self.exports / case.name
         self.exports.mkdir(parents=True, exist_ok=True)
-        with turn(target, f"the export of {case.name}"):
+        with interprocess_lock(target, f"the export of {case.name}"):
             if not target.is_dir():
                 export_case(case, target)
         return target
@@ -132,7 +132,7 @@ def foreign_items(replay: Replay) -> Iterator[Item]:
                     yield Item(replay, place, quantity.name)
 
 
-def foreign_scene(replay: Replay) -> Scene:
+def foreign_scene(replay: Replay) -> RunContext:
     """Return the run of a replay by a user's own trainer; its microbatches are unknown."""
     name = shlex.quote(f"{replay.name}/")
     commands = {
@@ -140,7 +140,7 @@ def foreign_scene(replay: Replay) -> Scene:
         "test": f"pytest -k '{replay.name}/ and {{quantity}}'",
         "show": f"pytest -k {name} --regress-keep-dumps=dumps; regress dump show dumps/{replay.name}/dump/{{stage}}",
     }
-    return replace(scene_of(replay, whole_config(replay)), micros=None, commands=commands)
+    return replace(run_context_of(replay, whole_config(replay)), micros=None, commands=commands)
 
 
 def place_of_test(place: Place) -> Place:

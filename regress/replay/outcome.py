@@ -11,7 +11,7 @@ from typing import Any
 from regress.compare.diagnosis.causes import Diagnosis, diagnose
 from regress.compare.diagnosis.divergence import Divergence, find_divergence
 from regress.compare.diagnosis.layers import merged_layers, multiples_by_layer
-from regress.compare.diagnosis.scene import Scene
+from regress.compare.diagnosis.run_context import RunContext
 from regress.compare.verdicts.verdict import Place, Verdict
 from regress.report.call import Call
 
@@ -78,7 +78,7 @@ class ReplayOutcome:
         cls,
         verdicts: Sequence[Verdict],
         tested: Collection[tuple[str, str]],
-        scene: Scene | None = None,
+        scene: RunContext | None = None,
         place: Callable[[Place], Place] = lambda place: place,
     ) -> ReplayOutcome:
         """Group verdicts by place and quantity.

@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 from regress.errors import ReplayError
-from regress.replay.blame import RankState, blame
+from regress.replay.rank_failure import RankState, rank_failure
 from regress.replay.reports import Done, Ended, Failed, Ready, Signal, Start, Tapped
 
 MODULES = ("regress.replay.warm",)
@@ -304,7 +304,7 @@ class _Job:
         results = [state.result.value for state in self.states if isinstance(state.result, Done)]
         if len(results) == len(self.states) and not any(state.died for state in self.states):
             return results
-        raise blame(self.states, [_read(log) for log in self._logs], what, timeout)
+        raise rank_failure(self.states, [_read(log) for log in self._logs], what, timeout)
 
     @property
     def _failed(self) -> bool:

@@ -9,8 +9,8 @@ from pathlib import Path
 from regress.compare.verdicts.tolerance import EXACT, Tolerance, Tolerances
 from regress.faults.corpus import CORPUS
 from regress.golden.case import GoldenCase
-from regress.replay.floors import KAPPA, Floor
-from regress.replay.trial import HELD_OUT, Trial, run_trial
+from regress.replay.noise_floor import KAPPA, Floor
+from regress.replay.validation_run import HELD_OUT, ValidationRun, run_validation
 from regress.replay.variants import Precision
 from regress.report.calibration import Row
 from regress.report.numbers import multiple
@@ -25,15 +25,15 @@ class Proof:
         faulty: trials of the corpus of faults.
     """
 
-    healthy: Sequence[Trial]
-    faulty: Sequence[Trial]
+    healthy: Sequence[ValidationRun]
+    faulty: Sequence[ValidationRun]
 
     def begins(self, fault: str) -> str | None:
         """Return the quantity that a fault breaks first, in exact arithmetic; None where it changes nothing here."""
         found = (t.first for t in self.faulty if (t.name, t.precision) == (fault, Precision.FLOAT64))
         return next(found, None)
 
-    def smallest(self, quantity: str, precision: Precision) -> Trial | None:
+    def smallest(self, quantity: str, precision: Precision) -> ValidationRun | None:
         """Return the fault that begins in a quantity and is the smallest there."""
         found = [
             trial
@@ -42,7 +42,7 @@ class Proof:
         ]
         return min(found, key=lambda trial: trial.multiples.get(quantity, 0.0), default=None)
 
-    def widest(self, quantity: str, precision: Precision) -> Trial | None:
+    def widest(self, quantity: str, precision: Precision) -> ValidationRun | None:
         """Return the healthy variant that comes closest to failing in a quantity."""
         found = [t for t in self.healthy if t.precision is precision and quantity in t.multiples]
         return max(found, key=lambda trial: trial.multiples[quantity], default=None)
@@ -72,10 +72,10 @@ def prove(
     for precision in KAPPA:
         bounds = bounds_of(floors, precision)
         for variant in HELD_OUT:
-            healthy.append(run_trial(case, variant, precision, workspace / "healthy", bounds))
+            healthy.append(run_validation(case, variant, precision, workspace / "healthy", bounds))
             advance()
         for fault in CORPUS:
-            faulty.append(run_trial(case, fault.variant, precision, workspace / "faulty", bounds, fault))
+            faulty.append(run_validation(case, fault.variant, precision, workspace / "faulty", bounds, fault))
             advance()
     return Proof(healthy, faulty)
 

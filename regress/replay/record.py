@@ -23,7 +23,7 @@ from regress.golden.provenance import collect, differences, told
 from regress.golden.store import GoldenStore
 from regress.golden.tolerance import ToleranceEntry
 from regress.replay.calibrate import calibrate
-from regress.replay.floors import Floor
+from regress.replay.noise_floor import Floor
 from regress.replay.proof import Proof, prove
 from regress.replay.recipe import has_inputs, make_inputs, remove_inputs
 from regress.replay.truth import compute_truth, require_case_signal

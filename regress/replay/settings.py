@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from regress.compare.diagnosis.scene import Scene
+from regress.compare.diagnosis.run_context import RunContext
 from regress.errors import ConfigError
 from regress.replay.size import mesh_sizes
 from regress.replay.variants import Variant
@@ -89,7 +89,7 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else yaml.safe_dump(value, default_flow_style=True).split("\n")[0]
 
 
-def scene_with(scene: Scene, settings: Mapping[str, Any]) -> Scene:
+def scene_with(scene: RunContext, settings: Mapping[str, Any]) -> RunContext:
     """Return the scene with the settings added to the commands that repeat a replay."""
     if not settings:
         return scene

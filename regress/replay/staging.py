@@ -19,7 +19,7 @@ from regress.dump.files import write_atomically
 from regress.golden.case import GoldenCase
 from regress.golden.commit import commit
 from regress.golden.store import GoldenStore
-from regress.replay.turns import stated, turn
+from regress.replay.interprocess_lock import interprocess_lock, stated
 from regress.replay.update import Change, propose
 
 Selection = Collection[tuple[str, str]]
@@ -70,7 +70,7 @@ class Staging:
         """Return the update of a case, which is computed unless another process did it."""
         if case.name not in self._known:
             self.root.mkdir(parents=True, exist_ok=True)
-            with turn(self.root / case.name, f"the update of {case.name}"):
+            with interprocess_lock(self.root / case.name, f"the update of {case.name}"):
                 if not (self.root / f"{case.name}.json").is_file():
                     self._stage(case)
             self._known[case.name] = read_staged(self.root, case.name)

@@ -52,7 +52,7 @@ def _new() -> tuple[Path, int]:
 
 
 def _remove_unless_locked(path: Path) -> None:
-    with contextlib.suppress(OSError):  # locked, gone, or somebody else's
+    with contextlib.suppress(OSError):  # locked, gone, or of another user
         handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -9,7 +9,7 @@ from typing import Any
 
 from regress.compare.diagnosis.causes import diagnose
 from regress.compare.diagnosis.divergence import find_divergence
-from regress.compare.diagnosis.scene import Scene
+from regress.compare.diagnosis.run_context import RunContext
 from regress.compare.dumps.checked import scene_of_side
 from regress.compare.dumps.session import Comparison
 from regress.compare.dumps.sides import open_side
@@ -71,7 +71,7 @@ def report_of(
     )
 
 
-def scene_of(comparison: Comparison) -> Scene:
+def scene_of(comparison: Comparison) -> RunContext:
     """Return the known facts of the actual run, and the commands for a closer look."""
     scene = scene_of_side(open_side(comparison.actual))
     pair = f"{shlex.quote(comparison.golden)} {shlex.quote(comparison.actual)}"

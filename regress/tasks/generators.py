@@ -36,27 +36,27 @@ def _words(
 
 
 def copy(min_length: int, max_length: int, alphabet: str) -> Iterator[Stratum]:
-    """Yield problems such as "copy abca" with the answer "abca"."""
+    """Yield strata of problems such as "copy abca" with the answer "abca"."""
     return _words("copy", lambda word: word, min_length, max_length, alphabet)
 
 
 def reverse_string(min_length: int, max_length: int, alphabet: str) -> Iterator[Stratum]:
-    """Yield problems such as "rev abcd" with the answer "dcba"."""
+    """Yield strata of problems such as "rev abcd" with the answer "dcba"."""
     return _words("rev", lambda word: word[::-1], min_length, max_length, alphabet)
 
 
 def sort(min_length: int, max_length: int, alphabet: str) -> Iterator[Stratum]:
-    """Yield problems such as "sort 3120" with the answer "0123", sorted by code point."""
+    """Yield strata of problems such as "sort 3120" with the answer "0123", sorted by code point."""
     return _words("sort", lambda word: "".join(sorted(word)), min_length, max_length, alphabet)
 
 
 def parity(min_length: int, max_length: int) -> Iterator[Stratum]:
-    """Yield problems such as "parity 10110" with the answer "1": 1 for an odd number of ones, else 0."""
+    """Yield strata of problems such as "parity 10110" with the answer "1": 1 for an odd number of ones, else 0."""
     return _words("parity", lambda bits: str(bits.count("1") % 2), min_length, max_length, "01")
 
 
 def letter_counting(min_length: int, max_length: int, alphabet: str) -> Iterator[Stratum]:
-    """Yield problems such as "count a in abca" with the answer "2"; the letter need not occur."""
+    """Yield strata of problems such as "count a in abca" with the answer "2"; the letter need not occur."""
 
     def of_length(length: int) -> Stratum:
         def at(index: int) -> tuple[str, str]:
@@ -70,7 +70,7 @@ def letter_counting(min_length: int, max_length: int, alphabet: str) -> Iterator
 
 
 def chain_sum(min_terms: int, max_terms: int, min_digits: int, max_digits: int) -> Iterator[Stratum]:
-    """Yield problems such as "3+5-9" with the answer "-1": terms of equally many digits, added and subtracted."""
+    """Yield strata of problems such as "3+5-9" with the answer "-1": terms of one length, added and subtracted."""
 
     def of_shape(terms: int, digits: int) -> Stratum:
         low = 10 ** (digits - 1) if digits > 1 else 0
@@ -94,7 +94,7 @@ def chain_sum(min_terms: int, max_terms: int, min_digits: int, max_digits: int) 
 
 
 def modular_sum(min_terms: int, max_terms: int, max_value: int, modulus: int) -> Iterator[Stratum]:
-    """Yield problems such as "4+6+3 mod 5" with the answer "3": terms from 0 to max_value."""
+    """Yield strata of problems such as "4+6+3 mod 5" with the answer "3": terms from 0 to max_value."""
 
     def of_terms(terms: int) -> Stratum:
         def at(index: int) -> tuple[str, str]:
@@ -110,7 +110,7 @@ def modular_sum(min_terms: int, max_terms: int, max_value: int, modulus: int) ->
 
 
 def gcd(max_value: int) -> Iterator[Stratum]:
-    """Yield problems such as "gcd 12 18" with the answer "6": ordered pairs from 1 to max_value.
+    """Yield strata of problems such as "gcd 12 18" with the answer "6": ordered pairs from 1 to max_value.
 
     There is one stratum for each answer: 61 % of uniform pairs have the answer 1, and a model would learn
     only this.

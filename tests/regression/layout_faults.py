@@ -736,17 +736,17 @@ def labels_rolled_after_the_split() -> None:
 
 def ratio_of_own_columns() -> None:
     """The ratio of a sequence is that of its tokens on this rank."""
-    ParallelPolicy.across = lambda self, values: values
+    ParallelPolicy.sum_over_context_parallel = lambda self, values: values
 
 
 def sum_across_without_gradient() -> None:
     """The ratio of a sequence is right, and its gradient that of a rank's own tokens."""
-    right = ParallelPolicy.across
+    right = ParallelPolicy.sum_over_context_parallel
 
     def wrong(self: ParallelPolicy, values: Tensor) -> Tensor:
         return values + (right(self, values) - values).detach()
 
-    ParallelPolicy.across = wrong
+    ParallelPolicy.sum_over_context_parallel = wrong
 
 
 def exchange_into_strided_memory() -> None:

@@ -23,7 +23,7 @@ from regress.golden.store import GoldenStore
 from regress.replay.judge import judge_replay
 from regress.replay.matrix import Replay
 from regress.replay.run import replay
-from regress.replay.scene import scene_of
+from regress.replay.run_context import run_context_of
 from regress.replay.variants import VARIANTS, Precision
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -289,7 +289,7 @@ def found(tmp_path: Path) -> Callable[[Case], Found]:
             folder = tmp_path / case.name
             dump = replay(chosen.case, chosen.variant, chosen.precision, folder, prepare=prepare)
         verdicts = judge_replay(chosen.case, dump, chosen.plan, chosen.precision)
-        scene = scene_of(chosen, dump.manifest.provenance.config)
+        scene = run_context_of(chosen, dump.manifest.provenance.config)
         divergence = find_divergence(verdicts, scene)
         assert divergence is not None, "not caught"
         return divergence, diagnose(divergence, scene)
@@ -360,7 +360,7 @@ def test_ranks_are_named(
     plan = [one for one in chosen.plan if one.step == 0]
     judged = judge_replay(chosen.case, dump, plan, chosen.precision)
     verdicts = [verdict for verdict in judged if verdict.place.step == 0]
-    scene = scene_of(chosen, dump.manifest.provenance.config)
+    scene = run_context_of(chosen, dump.manifest.provenance.config)
     divergence = find_divergence(verdicts, scene)
     assert divergence is not None
     told = diagnose(divergence, scene)

@@ -20,7 +20,7 @@ from regress.golden.store import GoldenStore
 from regress.replay.judge import judge_replay
 from regress.replay.matrix import Replay
 from regress.replay.run import replay
-from regress.replay.scene import scene_of
+from regress.replay.run_context import run_context_of
 from regress.replay.variants import VARIANTS, Precision
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -85,7 +85,7 @@ def found(tmp_path: Path) -> Callable[[Case], tuple[Divergence, list[Diagnosis]]
         with Fault(case.inject).injected():
             dump = replay(chosen.case, chosen.variant, chosen.precision, tmp_path / case.name)
         verdicts = judge_replay(chosen.case, dump, chosen.plan, chosen.precision)
-        scene = scene_of(chosen, dump.manifest.provenance.config)
+        scene = run_context_of(chosen, dump.manifest.provenance.config)
         divergence = find_divergence(verdicts, scene)
         assert divergence is not None, "not caught"
         return divergence, diagnose(divergence, scene)

@@ -11,11 +11,11 @@ from regress.cli import main
 from regress.faults.corpus import CORPUS
 from regress.faults.patch import Fault
 from regress.golden.store import GoldenStore
-from regress.replay import study as module
+from regress.replay import validation as module
 from regress.replay.calibrate import LAYOUTS
 from regress.replay.judge import stored_tolerances
-from regress.replay.study import Draw, Exposure, Study, study
-from regress.replay.trial import HELD_OUT, Trial, run_trial
+from regress.replay.validation import Exposure, ValidatedSeed, Validation, validation
+from regress.replay.validation_run import HELD_OUT, ValidationRun, run_validation
 from regress.replay.variants import Precision
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -23,10 +23,14 @@ FAMILIES = ("dense", "moe", "gpt2", "tied", "tools")
 FAULTS = {fault.name: fault for fault in CORPUS}
 
 
-def tried(case: str, variant: str, precision: Precision, folder: Path, fault: Fault | None = None) -> Trial:
+def tried(
+    case: str, variant: str, precision: Precision, folder: Path, fault: Fault | None = None
+) -> ValidationRun:
     """A trial by the tolerances that are recorded."""
     opened = GoldenStore(GOLDEN).case(case)
-    found = run_trial(opened, variant, precision, folder / "x", stored_tolerances(opened, precision), fault)
+    found = run_validation(
+        opened, variant, precision, folder / "x", stored_tolerances(opened, precision), fault
+    )
     assert found.problem is None
     assert found.multiples
     return found
@@ -70,14 +74,14 @@ def test_what_cannot_be_run_is_a_problem_and_no_pass(tmp_path: Path) -> None:
     opened = GoldenStore(GOLDEN).case("dense")
     fault = FAULTS["router not normalized"]
     bounds = stored_tolerances(opened, Precision.FLOAT64)
-    found = run_trial(opened, "mbs4", Precision.FLOAT64, tmp_path / "x", bounds, fault)
+    found = run_validation(opened, "mbs4", Precision.FLOAT64, tmp_path / "x", bounds, fault)
     assert found.problem == "there is no router"
     assert not found.multiples
 
 
-OK = Trial("left", Precision.FLOAT32, {"loss": 1e-7}, {"loss": 0.5})
-BAD = Trial("left", Precision.FLOAT32, {"loss": 1e-5}, {"loss": 50.0}, "loss", "loss loss at step0")
-STUCK = Trial("left", Precision.FLOAT32, problem="no room")
+OK = ValidationRun("left", Precision.FLOAT32, {"loss": 1e-7}, {"loss": 0.5})
+BAD = ValidationRun("left", Precision.FLOAT32, {"loss": 1e-5}, {"loss": 50.0}, "loss", "loss loss at step0")
+STUCK = ValidationRun("left", Precision.FLOAT32, problem="no room")
 
 
 @pytest.mark.parametrize(
@@ -90,14 +94,14 @@ STUCK = Trial("left", Precision.FLOAT32, problem="no room")
     ],
 )
 def test_false_alarms_and_misses_are_counted(
-    healthy: list[Trial],
+    healthy: list[ValidationRun],
     exposures: list[Exposure],
     alarms: int,
     misses: int,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    found = Study("dense", [Draw(7, healthy, exposures)])
+    found = Validation("dense", [ValidatedSeed(7, healthy, exposures)])
     assert (len(found.alarms), len(found.misses)) == (alarms, misses)
     assert found.summary.endswith(f"{misses} missed")
     monkeypatch.setattr(module, "study", lambda *_, **__: found)
@@ -124,7 +128,7 @@ def test_a_case_without_a_recipe_has_no_other_draws(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_another_draw_of_a_case_has_no_false_alarm_and_no_miss(name: str) -> None:
     """Other weights and rollouts, recorded and calibrated anew: ten held-out variants, and 22 faults."""
-    found = study(GoldenStore(GOLDEN).case(name), 1)
+    found = validation(GoldenStore(GOLDEN).case(name), 1)
     assert found.alarms == []
     assert found.misses == []
     assert sum(row.exercised for row in found.faulty) >= 18

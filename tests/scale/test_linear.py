@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_dumps import Made, shard
 
-from regress.compare.dumps.boxes import Nearby
 from regress.compare.dumps.planning import plan_units
 from regress.compare.dumps.session import compare_dumps
+from regress.compare.dumps.shard_overlap import IntervalIndex
 from regress.compare.dumps.units import Unit
 from regress.dump import reader
 from regress.layout import ShardLayout
@@ -122,7 +122,7 @@ def layouts(draw: st.DrawFn) -> list[ShardLayout]:
 
 @given(layouts())
 def test_nobody_near_is_overlooked_and_nobody_else_found(found: list[ShardLayout]) -> None:
-    near = Nearby(found)
+    near = IntervalIndex(found)
     for layout in found:
         elements = {*layout.indices().tolist()}
         common = [i for i, other in enumerate(found) if elements & {*other.indices().tolist()}]
@@ -131,17 +131,17 @@ def test_nobody_near_is_overlooked_and_nobody_else_found(found: list[ShardLayout
 
 def test_few_of_many_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     looked = 0
-    from regress.compare.dumps import boxes
+    from regress.compare.dumps import shard_overlap
 
-    real = boxes._meet
+    real = shard_overlap._meet
 
     def counted(*arguments: Any) -> bool:
         nonlocal looked
         looked += 1
         return real(*arguments)
 
-    monkeypatch.setattr(boxes, "_meet", counted)
-    near = Nearby([shard((6400, 3), rank, 64) for rank in range(64)])
+    monkeypatch.setattr(shard_overlap, "_meet", counted)
+    near = IntervalIndex([shard((6400, 3), rank, 64) for rank in range(64)])
     for rank in range(48):
         assert len(near.of(shard((6400, 3), rank, 48).ranges)) <= 3
     assert looked <= 3 * 48

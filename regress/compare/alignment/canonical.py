@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from regress.compare.alignment.gather import Part, Told, gather
-from regress.compare.alignment.held import assembled, held, two_values
 from regress.compare.alignment.keys import Key, by_place, canonical_layout, rows_layout, told_loss_tokens
+from regress.compare.alignment.local_shard import assembled, local_shard, two_values
 from regress.compare.quantities import (
     MICRO_STAGES,
     QUANTITIES,
@@ -19,8 +19,8 @@ from regress.compare.quantities import (
     source_of,
 )
 from regress.compare.updates.coverage import judge_coverage
-from regress.compare.updates.placed import tokens_of
 from regress.compare.updates.plan import Plan
+from regress.compare.updates.record_index import tokens_of
 from regress.compare.verdicts.verdict import Place
 from regress.dump.arrays import Array
 from regress.dump.record import Record
@@ -121,7 +121,8 @@ def _assembled(records: Mapping[Key, Record]) -> dict[str, Array]:
     names = dict.fromkeys(name for record in records.values() for name in record.tensors)
     return {
         name: assembled(
-            [held(key, record, name) for key, record in records.items() if name in record.tensors], name
+            [local_shard(key, record, name) for key, record in records.items() if name in record.tensors],
+            name,
         )
         for name in names
     }

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regress.compare.alignment.locate import Locator, TokenText
-from regress.compare.diagnosis.around import Around
-from regress.compare.diagnosis.surroundings import Surroundings
+from regress.compare.diagnosis.failure_context import FailureContext
+from regress.compare.diagnosis.failure_contexts import FailureContexts
 from regress.compare.metrics.stripes import largest
 from regress.compare.quantities import (
     AT_TOKENS,
@@ -72,7 +72,7 @@ class Expected:
     mask: NDArray[np.bool_] | None = None
     scale: float | None = None
     locate: Locate | None = None
-    surroundings: Surroundings | None = None
+    surroundings: FailureContext | None = None
 
     def part(self, shards: ShardLayout, name: str) -> Expected:
         """What should lie in a part of this tensor; the scale stays that of the whole.
@@ -263,9 +263,9 @@ class Projection:
         return Expected(self.truth[quantity][name], surroundings=around)
 
     @cached_property
-    def around(self) -> Around:
+    def around(self) -> FailureContexts:
         """What is known of the tensors of the update besides their golden values."""
-        return Around(self.truth, self.frame, self.known_loss_mask, self._config, self._whole.pool)
+        return FailureContexts(self.truth, self.frame, self.known_loss_mask, self._config, self._whole.pool)
 
     def pool(self, source: Source) -> NDArray[np.float64] | None:
         """The different golden values of a token quantity in the update, sorted; None for too many, or none."""

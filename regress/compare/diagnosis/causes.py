@@ -17,7 +17,7 @@ from regress.compare.diagnosis.divergence import Divergence, listed, name_of
 from regress.compare.diagnosis.patterns import Pattern
 from regress.compare.diagnosis.rule import Rule
 from regress.compare.diagnosis.rules.table import RULES
-from regress.compare.diagnosis.scene import Scene
+from regress.compare.diagnosis.run_context import RunContext
 from regress.compare.quantities import OPEN_STAGES, primary_source
 from regress.compare.verdicts.verdict import Status
 
@@ -63,10 +63,10 @@ class Diagnosis:
 
 
 def diagnose(
-    divergence: Divergence, scene: Scene | None = None, rules: Iterable[Rule] | None = None
+    divergence: Divergence, scene: RunContext | None = None, rules: Iterable[Rule] | None = None
 ) -> list[Diagnosis]:
     """The causes that the rules know of a divergence, the most specific first; at least one, which may be unknown."""
-    known = scene or Scene()
+    known = scene or RunContext()
     found = []
     for rule in RULES if rules is None else rules:
         evidence = matched(rule, divergence, known)
@@ -90,7 +90,7 @@ def specificity(rule: Rule) -> int:
     )
 
 
-def matched(rule: Rule, divergence: Divergence, scene: Scene) -> list[str] | None:
+def matched(rule: Rule, divergence: Divergence, scene: RunContext) -> list[str] | None:
     """What of a divergence fits a rule, in words; None if something does not."""
     first = divergence.first
     if first.status not in (rule.status or _VALUES) and not rule.says:
@@ -128,7 +128,7 @@ def _evidence(divergence: Divergence, proofs: list[str]) -> list[str]:
     return told
 
 
-def _told(rule: Rule, divergence: Divergence, evidence: list[str], scene: Scene) -> Diagnosis:
+def _told(rule: Rule, divergence: Divergence, evidence: list[str], scene: RunContext) -> Diagnosis:
     quantity = rule.look or divergence.first.quantity
     cites = {"quantity": divergence.first.quantity, "tensor": divergence.first.name}
     return Diagnosis(
@@ -136,7 +136,7 @@ def _told(rule: Rule, divergence: Divergence, evidence: list[str], scene: Scene)
     )
 
 
-def _unknown(divergence: Divergence, scene: Scene) -> Diagnosis:
+def _unknown(divergence: Divergence, scene: RunContext) -> Diagnosis:
     quantity = divergence.first.quantity
     made_of = INPUTS.get(quantity, ())
     cause = (
@@ -147,7 +147,7 @@ def _unknown(divergence: Divergence, scene: Scene) -> Diagnosis:
     return Diagnosis(UNKNOWN, cause, tuple(_evidence(divergence, [])), next_command(scene, quantity, ""))
 
 
-def next_command(scene: Scene, quantity: str, variants: str) -> str:
+def next_command(scene: RunContext, quantity: str, variants: str) -> str:
     """What to run next: other variants if they tell more, else a look at the quantity alone."""
     commands = scene.commands
     if variants and "replay" in commands:

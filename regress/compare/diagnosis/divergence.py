@@ -16,7 +16,7 @@ from regress.compare.diagnosis.dataflow import (
     inputs_of,
 )
 from regress.compare.diagnosis.patterns import Pattern, find_patterns, kinds_of
-from regress.compare.diagnosis.scene import Scene
+from regress.compare.diagnosis.run_context import RunContext
 from regress.compare.verdicts.verdict import Place, Verdict
 
 _LISTED = 10
@@ -97,7 +97,7 @@ class Divergence:
         )
 
 
-def find_divergence(verdicts: Sequence[Verdict], scene: Scene | None = None) -> Divergence | None:
+def find_divergence(verdicts: Sequence[Verdict], scene: RunContext | None = None) -> Divergence | None:
     """The first divergence among all verdicts on a run, passed ones included; None if all are ok."""
     failed = [verdict for verdict in verdicts if not verdict.ok]
     if not failed:
@@ -115,7 +115,7 @@ def find_divergence(verdicts: Sequence[Verdict], scene: Scene | None = None) -> 
         (len(wrong), len(alike)),
         downstream,
         independent,
-        tuple(find_patterns(wrong, alike, scene or Scene())),
+        tuple(find_patterns(wrong, alike, scene or RunContext())),
         kinds_of({verdict.name for verdict in verdicts}),
     )
 

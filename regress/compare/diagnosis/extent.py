@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from regress.compare.diagnosis.traits import Traits
+from regress.compare.diagnosis.token_attributes import TokenAttributes
 from regress.compare.verdicts.affected import Count
 from regress.dump.arrays import Array, dtype_name, is_float
 
@@ -24,7 +24,9 @@ LIMIT = 1 << 24
 _LISTED = 8  # samples named
 
 
-def affected_tokens(over: NDArray[np.bool_], compared: NDArray[np.bool_], traits: Traits) -> dict[str, Any]:
+def affected_tokens(
+    over: NDArray[np.bool_], compared: NDArray[np.bool_], traits: TokenAttributes
+) -> dict[str, Any]:
     """The counts of a tensor whose leading dimensions are places of tokens.
 
     Args:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regress.compare.diagnosis.gradient_formulas import TokenGradients
-from regress.compare.diagnosis.guesses import Floats, Guess, Truth
+from regress.compare.diagnosis.hypotheses import Floats, Hypothesis, Truth
 from regress.compare.diagnosis.temperature import log_sum_exp
 from regress.compare.quantities import TOKEN_GRADIENTS
 from regress.dump.arrays import Array, is_float
@@ -44,20 +44,20 @@ class TokenGuesses:
     loss_mask: NDArray[np.bool_] | None
     objective: Mapping[str, Any]
 
-    def of(self, quantity: str, name: str) -> Iterator[Guess]:
+    def of(self, quantity: str, name: str) -> Iterator[Hypothesis]:
         """What a tensor of values of tokens might hold instead."""
         values = self.truth[quantity][name]
         inside = self.loss_mask if quantity in _TOKENS else None
         known = np.where(inside, values, np.nan) if inside is not None else values
         for by in (1, -1):
-            yield Guess("shifted", shifted(known, self.frame, by), {"by": by})
+            yield Hypothesis("shifted", shifted(known, self.frame, by), {"by": by})
         yield from self._others(quantity, name)
         formulas = _FORMULAS.get(quantity)
         if formulas is not None:
             yield from formulas(self)
         yield from self.gradients(quantity)
 
-    def gradients(self, quantity: str) -> Iterator[Guess]:
+    def gradients(self, quantity: str) -> Iterator[Hypothesis]:
         """What the gradient of the loss by something of each token might be; nothing for other quantities."""
         if quantity in TOKEN_GRADIENTS and self.loss_mask is not None:
             logits = self.logits if quantity == "logit_gradient" else None
@@ -72,14 +72,14 @@ class TokenGuesses:
             return None
         return values.astype(np.float64)
 
-    def _others(self, quantity: str, name: str) -> Iterator[Guess]:
+    def _others(self, quantity: str, name: str) -> Iterator[Hypothesis]:
         shape = self.truth[quantity][name].shape
         for other, tensors in self.truth.items():
             if other == quantity or other not in _TOKENS or quantity not in _TOKENS:
                 continue
             for values in tensors.values():
                 if values.shape == shape and is_float(values.dtype):
-                    yield Guess("equals", values.astype(np.float64), {"what": other})
+                    yield Hypothesis("equals", values.astype(np.float64), {"what": other})
 
     def sample_means(self, values: Floats, *, total: bool = False) -> Floats:
         """The mean (or sum) over the loss tokens of each sample, at all of its tokens."""
@@ -136,14 +136,14 @@ _TOKENS = (
 )
 
 
-Guesses = Iterator[Guess]
+Hypotheses = Iterator[Hypothesis]
 
 
-def _formula(title: str, values: Floats) -> Guess:
-    return Guess("formula", values, {"what": title})
+def _formula(title: str, values: Floats) -> Hypothesis:
+    return Hypothesis("formula", values, {"what": title})
 
 
-def _kl(of: TokenGuesses) -> Guesses:
+def _kl(of: TokenGuesses) -> Hypotheses:
     policy, reference = of.token("log_probs"), of.token("ref_log_probs")
     if policy is not None and reference is not None:
         gap = policy - reference
@@ -153,7 +153,7 @@ def _kl(of: TokenGuesses) -> Guesses:
         yield _formula("the divergence the other way round", np.exp(gap) - gap - 1)
 
 
-def _ratio(of: TokenGuesses) -> Guesses:
+def _ratio(of: TokenGuesses) -> Hypotheses:
     policy, old = of.token("log_probs"), of.token("old_log_probs")
     yield _formula("1 everywhere", np.ones(of.frame.size))
     if policy is None or old is None or of.loss_mask is None:
@@ -166,7 +166,7 @@ def _ratio(of: TokenGuesses) -> Guesses:
     yield _formula("the log-ratio", gap)
 
 
-def _policy_loss(of: TokenGuesses) -> Guesses:
+def _policy_loss(of: TokenGuesses) -> Hypotheses:
     ratio, advantages, policy = of.token("ratio"), of.token("advantages"), of.token("log_probs")
     if ratio is None or advantages is None:
         return
@@ -201,15 +201,15 @@ def _policy_loss(of: TokenGuesses) -> Guesses:
             yield _formula(f"the loss of plain policy gradients{words}", -policy * advantages * factor)
 
 
-def _ones(of: TokenGuesses) -> Guesses:
+def _ones(of: TokenGuesses) -> Hypotheses:
     yield _formula("1 everywhere", np.ones(of.frame.size))
 
 
-def _zeros(of: TokenGuesses) -> Guesses:
+def _zeros(of: TokenGuesses) -> Hypotheses:
     yield _formula("0 everywhere", np.zeros(of.frame.size))
 
 
-def _token_loss(of: TokenGuesses) -> Guesses:
+def _token_loss(of: TokenGuesses) -> Hypotheses:
     golden, policy = of.token("token_loss"), of.token("policy_loss")
     if golden is None or policy is None:
         return
@@ -225,13 +225,13 @@ def _token_loss(of: TokenGuesses) -> Guesses:
         if values is None or not isinstance(coefficient, int | float) or not coefficient:
             continue
         term = sign * float(coefficient) * values
-        yield Guess("fitted", golden - term, {"what": f"the loss with {key}"}, sign * values)
+        yield Hypothesis("fitted", golden - term, {"what": f"the loss with {key}"}, sign * values)
         yield _formula(f"the loss without its {title} term", golden - term)
         yield _formula(f"the loss with its {title} term reversed", golden - 2 * term)
         yield _formula(f"the loss with its {title} term twice", golden + term)
 
 
-def _log_probs(of: TokenGuesses) -> Guesses:
+def _log_probs(of: TokenGuesses) -> Hypotheses:
     """Log-probs of other targets under the recorded logits."""
     if of.logits is None:
         return
@@ -247,7 +247,7 @@ def _log_probs(of: TokenGuesses) -> Guesses:
     yield _formula("logits, not normalized", unnormal)
 
 
-_FORMULAS: dict[str, Callable[[TokenGuesses], Guesses]] = {
+_FORMULAS: dict[str, Callable[[TokenGuesses], Hypotheses]] = {
     "kl": _kl,
     "ratio": _ratio,
     "policy_loss": _policy_loss,

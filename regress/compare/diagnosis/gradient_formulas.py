@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from regress.compare.diagnosis.guesses import Floats, Guess
+from regress.compare.diagnosis.hypotheses import Floats, Hypothesis
 from regress.compare.diagnosis.temperature import log_sum_exp, temperature
 
 Token = Callable[[str], Floats | None]
@@ -43,7 +43,7 @@ class TokenGradients:
     clip: tuple[float, float] | None
     logits: tuple[Floats, NDArray[np.int64]] | None = None
 
-    def of(self, quantity: str) -> Iterator[Guess]:
+    def of(self, quantity: str) -> Iterator[Hypothesis]:
         """What the values of a quantity might be instead."""
         if quantity == "token_gradient":
             yield from self._of_log_probs()
@@ -52,7 +52,7 @@ class TokenGradients:
         elif quantity == "logit_gradient":
             yield from self._of_logits()
 
-    def _of_log_probs(self) -> Iterator[Guess]:
+    def _of_log_probs(self) -> Iterator[Hypothesis]:
         golden = self.token("token_gradient")
         if golden is None:
             return
@@ -68,12 +68,12 @@ class TokenGradients:
             sums = np.divide(golden, weights, out=np.zeros_like(golden), where=weights > 0)
             yield _gradient("of a sum without weights", sums)
 
-    def _of_entropy(self) -> Iterator[Guess]:
+    def _of_entropy(self) -> Iterator[Hypothesis]:
         weights = self.token("weights")
         if weights is not None:
             said = {"what": "the gradient of a loss with entropy_coef"}
             along = -weights * self.loss_mask
-            yield Guess("fitted", np.zeros_like(weights), said, along, everywhere=True)
+            yield Hypothesis("fitted", np.zeros_like(weights), said, along, everywhere=True)
 
     # by log-probs
 
@@ -117,7 +117,7 @@ class TokenGradients:
         golden = self.token("token_gradient")
         return None if golden is None or self._divergence is None else golden - self._divergence
 
-    def _other_divergence(self, golden: Floats, divergence: Floats) -> Iterator[Guess]:
+    def _other_divergence(self, golden: Floats, divergence: Floats) -> Iterator[Hypothesis]:
         rest = golden - divergence
         yield _gradient("without that of its KL term", rest)
         yield _gradient("with that of its KL term reversed", rest - divergence)
@@ -131,7 +131,7 @@ class TokenGradients:
                 other = rest + weights * coefficient * slope * self.loss_mask
                 yield _gradient(f"of the estimator {estimator}", other)
         said = {"what": "the gradient of a loss with kl_coef"}
-        yield Guess("fitted", rest, said, divergence / coefficient, everywhere=True)
+        yield Hypothesis("fitted", rest, said, divergence / coefficient, everywhere=True)
 
     def _other_policy(self, policy: Floats) -> Iterator[tuple[str, Floats]]:
         """Other gradients of the policy loss."""
@@ -185,7 +185,7 @@ class TokenGradients:
 
     # by logits
 
-    def _of_logits(self) -> Iterator[Guess]:
+    def _of_logits(self) -> Iterator[Hypothesis]:
         """The gradient of log-softmax and entropy, with one of its parts left out."""
         g, h, policy = self.token("token_gradient"), self.token("entropy_gradient"), self.token("log_probs")
         if self.logits is None or g is None or policy is None:
@@ -239,5 +239,5 @@ def _one_hot(ids: NDArray[np.int64], shape: tuple[int, ...]) -> Floats:
     return hot
 
 
-def _gradient(title: str, values: Floats) -> Guess:
-    return Guess("formula", values, {"what": f"the gradient {title}"}, everywhere=True)
+def _gradient(title: str, values: Floats) -> Hypothesis:
+    return Hypothesis("formula", values, {"what": f"the gradient {title}"}, everywhere=True)

@@ -14,8 +14,8 @@ from typing import Any
 
 from regress.compare.diagnosis.extent import by_chance
 from regress.compare.diagnosis.layers import layer_of
-from regress.compare.diagnosis.scene import Scene
-from regress.compare.diagnosis.traits import CLASSES, OF_LAYOUTS, OF_SAMPLES
+from regress.compare.diagnosis.run_context import RunContext
+from regress.compare.diagnosis.token_attributes import CLASSES, OF_LAYOUTS, OF_SAMPLES
 from regress.compare.verdicts.affected import Affected, Count
 from regress.compare.verdicts.verdict import Status, Verdict
 
@@ -48,7 +48,7 @@ class Pattern:
         return asdict(self)
 
 
-def find_patterns(failed: Sequence[Verdict], judged: Sequence[Verdict], scene: Scene) -> list[Pattern]:
+def find_patterns(failed: Sequence[Verdict], judged: Sequence[Verdict], scene: RunContext) -> list[Pattern]:
     """The patterns of what failed.
 
     Args:
@@ -69,7 +69,7 @@ def find_patterns(failed: Sequence[Verdict], judged: Sequence[Verdict], scene: S
     ]
 
 
-def _places(failed: Sequence[Verdict], judged: Sequence[Verdict], scene: Scene) -> Iterator[Pattern]:
+def _places(failed: Sequence[Verdict], judged: Sequence[Verdict], scene: RunContext) -> Iterator[Pattern]:
     for key, word, plural in (("rank", "rank", "s"), ("micro", "microbatch", "es")):
         hit = sorted({value for v in failed if (value := getattr(v.place, key)) is not None})
         there = sorted({value for v in judged if (value := getattr(v.place, key)) is not None})
@@ -87,7 +87,7 @@ def _places(failed: Sequence[Verdict], judged: Sequence[Verdict], scene: Scene) 
             yield from _coordinates(hit, there, scene)
 
 
-def _coordinates(hit: Sequence[int], there: Sequence[int], scene: Scene) -> Iterator[Pattern]:
+def _coordinates(hit: Sequence[int], there: Sequence[int], scene: RunContext) -> Iterator[Pattern]:
     """Ranks that have one coordinate of the mesh in common, and all of those that have it."""
     for dimension, size in scene.mesh.items():
         if size < 2:
@@ -250,7 +250,7 @@ def _parts(failed: Sequence[Verdict]) -> Iterator[Pattern]:
             yield Pattern("block" if share is None else "shard", words, numbers)
 
 
-def _values(failed: Sequence[Verdict], scene: Scene) -> Iterator[Pattern]:
+def _values(failed: Sequence[Verdict], scene: RunContext) -> Iterator[Pattern]:
     """What the wrong values are, the same in all tensors that fail."""
     yield from _scaled(failed, scene)
     found = [verdict.affected for verdict in failed if verdict.affected is not None]
@@ -278,7 +278,7 @@ _HELD = {
 }
 
 
-def _scaled(failed: Sequence[Verdict], scene: Scene) -> Iterator[Pattern]:
+def _scaled(failed: Sequence[Verdict], scene: RunContext) -> Iterator[Pattern]:
     """One factor for all tensors that fail, which explains them."""
     known = [(verdict.alpha, verdict.residual, verdict.relative_l2) for verdict in failed]
     alphas = [alpha for alpha, _, _ in known if alpha is not None]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from regress.compare.diagnosis.divergence import Divergence
-from regress.compare.diagnosis.scene import Scene
+from regress.compare.diagnosis.run_context import RunContext
 from regress.compare.verdicts.verdict import Status
 
 
@@ -42,6 +42,6 @@ class Rule:
     what: str = ""
     without: Collection[str] = ()
     holds: Collection[str] = ()
-    when: Callable[[Divergence, Scene], bool] | None = None
+    when: Callable[[Divergence, RunContext], bool] | None = None
     variants: str = ""
     look: str = ""

@@ -7,7 +7,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from regress.compare.diagnosis.guesses import Floats
+from regress.compare.diagnosis.hypotheses import Floats
 
 
 def log_sum_exp(logits: Floats) -> Floats:

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from regress.compare.alignment.held import held
 from regress.compare.alignment.keys import key_of
+from regress.compare.alignment.local_shard import local_shard
 from regress.compare.alignment.project import Projection
 from regress.compare.dumps.golden import GoldenSide
 from regress.compare.dumps.listing import Listed, has_rows_of_loss_tokens, lengths_of, listed
@@ -86,17 +86,17 @@ def forget() -> None:
 
 @lru_cache(maxsize=2)
 def _update(golden: str, actual: str, step: int, update: int | None) -> Projection:
-    ours = open_side(golden)
-    config = merged(open_side(actual).config, ours.config)
-    if isinstance(ours, GoldenSide):
+    golden_side = open_side(golden)
+    config = merged(open_side(actual).config, golden_side.config)
+    if isinstance(golden_side, GoldenSide):
         where = Coordinates(step, update=update).stem
-        return Projection(_of_case(ours, where), ours.frame(where), ours.text, config)
+        return Projection(_of_case(golden_side, where), golden_side.frame(where), golden_side.text, config)
     names = [
         name
-        for name, (type, place) in ours.entries.items()
+        for name, (type, place) in golden_side.entries.items()
         if type in (*MICRO_STAGES, *UPDATE_STAGES) and (place.step, place.update) == (step, update)
     ]
-    found = _Recorded(ours, [listed(name, ours.read(name)) for name in names])
+    found = _Recorded(golden_side, [listed(name, golden_side.read(name)) for name in names])
     return Projection(found.truth(), found.frame, None, config)
 
 
@@ -237,7 +237,7 @@ class _Recorded:
         whole: Array | None = None
         for record, source in found:
             read = self._side.read(record.name)
-            part = held(key_of(read), read, source.tensor)
+            part = local_shard(key_of(read), read, source.tensor)
             if whole is None:
                 whole = np.zeros(part.layout.shape, part.array.dtype)
             if whole.shape == part.layout.shape:

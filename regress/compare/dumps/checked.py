@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from regress.compare.diagnosis.scene import Scene
+from regress.compare.diagnosis.run_context import RunContext
 from regress.compare.dumps.listing import Listed, listed
 from regress.compare.dumps.planning import by_step
 from regress.compare.dumps.selection import Selection
@@ -61,12 +61,12 @@ def check_dump(path: str) -> list[Verdict]:
     return in_order(found)
 
 
-def scene_of_side(side: Side) -> Scene:
+def scene_of_side(side: Side) -> RunContext:
     """What a dump tells of its run."""
     places = [where for _, where in side.entries.values()]
     ranks = {where.rank for where in places if where.rank is not None}
     micros = {where.micro for where in places if where.micro is not None}
-    return Scene(
+    return RunContext(
         world_size=len(ranks) or None, micros=len(micros) or None, mesh=side.mesh, config=side.config
     )
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regress.compare.dumps.padding import Aligned
-from regress.compare.dumps.pieces import Index, blocks
+from regress.compare.dumps.token_overlap import Index, blocks
 from regress.compare.verdicts.tolerance import Tolerance
 
 

@@ -88,11 +88,13 @@ def tokens_in(
     return {key: Tokens.of(found) for key, found in tokens.items() if told[key].all()}
 
 
-def values_of(ours: Side, golden: Sequence[Listed], theirs: Side, actual: Sequence[Listed]) -> Values:
+def values_of(
+    golden_side: Side, golden: Sequence[Listed], actual_side: Side, actual: Sequence[Listed]
+) -> Values:
     """What was computed of a sample, read when it is asked for."""
 
     def of(which: str, key: SampleKey) -> ValuesOf:
-        side, records = (ours, golden) if which == "golden" else (theirs, actual)
+        side, records = (golden_side, golden) if which == "golden" else (actual_side, actual)
         return _values(side, records, key)
 
     return of

@@ -128,17 +128,17 @@ class Elementwise:
 
     def _alike(self, at: At, *, whole: bool) -> bool:
         """Whether a microbatch holds the same samples, or all of it the same tokens, as far as anything tells."""
-        ours, theirs = (side.get(at) for side in self.layouts)
-        if ours is None or theirs is None:
+        golden_layout, actual_layout = (side.get(at) for side in self.layouts)
+        if golden_layout is None or actual_layout is None:
             return True
         names, alias = self.matching.golden_of, self.matching.alias
         if not whole:
-            return {alias.get(key, key) for key in ours.samples} == {
-                names.get(key, key) for key in theirs.samples
+            return {alias.get(key, key) for key in golden_layout.samples} == {
+                names.get(key, key) for key in actual_layout.samples
             }
-        mine = [(alias.get(key, key), *rest) for key, *rest in ours.segments]
-        other = [(names.get(key, key), *rest) for key, *rest in theirs.segments]
-        return ours.shape == theirs.shape and sorted(mine) == sorted(other)
+        mine = [(alias.get(key, key), *rest) for key, *rest in golden_layout.segments]
+        other = [(names.get(key, key), *rest) for key, *rest in actual_layout.segments]
+        return golden_layout.shape == actual_layout.shape and sorted(mine) == sorted(other)
 
     def apart(self) -> list[str]:
         """The tensors that have no place for each token, on both sides, but for numbers of microbatches."""

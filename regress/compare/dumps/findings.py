@@ -11,6 +11,9 @@ from regress.compare.verdicts.verdict import Status, Verdict
 
 U = TypeVar("U")
 
+UPDATED = ("gradient", "gradient_clipped", "optimizer", "param")
+"""Quantities with a tensor for each parameter."""
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -62,7 +65,8 @@ def settle(results: Sequence[tuple[U, Sequence[Finding]]], run: Again[U]) -> lis
 
     The tolerance of a tensor is relative to its largest golden value over all ranks and microbatches. A unit judges by
     the largest that it sees, which is stricter: what passes there passes, what fails there may not, and is compared
-    anew.
+    anew. Where no tolerance was measured, a bias has at least the scale of its weight: its gradient sums the same
+    terms, and may be nothing but their rounding, as that of the keys' bias in attention.
     """
     scales: dict[tuple[Any, ...], float] = {}
     for _, findings in results:
@@ -70,6 +74,11 @@ def settle(results: Sequence[tuple[U, Sequence[Finding]]], run: Again[U]) -> lis
             scales[_tensor(finding.verdict)] = max(
                 scales.get(_tensor(finding.verdict), 0.0), finding.verdict.scale
             )
+    for finding in (finding for _, findings in results for finding in findings):
+        weight = _weight_of(finding)
+        if weight is not None:
+            own = _tensor(finding.verdict)
+            scales[own] = max(scales[own], scales.get((*own[:3], weight), 0.0))
     larger = [
         {
             (f.verdict.quantity, f.verdict.name): scales[_tensor(f.verdict)]
@@ -93,6 +102,15 @@ def settle(results: Sequence[tuple[U, Sequence[Finding]]], run: Again[U]) -> lis
 
 def _tensor(verdict: Verdict) -> tuple[Any, ...]:
     return verdict.place.step, verdict.place.update, verdict.quantity, verdict.name
+
+
+def _weight_of(finding: Finding) -> str | None:
+    """Name of the weight beside a bias that is judged by the spacing of its dtype alone."""
+    verdict = finding.verdict
+    if verdict.quantity not in UPDATED or "multiple" not in finding.tolerance.basis:
+        return None
+    module, bias, rest = verdict.name.rpartition(".bias")
+    return f"{module}.weight{rest}" if bias and rest[:1] in ("", "/", " ") else None
 
 
 def _rescaled(finding: Finding, scale: float) -> Verdict:

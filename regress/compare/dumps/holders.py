@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from regress.compare.dumps.boxes import Nearby
 from regress.compare.dumps.listing import Listed
+from regress.compare.dumps.shard_overlap import IntervalIndex
 from regress.layout import ShardLayout
 
 _At = tuple[int | None, int | None]
@@ -76,8 +76,8 @@ class _Tensor:
         return [*self.parts]
 
     @cached_property
-    def _near(self) -> Nearby:
-        return Nearby(self._layouts)
+    def _near(self) -> IntervalIndex:
+        return IntervalIndex(self._layouts)
 
 
 def _one(holders: dict[_At, Listed], record: Listed) -> Listed:

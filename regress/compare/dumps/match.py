@@ -181,8 +181,10 @@ def _closest(
     """Pairs among identical rollouts with the least distance in all, and whether values made a difference."""
     if values is None or not golden or not actual:
         return list(zip(golden, actual, strict=False)), False
-    ours, theirs = ([values(side, key) for key in keys] for side, keys in _sides(golden, actual))
-    cost = np.array([[_distance(a, b) for b in theirs] for a in ours])
+    golden_values, actual_values = (
+        [values(side, key) for key in keys] for side, keys in _sides(golden, actual)
+    )
+    cost = np.array([[_distance(a, b) for b in actual_values] for a in golden_values])
     if not np.ptp(cost):  # whichever way they are paired comes to the same
         return list(zip(golden, actual, strict=False)), False
     chosen = _least(cost)

@@ -8,8 +8,8 @@ from functools import cached_property
 
 import numpy as np
 
-from regress.compare.diagnosis.surroundings import Surroundings
-from regress.compare.dumps.pieces import BLOCK, Index, Part, blocks
+from regress.compare.diagnosis.failure_context import FailureContext
+from regress.compare.dumps.token_overlap import BLOCK, Index, Part, blocks
 from regress.compare.metrics.stripes import nonfinite
 from regress.compare.verdicts.case import Case, Locate, kind
 from regress.compare.verdicts.verdict import Verdict
@@ -33,7 +33,7 @@ class Aligned:
     selected: Index
     words: Locate
     padding: bool
-    around: Callable[[], Surroundings]
+    around: Callable[[], FailureContext]
 
     def values(self) -> tuple[Array, Array]:
         """The golden and the actual values that count, token beside token."""

@@ -175,8 +175,8 @@ class Update:
         self, name: str, golden: Sequence[Listed], actual: Sequence[Listed], planned: Planned
     ) -> Stage:
         index = {key: number for number, key in enumerate(self.frame.samples)}
-        ours = {**index, **{key: index[to] for key, to in self.matching.alias.items() if to in index}}
-        theirs = {key: index[to] for key, to in self.matching.golden_of.items() if to in index}
+        golden_index = {**index, **{key: index[to] for key, to in self.matching.alias.items() if to in index}}
+        actual_index = {key: index[to] for key, to in self.matching.golden_of.items() if to in index}
         seen: set[SampleKey] = set()
         copies = {*self.matching.alias}
         for (
@@ -191,8 +191,8 @@ class Update:
             golden,
             actual,
             self.frame,
-            ours,
-            theirs,
+            golden_index,
+            actual_index,
             frozenset(copies),
             self.place,
             self.options.only,

@@ -30,17 +30,17 @@ def plan_units(golden: str, actual: str, options: Options | None = None) -> Plan
         CompareError: if they have no step in common.
     """
     asked = options or Options()
-    ours, theirs = open_side(golden), open_side(actual)
+    golden_side, actual_side = open_side(golden), open_side(actual)
     planned = Planned()
-    if isinstance(ours, GoldenSide):
-        ours, planned.notes = numbered_as(ours, theirs)
-    names = by_step(ours), by_step(theirs)
-    for step in _steps(ours, theirs, asked, planned):
-        records = _headers(ours, names[0][step]), _headers(theirs, names[1][step])
-        _Step((golden, actual), (ours, theirs), step, records, asked, planned).plan()
+    if isinstance(golden_side, GoldenSide):
+        golden_side, planned.notes = numbered_as(golden_side, actual_side)
+    names = by_step(golden_side), by_step(actual_side)
+    for step in _steps(golden_side, actual_side, asked, planned):
+        records = _headers(golden_side, names[0][step]), _headers(actual_side, names[1][step])
+        _Step((golden, actual), (golden_side, actual_side), step, records, asked, planned).plan()
     told = [
-        *(f"golden dump: {note}" for note in ours.notes),
-        *(f"actual dump: {note}" for note in theirs.notes),
+        *(f"golden dump: {note}" for note in golden_side.notes),
+        *(f"actual dump: {note}" for note in actual_side.notes),
     ]
     planned.notes = list(dict.fromkeys([*told, *planned.notes]))
     return planned
@@ -51,16 +51,17 @@ def steps_of(side: Side) -> set[int]:
     return {where.step for _, where in side.entries.values()}
 
 
-def _steps(ours: Side, theirs: Side, options: Options, planned: Planned) -> list[int]:
-    known, other = steps_of(ours), steps_of(theirs)
+def _steps(golden_side: Side, actual_side: Side, options: Options, planned: Planned) -> list[int]:
+    known, other = steps_of(golden_side), steps_of(actual_side)
     if options.steps is not None:
         first, last = options.steps
         known, other = ({step for step in steps if first <= step <= last} for steps in (known, other))
     if not known & other:
         asked = "" if options.steps is None else " among those asked for"
         raise CompareError(
-            f"{ours.folder} and {theirs.folder} have no step in common{asked} (golden: {_spans(steps_of(ours))}; "
-            f"actual: {_spans(steps_of(theirs))}), so nothing can be compared; steps count from 0, see --step"
+            f"{golden_side.folder} and {actual_side.folder} have no step in common{asked} (golden: "
+            f"{_spans(steps_of(golden_side))}; actual: {_spans(steps_of(actual_side))}), so nothing can be compared; "
+            "steps count from 0, see --step"
         )
     if options.steps is not None:
         for step in sorted({*options.steps} - known - other):
@@ -103,13 +104,13 @@ class _Step:
         lengths = {s.key: len(s.content or ()) for s in (*other, *known)}
         for key, length in lengths_of([*actual, *golden]).items():
             lengths[key] = max(lengths.get(key, 0), length)
-        for number, own, theirs in self._updates(golden, actual):
+        for number, own, actual_side in self._updates(golden, actual):
             Update(
                 self.paths,
                 self.sides,
                 Place(self.step, number),
                 [r for r in golden if r.key.stage != "trajectory" and r.update == own],
-                [r for r in actual if r.key.stage != "trajectory" and r.update == theirs],
+                [r for r in actual if r.key.stage != "trajectory" and r.update == actual_side],
                 matching,
                 lengths,
                 self.options,
@@ -133,18 +134,18 @@ class _Step:
         self, golden: Sequence[Listed], actual: Sequence[Listed]
     ) -> list[tuple[int | None, int, int]]:
         """Number, golden and actual number of each update; a dump that cannot tell them holds the last one."""
-        own, theirs = (
+        own, actual_side = (
             sorted({r.update for r in side if r.key.stage != "trajectory"}) for side in (golden, actual)
         )
-        several = max(len(own), len(theirs)) > 1
+        several = max(len(own), len(actual_side)) > 1
         foreign = any(side.system not in ("regress", "golden") for side in self.sides)
-        if several and min(len(own), len(theirs)) == 1 and foreign:
+        if several and min(len(own), len(actual_side)) == 1 and foreign:
             self.planned.notes.append(
                 f"step {self.step}: a dump of another system keeps what was written last, so it was compared with the "
                 "last update"
             )
-            return [(None, own[-1], theirs[-1])]
-        return [(number if several else None, number, number) for number in sorted({*own, *theirs})]
+            return [(None, own[-1], actual_side[-1])]
+        return [(number if several else None, number, number) for number in sorted({*own, *actual_side})]
 
     def _tell(self, matching: Matching) -> None:
         where = f"step {self.step}"
@@ -169,14 +170,14 @@ class _Step:
             )
 
     def _rollouts(self, golden: Sequence[Listed], actual: Sequence[Listed], matching: Matching) -> None:
-        own, theirs = ([r for r in side if r.key.stage == "trajectory"] for side in (golden, actual))
-        if not own and not theirs:
+        own, actual_side = ([r for r in side if r.key.stage == "trajectory"] for side in (golden, actual))
+        if not own and not actual_side:
             return
         step = Place(self.step)
-        if own and theirs:
+        if own and actual_side:
             unit = RolloutUnit(
                 *self.paths,
-                (tuple(r.name for r in own), tuple(r.name for r in theirs)),
+                (tuple(r.name for r in own), tuple(r.name for r in actual_side)),
                 step,
                 dict(matching.golden_of),
                 self.options.bounds,

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from regress.compare.alignment.held import others, uncovered
 from regress.compare.alignment.keys import Key
+from regress.compare.alignment.local_shard import others, uncovered
 from regress.compare.alignment.locate import Locator
 from regress.compare.dumps.listing import Listed
 from regress.compare.dumps.match import Matching
@@ -51,8 +51,8 @@ class Stage:
     """
 
     name: str
-    ours: Side
-    theirs: Side
+    golden_side: Side
+    actual_side: Side
     golden: Sequence[Listed]
     actual: Sequence[Listed]
     frame: TokenFrame
@@ -93,7 +93,7 @@ class Stage:
 
     def _absent(self) -> Iterator[Verdict]:
         """A stage that one side does not have at all."""
-        has, side = ("golden", self.theirs) if self.golden else ("actual", self.ours)
+        has, side = ("golden", self.actual_side) if self.golden else ("actual", self.golden_side)
         if not side.writes(self.name) and side.system == "golden":
             self.notes.append(f"{self.name} was not compared: {side.folder} has no golden values of it")
             return
@@ -105,7 +105,7 @@ class Stage:
             return
         options = (side.config.get("debug") or {}).get("dump_options") or {}
         options = options if isinstance(options, Mapping) else {}
-        if self.golden and self.ours.system == "golden" and options and not options.get(self.name):
+        if self.golden and self.golden_side.system == "golden" and options and not options.get(self.name):
             self.notes.append(f"{self.name} was not compared: {side.folder} was recorded without it")
             return
         status = Status.MISSING if self.golden else Status.EXTRA
@@ -114,11 +114,11 @@ class Stage:
 
     def _tensors(self, wanted: Iterable[str]) -> Iterator[Verdict]:
         """Tensors that only one side has."""
-        ours, theirs = self._names(self.golden), self._names(self.actual)
-        for name in [*ours, *(name for name in theirs if name not in ours)]:
-            if name not in wanted or (name in ours and name in theirs):
+        golden_names, actual_names = self._names(self.golden), self._names(self.actual)
+        for name in [*golden_names, *(name for name in actual_names if name not in golden_names)]:
+            if name not in wanted or (name in golden_names and name in actual_names):
                 continue
-            side, has = (self.theirs, "golden") if name in ours else (self.ours, "actual")
+            side, has = (self.actual_side, "golden") if name in golden_names else (self.golden_side, "actual")
             source = source_or_other(self.name, name)
             if not side.writes(self.name, name):
                 self.notes.append(
@@ -126,7 +126,7 @@ class Stage:
                     "so it was not compared"
                 )
             else:
-                status = Status.MISSING if name in ours else Status.EXTRA
+                status = Status.MISSING if name in golden_names else Status.EXTRA
                 yield Verdict(
                     status,
                     source.quantity,
@@ -145,8 +145,8 @@ class Stage:
         """Every golden token exactly once, and none besides; tensor by tensor where records differ in them."""
         if any(record.bare or record.meta.get("open") for record in (*self.golden, *self.actual)):
             return  # nothing tells which tokens lie here, so none can be said to be missing
-        golden = self._layouts(self.golden, self.index, self.ours)
-        actual = self._layouts(self.actual, self.actual_index, self.theirs)
+        golden = self._layouts(self.golden, self.index, self.golden_side)
+        actual = self._layouts(self.actual, self.actual_index, self.actual_side)
         mine, its = self._count(golden), self._count(actual)
         locator = Locator(self.frame)
         twice = judge_coverage(
@@ -159,8 +159,10 @@ class Stage:
             )
             return
         wanted = mine > 0
-        if self.ours.system == "golden" and self.name in LOSS_STAGES:  # a case has no values of other tokens
-            _, loss = told_tokens(self.ours, self.telling, self.index, self.frame)
+        if (
+            self.golden_side.system == "golden" and self.name in LOSS_STAGES
+        ):  # a case has no values of other tokens
+            _, loss = told_tokens(self.golden_side, self.telling, self.index, self.frame)
             wanted &= True if loss is None else loss
         verdict = judge_coverage(self.name, actual, self.frame, self.place, locator, wanted=wanted)
         yield verdict
@@ -187,8 +189,8 @@ class Stage:
             mine, its = (
                 self._count(self._layouts([r for r in records if name in r.tensors], index, side))
                 for records, index, side in (
-                    (self.golden, self.index, self.ours),
-                    (self.actual, self.actual_index, self.theirs),
+                    (self.golden, self.index, self.golden_side),
+                    (self.actual, self.actual_index, self.actual_side),
                 )
             )
             lost = np.flatnonzero((mine > 0) & (its == 0))

@@ -48,8 +48,8 @@ class RolloutUnit:
 
 def compare_rollouts(unit: RolloutUnit) -> list[Finding]:
     """Compare tokens, masks, rewards and sampler log-probs of the samples that both sides have."""
-    ours, theirs = open_side(unit.golden), open_side(unit.actual)
-    golden, actual = _by_key(ours, unit.records[0]), _by_key(theirs, unit.records[1])
+    golden_side, actual_side = open_side(unit.golden), open_side(unit.actual)
+    golden, actual = _by_key(golden_side, unit.records[0]), _by_key(actual_side, unit.records[1])
     pairs = [
         (golden[to], actual[key]) for key, to in unit.golden_of.items() if to in golden and key in actual
     ]
@@ -57,7 +57,7 @@ def compare_rollouts(unit: RolloutUnit) -> list[Finding]:
     pairs.sort(key=lambda pair: order[pair[0].key])
     return [
         finding
-        for finding in _findings(unit, pairs, ours, theirs)
+        for finding in _findings(unit, pairs, golden_side, actual_side)
         if unit.only.has(QUANTITY, finding.verdict.name)
     ]
 
@@ -72,7 +72,7 @@ def _by_key(side: Side, names: Iterable[str]) -> dict[SampleKey, Rollout]:
 
 
 def _findings(
-    unit: RolloutUnit, pairs: list[tuple[Rollout, Rollout]], ours: Side, theirs: Side
+    unit: RolloutUnit, pairs: list[tuple[Rollout, Rollout]], golden_side: Side, actual_side: Side
 ) -> Iterator[Finding]:
     exact = unit.bounds.of(QUANTITY, [])
     same = [pair for pair in pairs if len(pair[0].tokens) == len(pair[1].tokens)]
@@ -99,11 +99,15 @@ def _findings(
     yield Finding(_judge(unit, "reward", rewards[0], rewards[1], tolerance, by_sample), tolerance)
     flags = [np.array([t.is_val for t in side]) for side in zip(*same, strict=True)]
     yield Finding(_judge(unit, "is_val", flags[0], flags[1], exact, by_sample), exact)
-    yield from _log_probs(unit, same, ours, theirs, locator)
+    yield from _log_probs(unit, same, golden_side, actual_side, locator)
 
 
 def _log_probs(
-    unit: RolloutUnit, same: list[tuple[Rollout, Rollout]], ours: Side, theirs: Side, locator: Locator
+    unit: RolloutUnit,
+    same: list[tuple[Rollout, Rollout]],
+    golden_side: Side,
+    actual_side: Side,
+    locator: Locator,
 ) -> Iterator[Finding]:
     """Sampler log-probs of the sampled tokens, where both sides have them."""
     both = [(g, a) for g, a in same if g.log_probs is not None and a.log_probs is not None]

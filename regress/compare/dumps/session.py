@@ -103,9 +103,9 @@ def compare_dumps(
     asked = options or Options()
     open_side.cache_clear()  # what lies there may have changed since
     forget()
-    ours = open_side(golden)
-    if isinstance(ours, GoldenSide) and asked.bounds.case == "":
-        asked = replace(asked, bounds=asked.bounds.over(ours.case))
+    golden_side = open_side(golden)
+    if isinstance(golden_side, GoldenSide) and asked.bounds.case == "":
+        asked = replace(asked, bounds=asked.bounds.over(golden_side.case))
     planned = limited(plan_units(golden, actual, asked), asked)
     advance(-len(planned.units))
     run = engine or serial
@@ -117,7 +117,7 @@ def compare_dumps(
     results = [(unit, [finding for finding in findings if not finding.problem]) for unit, findings in results]
     verdicts = settle(results, run)
     failed = {verdict.quantity for verdict in verdicts if not verdict.ok}
-    planned.notes += unknown(ours, open_side(actual), failed)
+    planned.notes += unknown(golden_side, open_side(actual), failed)
     comparison = Comparison(
         golden,
         actual,

@@ -14,11 +14,11 @@ from functools import partial
 import numpy as np
 
 from regress.compare.dumps.bounds import Bounds
-from regress.compare.dumps.boxes import Shard, shard_blocks
 from regress.compare.dumps.canonical import golden_update
 from regress.compare.dumps.findings import Finding
 from regress.compare.dumps.listing import listed
 from regress.compare.dumps.selection import Selection
+from regress.compare.dumps.shard_overlap import Shard, shard_blocks
 from regress.compare.dumps.sides import Side, open_side
 from regress.compare.metrics.stripes import largest
 from regress.compare.quantities import SHARES, Source, source_of
@@ -83,17 +83,22 @@ class ShareUnit:
 
 def compare_shares(unit: ShareUnit) -> list[Finding]:
     """Compare the losses of one update."""
-    ours, theirs = open_side(unit.golden), open_side(unit.actual)
-    scales = _Scales(ours, unit.terms)
+    golden_side, actual_side = open_side(unit.golden), open_side(unit.actual)
+    scales = _Scales(golden_side, unit.terms)
     found: list[Finding] = []
     for group in unit.groups:
-        records = [ours.read(name) for name in group.golden], [theirs.read(name) for name in group.actual]
+        records = (
+            [golden_side.read(name) for name in group.golden],
+            [actual_side.read(name) for name in group.actual],
+        )
         sources = [
             source
             for source in _sources(unit, [*records[0], *records[1]])
-            if ours.writes(unit.stage, source.tensor) and theirs.writes(unit.stage, source.tensor)
+            if golden_side.writes(unit.stage, source.tensor) and actual_side.writes(unit.stage, source.tensor)
         ]
-        found += [_judged(unit, group, source, records, (ours, theirs), scales) for source in sources]
+        found += [
+            _judged(unit, group, source, records, (golden_side, actual_side), scales) for source in sources
+        ]
     return found
 
 

@@ -12,14 +12,14 @@ from regress.compare.dumps.listing import Listed
 from regress.compare.dumps.selection import Selection
 from regress.compare.dumps.sides import Side, open_side
 from regress.compare.quantities import MICRO_STAGES, UPDATE_STAGES
-from regress.compare.updates.alone import frame_of, plan_of
 from regress.compare.updates.checked import QUANTITY as INVARIANTS
 from regress.compare.updates.coverage import QUANTITY as COVERAGE
 from regress.compare.updates.groups import Groups
 from regress.compare.updates.invariants import judge_invariants
-from regress.compare.updates.placed import PlacedRecords
+from regress.compare.updates.record_index import RecordIndex
 from regress.compare.updates.replicas import QUANTITY as REPLICAS
 from regress.compare.updates.replicas import Replicas
+from regress.compare.updates.single_dump import frame_of, plan_of
 from regress.compare.verdicts.tolerance import EXACT
 from regress.compare.verdicts.verdict import Place, Status, Verdict
 from regress.errors import ConfigError
@@ -132,7 +132,7 @@ def check_single(unit: SingleUnit) -> list[Finding]:
     side = open_side(unit.actual)
     records = [side.read(name) for name in unit.records]
     frame = frame_of(records)
-    placed = PlacedRecords(records, frame)
+    placed = RecordIndex(records, frame)
     plan = plan_of(placed, records, unit.roots)
     if unit.quantity == INVARIANTS:
         place = unit.place.step or 0, unit.place.update

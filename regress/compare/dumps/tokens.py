@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from regress.compare.alignment.held import held
 from regress.compare.alignment.keys import key_of
+from regress.compare.alignment.local_shard import local_shard
 from regress.compare.alignment.locate import Locator
 from regress.compare.alignment.spans import Spans
 from regress.compare.dumps.listing import listed
-from regress.compare.dumps.pieces import Index, Part, token_part
 from regress.compare.dumps.sides import Side
+from regress.compare.dumps.token_overlap import Index, Part, token_part
 from regress.compare.quantities import (
     EVERYWHERE,
     MASKS,
@@ -68,7 +68,7 @@ def tokens_of(
     header = listed(source.tensor, record)
     if header.spans is None or header.rows is None:
         raise CompareError(header.problem)
-    array, layout = record.tensors[source.tensor], held(key_of(record), record, source.tensor).layout
+    array, layout = record.tensors[source.tensor], local_shard(key_of(record), record, source.tensor).layout
     canonical = header.spans.canonical(index, frame.offsets)
     shape, grid = layout.shape, header.spans.shape
     rows_only = isinstance(record.meta.get(source.tensor), str)  # "rows of the loss tokens, in order"

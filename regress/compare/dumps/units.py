@@ -13,23 +13,23 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from regress.compare.alignment.held import held
 from regress.compare.alignment.keys import key_of
+from regress.compare.alignment.local_shard import local_shard
 from regress.compare.alignment.locate import Locator
 from regress.compare.alignment.project import Projection
-from regress.compare.diagnosis.surroundings import Surroundings
+from regress.compare.diagnosis.failure_context import FailureContext
 from regress.compare.dumps.bounds import Bounds, widened
-from regress.compare.dumps.boxes import Shard, shard_blocks
 from regress.compare.dumps.canonical import golden_update
 from regress.compare.dumps.columns import Column
+from regress.compare.dumps.failure_context import with_affected
 from regress.compare.dumps.findings import Defect, Finding
 from regress.compare.dumps.golden import text_of
 from regress.compare.dumps.listing import listed
 from regress.compare.dumps.padding import Aligned, judge_padding
-from regress.compare.dumps.pieces import Index, Part, blocks
 from regress.compare.dumps.selection import Selection
+from regress.compare.dumps.shard_overlap import Shard, shard_blocks
 from regress.compare.dumps.sides import Side, open_side
-from regress.compare.dumps.surroundings import with_affected
+from regress.compare.dumps.token_overlap import Index, Part, blocks
 from regress.compare.dumps.tokens import Mask, selected_rows, token_words, tokens_of, told_tokens
 from regress.compare.metrics.stripes import Measures
 from regress.compare.quantities import (
@@ -129,16 +129,16 @@ def columns(unit: Unit) -> tuple[Index | None, Mask | None, list[Column]]:
 
 
 def _opened(unit: Unit, scales: Mapping[tuple[str, str], float] | None) -> _Work:
-    ours, theirs = open_side(unit.golden), open_side(unit.actual)
-    golden = {name: ours.read(name) for name in unit.records}
-    return _Work(unit, ours, theirs, golden, theirs.read(unit.record), scales or {})
+    golden_side, actual_side = open_side(unit.golden), open_side(unit.actual)
+    golden = {name: golden_side.read(name) for name in unit.records}
+    return _Work(unit, golden_side, actual_side, golden, actual_side.read(unit.record), scales or {})
 
 
 @dataclass(frozen=True)
 class _Work:
     unit: Unit
-    ours: Side
-    theirs: Side
+    golden_side: Side
+    actual_side: Side
     golden: Mapping[str, Record]
     actual: Record
     scales: Mapping[tuple[str, str], float]
@@ -147,9 +147,9 @@ class _Work:
         """Full tensors and shards of them."""
         for source in self._sources():
             array = self.actual.tensors[source.tensor]
-            layout = held(key_of(self.actual), self.actual, source.tensor).layout
+            layout = local_shard(key_of(self.actual), self.actual, source.tensor).layout
             known = [
-                (record.tensors[source.tensor], held(key_of(record), record, source.tensor).layout)
+                (record.tensors[source.tensor], local_shard(key_of(record), record, source.tensor).layout)
                 for record in self.golden.values()
                 if source.tensor in record.tensors
             ]
@@ -184,16 +184,16 @@ class _Work:
 
     def aligned(self) -> Iterator[tuple[Source, Aligned | str]]:
         """Tensors of tokens beside what they are compared with, or why one cannot be placed."""
-        frame, (ours, theirs) = self.unit.frame, self._indices()
+        frame, (golden_index, actual_index) = self.unit.frame, self._indices()
         ids, loss = self.told()
-        _, actual_loss = told_tokens(self.theirs, self.unit.actual_telling, theirs, frame)
-        locator = Locator(frame, ids, text_of(self.ours, self.theirs))
+        _, actual_loss = told_tokens(self.actual_side, self.unit.actual_telling, actual_index, frame)
+        locator = Locator(frame, ids, text_of(self.golden_side, self.actual_side))
         for source in self._sources():
             if quantity_named(source.quantity).kind is Kind.SHARE:
                 continue  # shares belong to microbatches, not to tokens
             records = [record for record in self.golden.values() if source.tensor in record.tensors]
-            found = _placed(self.actual, source, theirs, frame, actual_loss)
-            placed = [_placed(record, source, ours, frame, loss) for record in records]
+            found = _placed(self.actual, source, actual_index, frame, actual_loss)
+            placed = [_placed(record, source, golden_index, frame, loss) for record in records]
             parts = [one[0] for one in placed if not isinstance(one, str)]
             wrong = next((one for one in placed if isinstance(one, str)), None)
             if isinstance(found, str):
@@ -208,7 +208,7 @@ class _Work:
 
     def told(self) -> tuple[Index | None, Mask | None]:
         """``[frame.size]`` golden token ids and loss tokens, as far as records tell them."""
-        return told_tokens(self.ours, self.unit.telling, self._indices()[0], self.unit.frame)
+        return told_tokens(self.golden_side, self.unit.telling, self._indices()[0], self.unit.frame)
 
     def tolerance(self, source: Source, *arrays: Array) -> Tolerance:
         """That of a tensor, wider by the error that its values were estimated with."""
@@ -220,8 +220,8 @@ class _Work:
     def _indices(self) -> tuple[dict[SampleKey, int], dict[SampleKey, int]]:
         """Number in the frame of each golden and each actual sample."""
         index = {key: number for number, key in enumerate(self.unit.frame.samples)}
-        ours = {**index, **{key: index[to] for key, to in self.unit.alias.items() if to in index}}
-        return ours, {key: index[to] for key, to in self.unit.golden_of.items() if to in index}
+        golden_index = {**index, **{key: index[to] for key, to in self.unit.alias.items() if to in index}}
+        return golden_index, {key: index[to] for key, to in self.unit.golden_of.items() if to in index}
 
     def _sources(self) -> Iterator[Source]:
         chosen = self.unit.tensors
@@ -235,7 +235,7 @@ class _Work:
         return Case(source.quantity, label, self.unit.place, self.tolerance(source, *arrays), words, shape)
 
     def _judged(
-        self, case: Case, pairs: Blocks, actual: Array, golden: Array, around: Callable[[], Surroundings]
+        self, case: Case, pairs: Blocks, actual: Array, golden: Array, around: Callable[[], FailureContext]
     ) -> Finding:
         scale, bitwise = self.scales.get((case.quantity, case.name)), case.tolerance.bitwise
         seen: list[Measures] = []
@@ -263,9 +263,9 @@ class _Work:
         index = {key: number[to] for key, to in self.unit.golden_of.items() if to in number}
         return header.spans.layout(index, frame), header.rows.layout(index, frame)
 
-    def _around(self, source: Source) -> Surroundings:
+    def _around(self, source: Source) -> FailureContext:
         """What is known of a tensor of tokens besides its golden values."""
-        part = held(key_of(self.actual), self.actual, source.tensor).layout
+        part = local_shard(key_of(self.actual), self.actual, source.tensor).layout
         layout, rows = self._layouts
         grid, shape = layout.shape, part.shape
         rows_only = isinstance(self.actual.meta.get(source.tensor), str)
@@ -278,17 +278,19 @@ class _Work:
             canonical, _ = rows.indices(self._golden.frame.offsets)
             tokens = canonical if loss is None else canonical[loss[canonical]]
             if tokens.size != math.prod(shape[:-1]):
-                return Surroundings()
+                return FailureContext()
             found = self._golden.around.rows(source, rows, tokens, shape)
         return found if part.is_whole else found.part(part)
 
-    def _around_whole(self, source: Source, part: ShardLayout) -> Surroundings:
+    def _around_whole(self, source: Source, part: ShardLayout) -> FailureContext:
         """What is known of a full tensor, or a shard of it."""
         found = self._golden.around.whole(source.quantity, source.name)
         return found if part.is_whole else found.part(part)
 
     def _tolerance(self, quantity: str, *arrays: Array) -> Tolerance:
-        models = [side.precision for side in (self.ours, self.theirs) if side.precision is not None]
+        models = [
+            side.precision for side in (self.golden_side, self.actual_side) if side.precision is not None
+        ]
         if arrays and not any(is_float(array.dtype) for array in arrays):
             models = []  # ids and masks are no less exact for the model's precision
         return self.unit.bounds.of(quantity, [*(dtype_name(array.dtype) for array in arrays), *models])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
-from regress.compare.alignment.held import others, uncovered
 from regress.compare.alignment.keys import Key
+from regress.compare.alignment.local_shard import others, uncovered
 from regress.compare.alignment.locate import Locator
 from regress.compare.quantities import MICRO_STAGES, OPEN_STAGES, UPDATE_STAGES
 from regress.compare.updates.coverage import QUANTITY

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from regress.compare.alignment.held import held
 from regress.compare.alignment.keys import Key
+from regress.compare.alignment.local_shard import local_shard
 from regress.compare.alignment.locate import TokenText
 from regress.compare.alignment.project import Expected, Projection, Truth
 from regress.compare.quantities import (
@@ -25,8 +25,8 @@ from regress.compare.updates.coverage import not_compared
 from regress.compare.updates.elements import judge_elements
 from regress.compare.updates.groups import Groups
 from regress.compare.updates.names import Names
-from regress.compare.updates.placed import PlacedRecords
 from regress.compare.updates.plan import Plan
+from regress.compare.updates.record_index import RecordIndex
 from regress.compare.updates.replicas import Replicas
 from regress.compare.verdicts.tensor import judge_tensor
 from regress.compare.verdicts.tolerance import Tolerances
@@ -74,7 +74,7 @@ def judge_update(
         CompareError: if the golden values are incomplete, or of other samples than the frame's.
     """
     golden = Projection(truth, frame, text, config)
-    placed = PlacedRecords(records, frame)
+    placed = RecordIndex(records, frame)
     update = _Update(golden, placed, Plan.of(planned), tolerances, Place(*place), dtype or (lambda *_: None))
     return in_order(update.verdicts())
 
@@ -93,7 +93,7 @@ def in_order(verdicts: Iterable[Verdict]) -> list[Verdict]:
 @dataclass(frozen=True)
 class _Update:
     golden: Projection
-    placed: PlacedRecords
+    placed: RecordIndex
     plan: Plan
     tolerances: Tolerances
     place: Place
@@ -135,10 +135,12 @@ class _Update:
                 yield from self._record(Key(stage, rank, micro), place)
         if rank in self.plan.without_loss:
             return
-        held = {(source.quantity, source.name) for stage in stages for source in self.golden.stage(stage)}
+        local_shard = {
+            (source.quantity, source.name) for stage in stages for source in self.golden.stage(stage)
+        }
         for quantity, tensors in self.golden.truth.items():
             for name in tensors:
-                if quantity_named(quantity).per_microbatch and (quantity, name) not in held:
+                if quantity_named(quantity).per_microbatch and (quantity, name) not in local_shard:
                     yield from self._tensor(primary_source(quantity, name), None, None, place)
 
     def _record(self, key: Key, place: Place) -> Iterator[Verdict]:
@@ -180,7 +182,7 @@ class _Update:
         actual = record.tensors.get(source.tensor)
         golden = self.golden.truth.get(source.quantity, {}).get(source.name)
         try:
-            part = None if actual is None else held(key, record, source.tensor).layout
+            part = None if actual is None else local_shard(key, record, source.tensor).layout
         except CompareError as error:
             yield from self._lost(source, place, Status.COVERAGE, str(error))
             return

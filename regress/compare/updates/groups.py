@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from regress.compare.alignment.held import Held, held
 from regress.compare.alignment.keys import Key
+from regress.compare.alignment.local_shard import LocalShard, local_shard
 from regress.compare.quantities import UPDATE_STAGES
-from regress.compare.updates.placed import PlacedRecords
 from regress.compare.updates.plan import Plan
+from regress.compare.updates.record_index import RecordIndex
 from regress.dump.record import Record
 from regress.errors import CompareError
 
@@ -18,7 +18,7 @@ from regress.errors import CompareError
 class Groups:
     """What several ranks recorded, side by side."""
 
-    placed: PlacedRecords
+    placed: RecordIndex
     plan: Plan
 
     def of(self, stage: str) -> list[list[Key]]:
@@ -29,13 +29,13 @@ class Groups:
             found.setdefault((None, None) if whole else (self.plan.root(key.rank), key.micro), []).append(key)
         return [*found.values()]
 
-    def held(self, name: str, keys: Iterable[Key]) -> Iterator[Held]:
+    def held(self, name: str, keys: Iterable[Key]) -> Iterator[LocalShard]:
         """What ranks hold of a tensor; shards that cannot be understood are a verdict at their place."""
         for key in keys:
             record = self.record(key)
             if name in record.tensors:
                 try:
-                    yield held(key, record, name)
+                    yield local_shard(key, record, name)
                 except CompareError:
                     continue
 

@@ -19,8 +19,8 @@ from regress.compare.alignment.keys import Key
 from regress.compare.alignment.locate import Locator
 from regress.compare.quantities import SHARES
 from regress.compare.updates.checked import Checked
-from regress.compare.updates.placed import PlacedRecords
 from regress.compare.updates.plan import Plan
+from regress.compare.updates.record_index import RecordIndex
 from regress.compare.verdicts.verdict import Place, Verdict
 from regress.dump.arrays import Array, dtype_name
 from regress.dump.record import Record
@@ -53,12 +53,12 @@ def judge_invariants(
         planned: which ranks repeat each other's tokens.
         config: of the run, nested; without it nothing is asked that depends on the objective.
     """
-    return _Update(PlacedRecords(records, frame), frame, Place(*place), planned, config or {}).verdicts()
+    return _Update(RecordIndex(records, frame), frame, Place(*place), planned, config or {}).verdicts()
 
 
 @dataclass(frozen=True)
 class _Update:
-    placed: PlacedRecords
+    placed: RecordIndex
     frame: TokenFrame
     place: Place
     plan: Plan

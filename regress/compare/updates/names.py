@@ -5,14 +5,14 @@ from __future__ import annotations
 from regress.compare.alignment.keys import Key
 from regress.compare.alignment.project import Projection
 from regress.compare.quantities import MICRO_STAGES, OPEN_STAGES, Source, exclusive_stages, source_of
-from regress.compare.updates.placed import PlacedRecords
 from regress.compare.updates.plan import Plan
+from regress.compare.updates.record_index import RecordIndex
 
 
 class Names:
     """The tensors of every record of an update: those that it holds, and those that it should hold."""
 
-    def __init__(self, golden: Projection, placed: PlacedRecords, plan: Plan) -> None:
+    def __init__(self, golden: Projection, placed: RecordIndex, plan: Plan) -> None:
         self._golden = golden
         self._placed = placed
         self._plan = plan

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from regress.compare.alignment.held import Held, Overlap, held, overlaps
 from regress.compare.alignment.keys import Key
+from regress.compare.alignment.local_shard import LocalShard, Overlap, local_shard, overlaps
 from regress.compare.alignment.locate import Locator
 from regress.compare.quantities import MICRO_STAGES, UPDATE_STAGES, source_of
 from regress.compare.updates.groups import Groups
@@ -65,7 +65,7 @@ class Replicas:
         if first.stage == "gradient":
             yield from self._compared("grad_norm", [*self._norms(alike)])
 
-    def _compared(self, name: str, parts: list[Held]) -> Iterator[Verdict | int]:
+    def _compared(self, name: str, parts: list[LocalShard]) -> Iterator[Verdict | int]:
         differing = []
         shapes = dict.fromkeys(part.layout.shape for part in parts)
         alike = ([part for part in parts if part.layout.shape == shape] for shape in shapes)
@@ -131,11 +131,13 @@ class Replicas:
             Status.COVERAGE, QUANTITY, one.stage, self.place, detail, multiple=math.inf, over=len(odd)
         )
 
-    def _norms(self, keys: Iterable[Key]) -> Iterator[Held]:
+    def _norms(self, keys: Iterable[Key]) -> Iterator[LocalShard]:
         for key in keys:
             norm = self.groups.record(key).meta.get("grad_norm")
             if isinstance(norm, int | float):
-                yield held(key, Record("gradient", 0, {"grad_norm": np.array(norm, np.float64)}), "grad_norm")
+                yield local_shard(
+                    key, Record("gradient", 0, {"grad_norm": np.array(norm, np.float64)}), "grad_norm"
+                )
 
 
 def _sentence(name: str, overlap: Overlap, verdict: Verdict) -> str:

@@ -97,7 +97,11 @@ def _judge_samples(actual: Any, golden: Any, place: Place) -> Verdict:
 
 def _differences(actual: list[Any], golden: list[Any]) -> Iterator[str]:
     """For each sample that differs, its number and what differs; compared as text, in which a NaN is a NaN."""
-    for index, (ours, theirs) in enumerate(zip(actual, golden, strict=True)):
-        fields = [key for key in {**theirs, **ours} if dumps(ours.get(key)) != dumps(theirs.get(key))]
+    for index, (actual_sample, golden_sample) in enumerate(zip(actual, golden, strict=True)):
+        fields = [
+            key
+            for key in {**golden_sample, **actual_sample}
+            if dumps(actual_sample.get(key)) != dumps(golden_sample.get(key))
+        ]
         if fields:
-            yield f"sample {index} ({theirs.get('group_id')}): {', '.join(fields)} differ"
+            yield f"sample {index} ({golden_sample.get('group_id')}): {', '.join(fields)} differ"

@@ -44,7 +44,7 @@ class Affected:
         samples: the first of the affected ones, ``group/run``.
         positions: least and largest position of an affected token, and of one that holds.
         lengths: least and largest length of a sample with an affected token, and of one without.
-        classes: counts of the classes of tokens, see `regress.compare.diagnosis.traits.CLASSES`.
+        classes: counts of the classes of tokens, see `regress.compare.diagnosis.token_attributes.CLASSES`.
         parts: ``(dimension, first, stop, size)`` for each dimension in which one block alone is affected.
         offset: the number that was added to every affected element, if one was.
         rounded: the narrower dtype that can hold every affected value, while the golden ones need more.
@@ -90,8 +90,8 @@ def beyond(actual: Array, golden: Array, bound: float, *, bitwise: bool = False)
         return np.asarray((first != second).any(axis=-1))
     if not is_float(golden.dtype):
         return np.asarray(actual != golden)
-    ours, theirs = actual.astype(np.float64), golden.astype(np.float64)
+    actual_values, golden_values = actual.astype(np.float64), golden.astype(np.float64)
     with np.errstate(invalid="ignore"):
-        far = np.abs(ours - theirs) > bound
-    alike = (ours == theirs) | (np.isnan(ours) & np.isnan(theirs))
-    return np.asarray(~alike & (far | ~np.isfinite(ours) | ~np.isfinite(theirs)))
+        far = np.abs(actual_values - golden_values) > bound
+    alike = (actual_values == golden_values) | (np.isnan(actual_values) & np.isnan(golden_values))
+    return np.asarray(~alike & (far | ~np.isfinite(actual_values) | ~np.isfinite(golden_values)))

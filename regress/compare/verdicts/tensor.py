@@ -19,7 +19,7 @@ from regress.compare.verdicts.verdict import Place, Status, Verdict
 from regress.dump.arrays import Array, dtype_name, is_float
 
 Affect = Callable[[Array, Array, NDArray[np.bool_], NDArray[np.bool_] | None, float], Affected | None]
-"""What of a failing tensor is affected, see `regress.compare.diagnosis.surroundings.Surroundings.affected`."""
+"""What of a failing tensor is affected, see `regress.compare.diagnosis.failure_context.Surroundings.affected`."""
 
 
 def judge_tensor(

@@ -24,7 +24,7 @@ from regress.golden.store import GoldenStore
 from regress.golden.tolerance import ToleranceEntry
 from regress.replay import calibrate as module
 from regress.replay.calibrate import calibrate, perturbation, replays_of
-from regress.replay.floors import KAPPA, SEMANTICS, Floor, Response
+from regress.replay.noise_floor import KAPPA, SEMANTICS, Floor, Response
 from regress.replay.record import Calibration, keep
 from regress.replay.variants import Precision
 

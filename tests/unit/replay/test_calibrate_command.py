@@ -10,10 +10,10 @@ from click.testing import CliRunner
 
 from regress.cli import main
 from regress.golden.store import GoldenStore
-from regress.replay.floors import Floor, Response
+from regress.replay.noise_floor import Floor, Response
 from regress.replay.proof import Proof, rows_of
 from regress.replay.record import Calibration
-from regress.replay.trial import Trial
+from regress.replay.validation_run import ValidationRun
 from regress.replay.variants import Precision
 
 FLOORS = [
@@ -23,8 +23,10 @@ FLOORS = [
 ]
 
 
-def trial(name: str, precision: Precision, multiple: float, first: str | None = None) -> Trial:
-    return Trial(name, precision, {"loss": multiple * 8e-5}, {"loss": multiple}, first, f"loss of {name}")
+def trial(name: str, precision: Precision, multiple: float, first: str | None = None) -> ValidationRun:
+    return ValidationRun(
+        name, precision, {"loss": multiple * 8e-5}, {"loss": multiple}, first, f"loss of {name}"
+    )
 
 
 PROOF = Proof(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from regress.compare.diagnosis.divergence import Divergence
 from regress.compare.diagnosis.rule import Rule
-from regress.compare.diagnosis.scene import Scene
+from regress.compare.diagnosis.run_context import RunContext
 
 _BY_TOKEN = ("token_gradient", "entropy_gradient")
 
 
-def _of_samples_in_parts(divergence: Divergence, scene: Scene) -> bool:
+def _of_samples_in_parts(divergence: Divergence, scene: RunContext) -> bool:
     """Whether ratios are those of samples whose tokens lie on several ranks."""
     level = scene.setting("algorithm", "importance_level")
     return scene.mesh.get("cp", 1) > 1 and level in ("sequence", "sequence_product")

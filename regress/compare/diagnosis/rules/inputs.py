@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from regress.compare.diagnosis.divergence import Divergence
 from regress.compare.diagnosis.rule import Rule
-from regress.compare.diagnosis.scene import Scene
+from regress.compare.diagnosis.run_context import RunContext
 from regress.compare.verdicts.verdict import Status
 
 
-def _parallel(divergence: Divergence, scene: Scene) -> bool:
+def _parallel(divergence: Divergence, scene: RunContext) -> bool:
     return (scene.world_size or 1) > 1
 
 
@@ -16,12 +16,12 @@ def _no_factor(divergence: Divergence) -> bool:
     return not any(p.id.startswith(("scaled", "zero", "sign", "rounded")) for p in divergence.patterns)
 
 
-def _mixed_groups(divergence: Divergence, scene: Scene) -> bool:
+def _mixed_groups(divergence: Divergence, scene: RunContext) -> bool:
     """Whole tokens are wrong, by no common factor: other samples were compared with each other."""
     return _no_factor(divergence) and divergence.first.relative > MUCH
 
 
-def _nearly_right(divergence: Divergence, scene: Scene) -> bool:
+def _nearly_right(divergence: Divergence, scene: RunContext) -> bool:
     """They are off by little, by no common factor."""
     return _no_factor(divergence) and divergence.first.relative < LITTLE
 

@@ -4,38 +4,38 @@ from __future__ import annotations
 
 from regress.compare.diagnosis.divergence import Divergence
 from regress.compare.diagnosis.rule import Rule
-from regress.compare.diagnosis.scene import Scene
+from regress.compare.diagnosis.run_context import RunContext
 from regress.compare.verdicts.verdict import Status
 
 _LAYER = r"\.(layers|h|blocks?)\."
 
 
-def _split_sequences(divergence: Divergence, scene: Scene) -> bool:
+def _split_sequences(divergence: Divergence, scene: RunContext) -> bool:
     return scene.mesh.get("cp", 1) > 1
 
 
-def _split_tensors(divergence: Divergence, scene: Scene) -> bool:
+def _split_tensors(divergence: Divergence, scene: RunContext) -> bool:
     return scene.mesh.get("tp", 1) > 1
 
 
-def _split_layers(divergence: Divergence, scene: Scene) -> bool:
+def _split_layers(divergence: Divergence, scene: RunContext) -> bool:
     return scene.mesh.get("pp", 1) > 1
 
 
-def _split_experts(divergence: Divergence, scene: Scene) -> bool:
+def _split_experts(divergence: Divergence, scene: RunContext) -> bool:
     return scene.mesh.get("ep", 1) > 1
 
 
-def _experts(divergence: Divergence, scene: Scene) -> bool:
+def _experts(divergence: Divergence, scene: RunContext) -> bool:
     return "experts" in divergence.kinds
 
 
-def _later(divergence: Divergence, scene: Scene) -> bool:
+def _later(divergence: Divergence, scene: RunContext) -> bool:
     place = divergence.first.place
     return bool(place.step or place.update)
 
 
-def _rounding(divergence: Divergence, scene: Scene) -> bool:
+def _rounding(divergence: Divergence, scene: RunContext) -> bool:
     """A few units in the last place: the same mathematics in another order."""
     ulp = divergence.first.max_ulp
     return divergence.first.status is Status.DRIFT and ulp is not None and 0 < ulp <= 16

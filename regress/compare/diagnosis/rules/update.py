@@ -4,27 +4,27 @@ from __future__ import annotations
 
 from regress.compare.diagnosis.divergence import Divergence
 from regress.compare.diagnosis.rule import Rule
-from regress.compare.diagnosis.scene import Scene
+from regress.compare.diagnosis.run_context import RunContext
 
 
-def _several_micros(divergence: Divergence, scene: Scene) -> bool:
+def _several_micros(divergence: Divergence, scene: RunContext) -> bool:
     return (scene.micros or 1) > 1
 
 
-def _several_ranks(divergence: Divergence, scene: Scene) -> bool:
+def _several_ranks(divergence: Divergence, scene: RunContext) -> bool:
     return (scene.world_size or 1) > 1
 
 
 _TOKEN_GRADIENTS = ("token_gradient", "entropy_gradient", "logit_gradient")
 
 
-def _all(divergence: Divergence, scene: Scene) -> bool:
+def _all(divergence: Divergence, scene: RunContext) -> bool:
     """Nearly all tensors fail: not one module, but what is done with all of them."""
     wrong, judged = divergence.broken
     return judged > 2 and wrong >= 0.9 * judged
 
 
-def _backward(divergence: Divergence, scene: Scene) -> bool:
+def _backward(divergence: Divergence, scene: RunContext) -> bool:
     """Some gradients behind it hold: it begins within the backward pass."""
     return any(held.startswith("gradient ") for held in divergence.held)
 

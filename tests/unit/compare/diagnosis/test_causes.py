@@ -15,7 +15,7 @@ from regress.compare.diagnosis.divergence import Divergence, find_divergence
 from regress.compare.diagnosis.patterns import Pattern
 from regress.compare.diagnosis.rule import Rule
 from regress.compare.diagnosis.rules.table import RULES
-from regress.compare.diagnosis.scene import Scene
+from regress.compare.diagnosis.run_context import RunContext
 from regress.compare.quantities import QUANTITIES
 from regress.compare.verdicts.verdict import Place, Status, Verdict
 from regress.replay.expression import choose
@@ -108,7 +108,7 @@ WORDS = (
 )
 MESH = {"pp": 2, "dp": 2, "cp": 2, "tp": 2, "ep": 2}
 CONFIG = {"algorithm": {"importance_level": "sequence"}}
-SCENE = Scene(world_size=4, micros=3, mesh=MESH, config=CONFIG)
+SCENE = RunContext(world_size=4, micros=3, mesh=MESH, config=CONFIG)
 OK = Verdict(Status.OK, "log_probs", "log_probs", Place(0, None, 0, 0), count=5)
 
 
@@ -184,10 +184,10 @@ def test_a_diagnosis_survives_json() -> None:
 
 
 def test_commands_are_those_of_the_scene() -> None:
-    assert next_command(Scene(), "log_probs", "base") == "regress dump show DUMP/forward_data"
-    compared = Scene(commands={"compare": "regress compare A B --only {quantity}"})
+    assert next_command(RunContext(), "log_probs", "base") == "regress dump show DUMP/forward_data"
+    compared = RunContext(commands={"compare": "regress compare A B --only {quantity}"})
     assert next_command(compared, "kl", "base") == "regress compare A B --only kl"
-    replayed = Scene(commands={"replay": "regress replay dense --variants {variants}"})
+    replayed = RunContext(commands={"replay": "regress replay dense --variants {variants}"})
     assert next_command(replayed, "kl", "base,left") == "regress replay dense --variants base,left"
 
 

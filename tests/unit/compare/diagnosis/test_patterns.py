@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from regress.compare.alignment.project import Projection
 from regress.compare.diagnosis.extent import by_chance
 from regress.compare.diagnosis.patterns import Pattern, find_patterns
-from regress.compare.diagnosis.scene import Scene
+from regress.compare.diagnosis.run_context import RunContext
 from regress.compare.quantities import Source
 from regress.compare.verdicts.affected import Affected, Count
 from regress.compare.verdicts.tensor import judge_tensor
@@ -106,7 +106,7 @@ def judged(
 
 def patterns(verdicts: Sequence[Verdict], **scene: Any) -> dict[str, Pattern]:
     failed = [verdict for verdict in verdicts if not verdict.ok]
-    return {pattern.id: pattern for pattern in find_patterns(failed, verdicts, Scene(**scene))}
+    return {pattern.id: pattern for pattern in find_patterns(failed, verdicts, RunContext(**scene))}
 
 
 def at(hit: Array, by: float = 0.25) -> Callable[[Array, TokenLayout], Array]:
@@ -291,7 +291,7 @@ def test_one_shard_of_a_matrix_is_named() -> None:
     golden = np.random.default_rng(0).standard_normal((8, 12))
     actual = golden.copy()
     actual[:, 3:6] *= 1.5
-    from regress.compare.diagnosis.surroundings import Surroundings
+    from regress.compare.diagnosis.failure_context import FailureContext
 
     verdict = judge_tensor(
         actual,
@@ -300,7 +300,7 @@ def test_one_shard_of_a_matrix_is_named() -> None:
         quantity="gradient",
         name="w",
         place=Place(0, None, 0),
-        affect=Surroundings().affected,
+        affect=FailureContext().affected,
     )
     found = patterns([verdict])
     assert found["shard"].numbers == {"dimension": 1, "start": 3, "stop": 6, "size": 12, "parts": 4}

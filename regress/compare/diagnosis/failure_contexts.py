@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from regress.compare.diagnosis.failure_context import FailureContext
 from regress.compare.diagnosis.formulas import TokenGuesses, clip_range, shifted
-from regress.compare.diagnosis.guesses import Guess, Truth
-from regress.compare.diagnosis.surroundings import Surroundings
-from regress.compare.diagnosis.traits import Traits, token_classes, traits_of
-from regress.compare.diagnosis.update_guesses import UpdateGuesses
+from regress.compare.diagnosis.hypotheses import Hypothesis, Truth
+from regress.compare.diagnosis.token_attributes import TokenAttributes, token_classes, traits_of
+from regress.compare.diagnosis.update_hypotheses import UpdateHypotheses
 from regress.compare.quantities import EVERYWHERE, Source
 from regress.layout import TokenFrame, TokenLayout
 
@@ -23,8 +23,8 @@ _OF_LOGITS = ("log_probs", "entropy")
 
 
 @dataclass(frozen=True)
-class Around:
-    """Makes `Surroundings` of the golden values of one update.
+class FailureContexts:
+    """Makes `FailureContext` of the golden values of one update.
 
     Attributes:
         loss_mask: ``[frame.size]``, or None if nothing tells it.
@@ -37,13 +37,13 @@ class Around:
     loss_mask: NDArray[np.bool_] | None
     config: Mapping[str, Any]
     pool: Callable[[Source], NDArray[np.float64] | None] = lambda _: None
-    _traits: dict[TokenLayout, Traits] = field(default_factory=dict)
+    _traits: dict[TokenLayout, TokenAttributes] = field(default_factory=dict)
 
-    def tokens(self, source: Source, layout: TokenLayout, leading: tuple[int, ...]) -> Surroundings:
+    def tokens(self, source: Source, layout: TokenLayout, leading: tuple[int, ...]) -> FailureContext:
         """Of a tensor ``[*leading, ...]`` with a place for each of the layout's."""
         known = self.truth.get(source.quantity, {}).get(source.name)
         if known is None:
-            return Surroundings(lambda: self.traits(layout), leading)
+            return FailureContext(lambda: self.traits(layout), leading)
         canonical, local = layout.indices(self.frame.offsets)
 
         def placed(values: NDArray[Any], fill: float) -> NDArray[Any]:
@@ -51,13 +51,13 @@ class Around:
             out[local] = values[canonical]
             return out
 
-        def guesses() -> Iterator[Guess]:
+        def guesses() -> Iterator[Hypothesis]:
             for guess in self._guesses.of(source.quantity, source.name):
                 values = placed(guess.values, math.nan)
                 yield replace(guess, values=values.reshape(*leading, *guess.values.shape[1:]))
             if source.name == "position_ids":
                 columns = np.broadcast_to(np.arange(layout.shape[1], dtype=np.float64), layout.shape)
-                yield Guess("columns", columns)
+                yield Hypothesis("columns", columns)
 
         def logits() -> tuple[NDArray[np.float64], NDArray[np.int64]] | None:
             found = self._guesses.logits
@@ -65,7 +65,7 @@ class Around:
                 return None
             return placed(found[0], math.nan), placed(found[1], 0)
 
-        return Surroundings(
+        return FailureContext(
             lambda: self.traits(layout),
             leading,
             guesses,
@@ -85,35 +85,35 @@ class Around:
 
     def rows(
         self, source: Source, layout: TokenLayout, tokens: NDArray[np.int64], shape: tuple[int, ...]
-    ) -> Surroundings:
+    ) -> FailureContext:
         """Of rows ``[..., K, V]`` of loss tokens; ``tokens`` are their flat canonical indices."""
 
-        def traits() -> Traits:
+        def traits() -> TokenAttributes:
             known = self.traits(layout)
             place = np.full(self.frame.size, -1, np.int64)
             there = np.flatnonzero(known.token >= 0)
             place[known.token[there]] = there
             return known.at(place[tokens])
 
-        def guesses() -> Iterator[Guess]:
+        def guesses() -> Iterator[Hypothesis]:
             values = self.truth.get(source.quantity, {}).get(source.name)
             if values is None or self.loss_mask is None:
                 return
             whole = np.full((self.frame.size, *values.shape[1:]), np.nan)
             whole[self.loss_mask] = values
             for by in (1, -1):
-                yield Guess("shifted", shifted(whole, self.frame, by)[tokens].reshape(shape), {"by": by})
+                yield Hypothesis("shifted", shifted(whole, self.frame, by)[tokens].reshape(shape), {"by": by})
             for guess in self._guesses.gradients(source.quantity):
                 yield replace(guess, values=guess.values[tokens].reshape(shape))
 
-        return Surroundings(traits, shape[:-1], guesses)
+        return FailureContext(traits, shape[:-1], guesses)
 
-    def whole(self, quantity: str, name: str) -> Surroundings:
+    def whole(self, quantity: str, name: str) -> FailureContext:
         """Of a full tensor of the update."""
-        known = UpdateGuesses(self.truth, self.config.get("optimizer") or {})
-        return Surroundings(guesses=lambda: known.of(quantity, name))
+        known = UpdateHypotheses(self.truth, self.config.get("optimizer") or {})
+        return FailureContext(guesses=lambda: known.of(quantity, name))
 
-    def traits(self, layout: TokenLayout) -> Traits:
+    def traits(self, layout: TokenLayout) -> TokenAttributes:
         """What is known of the tokens of a layout."""
         if layout not in self._traits:
             self._traits[layout] = traits_of(layout, self.frame, self._classes)

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from regress.compare.diagnosis.guesses import Floats, Guess, Truth
+from regress.compare.diagnosis.hypotheses import Floats, Hypothesis, Truth
 
 
 @dataclass(frozen=True)
-class UpdateGuesses:
+class UpdateHypotheses:
     """Guesses at the tensors of one optimizer update.
 
     Attributes:
@@ -27,14 +27,14 @@ class UpdateGuesses:
     truth: Truth
     settings: Mapping[str, Any]
 
-    def of(self, quantity: str, name: str) -> Iterator[Guess]:
+    def of(self, quantity: str, name: str) -> Iterator[Hypothesis]:
         """What a tensor of ``optimizer`` or ``param`` might hold instead."""
         if quantity == "optimizer":
             yield from self._state(name)
         elif quantity == "param":
             yield from self._parameter(name)
 
-    def _state(self, name: str) -> Iterator[Guess]:
+    def _state(self, name: str) -> Iterator[Hypothesis]:
         parameter, _, kind = name.rpartition("/")
         gradient = self._values("gradient", parameter)
         state = self._values("optimizer", name)
@@ -49,16 +49,16 @@ class UpdateGuesses:
         before = (state - (1 - decay) * entered) / decay if decay else np.zeros_like(state)
         if factor < 1:
             whole = decay * before + (1 - decay) * gradient**power
-            yield Guess("formula", whole, {"what": "the state after a gradient that was not clipped"})
-        yield Guess("formula", before, {"what": "the state before this update"})
+            yield Hypothesis("formula", whole, {"what": "the state after a gradient that was not clipped"})
+        yield Hypothesis("formula", before, {"what": "the state before this update"})
         fits = {"the state with a decay of": (entered, before - entered)}
         if power == 1:
             fits["the state after the gradient times"] = decay * before, (1 - decay) * gradient
         for title, (base, along) in fits.items():
-            yield Guess("fitted", base, {"what": title}, along)
-        yield Guess("formula", decay * before, {"what": "the state after a gradient of zero"})
+            yield Hypothesis("fitted", base, {"what": title}, along)
+        yield Hypothesis("formula", decay * before, {"what": "the state after a gradient of zero"})
 
-    def _parameter(self, name: str) -> Iterator[Guess]:
+    def _parameter(self, name: str) -> Iterator[Hypothesis]:
         golden = self._values("param", name)
         moments = [self._values("optimizer", f"{name}/{key}") for key in ("exp_avg", "exp_avg_sq")]
         count = self._values("optimizer", f"{name}/step")
@@ -90,9 +90,11 @@ class UpdateGuesses:
         counted = rate * (first / ahead[0]) / (np.sqrt(second / ahead[1]) + eps)
         rows["the update with a step counter that is one ahead"] = kept - counted
         for title, values in rows.items():
-            yield Guess("formula", values, {"what": title})
-        yield Guess("fitted", before, {"what": "the golden update times"}, golden - before)
-        yield Guess("fitted", before - step, {"what": "an update with a weight decay of"}, -rate * before)
+            yield Hypothesis("formula", values, {"what": title})
+        yield Hypothesis("fitted", before, {"what": "the golden update times"}, golden - before)
+        yield Hypothesis(
+            "fitted", before - step, {"what": "an update with a weight decay of"}, -rate * before
+        )
 
     def _values(self, quantity: str, name: str) -> Floats | None:
         values = self.truth.get(quantity, {}).get(name)

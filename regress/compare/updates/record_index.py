@@ -19,7 +19,7 @@ from regress.errors import CompareError
 from regress.layout import TokenFrame, TokenLayout
 
 
-class PlacedRecords:
+class RecordIndex:
     """All records of an update, by stage, rank and microbatch.
 
     Attributes:

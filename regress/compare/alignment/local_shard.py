@@ -23,7 +23,7 @@ _PIECE = 1 << 22  # bytes that are compared at once
 
 
 @dataclass(frozen=True)
-class Held:
+class LocalShard:
     """A local tensor: whose it is, and which part of the whole."""
 
     key: Key
@@ -70,7 +70,7 @@ class Overlap:
 _whole = lru_cache(maxsize=1024)(ShardLayout.whole)
 
 
-def held(key: Key, record: Record, name: str) -> Held:
+def local_shard(key: Key, record: Record, name: str) -> LocalShard:
     """A tensor of a record, whole unless ``meta["shards"]`` says otherwise.
 
     Raises:
@@ -79,7 +79,7 @@ def held(key: Key, record: Record, name: str) -> Held:
     array = record.tensors[name]
     shards: Any = record.meta.get("shards") or {}
     if name not in shards:
-        return Held(key, array, _whole(array.shape))
+        return LocalShard(key, array, _whole(array.shape))
     try:
         layout = ShardLayout.from_json(shards[name])
     except (KeyError, TypeError, ValueError) as error:
@@ -92,7 +92,7 @@ def held(key: Key, record: Record, name: str) -> Held:
             f"{name} in {key} has the shape {list(array.shape)}, but its shard layout is that of a part of the shape "
             f"{list(layout.local_shape)}"
         )
-    return Held(key, array, layout)
+    return LocalShard(key, array, layout)
 
 
 def flat_index(place: Sequence[int], shape: tuple[int, ...]) -> int:
@@ -130,13 +130,13 @@ def uncovered(shape: tuple[int, ...], layouts: Iterable[ShardLayout]) -> tuple[i
     return count, flat_index(first, shape)
 
 
-def overlaps(parts: Sequence[Held]) -> Iterator[Overlap]:
+def overlaps(parts: Sequence[LocalShard]) -> Iterator[Overlap]:
     """All that ranks hold together, with the fewest comparisons that show every difference.
 
     Ranks with equal shards are compared with what most of them hold (the first, if undecided), and one of them with
     one of each other set of shards.
     """
-    alike: dict[ShardLayout, list[Held]] = {}
+    alike: dict[ShardLayout, list[LocalShard]] = {}
     for part in parts:
         alike.setdefault(part.layout, []).append(part)
     chosen = []
@@ -152,16 +152,16 @@ def overlaps(parts: Sequence[Held]) -> Iterator[Overlap]:
             yield from _common(one, other)
 
 
-def _most_common(same: Sequence[Held]) -> Held:
+def _most_common(same: Sequence[LocalShard]) -> LocalShard:
     if len(same) < 3:
         return same[0]
-    groups: dict[bytes, list[Held]] = {}
+    groups: dict[bytes, list[LocalShard]] = {}
     for part in same:
         groups.setdefault(bytes(raw(part.array)), []).append(part)
     return max(groups.values(), key=len)[0]
 
 
-def _common(one: Held, other: Held) -> Iterator[Overlap]:
+def _common(one: LocalShard, other: LocalShard) -> Iterator[Overlap]:
     along, mine, theirs = [], [], []
     for a, b in zip(one.layout.along(), other.layout.along(), strict=True):
         found, i, j = np.intersect1d(a, b, assume_unique=True, return_indices=True)
@@ -174,7 +174,7 @@ def _common(one: Held, other: Held) -> Iterator[Overlap]:
     yield Overlap(one.key, other.key, first, second, one.layout.shape, tuple(along))
 
 
-def assembled(parts: Sequence[Held], name: str) -> Array:
+def assembled(parts: Sequence[LocalShard], name: str) -> Array:
     """The whole tensor.
 
     Raises:

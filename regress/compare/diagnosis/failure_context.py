@@ -10,16 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regress.compare.diagnosis.extent import LIMIT, affected_tokens, blocks, constant_offset, rounded_to
-from regress.compare.diagnosis.guesses import Guess, fitted, permuted, proven
+from regress.compare.diagnosis.hypotheses import Hypothesis, explains, fitted, permuted
 from regress.compare.diagnosis.temperature import temperature
-from regress.compare.diagnosis.traits import Traits
+from regress.compare.diagnosis.token_attributes import TokenAttributes
 from regress.compare.verdicts.affected import Affected, Count
 from regress.dump.arrays import Array, is_float
 from regress.layout import ShardLayout
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class FailureContext:
     """What the elements of a local tensor belong to, and what else they might be.
 
     Attributes:
@@ -33,16 +33,16 @@ class Surroundings:
         usual: ``[*leading]`` places that count while no other is affected; None for all that are compared.
     """
 
-    traits: Callable[[], Traits] | None = None
+    traits: Callable[[], TokenAttributes] | None = None
     leading: tuple[int, ...] = ()
-    guesses: Callable[[], Iterable[Guess]] = tuple
+    guesses: Callable[[], Iterable[Hypothesis]] = tuple
     logits: Callable[[], tuple[NDArray[np.float64], NDArray[np.int64]] | None] = lambda: None
     entropy: bool = False
     pool: Callable[[], NDArray[np.float64] | None] | None = None
     shards: ShardLayout | None = None
     usual: NDArray[np.bool_] | None = None
 
-    def part(self, shards: ShardLayout) -> Surroundings:
+    def part(self, shards: ShardLayout) -> FailureContext:
         """The same for a part of the tensor."""
         own, leading = self.traits, self.leading
         traits = None if own is None else lambda: own().part(shards, leading)
@@ -95,7 +95,7 @@ class Surroundings:
             if (local := self._local(guess, golden.shape)) is None:
                 continue
             found = fitted(local, actual, over)
-            if not proven(found, actual, golden, over, bound):
+            if not explains(found, actual, golden, over, bound):
                 continue
             if found.id not in known:
                 known[found.id] = dict(found.numbers)
@@ -109,7 +109,7 @@ class Surroundings:
         tempered = self._tempered(actual, golden, over, bound)
         return known | ({"tempered": tempered} if tempered is not None else {})
 
-    def _local(self, guess: Guess, shape: tuple[int, ...]) -> Guess | None:
+    def _local(self, guess: Hypothesis, shape: tuple[int, ...]) -> Hypothesis | None:
         """The part of a guess that is at hand; None for one of another shape."""
         arrays = [guess.values] if guess.direction is None else [guess.values, guess.direction]
         if self.shards is not None:

@@ -18,8 +18,8 @@ from regress.compare.quantities import (
 )
 from regress.compare.updates.golden import in_order
 from regress.compare.updates.groups import Groups
-from regress.compare.updates.placed import PlacedRecords
 from regress.compare.updates.plan import Plan
+from regress.compare.updates.record_index import RecordIndex
 from regress.compare.updates.replicas import Replicas
 from regress.compare.verdicts.tensor import judge_tensor
 from regress.compare.verdicts.tolerance import BITWISE
@@ -43,8 +43,8 @@ def judge_bitwise(
     the twin. ``planned`` tells which ranks repeat each other's tokens; by default none does. See
     `regress.compare.updates.golden.judge_update` for the other arguments.
     """
-    golden = PlacedRecords(twin, frame)
-    actual = PlacedRecords(records, frame)
+    golden = RecordIndex(twin, frame)
+    actual = RecordIndex(records, frame)
     where = Place(*place)
     locator = Locator(frame, _token_ids(golden, frame), text)
     stages = [stage for stage in MICRO_STAGES if golden.of_stages([stage]) or actual.of_stages([stage])]
@@ -58,23 +58,25 @@ def judge_bitwise(
 
 
 def _record(
-    key: Key, actual: PlacedRecords, golden: PlacedRecords, locator: Locator, place: Place
+    key: Key, actual: RecordIndex, golden: RecordIndex, locator: Locator, place: Place
 ) -> Iterator[Verdict]:
     place = replace(place, rank=key.rank, micro=key.micro)
-    ours, theirs = actual.get(key), golden.get(key)
-    assert theirs is not None
-    problem = _misplaced(key, ours, actual, golden)
-    for name in dict.fromkeys([*(ours.tensors if ours is not None else ()), *theirs.tensors]):
+    actual_record, golden_record = actual.get(key), golden.get(key)
+    assert golden_record is not None
+    problem = _misplaced(key, actual_record, actual, golden)
+    for name in dict.fromkeys(
+        [*(actual_record.tensors if actual_record is not None else ()), *golden_record.tensors]
+    ):
         source = source_of(key.stage, name)
         if source is None:
             continue  # a verdict on the coverage of this update already
         if problem is not None:
             yield Verdict(problem[0], source.quantity, source.label, place, problem[1])
             continue
-        assert ours is not None
-        expected = theirs.tensors.get(name)
+        assert actual_record is not None
+        expected = golden_record.tensors.get(name)
         yield judge_tensor(
-            ours.tensors.get(name),
+            actual_record.tensors.get(name),
             expected,
             BITWISE,
             quantity=source.quantity,
@@ -83,14 +85,14 @@ def _record(
             locate=None if expected is None else golden.words(key, source.quantity, expected.shape, locator),
         )
     if key.stage == "gradient":
-        yield from _grad_norm(ours, theirs, place)
+        yield from _grad_norm(actual_record, golden_record, place)
 
 
 def _misplaced(
-    key: Key, ours: Record | None, actual: PlacedRecords, golden: PlacedRecords
+    key: Key, actual_record: Record | None, actual: RecordIndex, golden: RecordIndex
 ) -> tuple[Status, str] | None:
     """Why nothing in a record can be compared, if so."""
-    if ours is None:
+    if actual_record is None:
         return Status.MISSING, f"{key} was not recorded"
     if key in actual.misfits:
         return Status.COVERAGE, actual.misfits[key]
@@ -99,7 +101,9 @@ def _misplaced(
             Status.COVERAGE,
             f"the tokens of {key} lie elsewhere than in its twin, so bytes cannot be compared",
         )
-    shards = [record.meta.get("shards") or {} for record in (ours, golden.get(key)) if record is not None]
+    shards = [
+        record.meta.get("shards") or {} for record in (actual_record, golden.get(key)) if record is not None
+    ]
     if shards[0] != shards[-1]:
         return (
             Status.COVERAGE,
@@ -108,14 +112,16 @@ def _misplaced(
     return None
 
 
-def _grad_norm(ours: Record | None, theirs: Record, place: Place) -> Iterator[Verdict]:
-    norms = [None if record is None else record.meta.get("grad_norm") for record in (ours, theirs)]
+def _grad_norm(actual_record: Record | None, golden_record: Record, place: Place) -> Iterator[Verdict]:
+    norms = [
+        None if record is None else record.meta.get("grad_norm") for record in (actual_record, golden_record)
+    ]
     actual, expected = (np.array(n, np.float64) if isinstance(n, int | float) else None for n in norms)
     if actual is not None or expected is not None:
         yield judge_tensor(actual, expected, BITWISE, quantity="grad_norm", name="grad_norm", place=place)
 
 
-def _token_ids(golden: PlacedRecords, frame: TokenFrame) -> NDArray[np.int64] | None:
+def _token_ids(golden: RecordIndex, frame: TokenFrame) -> NDArray[np.int64] | None:
     """``[frame.size]`` token ids as the twin read them."""
     ids = np.zeros(frame.size, np.int64)
     found = False

@@ -6,12 +6,12 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from regress.compare.diagnosis.scene import Scene
+from regress.compare.diagnosis.run_context import RunContext
 from regress.replay.matrix import Replay
 from regress.replay.variants import Precision
 
 
-def scene_of(replay: Replay, config: Mapping[str, Any] | None = None) -> Scene:
+def run_context_of(replay: Replay, config: Mapping[str, Any] | None = None) -> RunContext:
     """Return the run of a replay.
 
     Args:
@@ -24,7 +24,7 @@ def scene_of(replay: Replay, config: Mapping[str, Any] | None = None) -> Scene:
         for group, _ in frame.samples:
             groups[number, group] = groups.get((number, group), 0) + 1
     mesh = replay.plan[0].ranks.mesh if replay.plan else None
-    return Scene(
+    return RunContext(
         world_size=replay.world_size,
         micros=max((len(own) for update in replay.plan for own in update.layouts), default=None),
         mesh={} if mesh is None else dict(mesh.sizes),

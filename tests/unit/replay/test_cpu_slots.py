@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from regress.errors import ReplayError
-from regress.replay import turns
-from regress.replay.slots import Slots
+from regress.replay import interprocess_lock
+from regress.replay.cpu_slots import CpuSlots
 
 
 def test_no_more_are_in_use_than_there_are(tmp_path: Path) -> None:
@@ -20,7 +20,7 @@ def test_no_more_are_in_use_than_there_are(tmp_path: Path) -> None:
     def work(wanted: int) -> None:
         nonlocal used, most
         for _ in range(5):
-            with Slots(tmp_path, 3).taken(wanted, "it"):
+            with CpuSlots(tmp_path, 3).taken(wanted, "it"):
                 with lock:
                     used += min(wanted, 3)
                     most = max(most, used)
@@ -36,33 +36,33 @@ def test_no_more_are_in_use_than_there_are(tmp_path: Path) -> None:
 
 
 def test_two_that_fit_run_at_once(tmp_path: Path) -> None:
-    with Slots(tmp_path, 3).taken(2, "one"), Slots(tmp_path, 3).taken(1, "another"):
+    with CpuSlots(tmp_path, 3).taken(2, "one"), CpuSlots(tmp_path, 3).taken(1, "another"):
         pass
 
 
 def test_they_are_given_back_by_whatever_ends_their_use(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), Slots(tmp_path, 1).taken(1, "it"):
+    with pytest.raises(KeyboardInterrupt), CpuSlots(tmp_path, 1).taken(1, "it"):
         raise KeyboardInterrupt
-    with Slots(tmp_path, 1).taken(1, "it"):
+    with CpuSlots(tmp_path, 1).taken(1, "it"):
         pass
 
 
 def test_a_process_that_dies_gives_them_back(tmp_path: Path) -> None:
     program = (
         "import os, pathlib\n"
-        "from regress.replay.slots import Slots\n"
+        "from regress.replay.cpu_slots import Slots\n"
         f"with Slots(pathlib.Path({str(tmp_path)!r}), 2).taken(2, 'it'): os._exit(0)\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
-    with Slots(tmp_path, 2).taken(2, "it"):
+    with CpuSlots(tmp_path, 2).taken(2, "it"):
         pass
 
 
 def test_one_that_waits_in_vain_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "TIMEOUT", 0.01)
+    monkeypatch.setattr(interprocess_lock, "TIMEOUT", 0.01)
     with (
-        turns.turn(tmp_path / "gate", "another"),
+        interprocess_lock.turn(tmp_path / "gate", "another"),
         pytest.raises(ReplayError, match=r"^dense/dp2 "),
-        Slots(tmp_path, 1).taken(1, "dense/dp2"),
+        CpuSlots(tmp_path, 1).taken(1, "dense/dp2"),
     ):
         raise AssertionError("two had the gate")

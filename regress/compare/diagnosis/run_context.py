@@ -12,7 +12,7 @@ from regress.layout import Mesh
 
 
 @dataclass(frozen=True)
-class Scene:
+class RunContext:
     """What rules and patterns know of a run besides its verdicts.
 
     Attributes:

@@ -43,7 +43,7 @@ OF_SAMPLES = OF_LAYOUTS | {"negative", "positive", "zero_variance", "varied"}
 
 
 @dataclass(frozen=True)
-class Traits:
+class TokenAttributes:
     """Of each place of a local tensor's tokens, flattened, ``[P]``.
 
     Attributes:
@@ -61,7 +61,7 @@ class Traits:
     classes: Mapping[str, NDArray[np.bool_]]
     names: tuple[str, ...]
 
-    def at(self, places: NDArray[np.int64]) -> Traits:
+    def at(self, places: NDArray[np.int64]) -> TokenAttributes:
         """Those of some places, in this order."""
         return replace(
             self,
@@ -69,7 +69,7 @@ class Traits:
             classes={name: members[places] for name, members in self.classes.items()},
         )
 
-    def part(self, shards: ShardLayout, leading: tuple[int, ...]) -> Traits:
+    def part(self, shards: ShardLayout, leading: tuple[int, ...]) -> TokenAttributes:
         """Those of the places that a part of the tensor has; ``leading`` is the shape of all of them."""
         places = np.arange(len(self.sample)).reshape(leading)
         return self.at(ShardLayout(leading, shards.ranges[: len(leading)]).project(places).reshape(-1))
@@ -153,7 +153,9 @@ def _at(size: int, index: NDArray[np.int64]) -> NDArray[np.bool_]:
     return found
 
 
-def traits_of(layout: TokenLayout, frame: TokenFrame, classes: Mapping[str, NDArray[np.bool_]]) -> Traits:
+def traits_of(
+    layout: TokenLayout, frame: TokenFrame, classes: Mapping[str, NDArray[np.bool_]]
+) -> TokenAttributes:
     """The traits of the ``B * T`` places of a layout, in the frame's own sample numbers."""
     B, T = layout.shape
     token = np.full(B * T, -1, np.int64)
@@ -165,12 +167,12 @@ def traits_of(layout: TokenLayout, frame: TokenFrame, classes: Mapping[str, NDAr
 
 def traits_at(
     token: NDArray[np.int64], frame: TokenFrame, classes: Mapping[str, NDArray[np.bool_]]
-) -> Traits:
+) -> TokenAttributes:
     """The traits of the tokens with these canonical indices, ``[P]``, -1 for padding."""
     there = token >= 0
     sample = np.searchsorted(frame.offsets, token, side="right") - 1
     lengths = np.append(np.asarray(frame.lengths, np.int64), 0)  # that of padding
-    return Traits(
+    return TokenAttributes(
         sample,
         token,
         np.where(there, token - frame.offsets[sample], 0),

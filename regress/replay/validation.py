@@ -20,14 +20,14 @@ from regress.golden.case import GoldenCase
 from regress.golden.names import CASE_FILE
 from regress.golden.store import GoldenStore
 from regress.replay.calibrate import calibrate, replays_of
-from regress.replay.floors import KAPPA
+from regress.replay.noise_floor import KAPPA
 from regress.replay.proof import bounds_of
 from regress.replay.record import record
-from regress.replay.trial import HELD_OUT, Trial, run_trial
+from regress.replay.validation_run import HELD_OUT, ValidationRun, run_validation
 from regress.replay.variants import Precision
 from regress.replay.workspace import Workspace
 from regress.report.numbers import plural
-from regress.report.study import Faulty, Healthy
+from regress.report.validation import Faulty, Healthy
 
 SEEDS = 3
 FAULTS = tuple(fault for fault in CORPUS if fault.small)
@@ -41,7 +41,7 @@ class Exposure:
         exercised: True if it changes any tensor by more than its noise floor, in exact arithmetic.
     """
 
-    trial: Trial
+    trial: ValidationRun
     exercised: bool
 
     @property
@@ -51,20 +51,20 @@ class Exposure:
 
 
 @dataclass(frozen=True)
-class Draw:
+class ValidatedSeed:
     """One seed: the trials of healthy variants in all precisions, and of faults."""
 
     seed: int
-    healthy: Sequence[Trial]
+    healthy: Sequence[ValidationRun]
     faults: Sequence[Exposure]
 
 
 @dataclass(frozen=True)
-class Study:
+class Validation:
     """All draws of a case."""
 
     case: str
-    draws: Sequence[Draw]
+    draws: Sequence[ValidatedSeed]
 
     @property
     def alarms(self) -> list[str]:
@@ -126,14 +126,14 @@ class Study:
         ]
 
 
-def replays_of_draw(faults: bool) -> int:
+def replays_of_seed(faults: bool) -> int:
     """Return the number of replays that a draw takes, besides those that make its inputs."""
     return replays_of(SEEDS) + len(KAPPA) * len(HELD_OUT) + (2 * len(FAULTS) if faults else 0)
 
 
 def study(
     case: GoldenCase, draws: int, *, faults: bool = True, advance: Callable[[], None] = lambda: None
-) -> Study:
+) -> Validation:
     """Make, calibrate and validate this many draws of a case.
 
     Raises:
@@ -149,7 +149,7 @@ def study(
         with Workspace() as folder:
             drawn = _drawn(case, seed, folder / "golden")
             found.append(_tried(drawn, seed, folder, faults, advance))
-    return Study(case.name, found)
+    return Validation(case.name, found)
 
 
 def _drawn(case: GoldenCase, seed: int, root: Path) -> GoldenCase:
@@ -166,27 +166,29 @@ def _drawn(case: GoldenCase, seed: int, root: Path) -> GoldenCase:
     return store.case(case.name)
 
 
-def _tried(case: GoldenCase, seed: int, workspace: Path, faults: bool, advance: Callable[[], None]) -> Draw:
+def _tried(
+    case: GoldenCase, seed: int, workspace: Path, faults: bool, advance: Callable[[], None]
+) -> ValidatedSeed:
     floors = calibrate(case, workspace / "calibrate", seeds=SEEDS, advance=advance)
     healthy = []
     for precision in KAPPA:
         bounds = bounds_of(floors, precision)
         for variant in HELD_OUT:
-            healthy.append(run_trial(case, variant, precision, workspace / "trial", bounds))
+            healthy.append(run_validation(case, variant, precision, workspace / "trial", bounds))
             advance()
     exposures = []
     float32 = bounds_of(floors, Precision.FLOAT32)
     rounding = bounds_of(floors, Precision.FLOAT32, 1 / KAPPA[Precision.FLOAT32])
     for fault in FAULTS if faults else ():
-        exact = run_trial(case, fault.variant, Precision.FLOAT64, workspace / "trial", rounding, fault)
+        exact = run_validation(case, fault.variant, Precision.FLOAT64, workspace / "trial", rounding, fault)
         advance()
-        trial = run_trial(case, fault.variant, Precision.FLOAT32, workspace / "trial", float32, fault)
+        trial = run_validation(case, fault.variant, Precision.FLOAT32, workspace / "trial", float32, fault)
         advance()
         exposures.append(Exposure(replace(trial, name=fault.name), exact.first is not None))
-    return Draw(seed, healthy, exposures)
+    return ValidatedSeed(seed, healthy, exposures)
 
 
-def to_json(found: Study) -> Mapping[str, Any]:
+def to_json(found: Validation) -> Mapping[str, Any]:
     """Return a plain tree; trials keep their largest multiple of each quantity."""
     return {
         "schema_version": 1,
@@ -204,7 +206,7 @@ def to_json(found: Study) -> Mapping[str, Any]:
     }
 
 
-def _trial(trial: Trial) -> dict[str, Any]:
+def _trial(trial: ValidationRun) -> dict[str, Any]:
     multiples = {
         quantity: value if value < float("inf") else None for quantity, value in trial.multiples.items()
     }

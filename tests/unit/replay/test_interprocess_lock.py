@@ -8,24 +8,24 @@ import pytest
 from filelock import FileLock
 
 from regress.errors import ConfigError, ReplayError
-from regress.replay import turns
+from regress.replay import interprocess_lock
 
 
 def test_a_turn_is_given_back_by_whatever_ends_it(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), turns.turn(tmp_path / "it", "it"):
+    with pytest.raises(KeyboardInterrupt), interprocess_lock.turn(tmp_path / "it", "it"):
         raise KeyboardInterrupt
-    with turns.turn(tmp_path / "it", "it"):
+    with interprocess_lock.turn(tmp_path / "it", "it"):
         pass
 
 
 def test_a_process_that_does_not_come_to_an_end_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turns, "TIMEOUT", 0.01)
+    monkeypatch.setattr(interprocess_lock, "TIMEOUT", 0.01)
     with (
         FileLock(tmp_path / "it.lock"),
         pytest.raises(ReplayError) as error,
-        turns.turn(tmp_path / "it", "dense/packed"),
+        interprocess_lock.turn(tmp_path / "it", "dense/packed"),
     ):
         raise AssertionError("two had the turn")
     assert str(error.value) == (
@@ -35,11 +35,11 @@ def test_a_process_that_does_not_come_to_an_end_is_named(
 
 
 def test_our_errors_are_told_as_they_are_and_others_with_their_place() -> None:
-    assert turns.stated(ConfigError("no such key")) == "no such key"
+    assert interprocess_lock.stated(ConfigError("no such key")) == "no such key"
     try:
         _ = [][1]
     except IndexError as error:
-        text = turns.stated(error)
+        text = interprocess_lock.stated(error)
     assert text.startswith("IndexError: list index out of range, raised at ")
     assert f"{Path(__file__).name}:" in text
-    assert "\n" not in turns.stated(ValueError("a\nb"))
+    assert "\n" not in interprocess_lock.stated(ValueError("a\nb"))

@@ -24,7 +24,7 @@ _AT_LEAST = 2
 
 
 @dataclass(frozen=True)
-class Guess:
+class Hypothesis:
     """Values that would explain what was recorded.
 
     Attributes:
@@ -42,7 +42,7 @@ class Guess:
     everywhere: bool = False
 
 
-def fitted(guess: Guess, actual: Array, over: NDArray[np.bool_]) -> Guess:
+def fitted(guess: Hypothesis, actual: Array, over: NDArray[np.bool_]) -> Hypothesis:
     """A guess whose multiple of the direction is that which comes closest to the affected values."""
     if guess.direction is None:
         return guess
@@ -53,10 +53,10 @@ def fitted(guess: Guess, actual: Array, over: NDArray[np.bool_]) -> Guess:
         return replace(guess, values=np.full(guess.values.shape, np.nan), direction=None)
     value = float(((actual[said].astype(np.float64) - guess.values[said]) * along).sum()) / square
     numbers = {**guess.numbers, "value": float(f"{value:.6g}")}
-    return Guess(guess.id, guess.values + value * guess.direction, numbers, everywhere=guess.everywhere)
+    return Hypothesis(guess.id, guess.values + value * guess.direction, numbers, everywhere=guess.everywhere)
 
 
-def proven(guess: Guess, actual: Array, golden: Array, over: NDArray[np.bool_], bound: float) -> bool:
+def explains(guess: Hypothesis, actual: Array, golden: Array, over: NDArray[np.bool_], bound: float) -> bool:
     """Whether the affected values are those of the guess, where it says any, in so many places that it is no chance.
 
     The chance is that of as many values within the bound as the spread of the golden tensor leaves room for.

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from regress.compare.diagnosis.surroundings import Surroundings
+from regress.compare.diagnosis.failure_context import FailureContext
 from regress.compare.verdicts.affected import beyond
 from regress.compare.verdicts.values import Blocks
 from regress.compare.verdicts.verdict import Verdict
@@ -22,7 +22,7 @@ def with_affected(
     blocks: Blocks,
     actual: Array,
     golden: Array,
-    around: Callable[[], Surroundings],
+    around: Callable[[], FailureContext],
     *,
     bitwise: bool,
 ) -> Verdict:

@@ -62,7 +62,7 @@ class RankState:
         return f"after it recorded {self.last.stage} at {self.last.place}"
 
 
-def blame(states: Sequence[RankState], logs: Sequence[str], what: str, timeout: float) -> RankError:
+def rank_failure(states: Sequence[RankState], logs: Sequence[str], what: str, timeout: float) -> RankError:
     """Return the error of a job that failed or exceeded ``timeout`` seconds; ``logs`` are the outputs of
     the ranks.
     """

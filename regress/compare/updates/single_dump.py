@@ -11,8 +11,8 @@ from regress.compare.alignment.spans import Spans
 from regress.compare.quantities import MICRO_STAGES
 from regress.compare.updates.groups import Groups
 from regress.compare.updates.invariants import judge_invariants
-from regress.compare.updates.placed import PlacedRecords
 from regress.compare.updates.plan import Plan
+from regress.compare.updates.record_index import RecordIndex
 from regress.compare.updates.replicas import Replicas
 from regress.compare.verdicts.verdict import Place, Verdict
 from regress.dump.record import Record
@@ -25,7 +25,7 @@ def check_records(
 ) -> list[Verdict]:
     """All that must be true of one update; samples, and ranks that repeat each other, are found in its records."""
     frame = frame_of(records)
-    placed = PlacedRecords(records, frame)
+    placed = RecordIndex(records, frame)
     plan = plan_of(placed, records)
     found = judge_invariants(records, frame, place=place, planned=plan, config=config)
     if len(plan.ranks) > 1:
@@ -51,7 +51,7 @@ def _segments(record: Record) -> Iterator[tuple[SampleKey, int]]:
         yield key, stop
 
 
-def plan_of(placed: PlacedRecords, records: Sequence[Record], roots: Mapping[int, int] | None = None) -> Plan:
+def plan_of(placed: RecordIndex, records: Sequence[Record], roots: Mapping[int, int] | None = None) -> Plan:
     """What the records of an update show of how it was planned: ranks, microbatches, and ranks that repeat each other.
 
     Args:

@@ -16,7 +16,7 @@ TIMEOUT = 600.0
 
 
 @contextmanager
-def turn(path: Path, what: str) -> Iterator[None]:
+def interprocess_lock(path: Path, what: str) -> Iterator[None]:
     """Lock ``path`` against the other processes of the session.
 
     Raises:

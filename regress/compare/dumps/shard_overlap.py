@@ -15,7 +15,7 @@ from itertools import product
 
 import numpy as np
 
-from regress.compare.dumps.pieces import BLOCK
+from regress.compare.dumps.token_overlap import BLOCK
 from regress.compare.verdicts.block import Block
 from regress.dump.arrays import Array
 from regress.dump.mapped import release
@@ -33,7 +33,7 @@ class Shard:
     layout: ShardLayout
 
 
-class Nearby:
+class IntervalIndex:
     """Layouts of one tensor, found by where they lie: of many shards only those near a place are looked at."""
 
     def __init__(self, layouts: Sequence[ShardLayout]) -> None:
@@ -80,7 +80,7 @@ def shard_blocks(actual: Shard, golden: Sequence[Shard], limit: int = BLOCK) -> 
     if golden and golden[0].layout == actual.layout:
         yield Block(actual.array.reshape(-1), golden[0].array.reshape(-1), 0, row)
         return
-    near = Nearby([shard.layout for shard in golden])
+    near = IntervalIndex([shard.layout for shard in golden])
     for start, box in _boxes(shape, limit):
         part = actual.array[box].reshape(-1)
         runs = [_runs(ranges, cut) for ranges, cut in zip(actual.layout.ranges, box, strict=True)]

@@ -12,10 +12,10 @@ from regress.compare.verdicts.tolerance import Tolerances
 from regress.compare.verdicts.verdict import Status, Verdict
 from regress.faults.patch import Fault
 from regress.golden.case import GoldenCase
+from regress.replay.interprocess_lock import stated
 from regress.replay.judge import judge_replay
 from regress.replay.matrix import Replay
 from regress.replay.run import replay
-from regress.replay.turns import stated
 from regress.replay.variants import VARIANTS, Precision
 
 HELD_OUT = (
@@ -26,7 +26,7 @@ HELD_OUT = (
 
 
 @dataclass(frozen=True)
-class Trial:
+class ValidationRun:
     """Result of a trial.
 
     Attributes:
@@ -52,7 +52,7 @@ class Trial:
         return max(self.multiples.values(), default=0.0)
 
 
-def run_trial(
+def run_validation(
     case: GoldenCase,
     variant: str,
     precision: Precision,
@@ -60,7 +60,7 @@ def run_trial(
     bounds: Tolerances,
     fault: Fault | None = None,
     also: Callable[[list[Verdict]], None] = lambda _: None,
-) -> Trial:
+) -> ValidationRun:
     """Replay and judge; a refusal by the engine, healthy or broken, is a problem, not an exception."""
     name = variant if fault is None else fault.name
     layout = Replay(case, VARIANTS[variant], precision)
@@ -72,14 +72,14 @@ def run_trial(
                 dump = replay(case, layout.variant, precision, folder, prepare=prepare)
         verdicts = judge_replay(case, dump, layout.plan, precision, tolerance=bounds)
     except Exception as error:  # a broken engine may raise anything
-        return Trial(name, precision, problem=stated(error))
+        return ValidationRun(name, precision, problem=stated(error))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     also(verdicts)
     return _trial(name, precision, verdicts)
 
 
-def _trial(name: str, precision: Precision, verdicts: Iterable[Verdict]) -> Trial:
+def _trial(name: str, precision: Precision, verdicts: Iterable[Verdict]) -> ValidationRun:
     relative: dict[str, float] = {}
     multiples: dict[str, float] = {}
     first, worst, most = None, "", 0.0
@@ -91,4 +91,4 @@ def _trial(name: str, precision: Precision, verdicts: Iterable[Verdict]) -> Tria
             first = verdict.quantity
         if found > most:
             most, worst = found, f"{verdict.quantity} {verdict.name} at {verdict.place}"
-    return Trial(name, precision, relative, multiples, first, worst)
+    return ValidationRun(name, precision, relative, multiples, first, worst)

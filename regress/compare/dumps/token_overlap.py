@@ -121,21 +121,21 @@ def _block(actual: Part, golden: Sequence[Part], local: Index) -> Iterator[Block
             known |= use
 
 
-def _same_rows(actual: Part, golden: Part, ours: Index, theirs: Index) -> Iterator[Block]:
+def _same_rows(actual: Part, golden: Part, actual_index: Index, golden_index: Index) -> Iterator[Block]:
     """Rows of both sides that have the same inner elements: views where they follow one another."""
     width = actual.width
-    a, g = _taken(actual.array, ours), _taken(golden.array, theirs)
-    run = _run(ours)
-    start = ours if run is None else run * width
+    a, g = _taken(actual.array, actual_index), _taken(golden.array, golden_index)
+    run = _run(actual_index)
+    start = actual_index if run is None else run * width
     yield Block(a.reshape(-1), g.reshape(-1), start, actual.row, width)
 
 
-def _assembled(actual: Part, golden: Sequence[Part], ours: Index) -> Iterator[Block]:
+def _assembled(actual: Part, golden: Sequence[Part], actual_index: Index) -> Iterator[Block]:
     """Rows whose inner elements lie in several golden parts."""
-    rows = actual.rows[ours]
+    rows = actual.rows[actual_index]
     along = actual.inner.along()
     expected: Array | None = None
-    known = np.zeros((ours.size, *actual.array.shape[1:]), bool)
+    known = np.zeros((actual_index.size, *actual.array.shape[1:]), bool)
     for part in golden:
         found = part.find(rows)
         here = np.flatnonzero(found >= 0)
@@ -155,11 +155,11 @@ def _assembled(actual: Part, golden: Sequence[Part], ours: Index) -> Iterator[Bl
     if expected is None:
         return
     width = actual.width
-    a, use = _taken(actual.array, ours).reshape(-1), known.reshape(-1)
+    a, use = _taken(actual.array, actual_index).reshape(-1), known.reshape(-1)
     if use.all():
-        yield Block(a, expected.reshape(-1), ours, actual.row, width)
+        yield Block(a, expected.reshape(-1), actual_index, actual.row, width)
     elif use.any():
-        flat = (ours[:, None] * width + np.arange(width)).reshape(-1)
+        flat = (actual_index[:, None] * width + np.arange(width)).reshape(-1)
         yield Block(a[use], expected.reshape(-1)[use], flat[use])
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from regress.replay.turns import turn
+from regress.replay.interprocess_lock import interprocess_lock
 
 _PAUSE = 0.02
 """Seconds between two looks for a slot; only one process looks at a time."""
@@ -26,7 +26,7 @@ def processors() -> int:
     return len(os.sched_getaffinity(0))
 
 
-class Slots:
+class CpuSlots:
     """Fixed number of slots, by default `PER_PROCESSOR` for each processor, as locks below ``root``.
 
     A waiting process holds the gate, so that processes that need few slots do not starve one that needs many.
@@ -43,7 +43,7 @@ class Slots:
         """
         self._root.mkdir(parents=True, exist_ok=True)
         with ExitStack() as held:
-            with turn(self._root / "gate", what):
+            with interprocess_lock(self._root / "gate", what):
                 self._take(min(wanted, self._count), held)
             yield
 

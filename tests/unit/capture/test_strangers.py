@@ -1,0 +1,182 @@
+"""Trainers that do their steps in another order or call their model in another way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from capture_loops import compare, failed, make_samples, mean_loss, padded, tiny_model
+from torch import Tensor, nn
+from transformers import BartConfig, BartForConditionalGeneration, OPTConfig, OPTForCausalLM
+
+from regress.capture import record
+from regress.dump.reader import DumpReader
+from regress.errors import CaptureError
+
+TOTAL = 50
+
+
+def back(model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
+    """One forward and backward pass."""
+    loss = mean_loss(model(**inputs).logits, inputs, TOTAL)
+    loss.backward()
+    return loss.detach()
+
+
+def plain(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: dict[str, Tensor]) -> None:
+    """Train one step as usual."""
+    optimizer.zero_grad()
+    back(model, inputs)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    optimizer.step()
+
+
+def with_closure(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: dict[str, Tensor]) -> None:
+    """Compute loss and gradient inside of the optimizer's step."""
+
+    def closure() -> float:
+        optimizer.zero_grad()
+        loss = back(model, inputs)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        return float(loss)
+
+    optimizer.step(closure)
+
+
+def beside_a_critic(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: dict[str, Tensor]) -> None:
+    """Run the backward pass of another model between clipping and the step."""
+    optimizer.zero_grad()
+    back(model, inputs)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    critic = tiny_model()
+    back(critic, inputs)
+    torch.nn.utils.clip_grad_norm_(critic.parameters(), 0.1)
+    optimizer.step()
+
+
+Step = Callable[[nn.Module, torch.optim.Optimizer, dict[str, Tensor]], None]
+
+
+def trained(folder: Path, step: Step, updates: int = 2) -> Path:
+    """Record a training made of such steps."""
+    model, inputs = tiny_model(), padded(make_samples())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
+    with record(folder, model):
+        for _ in range(updates):
+            step(model, optimizer, inputs)
+    return folder
+
+
+@pytest.mark.parametrize("step", [with_closure, beside_a_critic])
+def test_the_gradient_is_that_before_clipping_in_any_order_of_calls(tmp_path: Path, step: Step) -> None:
+    golden, actual = trained(tmp_path / "a", plain), trained(tmp_path / "b", step)
+    report = compare(golden, actual)
+    assert report.exit_code == 0, failed(report)
+    assert [v.place.step for v in report.verdicts if v.quantity == "grad_norm"] == [0, 1]
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+def test_a_step_that_is_skipped_after_clipping_is_a_step(tmp_path: Path, to_none: bool) -> None:
+    model, inputs = tiny_model(), padded(make_samples())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    with record(tmp_path / "a", model):
+        for skipped in (True, False):
+            optimizer.zero_grad(set_to_none=to_none)
+            back(model, inputs)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            if not skipped:
+                optimizer.step()
+    names = [n.removesuffix(".safetensors") for n in DumpReader(tmp_path / "a").names()]
+    assert [n for n in names if "forward_data" in n] == [
+        f"forward_data/step_00000{step}_rank0_micro0" for step in (0, 1)
+    ]
+    assert [n for n in names if n.startswith(("gradient", "param"))] == [
+        "gradient/step_000000_rank0",
+        "gradient/step_000001_rank0",
+        "param/step_000001_rank0",
+    ]
+
+
+@pytest.mark.parametrize("other", ["position_ids", "labels"])
+def test_other_integers_are_not_taken_for_token_ids(tmp_path: Path, other: str) -> None:
+    model, inputs = tiny_model(), padded(make_samples())
+    embedded: dict[str, Any] = {
+        "inputs_embeds": model.get_input_embeddings()(inputs["input_ids"]),
+        "attention_mask": inputs["attention_mask"],
+        other: torch.arange(inputs["input_ids"].shape[1]).expand_as(inputs["input_ids"]),
+    }
+    with (
+        pytest.raises(
+            CaptureError, match=r"token ids are not among the forward arguments .*record\(input_ids="
+        ),
+        record(tmp_path / "a", model),
+    ):
+        model(**embedded)
+
+
+def test_the_mask_of_an_encoder_is_not_that_of_the_decoder(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {
+        "d_model": 16,
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+        "vocab_size": 40,
+        "pad_token_id": 0,
+    }
+    heads: dict[str, Any] = {
+        "encoder_attention_heads": 2,
+        "decoder_attention_heads": 2,
+        "max_position_embeddings": 64,
+    }
+    model = BartForConditionalGeneration(BartConfig(**sizes, **heads))
+    inputs = padded(make_samples())
+    read = {"input_ids": inputs["input_ids"].flip(1), "attention_mask": inputs["attention_mask"].flip(1)}
+    with (
+        pytest.raises(CaptureError, match="no attention mask tells whether it is padding"),
+        record(tmp_path / "a", model),
+    ):
+        model(**read, decoder_input_ids=inputs["input_ids"])
+    with record(tmp_path / "b", model):
+        out = model(
+            **read,
+            decoder_input_ids=inputs["input_ids"],
+            decoder_attention_mask=inputs["attention_mask"],
+        )
+        mean_loss(out.logits, inputs, TOTAL).backward()
+    dump = DumpReader(tmp_path / "b")
+    (name,) = (n for n in dump.names() if n.startswith("batch_inputs"))
+    mask = dump.read(name).tensors["attention_mask"]
+    assert (mask.astype(int) == inputs["attention_mask"].numpy()).all()
+
+
+def test_a_bias_whose_gradient_is_rounding_is_equal_and_one_that_is_wrong_is_not(tmp_path: Path) -> None:
+    sizes: dict[str, Any] = {
+        "hidden_size": 16,
+        "ffn_dim": 32,
+        "num_hidden_layers": 2,
+        "word_embed_proj_dim": 16,
+    }
+    others: dict[str, Any] = {"vocab_size": 40, "num_attention_heads": 2, "dropout": 0, "pad_token_id": 0}
+
+    def run(name: str, parts: int, factor: float = 1.0) -> Path:
+        torch.manual_seed(0)
+        model = OPTForCausalLM(OPTConfig(**sizes, **others, max_position_embeddings=64, init_std=0.3))
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+        rows = make_samples()
+        model.get_parameter("model.decoder.layers.1.self_attn.q_proj.bias").register_hook(
+            lambda g: g * factor
+        )
+        with record(tmp_path / name, model):
+            for number in range(parts):
+                back(model, padded(rows[number::parts]))
+            optimizer.step()
+        return tmp_path / name
+
+    golden = run("a", 1)
+    report = compare(golden, run("b", 3))
+    assert report.exit_code == 0, failed(report)
+    found = failed(compare(golden, run("c", 3, factor=1.001)))
+    assert "layers.1.self_attn.q_proj.bias" in found["gradient"]
