@@ -1,4 +1,4 @@
-"""Explaining a trainer: what its recorded token gradients say about the loss that it really minimizes.
+"""Explanation of a trainer: the loss that it really minimizes, read from its recorded token gradients.
 
 Names below load on first use, so that importing this package starts no torch.
 """
