@@ -126,7 +126,7 @@ def residual_of(
     reduce: Reduce | None = None,
     vocabulary_start: int = 0,
 ) -> dict[str, float]:
-    """Relative norm, over all positions, of what other targets would leave unexplained.
+    """Return the relative norm, over all positions, that other targets would leave unexplained.
 
     Where the residual of the next token is large and the one of another token vanishes, the trainer's loss takes the
     log-prob of that other token: a wrong shift of the targets.
@@ -173,7 +173,7 @@ _FIELDS = (
 
 
 def _solve(at: Directions, grad: Tensor) -> dict[str, Tensor]:
-    """The two unknowns of each position, with what they leave and how far they can be wrong."""
+    """Return the two unknowns of each position, their rests and the bounds of their errors."""
     eps = torch.finfo(grad.dtype).eps
     # norms of about 1, whatever the scale of the loss: squares of float64 reach from 1e-308 to 1e308 only
     size = grad.double().abs().amax(-1, keepdim=True).nan_to_num(nan=1.0, posinf=1.0)

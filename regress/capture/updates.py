@@ -1,4 +1,4 @@
-"""What an optimizer's step starts from and leaves: gradients before clipping, parameters, state."""
+"""Start and result of an optimizer's step: gradients before clipping, parameters, state."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Updates:
     _done: set[str] = field(default_factory=set)
 
     def dropped(self) -> bool:
-        """Whether the gradients that were measured or clipped are gone, and no optimizer has stepped."""
+        """Return True if gradients were measured or clipped and are gone, and no optimizer has stepped."""
         if self._snapshot is None or not self._versions:
             return False
         now = self._gradients()
@@ -66,7 +66,7 @@ class Updates:
         self._before = versions(self._gradients())
 
     def backward_ended(self) -> None:
-        """What was taken for the final gradient was not, unless the call was that of another model.
+        """Discard the gradients taken as final if the backward call changed any; calls of other models do not.
 
         From now on nothing should change a gradient but what announces it.
         """
@@ -75,12 +75,12 @@ class Updates:
             self._snapshot, self._norm, self._versions = None, None, now
 
     def unscaled(self) -> None:
-        """A GradScaler divided its scale out."""
+        """Note that a GradScaler divided its scale out."""
         self.factor = 1.0
         self._versions = versions(self._gradients())
 
     def before_clip(self, tensors: list[Tensor]) -> None:
-        """Some of these tensors are about to be measured or clipped: keep all gradients as they are."""
+        """Keep all gradients as they are before some of these tensors are measured or clipped."""
         if self._snapshot is not None or self._versions is None or not self.wanted("gradient"):
             return
         own = self._gradients()
@@ -94,7 +94,7 @@ class Updates:
             self._norm = float(norm.detach())
 
     def owns(self, optimizer: Optimizer) -> bool:
-        """Whether an optimizer updates parameters of the model."""
+        """Return True if an optimizer updates parameters of the model."""
         mine = {id(p) for _, p in self.anatomy.parameters()}
         return any(id(p) in mine for group in optimizer.param_groups for p in group["params"])
 
@@ -149,7 +149,7 @@ class Updates:
             self._emit_parts("optimizer", state, {"learning_rate": max(rates)} if rates else {})
 
     def finished(self) -> None:
-        """The step is over."""
+        """End the step."""
         self._versions, self._snapshot, self._norm, self.factor = None, None, None, 1.0
         self._before = {}
         self._done = set()
@@ -158,7 +158,7 @@ class Updates:
         return {name: p.grad for name, p in self.anatomy.parameters() if p.grad is not None}
 
     def _copied(self, gradients: Mapping[str, Tensor], scale: float | None = None) -> dict[str, Part]:
-        """Copies of what lies here of each gradient, and which part of the whole that is."""
+        """Return copies of the local part of each gradient, with the part of the whole that it is."""
         factor, found = self.factor if scale is None else scale, {}
         for name, grad in gradients.items():
             if _matches(self.settings.gradient, name):
@@ -179,7 +179,7 @@ class Updates:
 
 
 def shard_of(name: str, value: Any) -> ShardLayout | None:
-    """Which part of the whole a distributed tensor has here; None for any other value.
+    """Return the part of the whole that a distributed tensor has here; None for any other value.
 
     Raises:
         CaptureError: for a partial sum, which is no part of anything.
@@ -201,7 +201,7 @@ def _matches(wanted: bool | str, name: str) -> bool:
 
 
 def _norm(tensors: Mapping[str, Array]) -> float | None:
-    """Euclidean norm of all gradients together."""
+    """Return the Euclidean norm of all gradients together."""
     if not tensors:
         return None
     return float(np.sqrt(sum(float(np.square(array.astype(np.float64)).sum()) for array in tensors.values())))

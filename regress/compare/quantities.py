@@ -166,7 +166,7 @@ SOURCES: tuple[Source, ...] = (
 """Tensors with a name of their own; activations, gradients, parameters and optimizer states go by the model's."""
 
 SHARES = {"loss": "token_loss", "pg_loss": "policy_loss", "kl_loss": "kl", "entropy_loss": "entropy_loss"}
-"""Which quantity, weighted and summed over a microbatch's loss tokens, is its share of which sum."""
+"""Sum -> quantity whose weighted sum over a microbatch's loss tokens is its share of that sum."""
 
 OPEN_STAGES = ("activations", "gradient", "gradient_clipped", "param", "optimizer")
 """Stages whose tensors bear the names of modules and parameters."""

@@ -23,7 +23,7 @@ from regress.compare.verdicts.verdict import Status
 
 UNKNOWN = "unknown"
 _VALUES = (Status.DRIFT, Status.MASK)
-"""Of these statuses is a divergence that a rule is about which names no other, and no words of the verdict."""
+"""Statuses that a rule matches if it names none, and no words of the verdict."""
 AT_MOST = 3
 """Causes that are told of one divergence."""
 

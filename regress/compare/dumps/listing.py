@@ -31,7 +31,7 @@ LIGHT = (
 """Metadata that a comparison is planned by."""
 
 
-"""What makes tensors of tokens comparable."""
+"""Metadata that makes tensors of tokens comparable."""
 
 
 @dataclass(frozen=True)

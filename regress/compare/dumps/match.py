@@ -32,10 +32,10 @@ class Tokens:
 
 
 Content: TypeAlias = Tokens | tuple[int, ...]
-"""What the samples are matched by: equal for equal tokens."""
+"""Key that samples are matched by: equal for equal tokens."""
 
 ValuesOf = Mapping[str, NDArray[np.float64]]
-"""What was computed of a sample, by name."""
+"""Values computed for a sample, by name."""
 
 Values = Callable[[str, SampleKey], ValuesOf]
 """The values of a sample on the side ``"golden"`` or ``"actual"``."""

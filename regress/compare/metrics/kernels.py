@@ -26,7 +26,7 @@ relative error, and the first two of these of the worst row."""
 OVER, WORST, MISMATCHED, FIRST_MISMATCH, FINITE, ULPS, DIFFERENT, ROW = range(8)
 """Places in ``counts``: as in `regress.compare.metrics.stripes.Measures`, and the first element whose bytes differ."""
 SHIFTED, HALF, TABLE = range(3)
-"""How narrow floats become float32: bfloat16 by a shift, float16 by arithmetic, 8-bit floats by a table."""
+"""Conversions of narrow floats to float32: bfloat16 by a shift, float16 by arithmetic, 8-bit floats by a table."""
 
 _INFINITE = np.int64(0x7FF << 52)
 _compiled = njit(nogil=True, cache=True)
