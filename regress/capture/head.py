@@ -15,7 +15,7 @@ from regress.capture.linear_head import LinearHead
 from regress.errors import CaptureError
 
 AGREE = {torch.float64: 1e-9, torch.float32: 1e-3}
-"""How far recomputed logits may lie from the model's own, relative to the largest; 0.05 for other dtypes."""
+"""Allowed distance of recomputed logits from the model's own, relative to the largest; 0.05 for other dtypes."""
 
 
 def make_head(anatomy: Anatomy) -> Head:

@@ -154,7 +154,7 @@ def _restarts(positions: Ints, row: int, column: int, masked: bool) -> list[int]
     """Return the columns of the row at which another sample starts: where position ids do not go on by one.
 
     Args:
-        positions: of a run of tokens that starts at ``column``.
+        positions: position ids of a run of tokens that starts at ``column``.
         masked: whether a mask tells padding.
     """
     cuts = np.flatnonzero(np.diff(positions) != 1) + 1

@@ -87,7 +87,7 @@ def write_micro(
 
     Args:
         scale: factor between the loss of the mini-batch and what is back-propagated.
-        temperature: what logits were divided by for log-probs and entropies.
+        temperature: divisor of the logits for log-probs and entropies.
     """
     stack = _Stack.of(micro.passes, naming)
     at_tokens, at_targets = stack.meta(stack.layout), stack.meta(stack.targets)

@@ -31,7 +31,7 @@ class Pass:
     """A forward pass of the policy.
 
     Attributes:
-        layout: where its tokens lie; ``targets`` those of them that a hidden state of this pass predicts.
+        layout: places of its tokens; ``targets`` those that a hidden state of this pass predicts.
         inputs: ``[B, T]`` ids, positions and mask, by tensor name.
         target_ids: ``[B, T]`` ids of the predicted tokens, at the places of ``targets``.
         contents: an id for each sample, made of its tokens.
@@ -43,7 +43,7 @@ class Pass:
         activations: module name -> output.
         gradients: token gradients, by tensor name; ``temperatures`` those that they were solved at,
             ``accuracy`` bounds of their errors.
-        shifts: what other targets than the next tokens leave unexplained, where these do not explain the loss.
+        shifts: parts left unexplained by targets other than the next tokens, where these do not explain the loss.
         strays: rows that predict no token and have a gradient.
         reached: number of the microbatch whose backward call reached it first.
     """

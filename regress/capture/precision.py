@@ -21,7 +21,7 @@ class Precision:
     Attributes:
         computed: dtypes of hidden states and of products.
         autocast: dtype that autocast asks for, if it is on.
-        parameters: how many parameters have which dtype.
+        parameters: number of parameters of each dtype.
         tf32: whether float32 products are rounded to ten bits.
     """
 

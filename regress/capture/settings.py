@@ -14,7 +14,7 @@ Samples = str | Callable[[Mapping[str, Any]], Sequence[Any]] | None
 """The name of a forward argument, or a function of all of them: an id for each sample, by row and column."""
 
 CLASSES = {"old": "old_log_probs", "reference": "ref_log_probs"}
-"""What a pass without gradients can be, and the type of its record."""
+"""Kinds of passes without gradients, and the types of their records."""
 
 Classify = Callable[[Mapping[str, Any]], str | None]
 

@@ -36,7 +36,7 @@ def add_token_gradient(
     Args:
         hidden: ``[B, T', H]`` last hidden states.
         gradient: d loss / d hidden.
-        temperature: what the trainer divides logits by; None finds it.
+        temperature: divisor of the trainer's logits; None finds it.
         eps: spacing of the coarsest dtype that the gradient was computed in.
     """
     rows, places = source_rows(p, hidden.shape[1])

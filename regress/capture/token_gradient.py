@@ -77,7 +77,7 @@ def solve(
         head: the real output head, differentiable, for float64 states ``[K, H]`` (`LinearHead` wraps weights of any
             dtype); its logits before the temperature. Of a tensor-parallel head, the part of this rank.
         targets_K: token ids that the positions predict.
-        temperature: what the trainer divides logits by; None finds it.
+        temperature: divisor of the trainer's logits; None finds it.
         chunk: positions at once, at most; fewer where the vocabulary is large.
         reduce: for tensor-parallel heads, ``reduce(tensor, "sum" or "max")`` over the ranks of one head.
         vocabulary_start: first token id of this rank's part of the head.

@@ -35,7 +35,7 @@ class Updates:
 
     Attributes:
         wanted: tells whether a record type is kept in the current step.
-        factor: what gradients are to be divided by: the scale of a GradScaler that has not been divided out.
+        factor: divisor of gradients: the scale of a GradScaler that has not been divided out.
     """
 
     anatomy: Anatomy
@@ -102,7 +102,7 @@ class Updates:
         """Record the gradients of the step, once.
 
         Args:
-            scale: of a GradScaler, for an optimizer that divides by it within its step.
+            scale: scale of a GradScaler, for an optimizer that divides by it within its step.
         """
         if "gradient" in self._done or not self.wanted("gradient"):
             return

@@ -37,7 +37,7 @@ class Quantity:
     """A quantity under the name that test ids, goldens and tolerances use.
 
     Attributes:
-        level: what it belongs to, ``"step"``, ``"update"`` or ``"micro"``.
+        level: scope of its tensors, ``"step"``, ``"update"`` or ``"micro"``.
     """
 
     name: str
@@ -114,7 +114,7 @@ class Source:
 
     Attributes:
         stage, tensor: type of the record, and name of the tensor in it.
-        quantity, name: where its golden values are.
+        quantity, name: quantity and name of its golden values.
         primary: whether it is the first place to look for them; other stages repeat them.
     """
 

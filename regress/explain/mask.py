@@ -28,7 +28,7 @@ class Mask:
         g, h: derivatives by log-prob and entropy, NaN where none was recorded.
         known: tokens whose gradient could be recovered.
         expected: the loss mask that the dump tells of, None if it tells none.
-        source: where that is from.
+        source: source of the expected mask.
         clipped: tokens without a gradient that belong to the loss all the same, because their ratio is clipped.
     """
 

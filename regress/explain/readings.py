@@ -21,7 +21,7 @@ class Reading:
 
     Attributes:
         length: the constant length of the denominator, where the rule has one.
-        cause: what the factor is equal to, such as "the number of ranks"; empty for 1 or an unknown factor.
+        cause: name of the factor, such as "the number of ranks"; empty for 1 or an unknown factor.
     """
 
     match: Match

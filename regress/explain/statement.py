@@ -12,7 +12,7 @@ class Statement:
     """One finding.
 
     Attributes:
-        subject: what it is about, such as "temperature", "mask", "aggregation".
+        subject: topic, such as "temperature", "mask", "aggregation".
         text: the finding as one sentence.
         values: the readings that fit, in machine form; several where the dump cannot tell them apart.
         evidence: the numbers that prove it.

@@ -26,7 +26,7 @@ class Factor:
         values: factor of each token of the frame where nothing is clipped.
         clips: True if tokens may be without the term because their ratio is out of range.
         fields: the fields of an `Objective` that say the same.
-        departure: what is wrong with it, if anything is.
+        departure: description of a fault, if there is one.
     """
 
     name: str

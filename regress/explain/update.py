@@ -45,7 +45,7 @@ class Update:
         forward_temperatures: those that log-probs of the forward pass are recorded at, where that was told.
         trajectories: those of the step, in recorded order, matched to the samples; empty if there are none.
         rollout: index of each sample among them, -1 without.
-        config: of the run, as the manifest tells it.
+        config: configuration of the run, as the manifest tells it.
     """
 
     step: int

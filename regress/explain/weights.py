@@ -20,11 +20,11 @@ class Rule:
 
     Attributes:
         aggregation: one of the names of an `Objective`.
-        scope: what the denominator counts: "global" (the update), "rank", "microbatch" (of each rank alone) or
+        scope: tokens that the denominator counts: "global" (the update), "rank", "microbatch" (of each rank alone) or
             "microbatch over ranks".
         words: the weight in words.
         values: the weight of each token of the frame; up to the constant length where `length` is "free".
-        length: what divides a sum over tokens beside the samples: None, "longest", "free".
+        length: constant length that divides a sum over tokens besides the number of samples: None, "longest", "free".
     """
 
     aggregation: str

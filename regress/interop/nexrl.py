@@ -35,7 +35,7 @@ class NexrlDump:
 
     Attributes:
         folder: the directory.
-        modes: what wrote it, by its sub-folders; several may share one.
+        modes: writers of its sub-folders; several may share one.
         mesh, config: nothing, since no file tells them.
 
     Raises `DumpError` for a folder without records, or with those of two formats.

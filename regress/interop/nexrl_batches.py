@@ -33,7 +33,7 @@ class Batch:
     """The rows of one file.
 
     Attributes:
-        name: of the rows, where nothing tells whose they are.
+        name: name for the rows where nothing tells their samples.
         ids: ``[b, W]`` token ids; None where they were not recorded.
         mask: ``[b, R]`` what counts in the loss.
     """
@@ -77,7 +77,7 @@ class Batches:
         old: content of the file of old log-probs, which has no ids.
 
     Attributes:
-        notes: what cannot be known.
+        notes: unknown facts, a sentence each.
     """
 
     step: int

@@ -60,7 +60,7 @@ class Source(Protocol):
         system: name of the system, for people.
         mesh, config: extent of each dimension of the ranks, and configuration of the run; empty where unknown.
         precision: dtype that the model computed in, None where unknown.
-        notes: what cannot be known of what was read so far, a sentence each.
+        notes: unknown facts of the records read so far, a sentence each.
         entries: name of each record -> its type and coordinates.
     """
 

@@ -24,7 +24,7 @@ class Row:
     """A row of a batch: tokens ``start:stop`` of the row are those of a sample, from its first on.
 
     Attributes:
-        key: of the sample; made up where no rollout tells it.
+        key: key of the sample; made up where no rollout tells it.
         copy_of: the sample that this row only repeats.
         sure: whether no other rollout of the step has the same tokens.
         known: whether a rollout tells the key.
@@ -45,7 +45,7 @@ class Rollouts:
     """The rollouts of a step by their tokens.
 
     Args:
-        tokens: of each sample, in the order in which a batch sorts them.
+        tokens: tokens of each sample, in the order in which a batch sorts them.
     """
 
     tokens: Mapping[SampleKey, tuple[int, ...]]
@@ -92,7 +92,7 @@ def place_rows(
 
     Args:
         batches: name -> token ids ``[b, W]``, and which of them count in the loss; in the order of the batch.
-        rollouts: of the step; None where they were not recorded.
+        rollouts: rollouts of the step; None where they were not recorded.
     """
     pad = padding_id(batches.values())
     seen: dict[tuple[int, ...], int] = {}

@@ -102,7 +102,7 @@ class ForeignReplays:
         tokens by the mesh of the variant, and every rank must have recorded.
 
         Args:
-            case: whose values are golden.
+            case: case with the golden values.
             bound: tolerance of each quantity.
 
         Raises:

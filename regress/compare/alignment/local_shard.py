@@ -36,7 +36,7 @@ class Overlap:
     """Elements that two ranks hold, as each of them has them.
 
     Attributes:
-        shape: of the whole tensor; ``along`` are indices in it, dimension by dimension.
+        shape: shape of the whole tensor; ``along`` are indices in it, dimension by dimension.
         one, other: the two keys; ``first`` and ``second`` their values of these elements.
     """
 

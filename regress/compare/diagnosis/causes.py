@@ -35,8 +35,9 @@ class Diagnosis:
     Attributes:
         rule: its id; ``"unknown"`` if no rule applies.
         cause: one sentence.
-        evidence: what of the verdicts led to it, and the quantity that it cites first.
+        evidence: findings of the verdicts that led to it; the first names the diverging tensor.
         next: a command.
+        cites: quantity and tensor that the evidence names first.
     """
 
     rule: str

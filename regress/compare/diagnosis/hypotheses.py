@@ -28,10 +28,10 @@ class Hypothesis:
     """Values that would explain the recorded ones.
 
     Attributes:
-        id: of the pattern, such as ``"equals"``.
-        numbers: what the pattern says besides.
+        id: id of the pattern, such as ``"equals"``.
+        numbers: further numbers of the pattern.
         values: in the shape of the golden tensor, NaN where it says nothing.
-        direction: of that shape, if a multiple of it is to be added; the multiple is the number ``value``.
+        direction: array of that shape, if a multiple of it is to be added; the multiple is the number ``value``.
         everywhere: whether it has to hold wherever it says anything, not at the affected values alone.
     """
 

@@ -36,7 +36,7 @@ class Pattern:
     Attributes:
         id: for rules, such as ``"rank"`` or ``"class:packed_behind"``.
         words: for people, such as ``"only rank 1"``.
-        numbers: what it says, plain JSON.
+        numbers: its numbers, plain JSON.
     """
 
     id: str

@@ -32,8 +32,8 @@ class Elementwise:
     """The records of one stage of an update on both sides.
 
     Attributes:
-        where: of the problems, in words.
-        layouts: of each side, where the tokens of each rank and microbatch lie, as far as any record tells.
+        where: place named in problems.
+        layouts: for each side, places of the tokens of each rank and microbatch, as far as any record tells.
     """
 
     stage: str

@@ -71,7 +71,7 @@ class GoldenSide:
     """The recorded updates of a case; see `regress.compare.dumps.sides.Side`.
 
     Attributes:
-        system: tells it from a dump: its values are those of whole updates in float64, in no rank's layout.
+        system: ``golden``, unlike a dump's: values are of whole updates in float64, in no rank's layout.
     """
 
     system = "golden"

@@ -71,7 +71,7 @@ class Matching:
         alias: golden key of a copy -> that of the sample it repeats.
         golden_only, actual_only: samples without a counterpart.
         ambiguous: identical rollouts that could have been paired otherwise; the closest values were.
-        by_content: how many were found by their tokens and not by their ids; ``by_place`` by rank, microbatch and row.
+        by_content: number of samples found by tokens, not by id; ``by_place`` by rank, microbatch and row.
     """
 
     golden_of: Mapping[SampleKey, SampleKey]

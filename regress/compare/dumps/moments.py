@@ -27,7 +27,7 @@ def decided(
     Args:
         golden, actual: a parameter after the same update, in one layout.
         records: names of the two records that hold it.
-        bound: of the moments, relative to the largest.
+        bound: tolerance of the moments, relative to the largest.
     """
     known = _moments(sides[0], records[0], name, golden.shape)
     other = _moments(sides[1], records[1], name, golden.shape)

@@ -36,7 +36,7 @@ class Part:
         array: ``[R, ...inner]``; its flat order is that of the recorded tensor.
         rows: ``[R]`` which row of the whole each is, `PADDING` for none.
         inner: the part of a whole row that lies here.
-        shape: of the recorded tensor.
+        shape: shape of the recorded tensor.
     """
 
     array: Array
@@ -72,7 +72,7 @@ def token_part(array: Array, layout: ShardLayout, canonical: Index, lead: int) -
     """Return a part made of a tensor whose first ``lead`` dimensions are places of tokens.
 
     Args:
-        layout: of the array as a part of the microbatch's whole tensor.
+        layout: layout of the array as a part of the microbatch's whole tensor.
         canonical: the token at each place of the whole tensor, flattened.
 
     Raises:

@@ -57,13 +57,13 @@ class Unit:
     Attributes:
         golden, actual: the two dumps.
         record: name of the actual record; ``records`` names of the golden ones that hold the same, the likeliest first.
-        place: of the verdicts.
+        place: place of the verdicts.
         stage: type of the records.
         frame: the golden samples that have a token here; empty for full tensors.
         golden_of: actual or golden key -> key in the frame.
         telling, actual_telling: records of each side that tell loss tokens and token ids of these samples.
         bounds, only: tolerances, and which tensors are compared.
-        suffix: what a verdict's name ends with, such as ``(golden rank 1)``.
+        suffix: end of a verdict's name, such as ``(golden rank 1)``.
         tensors: those that are compared; by default all.
         elementwise: whether they are compared element by element, because nothing tells their tokens.
     """

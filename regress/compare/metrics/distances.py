@@ -30,7 +30,7 @@ class LogRatios:
     """Sums over tokens whose log-probs are finite on both sides; by default those of ``count`` equal log-probs.
 
     Attributes:
-        total, square: of ``log r`` and of its square; ``above`` of ``r - 1``, and ``excess`` of ``r - 1 - log r``.
+        total, square: sums of ``log r`` and of its square; ``above`` of ``r - 1``, and ``excess`` of ``r - 1 - log r``.
         highest: the largest ``r - 1``.
         beyond: ratios further from 1 than `CLIP`.
     """

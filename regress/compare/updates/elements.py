@@ -25,7 +25,7 @@ def judge_elements(
 
     Args:
         golden: ``stage -> tensor name -> golden values``, other stages than those of open names are left out.
-        place: of the update.
+        place: place of the update.
     """
     for stage, quantity in (*((stage, stage) for stage in OPEN_STAGES), ("token_gradient", "logit_gradient")):
         names, found = golden.get(quantity, {}), groups.of(stage)

@@ -51,7 +51,7 @@ def judge_invariants(
         frame: the samples of the update.
         place: step, and update within the step (None where it has one).
         planned: which ranks repeat each other's tokens.
-        config: of the run, nested; without it nothing is asked that depends on the objective.
+        config: configuration of the run, nested; without it no invariant of the objective is checked.
     """
     return _Update(RecordIndex(records, frame), frame, Place(*place), planned, config or {}).verdicts()
 

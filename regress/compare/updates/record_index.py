@@ -23,7 +23,7 @@ class RecordIndex:
     """All records of an update, by stage, rank and microbatch.
 
     Attributes:
-        layouts: of every record of tokens whose layout fits the frame; ``misfits`` says why the others' do not.
+        layouts: layouts of the records of tokens that fit the frame; ``misfits`` holds the reasons for the others.
     """
 
     def __init__(self, records: Iterable[Record], frame: TokenFrame) -> None:

@@ -30,7 +30,7 @@ def judge_rolled(
     Quantities whose tensors hold one value each, sums and numbers cannot be rolled, and are left out.
 
     Args:
-        place: where the verdict belongs: the first of the updates.
+        place: place of the verdict: the first of the updates.
     """
     where = Place(*place)
     noticed, blind = 0, []

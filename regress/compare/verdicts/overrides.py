@@ -36,7 +36,7 @@ class Override:
     """One row.
 
     Attributes:
-        origin: where it stands, such as ``pyproject.toml: [[tool.regress.tolerances]] row 2``.
+        origin: its location, such as ``pyproject.toml: [[tool.regress.tolerances]] row 2``.
         quantity, tensor, case, precision: patterns (``fnmatch``) of what it is about.
         relative, absolute: the bound, in place of the measured one: ``relative * scale + absolute``.
     """
