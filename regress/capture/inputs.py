@@ -24,6 +24,9 @@ OTHERS = re.compile(
 )
 """Integers among the arguments that are no token ids, whatever their shape."""
 
+OF_THE_LOSS = re.compile("loss|completion|response|label|action|assistant|answer")
+"""Names of masks that select tokens of the loss, which tells nothing about padding."""
+
 BORDERS = ("cu_seq_lens_q", "cu_seq_lens", "cu_seqlens", "cu_seqlens_q", "cu_seqlens_padded")
 
 
@@ -71,6 +74,8 @@ def arrangement_of(arguments: Mapping[str, Any], finders: Finders, pad_token_id:
     borders = _optional("cu_seq_lens", arguments, finders.cu_seq_lens, BORDERS)
     flat = ids.ndim == 1
     grid = ids.reshape(1, -1) if flat else ids
+    if mask is None and borders is None:
+        _refuse_other_masks(arguments, ids)
     if finders.attention_mask is None and mask is not None and mask.ndim != 2 and not flat:
         if positions is None and borders is None:
             _refuse_blocks(mask)
@@ -100,6 +105,22 @@ def _refuse_blocks(mask: NDArray[np.int64]) -> None:
             "samples of a packed row or a window: name a mask with one value for each token with "
             "record(attention_mask=...), or position ids that restart with record(position_ids=...)"
         )
+
+
+def _refuse_other_masks(arguments: Mapping[str, Any], ids: NDArray[np.int64]) -> None:
+    """Raise `CaptureError` if an argument of another name could be the mask that tells padding from tokens."""
+    for name, value in arguments.items():
+        if "mask" not in name or OF_THE_LOSS.search(name) or not isinstance(value, Tensor):
+            continue
+        if (
+            value.shape == ids.shape
+            and not bool(value.bool().all())
+            and bool(((value == 0) | (value == 1)).all())
+        ):
+            raise CaptureError(
+                f"the forward argument {name!r} has a 0 or 1 for each token, and nothing says whether 0 is padding: "
+                f"give record(attention_mask={name!r}), or a function of all arguments that returns the mask"
+            )
 
 
 def _ids(arguments: Mapping[str, Any], find: Find) -> NDArray[np.int64]:

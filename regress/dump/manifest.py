@@ -113,17 +113,29 @@ def read_manifest(folder: Location) -> Manifest:
         ) from None
     except OSError as error:
         raise unreadable(path, error) from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except KeyError as error:
+        raise DumpError(
+            f"{path} is damaged (it lacks {error}): copy the dump again or record again"
+        ) from None
+    except (ValueError, TypeError, AttributeError) as error:
         raise DumpError(f"{path} is damaged ({error}): copy the dump again or record again") from None
 
 
-def _from_json(tree: dict[str, Any]) -> Manifest:
+def _from_json(tree: Any) -> Manifest:
+    if not isinstance(tree, dict):
+        raise TypeError("it is no JSON object")
     checksum = tree.pop("sha256")
     if tree["schema_version"] != SCHEMA_VERSION:
         raise ValueError(f"schema version {tree['schema_version']}, this release reads {SCHEMA_VERSION}")
     if checksum != _checksum(tree) or tree["complete"] is not True:
         raise ValueError("its content does not match its checksum")
     provenance = Provenance(**{name: tree[name] for name in Provenance.__dataclass_fields__})
+    for name, told in (("config", provenance.config), ("mesh", provenance.mesh)):
+        if not isinstance(told, dict):
+            raise TypeError(f"its {name} is no JSON object")
+    for name, size in provenance.mesh.items():
+        if type(size) is not int or size < 1:
+            raise ValueError(f"its mesh has the extent {name}={size!r}, which is no number of ranks")
     return Manifest(provenance, tree["format"], {name: _entry(row) for name, row in tree["files"].items()})
 
 

@@ -51,7 +51,7 @@ class Region:
 def map_file(path: Path) -> Array:
     """Return the bytes of a file, read-only; raises `DumpError` if it cannot be read."""
     try:
-        file = os.open(path, os.O_RDONLY)
+        file = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a named pipe has no bytes
         try:
             if not os.fstat(file).st_size:
                 return np.empty(0, np.uint8)

@@ -155,6 +155,11 @@ def _gather(records: Sequence[Record], place: tuple[int, int | None], dump: Dump
         for name in _READ[record.type]:
             tensor = record.tensors.get(name)
             if tensor is not None and flat.size and tensor.ndim >= 2:
+                if int(local.max()) >= tensor.size:
+                    raise CompareError(
+                        f"{name} in {record.type} of {record.where.stem} has the shape {tensor.shape}, but its token "
+                        "layout names more tokens: record it again"
+                    )
                 own = np.asarray(tensor).reshape(-1)[local].astype(np.float64)
                 _put(
                     values.setdefault(f"{record.type}/{name}", np.full(frame.size, np.nan)), flat, own, record

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +56,7 @@ class Spans:
                 raise CompareError(
                     f"{name} has a segment of sample {key[0]}/{key[1]} that leaves its tensors; record it again"
                 )
+        _refuse_overlaps(segments, name)
         return cls((rows, columns), segments)
 
     def canonical(self, index: Mapping[SampleKey, int], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -84,3 +85,15 @@ class Spans:
     def samples(self) -> tuple[SampleKey, ...]:
         """The samples that have a token here."""
         return tuple(dict.fromkeys(segment[0] for segment in self.segments))
+
+
+def _refuse_overlaps(segments: Sequence[tuple[SampleKey, int, int, int, int]], name: str) -> None:
+    """Refuse two segments at one place of a tensor, of which nothing tells whose value lies there."""
+    end: dict[int, int] = {}
+    for key, start, stop, row, col in sorted(segments, key=lambda segment: segment[3:]):
+        if col < end.get(row, 0):
+            raise CompareError(
+                f"{name} has a segment of sample {key[0]}/{key[1]} over another segment, at row {row}, column {col}; "
+                "record it again"
+            )
+        end[row] = col + stop - start

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
 from regress.compare.diagnosis.run_context import RunContext
 from regress.compare.dumps.listing import Listed, listed
 from regress.compare.dumps.planning import by_step
 from regress.compare.dumps.selection import Selection
 from regress.compare.dumps.sides import Side, open_side
 from regress.compare.dumps.single import check_single, lost_ranks, single_units
-from regress.compare.quantities import STEP_STAGES
+from regress.compare.quantities import STEP_STAGES, source_or_other
 from regress.compare.updates.checked import QUANTITY, REASON
+from regress.compare.updates.coverage import QUANTITY as COVERAGE
 from regress.compare.updates.golden import in_order
 from regress.compare.verdicts.verdict import Place, Status, Verdict
 from regress.errors import CompareError
+
+_MASKED = ("forward_data", "is_loss_debug")
+_FINITE = (*_MASKED, "loss", "gradient")
+"""Stages of which no value may be NaN or infinite, and those of them in which that is said of loss tokens."""
 
 CHECKSUM = "weights_sha256"
 """Key in the metadata of records: the weights that a rollout was sampled with, or that a forward pass used."""
@@ -37,6 +44,8 @@ def check_dump(path: str) -> list[Verdict]:
     side = open_side(path)
     found: list[Verdict] = []
     for step, names in sorted(by_step(side).items()):
+        for name in names:
+            side.verify(name)
         records = [listed(name, side.read(name)) for name in names]
         numbers = {side.entries[record.name][1].update for record in records if _of_update(record)}
         for number in sorted(numbers, key=lambda number: number or 0):
@@ -68,8 +77,53 @@ def _of_update(record: Listed) -> bool:
 
 def _checked(path: str, side: Side, records: Sequence[Listed], place: Place) -> Iterator[Verdict]:
     yield from lost_ranks(side, records, place)
+    yield from _unplaced(records, place)
+    yield from _not_finite(side, records, place)
     for unit in single_units((path, path), side, (), records, place, Selection()):
         yield from (finding.verdict for finding in check_single(unit))
+
+
+def _unplaced(records: Sequence[Listed], place: Place) -> Iterator[Verdict]:
+    """Verdicts on records that say something unusable of their tokens or shards, so that they cannot be checked."""
+    for record in records:
+        problem = record.problem
+        wrong = next((name for name in record.tensors if record.layout(name) is None), None)
+        if not problem and wrong is not None:
+            problem = f"{wrong} in {record.key} has no usable shard layout"
+        if problem:
+            where = Place(place.step, place.update, record.key.rank, record.key.micro)
+            yield Verdict(
+                Status.COVERAGE, COVERAGE, record.key.stage, where, problem, multiple=float("inf"), over=1
+            )
+
+
+def _not_finite(side: Side, records: Sequence[Listed], place: Place) -> Iterator[Verdict]:
+    """Verdicts on values that are NaN or infinite: gradients, losses, and what loss tokens are made of."""
+    for record in (record for record in records if record.key.stage in _FINITE):
+        tensors = side.read(record.name).tensors
+        mask = tensors.get("effective_valid", tensors.get("response_mask"))
+        for name, array in tensors.items():
+            if array.dtype.kind in "iub":
+                continue
+            if record.key.stage in _MASKED:  # what lies beside the loss tokens may be anything
+                if mask is None or mask.shape != array.shape:
+                    continue
+                array = array[mask.astype(bool)]
+            count = array.size - int(np.isfinite(array).sum())
+            if count:
+                source = source_or_other(record.key.stage, name)
+                where = Place(place.step, place.update, record.key.rank, record.key.micro)
+                detail = f"{count} of {array.size} values are NaN or infinite"
+                yield Verdict(
+                    Status.NONFINITE,
+                    source.quantity,
+                    source.label,
+                    where,
+                    detail,
+                    multiple=float("inf"),
+                    over=count,
+                    count=array.size,
+                )
 
 
 def _weights(side: Side, records: Sequence[Listed], own: Sequence[Listed], place: Place) -> Iterator[Verdict]:

@@ -77,7 +77,7 @@ class Update:
     def plan(self, planned: Planned) -> None:
         """Add the units, and what headers alone tell."""
         if not self.options.only.pattern:
-            planned.verdicts += lost_ranks(self.sides[1], self.actual, self.place)
+            self._lost(planned)
         for stage in (stage.name for stage in STAGES if stage.name != "trajectory"):
             golden, actual = (
                 [record for record in side if record.key.stage == stage]
@@ -103,6 +103,17 @@ class Update:
         planned.units += single_units(
             self.paths, self.sides[1], self.golden, self.actual, self.place, self.options.only
         )
+
+    def _lost(self, planned: Planned) -> None:
+        """Add what ranks of the actual mesh did not record; where the golden dump lacks the same, nobody can tell."""
+        known = {verdict.detail for verdict in lost_ranks(self.sides[0], self.golden, self.place)}
+        for verdict in lost_ranks(self.sides[1], self.actual, self.place):
+            if verdict.detail not in known:
+                planned.verdicts.append(verdict)
+            else:
+                planned.problems.append(
+                    f"{self.place}: in both dumps {verdict.detail}: give dumps with the records of all ranks"
+                )
 
     def _compare(
         self, stage: str, golden: Sequence[Listed], actual: Sequence[Listed], planned: Planned

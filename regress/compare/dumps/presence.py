@@ -104,6 +104,7 @@ class Stage:
             self.notes.append(f"{self.name} is in the {has} dump only: {where}, so it was not compared")
             return
         options = (side.config.get("debug") or {}).get("dump_options") or {}
+        options = options if isinstance(options, Mapping) else {}
         if self.golden and self.golden_side.system == "golden" and options and not options.get(self.name):
             self.notes.append(f"{self.name} was not compared: {side.folder} was recorded without it")
             return

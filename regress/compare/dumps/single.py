@@ -29,6 +29,10 @@ _UNPLACED = ("unplaced", "open", "derived", "sampler")
 """Metadata of records of which nothing tells whose tokens they hold, or who computed them."""
 
 
+_NAMED = 64
+"""So many ranks that recorded nothing have a verdict each."""
+
+
 @dataclass(frozen=True)
 class SingleUnit:
     """Records of one update of the actual dump.
@@ -152,11 +156,21 @@ def lost_ranks(side: Side, records: Sequence[Listed], place: Place) -> Iterator[
             there.setdefault(record.key.rank or 0, set()).add((record.key.stage, record.key.micro))
     if not there:
         return
-    for rank in range(mesh.world_size):
-        if rank not in there:
+    lost = mesh.world_size - sum(rank < mesh.world_size for rank in there)
+    if lost > _NAMED:  # of a mesh that is not that of the dump, or of one rank of a large run
+        detail = f"{lost} of {mesh.world_size} ranks recorded nothing of this update"
+        yield _lost(f"{lost} ranks", place, detail)
+    else:
+        for rank in (rank for rank in range(mesh.world_size) if rank not in there):
             yield _lost(
                 f"rank {rank}", place, f"rank {rank} of {mesh.world_size} recorded nothing of this update"
             )
+    for rank in sorted(there):
+        if rank >= mesh.world_size:
+            detail = (
+                f"rank {rank} recorded, but the mesh in the manifest has the ranks 0 to {mesh.world_size - 1}"
+            )
+            yield _lost(f"rank {rank}", place, detail)
             continue
         peers = [
             p for p in there if side.root(p) == side.root(rank) and _stage(mesh, p) == _stage(mesh, rank)

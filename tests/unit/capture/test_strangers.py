@@ -12,7 +12,7 @@ from capture_loops import compare, failed, make_samples, mean_loss, padded, tiny
 from torch import Tensor, nn
 from transformers import BartConfig, BartForConditionalGeneration, OPTConfig, OPTForCausalLM
 
-from regress.capture import record
+from regress import record
 from regress.dump.reader import DumpReader
 from regress.errors import CaptureError
 

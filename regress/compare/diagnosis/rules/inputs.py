@@ -169,8 +169,8 @@ INPUTS: tuple[Rule, ...] = (
     ),
     Rule(
         "last-token-masked",
-        "the last token is left out of the loss (or counts where it must not): the end token taken for padding, since "
-        "they share an id, or a mask that is shifted",
+        "the last token is left out of the loss, counts where it must not, or counts more than once: the end token "
+        "taken for padding, since they share an id, or a mask that is shifted",
         at=("batch_inputs", "weights"),
         any_of=("class:end", "class:last_trained"),
         look="batch_inputs",
@@ -232,9 +232,8 @@ INPUTS: tuple[Rule, ...] = (
     ),
     Rule(
         "advantage-groups",
-        "samples are compared with those of another group: an order that is not the one that groups were "
-        "counted in, or "
-        "a part of a group on each rank",
+        "statistics are not those of the sample's own group (of the whole batch, of another group in another order, of "
+        "a part of the group on each rank), or advantages are changed after they were normalized (a limit, a sign)",
         at=("advantages",),
         when=_mixed_groups,
         variants="base,dp2-dealt",

@@ -281,6 +281,7 @@ MODEL: tuple[Rule, ...] = (
         "log-probs hold and entropies do not: the logits are overwritten (by a temperature, a softmax in place) before "
         "their entropy is taken",
         at=("entropy",),
+        without=("scaled",),
         holds=("activations",),
     ),
     Rule(
