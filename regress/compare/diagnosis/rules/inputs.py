@@ -232,8 +232,9 @@ INPUTS: tuple[Rule, ...] = (
     ),
     Rule(
         "advantage-groups",
-        "statistics are not those of the sample's own group (of the whole batch, of another group in another order, of "
-        "a part of the group on each rank), or advantages are changed after they were normalized (a limit, a sign)",
+        "advantages are normalized otherwise: by statistics of other samples than the group's own (the whole batch, "
+        "another group, the part of the group on each rank), with another constant beside the deviation "
+        "(algorithm.eps), or they are changed afterwards (a limit, a sign)",
         at=("advantages",),
         when=_mixed_groups,
         variants="base,dp2-dealt",
