@@ -108,7 +108,7 @@ class Mask:
     def counts(self) -> dict[str, Ints]:
         """Return the possible numbers of tokens of each sample ``[N]``, by how they differ from those found.
 
-        Of samples without a gradient the mask is not seen: they may lose as many tokens as the others do, or all.
+        The mask of samples without a gradient is unseen: they may lose as many tokens as the others do, or all.
         """
         found = {"": self.lengths}
         if self.expected is None:

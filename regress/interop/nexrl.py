@@ -1,7 +1,7 @@
 """Dump directories of NexRL: self-hosted, remote API and weaver, of both generations of their format.
 
-What the files lack is told by their content: whose the rows are, where their tokens begin, which rows only fill a batch
-up. What cannot be known is a note. Source of the tables: NexRL v1.4.0, `nexrl/utils/data_dumper.py`,
+Facts that the files lack are inferred from their content: samples of the rows, starts of their tokens, rows that only
+fill a batch up. Unknown facts become notes. Source of the tables: NexRL v1.4.0, `nexrl/utils/data_dumper.py`,
 `nexrl/utils/compare_debug_dumps.py`; before commit 5bd3f78 prompts were padded on the left, and the tensors of tokens
 are as wide as the responses; since then all rows are padded on the right, and they are one narrower than the rows.
 """

@@ -133,7 +133,7 @@ def foreign_items(replay: Replay) -> Iterator[Item]:
 
 
 def foreign_scene(replay: Replay) -> RunContext:
-    """Return the run of a replay by a user's own trainer; its microbatches are unknown."""
+    """Return the run context of a replay by a user's own trainer; its microbatches are unknown."""
     name = shlex.quote(f"{replay.name}/")
     commands = {
         "variant": replay.variant.name,

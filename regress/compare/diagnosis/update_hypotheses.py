@@ -9,11 +9,32 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from regress.compare.diagnosis.hypotheses import Floats, Hypothesis, Truth
+
+
+class _Made(NamedTuple):
+    """Golden parameters after an update, the moments, the number of updates, and the settings."""
+
+    golden: Floats
+    first: Floats
+    second: Floats
+    t: float
+    rate: float
+    eps: float
+    decay: float
+    betas: tuple[float, float]
+
+
+def _step(made: _Made) -> Floats:
+    """Step of AdamW without its weight decay."""
+    first = made.first / (1 - made.betas[0] ** made.t)
+    second = made.second / (1 - made.betas[1] ** made.t)
+    step: Floats = made.rate * first / (np.sqrt(second) + made.eps)
+    return step
 
 
 @dataclass(frozen=True)
@@ -54,24 +75,20 @@ class UpdateHypotheses:
         fits = {"the state with a decay of": (entered, before - entered)}
         if power == 1:
             fits["the state after the gradient times"] = decay * before, (1 - decay) * gradient
+            held = self._before(parameter)
+            if held is not None:
+                fits["the state after the gradient plus its parameters times"] = state, (1 - decay) * held
         for title, (base, along) in fits.items():
             yield Hypothesis("fitted", base, {"what": title}, along)
         yield Hypothesis("formula", decay * before, {"what": "the state after a gradient of zero"})
 
     def _parameter(self, name: str) -> Iterator[Hypothesis]:
-        golden = self._values("param", name)
-        moments = [self._values("optimizer", f"{name}/{key}") for key in ("exp_avg", "exp_avg_sq")]
-        count = self._values("optimizer", f"{name}/step")
-        rate, eps, decay = (self._number(key) for key in ("learning_rate", "eps", "weight_decay"))
-        betas = self._numbers("betas")
-        if golden is None or moments[0] is None or moments[1] is None or count is None:
+        made = self._made(name)
+        if made is None:
             return
-        if rate is None or eps is None or decay is None or betas is None or count.size != 1:
-            return
-        first, second, t = moments[0], moments[1], float(count.reshape(-1)[0])
+        golden, first, second, t, rate, eps, decay, betas = made
         corrections = 1 - betas[0] ** t, 1 - betas[1] ** t
-        root = np.sqrt(second / corrections[1])
-        step = rate * (first / corrections[0]) / (root + eps)
+        step = _step(made)
         before = (golden + step) / (1 - rate * decay)
         kept = before * (1 - rate * decay)
         inside = rate * (first / corrections[0]) / ((np.sqrt(second) + eps) / math.sqrt(corrections[1]))
@@ -86,15 +103,33 @@ class UpdateHypotheses:
             "the update with its sign reversed": kept + step,
             "the weight decay alone": kept,
         }
-        ahead = 1 - betas[0] ** (t + 1), 1 - betas[1] ** (t + 1)
-        counted = rate * (first / ahead[0]) / (np.sqrt(second / ahead[1]) + eps)
-        rows["the update with a step counter that is one ahead"] = kept - counted
+        rows["the update with a step counter that is one ahead"] = kept - _step(made._replace(t=t + 1))
+        if t > 1:
+            rows["the update with a step counter that is one behind"] = kept - _step(made._replace(t=t - 1))
         for title, values in rows.items():
             yield Hypothesis("formula", values, {"what": title})
         yield Hypothesis("fitted", before, {"what": "the golden update times"}, golden - before)
         yield Hypothesis(
             "fitted", before - step, {"what": "an update with a weight decay of"}, -rate * before
         )
+
+    def _before(self, name: str) -> Floats | None:
+        """Parameters before the golden update, if everything that enters it is known."""
+        made = self._made(name)
+        return None if made is None else (made.golden + _step(made)) / (1 - made.rate * made.decay)
+
+    def _made(self, name: str) -> _Made | None:
+        """What the golden update of a parameter was made of, None where some of it is unknown."""
+        golden = self._values("param", name)
+        moments = [self._values("optimizer", f"{name}/{key}") for key in ("exp_avg", "exp_avg_sq")]
+        count = self._values("optimizer", f"{name}/step")
+        rate, eps, decay = (self._number(key) for key in ("learning_rate", "eps", "weight_decay"))
+        betas = self._numbers("betas")
+        if golden is None or moments[0] is None or moments[1] is None or count is None:
+            return None
+        if rate is None or eps is None or decay is None or betas is None or count.size != 1:
+            return None
+        return _Made(golden, moments[0], moments[1], float(count.reshape(-1)[0]), rate, eps, decay, betas)
 
     def _values(self, quantity: str, name: str) -> Floats | None:
         values = self.truth.get(quantity, {}).get(name)

@@ -49,7 +49,8 @@ def _moments(side: Side, record: str, name: str, shape: tuple[int, ...]) -> tupl
     if state not in side.entries:
         return None
     found: Record = side.read(state)
-    rate = found.meta.get("learning_rate")
+    rates = found.meta.get("learning_rates")
+    rate = rates.get(name) if isinstance(rates, Mapping) else None
     if not isinstance(rate, float) or any(f"{name}/{key}" not in found.tensors for key in STATE):
         return None
     moment = found.tensors[f"{name}/{STATE[0]}"].astype(np.float64)

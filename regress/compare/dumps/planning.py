@@ -125,7 +125,7 @@ class _Step:
         ):
             computed = {key for record in mine for key in record.samples}
             rollouts = any(record.key.stage == "trajectory" for record in other)
-            if not rollouts and any(r.bare for r in other) and not any(r.samples for r in other):
+            if not rollouts and any(r.bare or r.problem for r in other) and not any(r.samples for r in other):
                 computed = set()  # that nothing tells its samples is said of its records
             kept.append(tuple(key for key in keys if rollouts or key in computed))
         return replace(matching, golden_only=kept[0], actual_only=kept[1])

@@ -98,10 +98,10 @@ class Stage:
             self.notes.append(f"{self.name} was not compared: {side.folder} has no golden values of it")
             return
         if not side.writes(self.name):
-            self.notes.append(
-                f"{self.name} is in the {has} dump only: {side.system} writes none of the kind ({side.folder}), so it "
-                "was not compared"
-            )
+            where = f"{side.system} writes none of the kind ({side.folder})"
+            if side.config.get("capture"):
+                where = f"the trainer of {side.folder} showed none"
+            self.notes.append(f"{self.name} is in the {has} dump only: {where}, so it was not compared")
             return
         options = (side.config.get("debug") or {}).get("dump_options") or {}
         options = options if isinstance(options, Mapping) else {}

@@ -169,8 +169,8 @@ INPUTS: tuple[Rule, ...] = (
     ),
     Rule(
         "last-token-masked",
-        "the last token is left out of the loss (or counts where it must not): the end token taken for padding, since "
-        "they share an id, or a mask that is shifted",
+        "the last token is left out of the loss, counts where it must not, or counts more than once: the end token "
+        "taken for padding, since they share an id, or a mask that is shifted",
         at=("batch_inputs", "weights"),
         any_of=("class:end", "class:last_trained"),
         look="batch_inputs",
@@ -232,9 +232,9 @@ INPUTS: tuple[Rule, ...] = (
     ),
     Rule(
         "advantage-groups",
-        "samples are compared with those of another group: an order that is not the one that groups were "
-        "counted in, or "
-        "a part of a group on each rank",
+        "advantages are normalized otherwise: by statistics of other samples than the group's own (the whole batch, "
+        "another group, the part of the group on each rank), with another constant beside the deviation "
+        "(algorithm.eps), or they are changed afterwards (a limit, a sign)",
         at=("advantages",),
         when=_mixed_groups,
         variants="base,dp2-dealt",

@@ -223,7 +223,7 @@ MODEL: tuple[Rule, ...] = (
     # log-probs and entropies
     Rule(
         "temperature",
-        "log-probs are taken at another temperature than the rollouts were sampled at: rollout_worker.temperature must "
+        "log-probs or entropies are taken at another temperature than the rollouts were sampled at: rollout_worker.temperature must "
         "divide the trainer's logits, too",
         at=("log_probs", "entropy", "old_log_probs"),
         patterns=("tempered",),
@@ -281,6 +281,7 @@ MODEL: tuple[Rule, ...] = (
         "log-probs hold and entropies do not: the logits are overwritten (by a temperature, a softmax in place) before "
         "their entropy is taken",
         at=("entropy",),
+        without=("scaled",),
         holds=("activations",),
     ),
     Rule(

@@ -238,8 +238,17 @@ UPDATE: tuple[Rule, ...] = (
     ),
     Rule(
         "state-of-a-rank-unclipped",
-        "gradients and their norm hold and the moments do not: clipping by another norm than the one reported",
+        "gradients and their norm hold and the moments do not: clipping by another norm than the one reported, or "
+        "something added to the gradient that enters them",
         at=("optimizer",),
+        holds=("gradient", "grad_norm"),
+    ),
+    Rule(
+        "weight-decay-in-the-gradient",
+        "weight decay is added to the gradient, so that the moments hold it: L2 regularization in place of AdamW's "
+        "decay",
+        at=("optimizer",),
+        what="the gradient plus its parameters times",
         holds=("gradient", "grad_norm"),
     ),
     Rule(
@@ -259,7 +268,7 @@ UPDATE: tuple[Rule, ...] = (
         "bias-correction",
         "moments are not corrected for their bias, or for another number of updates",
         at=("param",),
-        what="bias correction$|one ahead",
+        what="bias correction$|one ahead|one behind",
     ),
     Rule(
         "update-sign",

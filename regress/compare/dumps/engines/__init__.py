@@ -1,6 +1,6 @@
 """Engines that do the units of a comparison: this process, processes of this machine, or a Ray cluster.
 
-Whoever does them, the verdicts are the same to the last bit and in the same order (on processors of one kind: numpy
+Under every engine, verdicts are the same to the last bit and in the same order (on processors of one kind: numpy
 adds up in another order where vectors are longer).
 """
 

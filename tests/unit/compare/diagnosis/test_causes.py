@@ -75,6 +75,7 @@ WORDS = (
     ),
     *(
         "the state after the gradient times 2",
+        "the state after the gradient plus its parameters times 0.01",
         "the parameters before this update",
         "the update without weight decay",
     ),
