@@ -93,7 +93,7 @@ def arrangement_of(arguments: Mapping[str, Any], finders: Finders, pad_token_id:
 
 
 def _refuse_blocks(mask: NDArray[np.int64]) -> None:
-    """A mask of pairs that hides more than the future may hide other samples or padding.
+    """Refuse a mask of pairs that hides more than the future, which may be other samples or padding.
 
     Raises:
         CaptureError: if it does.

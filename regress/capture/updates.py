@@ -209,7 +209,7 @@ def shard_of(name: str, value: Any) -> ShardLayout | None:
 
 
 def _rates(optimizer: Optimizer, named: Mapping[str, Any]) -> dict[str, float]:
-    """Learning rate of each of these parameters."""
+    """Return the learning rate of each of these parameters."""
     names = {id(p): name for name, p in named.items()}
     rates = [(group.get("lr"), p) for group in optimizer.param_groups for p in group["params"]]
     return {names[id(p)]: float(rate) for rate, p in rates if rate is not None and id(p) in names}

@@ -54,7 +54,7 @@ class Policies:
     reference: Floats | None
 
     def log_ratio(self) -> Floats | None:
-        """Log-ratio of each token against the old policy, or None."""
+        """Return the log-ratio of each token against the old policy; None where either is unknown."""
         return None if self.own is None or self.old is None else self.own - self.old
 
     def on_policy(self, tokens: Bools) -> bool | None:

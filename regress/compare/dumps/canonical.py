@@ -140,7 +140,7 @@ class _Recorded:
         return TokenFrame(tuple(lengths), tuple(lengths.values()))
 
     def truth(self) -> dict[str, Mapping[str, Array]]:
-        """Golden values as quantity -> tensors."""
+        """Return the golden values as quantity -> tensors."""
         names: dict[str, list[str]] = {}
         for quantity, name in self._found:
             names.setdefault(quantity, []).append(name)

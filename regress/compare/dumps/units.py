@@ -227,7 +227,7 @@ class _Work:
                 yield source, Aligned(part, parts, selected, token_words(locator, part), lead > 1, around)
 
     def told(self) -> tuple[Index | None, Mask | None]:
-        """Golden token ids and loss tokens, both ``[frame.size]``, as far as records tell them."""
+        """Return golden token ids and loss tokens, both ``[frame.size]``, as far as records tell them."""
         return told_tokens(self.golden_side, self.unit.telling, self._indices()[0], self.unit.frame)
 
     def tolerance(self, source: Source, *arrays: Array) -> Tolerance:
@@ -238,7 +238,7 @@ class _Work:
         return widened(found, source.tensor, [self.actual.meta], [r.meta for r in self.golden.values()])
 
     def _indices(self) -> tuple[dict[SampleKey, int], dict[SampleKey, int]]:
-        """Frame numbers of the golden and of the actual samples."""
+        """Return the frame numbers of the golden and of the actual samples."""
         index = {key: number for number, key in enumerate(self.unit.frame.samples)}
         golden_index = {**index, **{key: index[to] for key, to in self.unit.alias.items() if to in index}}
         return golden_index, {key: index[to] for key, to in self.unit.golden_of.items() if to in index}
