@@ -26,7 +26,7 @@ class Anatomy:
         root: the model itself, whose parameter names are recorded.
         decoder: the module whose output (or, with ``at_input``, whose input) is the last hidden state.
         head: the output embedding, or a function that makes logits of hidden states.
-        at_input: whether the hidden state is read at the input of the head, for models without a separate decoder.
+        at_input: True if the hidden state is read at the input of the head, for models without a separate decoder.
     """
 
     root: nn.Module

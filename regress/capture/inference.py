@@ -1,6 +1,6 @@
 """Inference of the places of a batch's samples from what the trainer hands to its model.
 
-Nothing is guessed: what allows two readings is refused with the argument that decides. numpy only.
+Ambiguous inputs are refused with the argument that decides between the readings. This module uses numpy only.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def _restarts(positions: Ints, row: int, column: int, masked: bool) -> list[int]
 
     Args:
         positions: position ids of a run of tokens that starts at ``column``.
-        masked: whether a mask tells padding.
+        masked: True if a mask tells padding.
     """
     cuts = np.flatnonzero(np.diff(positions) != 1) + 1
     odd = cuts[positions[cuts] != positions[0]]

@@ -35,7 +35,7 @@ class Pass:
         inputs: ``[B, T]`` ids, positions and mask, by tensor name.
         target_ids: ``[B, T]`` ids of the predicted tokens, at the places of ``targets``.
         contents: an id for each sample, made of its tokens.
-        own_place: whether values lie at the token they belong to, and not, as in slices of sequences, at the state
+        own_place: True if values lie at the token they belong to, and not, as in slices of sequences, at the state
             that predicts it.
         values: ``[B, T]`` token quantities.
         extra: ``[B, T]`` values that were tapped for this pass, by name; ``rewards`` those of its samples.
@@ -129,7 +129,7 @@ def open_pass(found: Arrangement, layout: TokenLayout, first: int, absolute: boo
 
     Args:
         first: the first column whose hidden state is known.
-        absolute: whether the model has position embeddings, so that not only distances between positions matter.
+        absolute: True if the model has position embeddings, so that not only distances between positions matter.
     """
     inputs = inputs_of(found, layout, absolute)
     targets = predicted(layout, first)

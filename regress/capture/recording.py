@@ -67,7 +67,7 @@ def record(
         token_gradient: solve for d loss / d log-prob and d loss / d entropy of each token; costs about three
             products of the size of the head.
         activations: regular expression of module names whose outputs are kept.
-        gradient, param, optimizer_state: whether they are kept, or a regular expression of parameter names.
+        gradient, param, optimizer_state: True to keep them, or a regular expression of parameter names.
         temperature: divisor of the trainer's logits. By default log-probs are those of 1.0, and the token
             gradient finds it.
         samples: name of a forward argument that holds an id for each sample, or a function of all forward

@@ -1,7 +1,7 @@
 """A recording under way: forward passes, the backward calls that reach them, and the steps of the optimizer.
 
-A microbatch is one backward call and the forward passes that it reached; a step ends with the optimizer's. What a
-step computed is written when the next one begins, or recording ends.
+A microbatch is one backward call and the forward passes that it reached; a step ends with the optimizer's. Values of a
+step are written when the next one begins, or recording ends.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Session:
     def before_backward(self, roots: Any, gradients: Any) -> None:
         """Note the loss that a backward call starts from.
 
-        A step whose gradients were clipped and then thrown away ends without an update.
+        A step whose gradients were clipped and then discarded ends without an update.
         """
         if self._live and not self._stepped and self.updates.dropped():
             self.finish_step()

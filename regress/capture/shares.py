@@ -93,7 +93,7 @@ def _solved(
 ) -> TokenGradient:
     """Solve at the temperature given; without one, at 1 if that leaves rounding only, else at the one found.
 
-    A temperature that is found is meant to be a round number, where that explains as much.
+    A found temperature is rounded where the rounded number explains as much.
     """
     first = solve(states, slopes, head, targets, temperature=temperature or 1.0)
     if temperature is not None or (_rest(first, slopes) <= PLAIN * eps and eps < COARSE):

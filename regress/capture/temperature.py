@@ -45,7 +45,7 @@ def find_temperature(
 ) -> float | None:
     """Return what the trainer divides its logits by, or None where the residual has no sharp minimum.
 
-    Arguments are those of `regress.capture.token_gradient.solve`. None for no position with a gradient, for
+    Arguments are those of `regress.capture.token_gradient.solve`. None is returned for no position with a gradient, for
     distributions that a temperature does not change, and for losses of which the two directions explain too little.
     """
     found = search_temperature(

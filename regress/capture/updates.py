@@ -29,9 +29,9 @@ Part = tuple[Array, ShardLayout | None]
 class Updates:
     """Follows the gradients of one step from the backward calls to the optimizer.
 
-    Gradients count as final when something is about to clip them, or the optimizer is about to step; a backward call
-    in between says that they were not. Changes in place that nobody announced are seen by version counters, and what
-    the optimizer then gets is recorded as ``gradient_clipped``.
+    Gradients count as final when something is about to clip them, or the optimizer is about to step, unless a backward
+    call follows. Version counters reveal changes in place that nobody announced; the gradients that the optimizer then
+    gets are recorded as ``gradient_clipped``.
 
     Attributes:
         wanted: tells whether a record type is kept in the current step.
@@ -68,7 +68,7 @@ class Updates:
     def backward_ended(self) -> None:
         """Discard the gradients taken as final if the backward call changed any; calls of other models do not.
 
-        From now on nothing should change a gradient but what announces it.
+        After this call only announced changes of gradients are expected.
         """
         now = versions(self._gradients())
         if self._versions is None or now != self._before:

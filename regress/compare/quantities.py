@@ -115,7 +115,7 @@ class Source:
     Attributes:
         stage, tensor: type of the record, and name of the tensor in it.
         quantity, name: quantity and name of its golden values.
-        primary: whether it is the first place to look for them; other stages repeat them.
+        primary: True if it is the first place to look for them; other stages repeat them.
     """
 
     stage: str

@@ -1,7 +1,7 @@
 """Presets that give the recorded gradients, and departures from the nearest one.
 
-Nothing is inferred here: each objective is evaluated on the recorded log-probs, rewards and tokens by the functions
-that our own trainer uses, and the token gradients that it would have are compared with the recorded ones.
+Each objective is evaluated on the recorded log-probs, rewards and tokens by the functions of this project's trainer,
+and the token gradients that it would have are compared with the recorded ones.
 """
 
 from __future__ import annotations

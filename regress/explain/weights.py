@@ -43,8 +43,8 @@ class Rule:
 class Blocks:
     """Microbatches of the update, and those of them that share a denominator under a scope.
 
-    ``part[token]`` is the index of the part that the token's denominator counts; ``parts`` is how many there are, whose
-    means are averaged.
+    ``part[token]`` is the index of the part that the token's denominator counts; ``parts`` is the number of parts,
+    whose means are averaged.
     """
 
     part: Ints

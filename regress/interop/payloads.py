@@ -1,6 +1,6 @@
 """The plain content of files that other trainers wrote with ``torch.save`` or as lines of JSON.
 
-A pickle is never executed, and nothing is taken on trust: what is not plain data is refused.
+A pickle is never executed, and nothing is taken on trust: anything but plain data is refused.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Tokens that the rows of a padded batch hold, found by their content.
 
-A row without an id is found among the rollouts of its step: its tokens are theirs. Rows that repeat a rollout more
-often than it was sampled are the copies that fill a batch up to a multiple of the ranks.
+A row without an id is looked up among the rollouts of its step by its tokens. Rows that repeat a rollout more often
+than it was sampled are the copies that fill a batch up to a multiple of the ranks.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Row:
     Attributes:
         key: key of the sample; made up where no rollout tells it.
         copy_of: the sample that this row only repeats.
-        sure: whether no other rollout of the step has the same tokens.
-        known: whether a rollout tells the key.
-        open: whether nothing tells where the tokens begin and end.
+        sure: True if no other rollout of the step has the same tokens.
+        known: True if a rollout tells the key.
+        open: True if nothing tells where the tokens begin and end.
     """
 
     key: SampleKey

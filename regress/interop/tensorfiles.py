@@ -1,6 +1,6 @@
 """Tensors of one file of weights, read in place: headers are parsed, values stay in the mapped file.
 
-Nothing is executed, and nothing is believed that the size of the file contradicts. Source of the format of safetensors:
+Nothing is executed, and headers that contradict the size of the file are refused. Source of the format of safetensors:
 https://github.com/huggingface/safetensors#format
 """
 

@@ -1,7 +1,7 @@
 """The probable cause of a first divergence, and what to run next: a table of rules, read from top to bottom.
 
-A rule is a row: where the divergence is, which patterns were proven there, what holds; and the cause that this usually
-means. What no rule knows is said to be unknown.
+A rule is a row: the place of a divergence, the patterns proven there and the inputs that hold, with their usual cause.
+A divergence that no rule matches has an unknown cause.
 """
 
 from __future__ import annotations

@@ -97,8 +97,8 @@ def depth(name: str) -> tuple[int, ...]:
 def dataflow_key(verdict: Verdict) -> tuple[object, ...]:
     """Return a key that sorts verdicts by when their tensor was computed.
 
-    Activations of a microbatch run through the modules, on whichever rank each lies, so that what one rank hands to the
-    next (along a pipeline, or in a collective) comes before what the other makes of it. Gradients run backwards.
+    Activations of a microbatch are ordered by module, on whichever rank each lies, so that a tensor handed to the next
+    rank (along a pipeline, or in a collective) comes before the results made of it. Gradients run backwards.
     """
     place = verdict.place
     step, update, micro, rank = (

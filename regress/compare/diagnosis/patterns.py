@@ -1,6 +1,6 @@
 """Patterns common to all failures of a quantity: places, tokens, parts and numbers, each proven by the data.
 
-No pattern is a hypothesis: one with one counter-example is not stated, and neither is one that chance could make.
+A pattern with one counter-example is not stated, and neither is one that chance could produce.
 """
 
 from __future__ import annotations

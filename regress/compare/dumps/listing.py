@@ -42,7 +42,7 @@ class Listed:
         shards: tensor -> the part of it that lies here, as JSON.
         local: why its tensors mean something on their own rank only; empty where they do not.
         problem: why it cannot be placed, if so.
-        bare: whether it should have a token layout, and has none.
+        bare: True if it should have a token layout, and has none.
     """
 
     name: str

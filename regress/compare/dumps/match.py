@@ -50,7 +50,7 @@ class Sample:
 
     Attributes:
         content: its tokens, or None where nothing tells them.
-        named: whether the key was recorded, and not made up by a reader.
+        named: True if the key was recorded, and not made up by a reader.
         copy_of: the sample that it only repeats, as rows do that fill a batch up; None for a sample of its own.
         place: rank, microbatch and row, for those whose tokens nothing tells.
     """
@@ -88,9 +88,9 @@ def match_samples(
 ) -> Matching:
     """Pair the samples of two dumps.
 
-    First by id and tokens together, then identical tokens (a multiset: each sample has one counterpart), then by id
-    alone, where the tokens are what differs; where one side tells no tokens, by rank, microbatch and row. Copies go
-    with the sample that they repeat, whatever their number.
+    Samples are paired by id and tokens together, then by identical tokens (a multiset: each sample has one
+    counterpart), then by id alone, where the tokens are what differs; where one side tells no tokens, by rank,
+    microbatch and row. Copies go with the sample that they repeat, whatever their number.
 
     Args:
         values: tells identical rollouts apart, which may differ in rewards or log-probs; by default their order does.

@@ -1,8 +1,8 @@
 """Parameters whose update is decided by rounding: Adam divides a gradient by its own size.
 
-The update of Adam and its relatives is the learning rate times m / sqrt(v). Where m is no larger than what its
-tolerance allows, as for the bias of the keys in attention, whose gradient is 0 but for rounding, that is any number
-between -1 and 1, in two correct runs too.
+The update of Adam and its relatives is the learning rate times m / sqrt(v). Where m is no larger than its tolerance,
+that quotient may be any number between -1 and 1, in two correct runs, too. An example is the bias of the keys in
+attention, whose gradient is 0 but for rounding.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Units of a comparison: one record of the actual dump beside the golden records of the same tokens or tensors.
 
-A unit is small and can be pickled; whoever compares it opens the files by itself. Units do not depend on one another,
-so they may be spread over processes and machines in any way.
+A unit is small and can be pickled; the process that compares it opens the files by itself. Units do not depend on one
+another, so they may be spread over processes and machines in any way.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Unit:
         bounds, only: tolerances, and which tensors are compared.
         suffix: end of a verdict's name, such as ``(golden rank 1)``.
         tensors: those that are compared; by default all.
-        elementwise: whether they are compared element by element, because nothing tells their tokens.
+        elementwise: True if they are compared element by element, because nothing tells their tokens.
     """
 
     golden: str

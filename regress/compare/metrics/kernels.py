@@ -142,7 +142,7 @@ def _tally(exponents, below, top, octaves):
 def _at_most(typing, values, start, limit):
     """Count the bytes ``values[start : start + LANES]`` that are at most ``limit`` in one vector comparison.
 
-    From a loop the compiler makes eight times as many, for it widens what it counts before it adds it up.
+    A loop would compile to eight times as many instructions, as the compiler widens bytes before it adds them up.
     """
 
     def code(context, builder, signature, arguments):

@@ -21,7 +21,7 @@ def judge_elements(
 ) -> Iterator[Verdict]:
     """Yield verdicts on the coverage of full tensors of an update, and of each microbatch's module outputs.
 
-    Nothing is said where one rank holds it all: what it lacks is missing at its place.
+    There is no verdict where one rank holds the whole tensor: elements that it lacks are missing at its place.
 
     Args:
         golden: ``stage -> tensor name -> golden values``, other stages than those of open names are left out.

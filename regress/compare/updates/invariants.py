@@ -1,7 +1,7 @@
 """Invariants of every update, which need no golden values.
 
-A golden recorded from a broken engine freezes its fault; these statements do not know the golden. Rules that depend on
-the objective hold only where the configuration says which objective it is.
+A golden recorded from a broken engine freezes its fault; these checks do not use the golden. Checks that depend on the
+objective run only where the configuration tells the objective.
 """
 
 from __future__ import annotations
