@@ -121,7 +121,7 @@ def _fsdp_clip(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _backward(original: Callable[..., Any]) -> Callable[..., Any]:
     def wrapper(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
-        if torch._C._current_graph_task_id() != -1:  # of a checkpoint, within another backward pass
+        if torch._C._current_graph_task_id() != -1:  # the backward call of a checkpoint, within another pass
             return original(tensors, grad_tensors, *args, **kwargs)
         _tell("before_backward", tensors, grad_tensors)
         result = original(tensors, grad_tensors, *args, **kwargs)

@@ -80,7 +80,7 @@ def arrangement_of(arguments: Mapping[str, Any], finders: Finders, pad_token_id:
     if finders.attention_mask is None and mask is not None and mask.ndim != 2 and not flat:
         if positions is None and borders is None:
             _refuse_blocks(mask)
-        mask = None  # of pairs of tokens: it tells no layout
+        mask = None  # a mask of token pairs tells no layout
     pad = finders.pad_token_id
     pad_id = pad_token_id if pad is None else (None if isinstance(pad, str) else pad)
     return Arrangement(

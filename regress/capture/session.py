@@ -150,7 +150,7 @@ class Session:
     def after_step(self, optimizer: Optimizer, args: Any = (), kwargs: Any = None) -> None:
         """Note that an optimizer has stepped: parameters and state are new."""
         if self.forwards.active and self._live and self.updates.owns(optimizer):
-            self.updates.write_gradients()  # of a closure, which computes them within the step
+            self.updates.write_gradients()  # a closure computed them within the step
             self.updates.write_update(optimizer)
             self._stepped = True
 

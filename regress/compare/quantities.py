@@ -169,19 +169,19 @@ SHARES = {"loss": "token_loss", "pg_loss": "policy_loss", "kl_loss": "kl", "entr
 """Sum -> quantity whose weighted sum over a microbatch's loss tokens is its share of that sum."""
 
 OPEN_STAGES = ("activations", "gradient", "gradient_clipped", "param", "optimizer")
-"""Stages whose tensors bear the names of modules and parameters."""
+"""Stages whose tensors are named after modules and parameters."""
 
 MASKS = {"batch_inputs": "response_mask", "forward_data": "response_mask", "is_loss_debug": "effective_valid"}
 """The tensor of each stage that tells the loss tokens."""
 
 MICRO_STAGES = ("batch_inputs", "activations", "forward_data", "is_loss_debug", "loss", "token_gradient")
 LOSS_STAGES = ("forward_data", "is_loss_debug", "loss", "token_gradient")
-"""Stages of values of the loss, which has none for the first token of a sample."""
+"""Stages of loss values, which the first token of a sample does not have."""
 UPDATE_STAGES = ("gradient", "gradient_clipped", "optimizer", "param")
 STEP_STAGES = ("old_log_probs", "ref_log_probs")
 
 OTHER = "other"
-"""The quantity of tensors that no other one knows, where two dumps are compared."""
+"""Quantity of tensors unknown to all others, where two dumps are compared."""
 
 ALIASES: Mapping[str, str] = {
     **dict.fromkeys(("per_token_loss", "token_loss", "loss_per_token"), "elementwise_loss"),
@@ -193,7 +193,7 @@ ALIASES: Mapping[str, str] = {
     **dict.fromkeys(("completion_mask", "loss_mask"), "response_mask"),
     **dict.fromkeys(("entropies", "token_entropy"), "entropy"),
 }
-"""Names that other trainers give to tensors that are known here."""
+"""Names that other trainers give to known tensors."""
 
 _SOURCES = {(source.stage, source.tensor): source for source in SOURCES}
 

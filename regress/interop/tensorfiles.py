@@ -85,7 +85,7 @@ def _archived(file: BinaryIO, data: memoryview) -> dict[str, Array]:
             found[prefix] = value
         elif isinstance(value, dict | list | tuple):
             if id(value) in seen:
-                continue  # what is there twice is compared once, and cycles end
+                continue  # doubled tensors are compared once, and cycles end
             seen.add(id(value))
             items = value.items() if isinstance(value, dict) else enumerate(value)
             waiting += reversed([(f"{prefix}.{key}" if prefix else str(key), item) for key, item in items])

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 CACHED = "regress/orphans"
 """Key in pytest's cache: paths within the golden directory."""
 
-_SENT = "regress_partial"  # what a worker tells its controller when it ends
+_SENT = "regress_partial"  # key of a worker's findings for its controller
 _OPTIONS = {
     "keyword": "-k",
     "markexpr": "-m",

@@ -14,7 +14,7 @@ from regress.dump.arrays import Array
 from regress.layout import TokenFrame, TokenLayout
 
 TokenText = Callable[[int], str]
-"""The text of a token id."""
+"""Function from a token id to its text."""
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ Truth = Mapping[str, Mapping[str, Array]]
 
 
 _POOL = 1 << 20
-"""Tokens whose values are looked for among those of others."""
+"""Most tokens of a quantity whose values are searched for among those of other tokens."""
 
 
 class Chosen(Mapping[str, Array]):

@@ -25,7 +25,7 @@ UNKNOWN = "unknown"
 _VALUES = (Status.DRIFT, Status.MASK)
 """Statuses that a rule matches if it names none, and no words of the verdict."""
 AT_MOST = 3
-"""Causes that are told of one divergence."""
+"""Most causes that are named for one divergence."""
 
 
 @dataclass(frozen=True)

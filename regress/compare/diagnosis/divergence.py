@@ -187,5 +187,5 @@ def _consequences(first: Verdict, failed: Sequence[Verdict]) -> tuple[dict[str, 
 def _made_of(quantity: str, broken: set[str]) -> bool:
     if quantity in ("invariants", "replicas"):  # statements about any of the others
         return bool(broken)
-    # what was computed of the wrong samples or tokens is wrong in all that follows
+    # values computed from the wrong samples or tokens are wrong in all that follows
     return quantity in broken or not broken.isdisjoint(inputs_of(quantity))

@@ -18,7 +18,7 @@ from regress.compare.verdicts.affected import Count
 from regress.dump.arrays import Array, dtype_name, is_float
 
 LIMIT = 1 << 24
-"""Elements of a tensor that is looked at: of a larger one several copies would be made."""
+"""Most elements of a tensor that is examined, since several copies of it are made."""
 
 
 _LISTED = 8  # samples named

@@ -20,7 +20,7 @@ from regress.compare.diagnosis.temperature import log_sum_exp, temperature
 
 Token = Callable[[str], Floats | None]
 _AGREES = 1e-6
-"""A formula that is to be changed has to give the golden values, but for so much of the largest."""
+"""Largest error, relative to the largest golden value, at which an unchanged formula counts as the golden one."""
 
 
 @dataclass(frozen=True)

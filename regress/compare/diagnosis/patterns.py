@@ -20,13 +20,13 @@ from regress.compare.verdicts.affected import Affected, Count
 from regress.compare.verdicts.verdict import Status, Verdict
 
 CHANCE = 1e-4
-"""So probable at most is what chance could make of a pattern of tokens."""
+"""Largest probability that chance produced a pattern of tokens."""
 CHANCE_OF_SAMPLES = 5e-3
 """The same for patterns of whole samples, of which a golden case has a dozen."""
 CHANCE_OF_LAYOUTS = 0.1
 """The same where every token of a class of places in a row is affected, and no other: a row has few samples."""
 EXPLAINED = 1e-3
-"""A scale factor explains an error if so much of it is left at most."""
+"""Largest part of an error that a scale factor may leave if it is to explain it."""
 
 
 @dataclass(frozen=True)

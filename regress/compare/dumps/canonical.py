@@ -35,7 +35,7 @@ from regress.errors import CompareError
 from regress.layout import SampleKey, TokenFrame
 
 LIMIT = 1 << 22
-"""Elements of a tensor that is put together."""
+"""Most elements of a tensor that is put together."""
 
 
 class Tensors(Mapping[str, Array]):

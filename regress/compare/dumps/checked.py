@@ -21,7 +21,7 @@ from regress.errors import CompareError
 
 _MASKED = ("forward_data", "is_loss_debug")
 _FINITE = (*_MASKED, "loss", "gradient")
-"""Stages of which no value may be NaN or infinite, and those of them in which that is said of loss tokens."""
+"""Stages in which no value may be NaN or infinite, and those of them where this holds at loss tokens only."""
 
 CHECKSUM = "weights_sha256"
 """Key in the metadata of records: the weights that a rollout was sampled with, or that a forward pass used."""
@@ -105,7 +105,7 @@ def _not_finite(side: Side, records: Sequence[Listed], place: Place) -> Iterator
         for name, array in tensors.items():
             if array.dtype.kind in "iub":
                 continue
-            if record.key.stage in _MASKED:  # what lies beside the loss tokens may be anything
+            if record.key.stage in _MASKED:  # values beside the loss tokens may be anything
                 if mask is None or mask.shape != array.shape:
                     continue
                 array = array[mask.astype(bool)]

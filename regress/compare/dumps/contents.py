@@ -18,10 +18,10 @@ from regress.dump.trajectory import rollouts_in
 from regress.layout import SampleKey
 
 TELLING = ("batch_inputs", "forward_data")
-"""Records that hold token ids, the likelier to hold all of a sample first."""
+"""Records that hold token ids; those that are likelier to hold all of a sample come first."""
 
 APART = (("forward_data", "log_probs"), ("is_loss_debug", "advantages"), ("is_loss_debug", "old_log_probs"))
-"""Values of tokens by which identical rollouts are told apart."""
+"""Token values that tell identical rollouts apart."""
 
 
 def samples_of(side: Side, records: Sequence[Listed]) -> list[Sample]:
@@ -80,7 +80,7 @@ def tokens_in(
             continue
         for key, start, stop, row, col in record.spans.segments:
             if key not in skipped:
-                with np.errstate(invalid="ignore"):  # of NaN, which is no id
+                with np.errstate(invalid="ignore"):  # NaN is no id
                     tokens.setdefault(key, np.zeros(sizes[key], np.int64))[start:stop] = ids[
                         row, col : col + stop - start
                     ]

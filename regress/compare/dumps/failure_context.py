@@ -14,7 +14,7 @@ from regress.compare.verdicts.verdict import Verdict
 from regress.dump.arrays import Array
 
 LIMIT = 1 << 20
-"""Elements of a tensor that is looked at; a comparison may not need the memory for copies of a larger one."""
+"""Most elements of a tensor that is examined; copies of larger ones would need too much memory."""
 
 
 def with_affected(

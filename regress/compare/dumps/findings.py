@@ -57,7 +57,7 @@ def told(results: Sequence[tuple[U, Sequence[Finding]]]) -> tuple[list[str], lis
 
 
 Again = Callable[[Sequence[tuple[U, Mapping[tuple[str, str], float]]]], Iterable[Sequence[Finding]]]
-"""Compares units anew under scales of ``(quantity, name)``, and gives the findings in the order of the units."""
+"""Function that compares units anew under scales of ``(quantity, name)``; returns findings in the order of units."""
 
 
 def settle(results: Sequence[tuple[U, Sequence[Finding]]], run: Again[U]) -> list[Verdict]:

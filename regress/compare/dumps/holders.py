@@ -11,7 +11,7 @@ from regress.compare.dumps.shard_overlap import IntervalIndex
 from regress.layout import ShardLayout
 
 _At = tuple[int | None, int | None]
-"""Rank and microbatch; gradients and parameters are of no microbatch, if their taps did not say so."""
+"""Rank and microbatch; gradients and parameters have no microbatch unless their taps gave one."""
 
 
 class Holders:

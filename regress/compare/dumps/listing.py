@@ -15,7 +15,7 @@ from regress.errors import CompareError
 from regress.layout import SampleKey, ShardLayout
 
 PLACES = 1 << 24
-"""So many tokens may a layout have, however small the tensors of its record are."""
+"""Number of tokens that a layout may have, however small the tensors of its record are."""
 
 LIGHT = (
     "weights_sha256",

@@ -41,7 +41,7 @@ Values = Callable[[str, SampleKey], ValuesOf]
 """The values of a sample on the side ``"golden"`` or ``"actual"``."""
 
 EXHAUSTIVE = 6
-"""So many identical rollouts are paired by trying all permutations; more of them greedily."""
+"""Most identical rollouts that are paired by trying all permutations; more of them are paired greedily."""
 
 
 @dataclass(frozen=True)

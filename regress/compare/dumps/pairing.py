@@ -37,7 +37,7 @@ TOLD = ("forward_data", "is_loss_debug", "batch_inputs")
 """Records that tell loss tokens or token ids."""
 
 Telling: TypeAlias = dict[SampleKey, list[tuple[int, int, str]]]
-"""Sample -> the records that tell of it: stage, number and name."""
+"""Sample -> the records that hold it: stage, number and name."""
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ class Update:
         for (
             key,
             to,
-        ) in self.matching.golden_of.items():  # of actual copies of one golden sample the first counts
+        ) in self.matching.golden_of.items():  # the first of a golden sample's actual copies counts
             copies |= {key} if to in seen else set()
             seen.add(to)
         return Stage(

@@ -25,7 +25,7 @@ from regress.errors import CompareError
 Scales: TypeAlias = Mapping[tuple[str, str], float]
 Job: TypeAlias = tuple[AnyUnit, Scales | None]
 Engine: TypeAlias = Callable[[Sequence[Job]], Iterable[list[Finding]]]
-"""Does jobs anywhere and in any order, and gives their results in the order of the jobs."""
+"""Function that runs jobs anywhere and in any order, and yields their results in the order of the jobs."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def compare_dumps(
         CompareError: if nothing can be compared.
     """
     asked = options or Options()
-    open_side.cache_clear()  # what lies there may have changed since
+    open_side.cache_clear()  # the dumps may have changed since
     forget()
     golden_side = open_side(golden)
     if isinstance(golden_side, GoldenSide) and asked.bounds.case == "":

@@ -214,4 +214,4 @@ class _Scales:
 
 
 _TERMS = {"token_loss": "elementwise_loss"}
-"""Tensors that bear another name than their quantity."""
+"""Tensors with another name than their quantity."""

@@ -26,11 +26,11 @@ from regress.errors import ConfigError
 from regress.layout import Mesh
 
 _UNPLACED = ("unplaced", "open", "derived", "sampler")
-"""Metadata of records of which nothing tells whose tokens they hold, or who computed them."""
+"""Metadata of records whose tokens or origin are unknown."""
 
 
 _NAMED = 64
-"""So many ranks that recorded nothing have a verdict each."""
+"""Most ranks without records that have a verdict each; more have one together."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def lost_ranks(side: Side, records: Sequence[Listed], place: Place) -> Iterator[
     if not there:
         return
     lost = mesh.world_size - sum(rank < mesh.world_size for rank in there)
-    if lost > _NAMED:  # of a mesh that is not that of the dump, or of one rank of a large run
+    if lost > _NAMED:  # the mesh is not that of the dump, or the dump is of one rank of a large run
         detail = f"{lost} of {mesh.world_size} ranks recorded nothing of this update"
         yield _lost(f"{lost} ranks", place, detail)
     else:

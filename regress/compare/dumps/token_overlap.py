@@ -23,7 +23,7 @@ from regress.errors import CompareError
 from regress.layout import ShardLayout
 
 BLOCK = 1 << 22
-"""Elements of a block: what is copied of a tensor at once."""
+"""Number of elements of a block, which is copied at once."""
 
 Index = NDArray[np.int64]
 

@@ -46,7 +46,7 @@ def told_tokens(
         tokens = canonical[here]
         values = record.tensors.get("input_ids")
         if values is not None and values.size == canonical.size:
-            with np.errstate(invalid="ignore"):  # of NaN, which is no id
+            with np.errstate(invalid="ignore"):  # NaN is no id
                 ids[tokens] = values.reshape(-1)[here]
             known = True
         mask = record.tensors.get(MASKS.get(record.type, ""))

@@ -14,7 +14,7 @@ from regress.compare.metrics.ulps import most_ulps
 from regress.dump.arrays import Array, is_float
 
 CHUNK = 1 << 13
-"""Elements looked at together: their float64 copies stay in a processor's cache, and one thread adds them up."""
+"""Number of elements of a chunk: their float64 copies stay in a processor's cache, and one thread adds them up."""
 
 
 def measure_chunks(a: Array, g: Array, bound: float, bitwise: bool, row: int | None) -> Measures:

@@ -20,7 +20,7 @@ from regress.compare.metrics.chunks import chunks
 from regress.dump.arrays import Array
 
 CLIP = 0.2
-"""A ratio further from 1 is one that the usual objective clips."""
+"""Distance from 1 beyond which the usual objective clips a ratio."""
 QUANTITIES = frozenset({"log_probs", "old_log_probs", "ref_log_probs"})
 """Quantities that are log-probs of tokens."""
 

@@ -17,7 +17,7 @@ from numba.extending import intrinsic, overload
 TILE = 1024
 """Elements of a tile; fewer than a 16-bit integer counts, and a multiple of ``LANES``."""
 LANES = 64
-"""Bytes that are compared at a time, each of which gives a bit of an integer."""
+"""Bytes that are compared at a time; each gives a bit of an integer."""
 NEAR = 24
 """Octaves below the largest error of a tile whose errors are counted in vectors."""
 SQUARE, GOLDEN, PRODUCT, SUM, TOP, RELATIVE, ROW_SQUARE, ROW_GOLDEN = range(8)

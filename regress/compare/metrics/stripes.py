@@ -26,9 +26,9 @@ from regress.dump.mapped import release
 __all__ = ["QUANTILES", "Measures", "Row", "largest", "measure", "nonfinite", "ratio", "scaled_residual"]
 
 LARGE = 1 << 20
-"""Elements from which on compiled loops are worth the time they need to be loaded."""
+"""Number of elements from which compiled loops are worth their loading time."""
 STRIPE = 1 << 22
-"""Elements that are measured by one thread before they are merged with the others, and given back if mapped."""
+"""Number of elements that one thread measures before they are merged with the others, and released if mapped."""
 
 
 def measure(
@@ -54,7 +54,7 @@ def measure(
     if actual.shape != golden.shape or (row is not None and (row < 1 or actual.size % row)):
         raise ValueError(f"arrays of shape {actual.shape} and {golden.shape} are not pairs of rows of {row}")
     part = _measure_for(actual, golden)
-    if actual.size <= CHUNK:  # what is small is not worth the stripes
+    if actual.size <= CHUNK:  # small arrays are not worth the stripes
         return part(actual.reshape(-1), golden.reshape(-1), float(bound), bitwise, row)
 
     def work(stripe: tuple[Array, ...]) -> Measures:

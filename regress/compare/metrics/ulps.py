@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from regress.dump.arrays import Array, is_float
 
 _FEW = 1 << 9
-"""Elements up to which it takes longer to find those with the largest distance than to take that of all."""
+"""Number of elements up to which measuring all is faster than finding those with the largest distance."""
 _EXPONENT = np.int64(0x7FF << 52)
 
 

@@ -54,11 +54,11 @@ def _covered(
     groups: Groups, stage: str, keys: list[Key], golden: Mapping[str, Array], locator: Locator, place: Place
 ) -> Iterator[Verdict]:
     if len({groups.layout(key) for key in keys}) > 1:
-        return  # what lies elsewhere is no part of the same, and a verdict on replicas
+        return  # other places are not comparable here; replicas have a verdict on them
     for name, values in golden.items():
         parts = [*groups.held(name, keys)]
         if not parts:
-            continue  # that nobody holds it, or in another shape, is a verdict of its own
+            continue  # a tensor that nobody holds, or holds in another shape, has a verdict of its own
         shape = values.shape if stage in UPDATE_STAGES else parts[0].layout.shape
         missing = uncovered(shape, (part.layout for part in parts if part.layout.shape == shape))
         if missing is None:

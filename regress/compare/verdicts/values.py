@@ -15,7 +15,7 @@ from regress.compare.verdicts.verdict import Status, Verdict, Worst, WorstRow
 from regress.dump.arrays import Array, dtype_name, is_float
 
 Blocks = Callable[[], Iterable[Block]]
-"""Makes the blocks of a tensor, which may be too large to be kept, each time it is asked."""
+"""Function that yields the blocks of a tensor anew on each call, as they may be too large to be kept."""
 
 
 def judge_blocks(
@@ -61,7 +61,7 @@ def judge_values(
     scale: float | None = None,
     seen: list[Measures] | None = None,
 ) -> Verdict:
-    """Judge the values of a tensor from its blocks, of floats or of what is compared exactly."""
+    """Judge the values of a tensor from its blocks: floats by their tolerance, other dtypes exactly."""
     if scale is None:
         scale = max((largest(block.golden) for block in blocks()), default=0.0)
     values = _Values(case, scale, _bound(case.tolerance, scale), floats)

@@ -31,7 +31,7 @@ MUCH, LITTLE = 0.05, 0.01
 
 
 INPUTS: tuple[Rule, ...] = (
-    # what was recorded
+    # records
     Rule(
         "shape",
         "the tensors are of other shapes: another padding strategy (batching.layout, pad_to), another maximum length, "
@@ -121,7 +121,7 @@ INPUTS: tuple[Rule, ...] = (
         status=(Status.NONFINITE,),
         patterns=("nonfinite",),
     ),
-    # what the model reads
+    # inputs of the model
     Rule(
         "position-columns",
         "position ids count the columns of the row: they do not begin again with each sample, or count left padding",

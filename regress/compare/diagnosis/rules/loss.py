@@ -5,7 +5,7 @@ from __future__ import annotations
 from regress.compare.diagnosis.rule import Rule
 
 OF_GOLDEN = "invariant-alone"
-"""Rule of what is wrong although every golden value holds; a dump alone has none."""
+"""Rule for faults although every golden value holds; a single dump has no golden values."""
 
 LOSS: tuple[Rule, ...] = (
     # correction for the sampler, divergence, ratio

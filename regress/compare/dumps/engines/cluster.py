@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 ADDRESS = "RAY_ADDRESS"
-"""The variable by which Ray, too, finds a cluster."""
+"""Environment variable by which Ray, too, finds a cluster."""
 REACHED = 10.0
 """Seconds within which a cluster has to accept a connection; Ray itself would wait for minutes."""
 
@@ -130,7 +130,7 @@ def work_there(session: str, job: Job) -> list[Finding]:
     """
     global _session
     if session != _session:
-        open_side.cache_clear()  # of an earlier comparison, since when dumps may have changed
+        open_side.cache_clear()  # dumps may have changed since an earlier comparison
         _session = session
     for path in (job[0].golden, job[0].actual):
         try:

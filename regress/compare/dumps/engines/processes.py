@@ -19,11 +19,11 @@ from regress.compare.dumps.session import Job, work
 from regress.errors import reason
 
 ALONE = 1.0
-"""Seconds for which this process works alone: starting others takes about as long, and most comparisons are done."""
+"""Seconds for which this process works alone: others take about as long to start, and most comparisons end before."""
 AHEAD = 4
-"""Jobs in hand for each worker, done or not: results wait for their turn, and only so many of them."""
+"""Jobs in hand for each worker, done or not, which limits the results that wait for their turn."""
 PATIENCE = 3
-"""Pools that may break one after the other without a result before no more are started."""
+"""Number of pools that may break in a row without a result; then no more are started."""
 
 
 @dataclass(frozen=True)
