@@ -1,4 +1,4 @@
-"""Parameters whose update rounding decides: an optimizer that divides a gradient by its size makes much of little.
+"""Parameters whose update is decided by rounding: Adam divides a gradient by its own size.
 
 The update of Adam and its relatives is the learning rate times m / sqrt(v). Where m is no larger than what its
 tolerance allows, as for the bias of the keys in attention, whose gradient is 0 but for rounding, that is any number
@@ -43,7 +43,7 @@ def decided(
 
 
 def _moments(side: Side, record: str, name: str, shape: tuple[int, ...]) -> tuple[Array, float, float] | None:
-    """First moment of a parameter, the largest of it and of the weight beside it, and the learning rate."""
+    """Return the first moment of a parameter, the largest of it and its weight's, and the learning rate."""
     _, _, rest = record.partition("/")
     state = f"optimizer/{rest}"
     if state not in side.entries:
@@ -60,7 +60,7 @@ def _moments(side: Side, record: str, name: str, shape: tuple[int, ...]) -> tupl
 
 
 def _beside(tensors: Mapping[str, Array], name: str) -> float:
-    """The largest first moment of the weight beside a bias; 0 for any other parameter."""
+    """Return the largest first moment of the weight beside a bias; 0 for any other parameter."""
     module, bias, _ = name.rpartition(".bias")
     weight = tensors.get(f"{module}.weight/{STATE[0]}") if bias else None
     return 0.0 if weight is None else _largest(weight)

@@ -1,4 +1,4 @@
-"""From two dumps to the units of their comparison: headers only, no tensor is read but what tells samples apart."""
+"""Planning of a comparison from headers; only tensors that tell samples apart are read."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from regress.layout import SampleKey
 
 
 def plan_units(golden: str, actual: str, options: Options | None = None) -> Planned:
-    """What has to be compared.
+    """Plan the units of a comparison.
 
     Raises:
         DumpError: if one of the two is no dump, or a damaged one.
@@ -47,7 +47,7 @@ def plan_units(golden: str, actual: str, options: Options | None = None) -> Plan
 
 
 def steps_of(side: Side) -> set[int]:
-    """The steps that a dump has records of."""
+    """Return the steps that a dump has records of."""
     return {where.step for _, where in side.entries.values()}
 
 
@@ -117,7 +117,7 @@ class _Step:
             ).plan(self.planned)
 
     def _reportable(self, matching: Matching, golden: Sequence[Listed], actual: Sequence[Listed]) -> Matching:
-        """Without samples that only rollouts tell of, where the other side has none."""
+        """Return the matching without samples that only rollouts mention, where the other side has none."""
         kept = []
         for keys, mine, other in (
             (matching.golden_only, golden, actual),
@@ -125,7 +125,7 @@ class _Step:
         ):
             computed = {key for record in mine for key in record.samples}
             rollouts = any(record.key.stage == "trajectory" for record in other)
-            if not rollouts and any(r.bare for r in other) and not any(r.samples for r in other):
+            if not rollouts and any(r.bare or r.problem for r in other) and not any(r.samples for r in other):
                 computed = set()  # that nothing tells its samples is said of its records
             kept.append(tuple(key for key in keys if rollouts or key in computed))
         return replace(matching, golden_only=kept[0], actual_only=kept[1])
@@ -133,7 +133,7 @@ class _Step:
     def _updates(
         self, golden: Sequence[Listed], actual: Sequence[Listed]
     ) -> list[tuple[int | None, int, int]]:
-        """Number, golden and actual number of each update; a dump that cannot tell them holds the last one."""
+        """Return number, golden and actual number of each update; a dump that cannot tell them holds the last one."""
         own, actual_side = (
             sorted({r.update for r in side if r.key.stage != "trajectory"}) for side in (golden, actual)
         )
@@ -200,7 +200,7 @@ class _Step:
 
 
 def by_step(side: Side) -> dict[int, list[str]]:
-    """Step -> names of its records."""
+    """Return the names of the records of each step."""
     found: dict[int, list[str]] = {}
     for name, (_, where) in side.entries.items():
         found.setdefault(where.step, []).append(name)

@@ -1,4 +1,4 @@
-"""Rules for what is there at all, what the model reads, rewards, advantages and weights."""
+"""Rules for missing records, model inputs, rewards, advantages and weights."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def _no_factor(divergence: Divergence) -> bool:
 
 
 def _mixed_groups(divergence: Divergence, scene: RunContext) -> bool:
-    """Whole tokens are wrong, by no common factor: other samples were compared with each other."""
+    """Return True for large errors without a common factor: other samples were compared with each other."""
     return _no_factor(divergence) and divergence.first.relative > MUCH
 
 
 def _nearly_right(divergence: Divergence, scene: RunContext) -> bool:
-    """They are off by little, by no common factor."""
+    """Return True for small errors without a common factor."""
     return _no_factor(divergence) and divergence.first.relative < LITTLE
 
 
@@ -232,8 +232,9 @@ INPUTS: tuple[Rule, ...] = (
     ),
     Rule(
         "advantage-groups",
-        "statistics are not those of the sample's own group (of the whole batch, of another group in another order, of "
-        "a part of the group on each rank), or advantages are changed after they were normalized (a limit, a sign)",
+        "advantages are normalized otherwise: by statistics of other samples than the group's own (the whole batch, "
+        "another group, the part of the group on each rank), with another constant beside the deviation "
+        "(algorithm.eps), or they are changed afterwards (a limit, a sign)",
         at=("advantages",),
         when=_mixed_groups,
         variants="base,dp2-dealt",

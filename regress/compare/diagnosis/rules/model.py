@@ -36,7 +36,7 @@ def _later(divergence: Divergence, scene: RunContext) -> bool:
 
 
 def _rounding(divergence: Divergence, scene: RunContext) -> bool:
-    """A few units in the last place: the same mathematics in another order."""
+    """Return True for errors of at most 16 units in the last place: the same mathematics in another order."""
     ulp = divergence.first.max_ulp
     return divergence.first.status is Status.DRIFT and ulp is not None and 0 < ulp <= 16
 
@@ -223,7 +223,7 @@ MODEL: tuple[Rule, ...] = (
     # log-probs and entropies
     Rule(
         "temperature",
-        "log-probs are taken at another temperature than the rollouts were sampled at: rollout_worker.temperature must "
+        "log-probs or entropies are taken at another temperature than the rollouts were sampled at: rollout_worker.temperature must "
         "divide the trainer's logits, too",
         at=("log_probs", "entropy", "old_log_probs"),
         patterns=("tempered",),

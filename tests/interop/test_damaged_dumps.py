@@ -1,0 +1,197 @@
+"""Dumps that were damaged or say what cannot be: one plain sentence, the right exit code, no silence."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from regress.cli import main
+from regress.dump.files import write_atomically
+from regress.dump.formats import FORMATS
+from regress.dump.manifest import Entry, Manifest, Provenance, write_manifest
+from regress.dump.record import Record
+from regress.layout import Segment, TokenLayout
+
+COLUMNS = 6
+Change = Callable[[Record], Record]
+
+
+def record(stage: str, rank: int, **tensors: Any) -> Record:
+    """Two samples of this rank, a row each; their last four tokens count."""
+    layout = TokenLayout((2, COLUMNS), tuple(Segment(i, 0, COLUMNS, i, 0) for i in range(2)))
+    meta: dict[str, Any] = {"layout": layout.to_json(), "samples": [[f"g{rank}", 0], [f"g{rank}", 1]]}
+    return Record(stage, 0, tensors, {} if stage == "gradient" else meta, rank=rank, micro=_micro(stage))
+
+
+def _micro(stage: str) -> int | None:
+    return None if stage == "gradient" else 0
+
+
+def dump(
+    folder: Path,
+    *,
+    ranks: tuple[int, ...] = (0, 1),
+    mesh: Any = None,
+    config: Any = None,
+    change: Change = lambda record: record,
+) -> Path:
+    """A complete dump of some of the ranks of a run on two."""
+    entries: dict[str, Entry] = {}
+    for rank in ranks:
+        rng = np.random.default_rng(rank)
+        mask = np.tile(np.arange(COLUMNS) >= 2, (2, 1)).astype(np.int64)
+        values = np.where(mask, -rng.exponential(1, (2, COLUMNS)), 0.0)
+        found = [
+            record("forward_data", rank, log_probs=values, response_mask=mask),
+            record("gradient", rank, weight=np.arange(4.0)),
+        ]
+        for one in map(change, found):
+            name = f"{one.type}/{one.where.stem}.safetensors"
+            stamp = write_atomically(folder / name, FORMATS["safetensors"].encode(one))
+            entries[name] = Entry(one.type, one.where, stamp)
+    told = Provenance(config=config or {}, mesh=mesh or {"world_size": 2, "dp": 2})
+    write_manifest(folder, Manifest(told, "safetensors", entries))
+    return folder
+
+
+def run(*arguments: object) -> tuple[int, str]:
+    """Exit code, and all that was said in one line."""
+    done = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return done.exit_code, " ".join(done.output.split())
+
+
+def compare(golden: Path, actual: Path) -> tuple[int, str]:
+    return run("compare", golden, actual, "--engine", "local")
+
+
+def twice(one: Record) -> Record:
+    """Name the same place of the tensors twice."""
+    if one.type != "forward_data":
+        return one
+    meta: Any = json.loads(json.dumps(one.meta))
+    meta["layout"]["segments"].append(meta["layout"]["segments"][0])
+    meta["samples"].append(meta["samples"][0])
+    return replace(one, meta=meta)
+
+
+def with_nan(stage: str, tensor: str) -> Change:
+    def change(one: Record) -> Record:
+        if one.type != stage:
+            return one
+        values = one.tensors[tensor].copy()
+        values.reshape(-1)[3] = np.nan
+        return replace(one, tensors={**one.tensors, tensor: values})
+
+    return change
+
+
+def test_a_healthy_dump_is_equal_to_itself(tmp_path: Path) -> None:
+    good = dump(tmp_path / "good")
+    assert compare(good, good)[0] == 0
+    assert run("dump", "check", good)[0] == 0
+
+
+def test_segments_that_overlap_are_refused_and_named(tmp_path: Path) -> None:
+    good, bad = dump(tmp_path / "good"), dump(tmp_path / "bad", change=twice)
+    words = "has a segment of sample g0/0 over another segment, at row 0, column 0; record it again"
+    for (code, said), expected in ((compare(good, bad), 1), (compare(bad, good), 2), (compare(bad, bad), 2)):
+        assert code == expected
+        assert words in said or "over another" in said
+    code, said = run("dump", "check", bad)
+    assert code == 1
+    assert "coverage forward_data" in said
+
+
+def test_a_rank_that_is_lost_in_both_dumps_is_no_difference(tmp_path: Path) -> None:
+    good, bad = dump(tmp_path / "good"), dump(tmp_path / "bad", ranks=(0,))
+    assert compare(good, bad)[0] == 1
+    code, said = compare(bad, bad)
+    assert code == 2
+    assert "in both dumps rank 1 of 2 recorded nothing of this update" in said
+
+
+def test_a_mesh_of_more_ranks_than_can_be_named(tmp_path: Path) -> None:
+    bad = dump(tmp_path / "bad", mesh={"world_size": 10**9, "dp": 10**9})
+    code, said = run("dump", "check", bad)
+    assert code == 1
+    assert "999999998 of 1000000000 ranks recorded nothing of this update" in said
+
+
+def test_a_rank_outside_of_the_mesh_is_named(tmp_path: Path) -> None:
+    code, said = run("dump", "check", dump(tmp_path / "bad", ranks=(0, 1, 2)))
+    assert code == 1
+    assert "rank 2 recorded, but the mesh in the manifest has the ranks 0 to 1" in said
+
+
+@pytest.mark.parametrize("mesh", [{"dp": 0}, {"dp": "two"}, {"dp": True}])
+def test_a_mesh_that_is_none(tmp_path: Path, mesh: Any) -> None:
+    bad = dump(tmp_path / "bad", mesh=mesh)
+    for code, said in (compare(bad, bad), run("dump", "check", bad)):
+        assert code == 2
+        assert f"its mesh has the extent dp={mesh['dp']!r}, which is no number of ranks" in said
+
+
+def test_a_configuration_of_somebody_else_has_no_sections(tmp_path: Path) -> None:
+    config: Any = {
+        "model": "gpt2",
+        "algorithm": None,
+        "parallel": 7,
+        "debug": {"dump_options": [1]},
+        "data": [],
+    }
+    other = dump(tmp_path / "other", config=config)
+    assert compare(other, other)[0] == 0
+    assert compare(dump(tmp_path / "good"), other)[0] == 0
+    assert run("dump", "check", other)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (with_nan("forward_data", "log_probs"), "log_probs"),
+        (with_nan("gradient", "weight"), "gradient weight"),
+    ],
+)
+def test_a_value_that_is_not_finite_is_found_without_a_golden(
+    tmp_path: Path, change: Change, name: str
+) -> None:
+    code, said = run("dump", "check", dump(tmp_path / "bad", change=change))
+    assert code == 1
+    assert f"nonfinite: {name}" in said
+
+
+def test_nan_beside_the_loss_tokens_is_nobody_s_business(tmp_path: Path) -> None:
+    def beside(one: Record) -> Record:
+        if one.type != "forward_data":
+            return one
+        values = np.where(one.tensors["response_mask"] > 0, one.tensors["log_probs"], np.nan)
+        return replace(one, tensors={**one.tensors, "log_probs": values})
+
+    assert run("dump", "check", dump(tmp_path / "bad", change=beside))[0] == 0
+
+
+def test_a_bit_that_changed_later_is_found(tmp_path: Path) -> None:
+    bad = dump(tmp_path / "bad")
+    file = next((bad / "gradient").iterdir())
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(bytes(content))
+    code, said = run("dump", "check", bad)
+    assert code == 2
+    assert "do not match the size and hash in manifest.json" in said
+
+
+@pytest.mark.parametrize(("text", "words"), [("null", "it is no JSON object"), ("{}", "it lacks 'sha256'")])
+def test_a_manifest_of_another_kind(tmp_path: Path, text: str, words: str) -> None:
+    bad = dump(tmp_path / "bad")
+    (bad / "manifest.json").write_text(text)
+    code, said = compare(bad, bad)
+    assert (code, words in said) == (2, True)
