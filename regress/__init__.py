@@ -5,8 +5,9 @@ The names below are the public API. They load on first use, so that ``import reg
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from regress.lazy import lazy_names
 
 __version__ = "0.1.0"
 
@@ -71,13 +72,7 @@ _HOMES = {
 __all__ = [*sorted(_HOMES), "__version__"]
 
 if not TYPE_CHECKING:  # to a type checker a module with `__getattr__` has every name
-
-    def __getattr__(name: str) -> Any:
-        if name not in _HOMES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        found = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-        globals()[name] = found
-        return found
+    __getattr__ = lazy_names(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

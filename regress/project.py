@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,8 @@ def project_section(root: Path, key: str) -> Any:
     path = root / "pyproject.toml"
     if not path.is_file():
         return None
+    import tomllib  # the plugin loads this module in every run of pytest
+
     try:
         tree = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regress.capture.anatomy import Anatomy, Head, last_hidden_state, plain_name, whole
+from regress.capture.anatomy import Anatomy, last_hidden_state, plain_name, whole
 from regress.capture.head import check_logits, make_head
 from regress.capture.inference import Arrangement, infer_layout
 from regress.capture.inputs import arguments_of, arrangement_of
@@ -55,7 +55,7 @@ class Forwards:
     _graded: bool = False
     _outer: dict[str, Any] = field(default_factory=dict)
     _outputs: dict[str, Any] = field(default_factory=dict)
-    _probe: tuple[Tensor, Head] | None = None
+    _probe: Tensor | None = None
 
     @contextmanager
     def hooked(self, eager: Callable[[Any], Any]) -> Iterator[None]:
@@ -161,7 +161,7 @@ class Forwards:
         head = make_head(self.anatomy)
         p.values = token_values(p, states, head, self.settings.temperature or 1.0)
         if not self.checked:
-            self._probe = (states[-1:, -1:].clone(), head)
+            self._probe = head(states[-1:, -1].clone())  # now, as autocast may end with the forward pass
         return p, states
 
     def _described(self, found: Arrangement, width: int) -> Pass:
@@ -188,7 +188,7 @@ class Forwards:
         logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
         if isinstance(logits, Tensor) and logits.dim() == 3 and logits.numel():
             with torch.no_grad():
-                check_logits(whole(logits.detach()), *probe, type(self.anatomy.root).__name__)
+                check_logits(whole(logits.detach()), probe, type(self.anatomy.root).__name__)
             self.checked = True
 
     def _looks(self) -> bool:

@@ -24,6 +24,9 @@ OTHERS = re.compile(
 )
 """Integers among the arguments that are no token ids, whatever their shape."""
 
+OF_THE_LOSS = re.compile("loss|completion|response|label|action|assistant|answer")
+"""Names of masks that select tokens of the loss, which tells nothing about padding."""
+
 BORDERS = ("cu_seq_lens_q", "cu_seq_lens", "cu_seqlens", "cu_seqlens_q", "cu_seqlens_padded")
 
 
@@ -71,7 +74,11 @@ def arrangement_of(arguments: Mapping[str, Any], finders: Finders, pad_token_id:
     borders = _optional("cu_seq_lens", arguments, finders.cu_seq_lens, BORDERS)
     flat = ids.ndim == 1
     grid = ids.reshape(1, -1) if flat else ids
+    if mask is None and borders is None:
+        _refuse_other_masks(arguments, ids)
     if finders.attention_mask is None and mask is not None and mask.ndim != 2 and not flat:
+        if positions is None and borders is None:
+            _refuse_blocks(mask)
         mask = None  # of pairs of tokens: it tells no layout
     pad = finders.pad_token_id
     pad_id = pad_token_id if pad is None else (None if isinstance(pad, str) else pad)
@@ -82,6 +89,38 @@ def arrangement_of(arguments: Mapping[str, Any], finders: Finders, pad_token_id:
         None if borders is None else borders.reshape(-1),
         pad_id,
     )
+
+
+def _refuse_blocks(mask: NDArray[np.int64]) -> None:
+    """A mask of pairs that hides more than the future may hide other samples or padding.
+
+    Raises:
+        CaptureError: if it does.
+    """
+    T = mask.shape[-1]
+    seen = mask >= 0 if mask.min(initial=0) < 0 else mask != 0  # added to scores, or multiplied
+    if mask.shape[-2] == T and not seen[..., *np.tril_indices(T)].all():
+        raise CaptureError(
+            f"the attention mask of shape {list(mask.shape)} hides pairs of tokens, which may be padding, other "
+            "samples of a packed row or a window: name a mask with one value for each token with "
+            "record(attention_mask=...), or position ids that restart with record(position_ids=...)"
+        )
+
+
+def _refuse_other_masks(arguments: Mapping[str, Any], ids: NDArray[np.int64]) -> None:
+    """Raise `CaptureError` if an argument of another name could be the mask that tells padding from tokens."""
+    for name, value in arguments.items():
+        if "mask" not in name or OF_THE_LOSS.search(name) or not isinstance(value, Tensor):
+            continue
+        if (
+            value.shape == ids.shape
+            and not bool(value.bool().all())
+            and bool(((value == 0) | (value == 1)).all())
+        ):
+            raise CaptureError(
+                f"the forward argument {name!r} has a 0 or 1 for each token, and nothing says whether 0 is padding: "
+                f"give record(attention_mask={name!r}), or a function of all arguments that returns the mask"
+            )
 
 
 def _ids(arguments: Mapping[str, Any], find: Find) -> NDArray[np.int64]:
@@ -131,6 +170,8 @@ def _found(name: str, arguments: Mapping[str, Any], find: str | Callable[..., An
 
 def _numpy(value: Any) -> NDArray[np.int64]:
     local = value.full_tensor() if hasattr(value, "full_tensor") else value
+    if isinstance(local, Tensor) and local.is_floating_point():  # a mask, added to scores or multiplied
+        local = local.detach().float().clamp(-1e9, 1e9)
     array = local.detach().cpu().numpy() if isinstance(local, Tensor) else np.asarray(local)
     return np.array(array, dtype=np.int64)
 

@@ -141,7 +141,10 @@ class Session:
     def before_step(self, optimizer: Optimizer, args: Any = (), kwargs: Any = None) -> None:
         """An optimizer is about to step."""
         if self.forwards.active and self._live and self.updates.owns(optimizer):
-            self.updates.write_gradients(getattr(optimizer, "grad_scale", None))
+            if torch._C._current_graph_task_id() != -1:
+                self.updates.write_ready(optimizer)
+            else:
+                self.updates.write_gradients(getattr(optimizer, "grad_scale", None))
 
     def after_step(self, optimizer: Optimizer, args: Any = (), kwargs: Any = None) -> None:
         """An optimizer has stepped: parameters and state are new."""

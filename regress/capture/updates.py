@@ -98,6 +98,19 @@ class Updates:
         mine = {id(p) for _, p in self.anatomy.parameters()}
         return any(id(p) in mine for group in optimizer.param_groups for p in group["params"])
 
+    def write_ready(self, optimizer: Optimizer) -> None:
+        """Record the gradients of an optimizer that steps within the backward call, as soon as they are complete."""
+        if not self.wanted("gradient"):
+            return
+        mine = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        own = {name: p.grad for name, p in self.anatomy.parameters() if id(p) in mine and p.grad is not None}
+        found = self._copied({n: grad for n, grad in own.items() if f"gradient/{n}" not in self._done})
+        self._done |= {"gradient", *(f"gradient/{name}" for name in found)}
+        shards = {name: shard.to_json() for name, (_, shard) in found.items() if shard is not None}
+        if found:
+            tensors = {name: array for name, (array, _) in found.items()}
+            self.emit("gradient", tensors, {"shards": shards} if shards else {})
+
     def write_gradients(self, scale: Any = None) -> None:
         """Record the gradients of the step, once.
 
@@ -145,7 +158,7 @@ class Updates:
                 for key, value in optimizer.state.get(p, {}).items()
                 if isinstance(value, Tensor | int | float)
             }
-            self._emit_parts("optimizer", state)
+            self._emit_parts("optimizer", state, {"learning_rates": _rates(optimizer, named)})
 
     def finished(self) -> None:
         """The step is over."""
@@ -165,14 +178,16 @@ class Updates:
                 found[name] = (to_numpy(here if factor == 1.0 else here / factor, name), shard_of(name, grad))
         return found
 
-    def _emit_parts(self, type: str, values: Mapping[str, Any]) -> None:
+    def _emit_parts(
+        self, type: str, values: Mapping[str, Any], meta: Mapping[str, Any] | None = None
+    ) -> None:
         tensors = {
             name: local(value) if isinstance(value, Tensor) else value for name, value in values.items()
         }
         parts = {name: shard_of(name, value) for name, value in values.items()}
         shards = {name: part.to_json() for name, part in parts.items() if part is not None}
         if tensors:
-            self.emit(type, tensors, {"shards": shards} if shards else {})
+            self.emit(type, tensors, {**(meta or {}), **({"shards": shards} if shards else {})})
 
 
 def shard_of(name: str, value: Any) -> ShardLayout | None:
@@ -191,6 +206,13 @@ def shard_of(name: str, value: Any) -> ShardLayout | None:
             "reduce it over "
             "the ranks before the optimizer steps"
         ) from None
+
+
+def _rates(optimizer: Optimizer, named: Mapping[str, Any]) -> dict[str, float]:
+    """Learning rate of each of these parameters."""
+    names = {id(p): name for name, p in named.items()}
+    rates = [(group.get("lr"), p) for group in optimizer.param_groups for p in group["params"]]
+    return {names[id(p)]: float(rate) for rate, p in rates if rate is not None and id(p) in names}
 
 
 def _matches(wanted: bool | str, name: str) -> bool:

@@ -1,1 +1,1 @@
-"""The judge: alignment, tolerances and verdicts. Knows nothing of any trainer, and loads no torch."""
+"""The judge: alignment, tolerances and verdicts. It knows no trainer and loads no torch."""

@@ -1,4 +1,4 @@
-"""The judge's three questions: an update against golden values, byte for byte against its twin, and its rollouts."""
+"""The judge's three questions: an update against golden values, against its bitwise reference, and its rollouts."""
 
 from regress.compare.updates.bitwise_reference import judge_bitwise
 from regress.compare.updates.golden import Dtype, in_order, judge_update

@@ -1,4 +1,4 @@
-"""The quantities of a training step: what each is, which recorded tensor holds it, and in which order they arise."""
+"""Quantities of a training step: their meaning, the tensors that hold them, and the order in which they arise."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from regress.errors import CompareError
 
 
 class Kind(StrEnum):
-    """How a local tensor relates to the canonical one.
+    """Relation of a local tensor to the canonical one.
 
     EXACT: ids and masks ``[B, T]``. TOKEN: values ``[B, T]`` at the loss tokens. HIDDEN: a module's output
     ``[B, T, ...]`` (or its rows ``[B * T, ...]``) at all tokens, or ``[1, K, V]`` (``[K, V]``) at the loss tokens.
@@ -47,12 +47,12 @@ class Quantity:
 
     @property
     def per_microbatch(self) -> bool:
-        """Whether every microbatch has its own tensors of it."""
+        """True if every microbatch has its own tensors of it."""
         return self.level == "micro"
 
     @property
     def exact(self) -> bool:
-        """Whether it is compared exactly, so that it needs no tolerance."""
+        """True if it is compared exactly, so that it needs no tolerance."""
         return self.kind in (Kind.EXACT, Kind.STRUCTURE)
 
 
@@ -199,36 +199,36 @@ _SOURCES = {(source.stage, source.tensor): source for source in SOURCES}
 
 
 def quantity_named(name: str) -> Quantity:
-    """The quantity of that name; raises `CompareError` for none."""
+    """Return the quantity of that name; raises `CompareError` for none."""
     if name not in _BY_NAME:
         raise CompareError(f"{name!r} is no quantity; choose one of {', '.join(_BY_NAME)}")
     return _BY_NAME[name]
 
 
 def order_of(quantity: str) -> int:
-    """Place of a quantity in the order of computation; unknown ones come last."""
+    """Return the place of a quantity in the order of computation; unknown ones come last."""
     return _ORDER.get(quantity, len(_ORDER))
 
 
 def names_at(level: str) -> list[str]:
-    """Quantities of a ``"step"``, an ``"update"`` or a ``"micro"``batch, in the order of computation."""
+    """Return the quantities of a ``"step"``, an ``"update"`` or a ``"micro"``batch, in the order of computation."""
     return [quantity.name for quantity in QUANTITIES if quantity.level == level]
 
 
 def source_of(stage: str, tensor: str) -> Source | None:
-    """Where the golden values of a recorded tensor are, or None if no quantity knows it."""
+    """Return the source of the golden values of a recorded tensor, or None if no quantity knows it."""
     if stage in OPEN_STAGES:
         return Source(stage, tensor, stage, tensor)
     return _SOURCES.get((stage, tensor))
 
 
 def source_or_other(stage: str, tensor: str) -> Source:
-    """The source of a recorded tensor; one of quantity `OTHER` for a tensor that no quantity knows."""
+    """Return the source of a recorded tensor; one of quantity `OTHER` for a tensor that no quantity knows."""
     return source_of(stage, tensor) or Source(stage, tensor, OTHER, f"{stage}/{tensor}")
 
 
 def nearest_tensor(stage: str, tensor: str) -> str | None:
-    """The known tensor whose name comes closest, with its stage if that is another one; None if none is close."""
+    """Return the known tensor with the closest name, with its stage if that is another one; None if none is close."""
     here = {source.tensor for source in SOURCES if source.stage == stage}
     everywhere = {source.tensor: source.stage for source in reversed(SOURCES)}
     for names in (here, everywhere):
@@ -240,13 +240,13 @@ def nearest_tensor(stage: str, tensor: str) -> str | None:
 
 
 def quantity_of(stage: str, tensor: str) -> str | None:
-    """The quantity that a recorded tensor belongs to, or None."""
+    """Return the quantity that a recorded tensor belongs to, or None."""
     source = source_of(stage, tensor)
     return None if source is None else source.quantity
 
 
 def primary_source(quantity: str, name: str) -> Source:
-    """The first place to look for a golden tensor of a microbatch."""
+    """Return the first place to look for a golden tensor of a microbatch."""
     if quantity in OPEN_STAGES:
         return Source(quantity, name, quantity, name)
     found = [source for source in SOURCES if (source.quantity, source.name) == (quantity, name)]
@@ -254,7 +254,7 @@ def primary_source(quantity: str, name: str) -> Source:
 
 
 def exclusive_stages(names: Iterable[tuple[str, str]]) -> set[str]:
-    """The stages without which these golden tensors (quantity, name) could not have been recorded."""
+    """Return the stages without which these golden tensors (quantity, name) could not have been recorded."""
     found = set()
     for quantity, name in names:
         stages = {source.stage for source in SOURCES if (source.quantity, source.name) == (quantity, name)}
@@ -266,7 +266,7 @@ def exclusive_stages(names: Iterable[tuple[str, str]]) -> set[str]:
 
 
 def sources_in(stage: str, quantity: str, names: list[str]) -> Iterator[Source]:
-    """The tensors that a record of a stage has to hold, of a quantity with these golden names."""
+    """Yield the tensors that a record of a stage has to hold, of a quantity with these golden names."""
     if stage in OPEN_STAGES:
         if quantity == stage:
             yield from (Source(stage, name, quantity, name) for name in names)

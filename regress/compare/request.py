@@ -1,4 +1,4 @@
-"""Comparisons as they are asked for: two sources by their names, and how strictly."""
+"""Comparisons requested by name: two sources, and how strictly to compare them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def compare_sources(
 
 
 def check_dump(path: str | Path) -> list[Verdict]:
-    """Check what must be true of every update of a dump, without any golden values.
+    """Check the invariants of every update of a dump, without any golden values.
 
     Raises:
         DumpError: if it is missing, incomplete or damaged.

@@ -4,8 +4,9 @@
 Names below load on first use, so that importing this package starts neither torch nor transformers.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from regress.lazy import lazy_names
 
 if TYPE_CHECKING:
     from regress.dump.hooks import matching_parameters as matching_parameters
@@ -44,8 +45,4 @@ _HOMES = {
 __all__ = sorted(_HOMES)
 
 if not TYPE_CHECKING:  # to a type checker a module with `__getattr__` has every name
-
-    def __getattr__(name: str) -> Any:
-        if name not in _HOMES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    __getattr__ = lazy_names(__name__, _HOMES)

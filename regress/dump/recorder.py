@@ -217,7 +217,7 @@ def _prepare(folder: Location, overwrite: bool) -> None:
         if earlier and not overwrite:
             raise DumpError(
                 f"{folder} already holds a dump ({_within(folder, earlier[0])}), and runs must not mix: "
-                "choose another dump directory, delete this one, or ask for overwriting"
+                "choose another dump directory, delete this one, or ask for overwriting (overwrite=True)"
             )
         leftovers = [path for path in below if path.name.startswith(TEMPORARY)]
         for path in (*reversed(earlier), *leftovers):  # manifest first: half a dump must not look complete

@@ -3,8 +3,9 @@
 Names below load on first use.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from regress.lazy import lazy_names
 
 if TYPE_CHECKING:
     from regress.golden.case import GoldenCase as GoldenCase
@@ -21,8 +22,4 @@ _HOMES = {
 __all__ = sorted(_HOMES)
 
 if not TYPE_CHECKING:  # to a type checker a module with `__getattr__` has every name
-
-    def __getattr__(name: str) -> Any:
-        if name not in _HOMES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    __getattr__ = lazy_names(__name__, _HOMES)

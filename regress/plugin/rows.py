@@ -84,7 +84,10 @@ def foreign_row(text: str) -> ForeignRow:
 
 
 def tell_properties(node: pytest.Item, call: Call) -> None:
-    """Add the test's gravest or closest verdict to its properties, which JUnit files hold; see docs/report.md."""
+    """Add the test's gravest or closest verdict to its properties, which JUnit files hold.
+
+    See docs/reference/report.md.
+    """
     verdict = call.verdict
     found: dict[str, object] = {
         "regress_where": call.where,

@@ -111,7 +111,10 @@ class Report:
         return f"{plural(len(self.calls), 'check')}{tensors}: {end}{missing}"
 
     def to_json(self) -> dict[str, Any]:
-        """Return a tree of strict JSON values, as docs/report.md says; floats that are not finite are tagged."""
+        """Return a tree of strict JSON values, as docs/reference/report.md says.
+
+        Floats that are not finite are tagged.
+        """
         tree = {
             **self.sections,
             "schema_version": SCHEMA_VERSION,

@@ -18,13 +18,14 @@ from parity_world import GROUP_SIZE, MAX_COMPLETION_LENGTH, Sample, World
 from test_trl import Case, make_trainer
 from torch import Tensor
 
+from regress import explain_dump
 from regress.capture.recording import record
 from regress.dump.reader import DumpReader
 from regress.dump.record import Record
 from regress.dump.recorder import Recorder
 from regress.dump.taps import recording
 from regress.dump.trajectory import Trajectory, to_record
-from regress.explain import Explanation, explain_dump
+from regress.explain.statement import Explanation
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -150,7 +150,7 @@ def make_trainer(work: Path, peft: bool = False, dtype: str = "float32", **chang
 
 def train(folder: Path, work: Path, fault: str | None = None, **changes: Any) -> Any:
     """Train under `record` and return the trainer."""
-    from regress.capture import record
+    from regress import record
 
     trainer = make_trainer(work, **changes)
     planted = FAULTS[fault](trainer) if fault else contextlib.nullcontext()

@@ -193,11 +193,13 @@ def test_the_public_options_are_these(alone: Any) -> None:
         "--regress-tolerance-scale=X",
         "--regress-report=[DIR]",
         "--regress-keep-dumps=[DIR]",
+        "--regress-set=KEY=VALUE",
+        "--regress-allow-code",
     ]
     keys = [line.split()[0] for line in known.splitlines() if line.startswith("  regress_")]
     assert keys == [
         f"regress_{key}"
-        for key in ("golden_dir", "tier", "matrix", "tolerance_scale", "report", "keep_dumps")
+        for key in ("set", "golden_dir", "tier", "matrix", "tolerance_scale", "report", "keep_dumps")
     ]
 
 

@@ -34,7 +34,7 @@ def failing(project: Any) -> Any:
 
 
 def properties(path: Path) -> list[dict[str, str]]:
-    """Return, for every test of a JUnit file, the properties that docs/report.md names."""
+    """Return, for every test of a JUnit file, the properties that docs/reference/report.md names."""
     cases = ElementTree.parse(path).getroot().iter("testcase")
     found = [{p.get("name", ""): p.get("value", "") for p in case.iter("property")} for case in cases]
     return [
@@ -65,7 +65,7 @@ def test_junit_files_hold_the_verdict_of_every_test(failing: Any) -> None:
 def test_every_documented_property_is_written_and_no_other(stubbed: Any) -> None:
     stubbed.fault(base=FAULT)
     stubbed.run("--regress-tier=semantics", "--junitxml=junit.xml", "-k", "step0")
-    text = (Path(__file__).parents[2] / "docs" / "report.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "reference" / "report.md").read_text()
     documented = set(re.findall(r"`(regress_\w+)`", text)) - {
         "regress_call",
         "regress_golden",

@@ -1,1 +1,1 @@
-"""Where elements of local tensors lie in canonical ones, and the reverse."""
+"""Mapping between elements of local tensors and canonical ones."""

@@ -1,4 +1,4 @@
-"""From local tensors to canonical ones: what all ranks and microbatches computed, free of any layout."""
+"""Canonical tensors of an update, put together from those of all ranks and microbatches, free of any layout."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def canonicalize(records: Iterable[Record], frame: TokenFrame, plan: Plan | None
 
 
 def _one_each(records: Iterable[Record]) -> dict[Key, Record]:
-    """The record of each place."""
+    """Return one record for each place."""
     placed = by_place(records)
     for key, found in placed.items():
         if len(found) > 1:
@@ -73,7 +73,7 @@ def _one_each(records: Iterable[Record]) -> dict[Key, Record]:
 
 
 def _whole_tensors(placed: Mapping[Key, Record]) -> Canonical:
-    """Full tensors: shards are put together, and what several ranks hold they may only repeat."""
+    """Put full tensors together from their shards; elements that several ranks hold must be equal."""
     result: Canonical = {}
     for stage in UPDATE_STAGES:
         keys = sorted((key for key in placed if key.stage == stage), key=lambda key: key.rank or 0)
@@ -89,7 +89,7 @@ def _whole_tensors(placed: Mapping[Key, Record]) -> Canonical:
 
 
 def _microbatches(placed: Mapping[Key, Record], frame: TokenFrame, plan: Plan) -> dict[str, list[Part]]:
-    """The records of tokens by stage, those of ranks that repeat each other as one."""
+    """Return the records of tokens by stage; those of ranks that repeat each other are merged."""
     groups: dict[tuple[str, int, int | None], list[Part]] = {}
     for key, record in placed.items():
         if key.stage in (*MICRO_STAGES, *STEP_STAGES):
@@ -103,7 +103,7 @@ def _microbatches(placed: Mapping[Key, Record], frame: TokenFrame, plan: Plan) -
 
 
 def _merged(parts: Sequence[Part]) -> Part:
-    """What ranks that hold the same tokens recorded, as if one had."""
+    """Return the records of ranks that hold the same tokens, merged as if one rank had recorded them."""
     first, *rest = sorted(parts, key=lambda part: part.key.rank or 0)
     for part in rest:
         if (part.layout, part.rows) != (first.layout, first.rows):
@@ -117,7 +117,7 @@ def _merged(parts: Sequence[Part]) -> Part:
 
 
 def _assembled(records: Mapping[Key, Record]) -> dict[str, Array]:
-    """Every tensor that any of the records holds, whole."""
+    """Return every tensor that any of the records holds, put together whole."""
     names = dict.fromkeys(name for record in records.values() for name in record.tensors)
     return {
         name: assembled(
@@ -137,7 +137,7 @@ def _prove_coverage(stage: str, parts: Sequence[Part], frame: TokenFrame, told: 
 
 
 def _sources(parts: Sequence[Part]) -> list[Source]:
-    """The tensors of a stage, in recorded order; each must be in all of its records."""
+    """Return the tensors of a stage, in recorded order; each must be in all of its records."""
     names = list(dict.fromkeys(name for part in parts for name in part.record.tensors))
     found = []
     for name in names:

@@ -1,4 +1,4 @@
-"""From the tensors of all microbatches to one canonical tensor."""
+"""Canonical tensors, gathered from the tensors of all microbatches."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def gather(
     frame: TokenFrame,
     told: Told,
 ) -> Array:
-    """The canonical values of a tensor that all parts hold.
+    """Return the canonical values of a tensor that all parts hold.
 
     Raises:
         CompareError: if it has several dtypes or sizes, a shape that is not of its tokens, or loss tokens are unknown.
@@ -114,7 +114,7 @@ def _gather_hidden(
 
 
 def _has_rows(part: Part, array: Array, frame: TokenFrame, told: Told) -> bool:
-    """Whether an array has one row for each loss token.
+    """Return True if an array has one row for each loss token.
 
     It may look so in one microbatch by chance, but not in all of them: nothing predicts a first token, so there are
     fewer rows than tokens.
@@ -124,7 +124,7 @@ def _has_rows(part: Part, array: Array, frame: TokenFrame, told: Told) -> bool:
 
 
 def _loss_tokens(canonical: NDArray[np.int64], told: Told) -> NDArray[np.bool_] | None:
-    """Which of these tokens of a microbatch enter the loss; None if no record tells."""
+    """Return which of these tokens of a microbatch enter the loss; None if no record tells."""
     if canonical.size and not told[0][canonical].any():
         return None
     wanted: NDArray[np.bool_] = told[1][canonical]

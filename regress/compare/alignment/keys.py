@@ -23,7 +23,7 @@ class Key(NamedTuple):
     micro: int | None
 
     def __str__(self) -> str:
-        """``forward_data of rank 0 microbatch 1``."""
+        """Return text such as ``forward_data of rank 0 microbatch 1``."""
         parts = [
             f"{word} {value}"
             for word, value in zip(("rank", "microbatch"), self[1:], strict=True)
@@ -33,7 +33,7 @@ class Key(NamedTuple):
 
 
 def key_of(record: Record) -> Key:
-    """The place of a record within its update."""
+    """Return the place of a record within its update."""
     if record.type in STEP_STAGES:
         return Key(record.type, record.rank, record.micro)
     micro = record.micro
@@ -43,7 +43,7 @@ def key_of(record: Record) -> Key:
 
 
 def by_place(records: Iterable[Record]) -> dict[Key, list[Record]]:
-    """The records of each place, of which there should be one."""
+    """Return the records at each place, where there should be one."""
     found: dict[Key, list[Record]] = {}
     for record in records:
         found.setdefault(key_of(record), []).append(record)
@@ -51,7 +51,7 @@ def by_place(records: Iterable[Record]) -> dict[Key, list[Record]]:
 
 
 def canonical_layout(record: Record, frame: TokenFrame) -> TokenLayout:
-    """The token layout of a record, its samples numbered as in the frame.
+    """Return the token layout of a record, its samples numbered as in the frame.
 
     Segments are matched by the keys in ``meta["samples"]``, one ``[group_id, run_id]`` a segment, since a rank may
     count its own samples only.
@@ -63,7 +63,8 @@ def canonical_layout(record: Record, frame: TokenFrame) -> TokenLayout:
 
 
 def rows_layout(record: Record, frame: TokenFrame) -> TokenLayout | None:
-    """The layout that rows of loss tokens (logits) follow where it is not the record's own, which ``meta["rows"]`` has.
+    """Return the layout that rows of loss tokens (logits) follow where it is not the record's own, which
+    ``meta["rows"]`` has.
 
     Raises:
         CompareError: as `canonical_layout`.
@@ -75,7 +76,7 @@ def rows_layout(record: Record, frame: TokenFrame) -> TokenLayout | None:
 def told_loss_tokens(
     placed: Iterable[tuple[Record, TokenLayout]], frame: TokenFrame
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Which tokens enter the loss, from whichever records tell it.
+    """Read from the records which tokens enter the loss.
 
     Returns:
         ``(told, loss)``, both ``[frame.size]``: whether any record tells it of a token, and what the first of them

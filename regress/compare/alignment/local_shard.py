@@ -1,4 +1,4 @@
-"""What several ranks hold of one tensor: which elements nobody has, and which several have with different values."""
+"""Parts of one tensor held by several ranks: elements that nobody has, and elements with different values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PIECE = 1 << 22  # bytes that are compared at once
 
 @dataclass(frozen=True)
 class LocalShard:
-    """A local tensor: whose it is, and which part of the whole."""
+    """A local tensor, its place, and the part of the whole that it is."""
 
     key: Key
     array: Array
@@ -49,7 +49,7 @@ class Overlap:
 
     @property
     def equal(self) -> bool:
-        """Whether dtypes and bytes are the same."""
+        """True if dtypes and bytes are the same."""
         if self.first.dtype != self.second.dtype:
             return False
         mine, theirs = (raw(array) for array in (self.first, self.second))
@@ -62,7 +62,7 @@ class Overlap:
         return same
 
     def whole_index(self, index: int) -> int:
-        """Flat index in the whole tensor of an element of this overlap."""
+        """Return the flat index in the whole tensor of an element of this overlap."""
         local = np.unravel_index(index, self.first.shape)
         return flat_index([int(known[i]) for known, i in zip(self.along, local, strict=True)], self.shape)
 
@@ -71,7 +71,7 @@ _whole = lru_cache(maxsize=1024)(ShardLayout.whole)
 
 
 def local_shard(key: Key, record: Record, name: str) -> LocalShard:
-    """A tensor of a record, whole unless ``meta["shards"]`` says otherwise.
+    """Return a tensor of a record as a shard; it is whole unless ``meta["shards"]`` says otherwise.
 
     Raises:
         CompareError: if what is said there is no shard layout, or not one of this local tensor.
@@ -96,12 +96,12 @@ def local_shard(key: Key, record: Record, name: str) -> LocalShard:
 
 
 def flat_index(place: Sequence[int], shape: tuple[int, ...]) -> int:
-    """Flat index of an element, also of a tensor without dimensions."""
+    """Return the flat index of an element; a tensor without dimensions has one, 0."""
     return int(np.ravel_multi_index(tuple(place), shape)) if shape else 0
 
 
 def uncovered(shape: tuple[int, ...], layouts: Iterable[ShardLayout]) -> tuple[int, int] | None:
-    """How many elements of a tensor of this shape lie in none of the layouts, and the flat index of the first of them.
+    """Count the elements of a tensor that lie in none of the layouts; return the count and the first flat index.
 
     None where every element lies somewhere.
 
@@ -131,7 +131,7 @@ def uncovered(shape: tuple[int, ...], layouts: Iterable[ShardLayout]) -> tuple[i
 
 
 def overlaps(parts: Sequence[LocalShard]) -> Iterator[Overlap]:
-    """All that ranks hold together, with the fewest comparisons that show every difference.
+    """Yield the elements that ranks hold in common, in the fewest comparisons that show every difference.
 
     Ranks with equal shards are compared with what most of them hold (the first, if undecided), and one of them with
     one of each other set of shards.
@@ -175,7 +175,7 @@ def _common(one: LocalShard, other: LocalShard) -> Iterator[Overlap]:
 
 
 def assembled(parts: Sequence[LocalShard], name: str) -> Array:
-    """The whole tensor.
+    """Return the whole tensor, put together from its shards.
 
     Raises:
         CompareError: if ranks disagree about its shape or an element of it, or nobody holds one.
@@ -202,10 +202,10 @@ def assembled(parts: Sequence[LocalShard], name: str) -> Array:
 
 
 def two_values(name: str, key: Key) -> CompareError:
-    """What is said where ranks disagree."""
+    """Return the error for ranks that disagree."""
     return CompareError(f"{name} in {key} differs from that of another rank, so it has no one value")
 
 
 def others(count: int) -> str:
-    """`` (and 3 other elements)`` where there are more than one."""
+    """Return text such as `` (and 3 other elements)``; empty for a single element."""
     return "" if count < 2 else f" (and {count - 1} other element{'s' if count > 2 else ''})"

@@ -1,4 +1,4 @@
-"""Canonical coordinates in words: which sample, which position, which token an element of a local tensor belongs to."""
+"""Canonical coordinates in words: the sample, position and token that an element of a local tensor belongs to."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Locator:
     text: TokenText | None = None
 
     def token(self, index: int) -> str:
-        """``sample 000001-0002/3, position 17, token 'a'`` for a flat canonical index."""
+        """Return text such as ``sample 000001-0002/3, position 17, token 'a'`` for a flat canonical index."""
         (group, run), position = self.frame.locate(index)
         words = f"sample {group}/{run}, position {position}"
         if self.token_ids is None:
@@ -39,7 +39,7 @@ class Locator:
         return f"{words}, token {self._spelled(int(self.token_ids[index]))}"
 
     def grid(self, layout: TokenLayout, shape: tuple[int, ...]) -> Locate:
-        """Words for flat indices of a ``[B, T, ...]`` or ``[B * T, ...]`` tensor."""
+        """Return words for flat indices of a ``[B, T, ...]`` or ``[B * T, ...]`` tensor."""
         B, T = layout.shape
         canonical = np.full(B * T, -1, np.int64)
         flat, local = layout.indices(self.frame.offsets)
@@ -56,7 +56,7 @@ class Locator:
         return words
 
     def rows(self, canonical: NDArray[np.int64], width: int) -> Locate:
-        """Words for flat indices of a ``[K, V]`` tensor whose row ``k`` belongs to token ``canonical[k]``."""
+        """Return words for flat indices of a ``[K, V]`` tensor whose row ``k`` belongs to token ``canonical[k]``."""
 
         def words(index: int) -> str:
             row, entry = divmod(index, max(width, 1))

@@ -1,4 +1,4 @@
-"""From canonical values to local ones: what exactly should lie in a rank's tensors, given their layouts."""
+"""Local tensors expected from canonical values, given a rank's layouts."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _POOL = 1 << 20
 
 
 class Chosen(Mapping[str, Array]):
-    """Tensors of which a part is taken when they are asked for."""
+    """Tensors that are sliced lazily, when they are asked for."""
 
     def __init__(self, tensors: Mapping[str, Array], part: Callable[[Array], Array]) -> None:
         self._tensors, self._part = tensors, part
@@ -57,7 +57,7 @@ class Chosen(Mapping[str, Array]):
 
 @dataclass(frozen=True)
 class Expected:
-    """What a local tensor should be.
+    """The expected values of a local tensor.
 
     Attributes:
         values: the golden values in the local layout, 0 in padding; None where there should be none.
@@ -65,7 +65,7 @@ class Expected:
         scale: of tolerances: the largest absolute golden value over all microbatches; for a share that of its terms,
             times the sum of their weights; None for the largest of ``values``.
         locate: canonical coordinates of an element, in words.
-        surroundings: what else is known of the elements, for when they fail.
+        surroundings: failure context of the elements.
     """
 
     values: Array | None
@@ -75,7 +75,7 @@ class Expected:
     surroundings: FailureContext | None = None
 
     def part(self, shards: ShardLayout, name: str) -> Expected:
-        """What should lie in a part of this tensor; the scale stays that of the whole.
+        """Return the expected values of a part of this tensor; the scale stays that of the whole.
 
         Raises:
             ValueError: if the part is one of a tensor of another shape.
@@ -104,8 +104,8 @@ class Projection:
     Args:
         truth: canonical values, see `regress.compare.alignment.canonical.canonicalize`.
         frame: the samples of the update.
-        text: of a token id, for the words of `Expected.locate`.
-        config: of the run, nested: what wrong values might be depends on its sections ``algorithm`` and ``optimizer``.
+        text: text of a token id, for the words of `Expected.locate`.
+        config: configuration of the run, nested; hypotheses depend on its sections ``algorithm`` and ``optimizer``.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class Projection:
         return {key: number for number, key in enumerate(self.frame.samples)}
 
     def of_samples(self, samples: Sequence[int]) -> Projection:
-        """The same update seen through some of its samples: what is said of these takes no longer for the others."""
+        """Return a projection of some samples only, which makes locating their elements cheaper."""
         if len(samples) == len(self.frame.samples):
             return self
         frame, offsets = self.frame.select(samples), self.frame.offsets
@@ -174,7 +174,7 @@ class Projection:
         return self.loss_mask if "response_mask" in self.truth.get("batch_inputs", {}) else None
 
     def stage(self, stage: str) -> list[Source]:
-        """The tensors that a record of this stage has to hold."""
+        """Return the tensors that a record of this stage has to hold."""
         return [
             source
             for name, tensors in self.truth.items()
@@ -188,7 +188,7 @@ class Projection:
         shape: tuple[int, ...] | None = None,
         rows: TokenLayout | None = None,
     ) -> Expected:
-        """What a microbatch's tensor should be.
+        """Return the expected tensor of a microbatch.
 
         Args:
             layout: in the frame's own sample numbers.
@@ -258,17 +258,17 @@ class Projection:
         return Expected(local_rows, None, scale, locate, around)
 
     def whole(self, quantity: str, name: str) -> Expected:
-        """What a full tensor of an update should be."""
+        """Return the expected full tensor of an update."""
         around = self.around.whole(quantity, name)
         return Expected(self.truth[quantity][name], surroundings=around)
 
     @cached_property
     def around(self) -> FailureContexts:
-        """What is known of the tensors of the update besides their golden values."""
+        """Failure contexts of the tensors of the update."""
         return FailureContexts(self.truth, self.frame, self.known_loss_mask, self._config, self._whole.pool)
 
     def pool(self, source: Source) -> NDArray[np.float64] | None:
-        """The different golden values of a token quantity in the update, sorted; None for too many, or none."""
+        """Return the distinct golden values of a token quantity in the update, sorted; None for too many, or none."""
         key = source.quantity, source.name
         if key not in self._pools:
             values = self.truth.get(source.quantity, {}).get(source.name)
@@ -279,7 +279,7 @@ class Projection:
         return self._pools[key]
 
     def _share(self, name: str, layout: TokenLayout) -> Expected:
-        """A microbatch's share is the sum over its loss tokens of weight times term."""
+        """Return a microbatch's share: the sum over its loss tokens of weight times term."""
         canonical, _ = layout.indices(self.frame.offsets)
         tokens = canonical[self.loss_mask[canonical]]
         words = f"{name} of {len(tokens)} loss tokens of {len({s.sample for s in layout.segments})} samples"
@@ -288,12 +288,12 @@ class Projection:
         return Expected(np.array(total), None, self._share_scale(weights[tokens], terms), lambda _: words)
 
     def share_scale(self, name: str) -> float:
-        """Scale of the total of a loss over the update, see `_share_scale`."""
+        """Return the scale of the total of a loss over the update, see `_share_scale`."""
         weights, terms = self._summands(name)
         return self._share_scale(weights[self.loss_mask], terms)
 
     def _share_scale(self, weights: NDArray[np.float64], terms: NDArray[np.float64]) -> float:
-        """Sum of the weights, each times the largest term of the update: the terms' own scale, summed.
+        """Return the sum of the weights, each times the largest term of the update.
 
         Not the sum of the absolute terms at hand, ``sum |weight * term|``: a divergence near 0 is a difference of
         larger numbers, so it has no relative accuracy either. Measured on shares of the golden case `dense`, in
@@ -305,7 +305,7 @@ class Projection:
         return math.fsum(np.abs(weights).tolist()) * largest(terms[self.loss_mask])
 
     def _summands(self, name: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """``[frame.size]`` weight and term of each token."""
+        """Return the weight and the term of each token, both ``[frame.size]``."""
         if name not in SHARES:
             raise CompareError(f"the loss has no part {name!r}; its parts are {', '.join(SHARES)}")
         why = f"{name} is the sum of its terms"
@@ -338,7 +338,7 @@ class Projection:
 def expected_micro(
     truth: Truth, frame: TokenFrame, layout: TokenLayout, text: TokenText | None = None
 ) -> dict[str, dict[str, Expected]]:
-    """All that one microbatch should hold, as ``stage -> tensor -> expected``."""
+    """Return the expected tensors of one microbatch, as ``stage -> tensor -> expected``."""
     projection = Projection(truth, frame, text)
     return {
         stage: {source.tensor: projection.local(source, layout) for source in sources}

@@ -1,4 +1,4 @@
-"""Where the tokens of a record lie, as its metadata says: the one place where that is read."""
+"""Token spans of a record, read from its metadata; nothing else reads them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NO_LAYOUT = 'tap it with layout= and meta={"samples": [(group_id, run_id), ...]}
 
 @dataclass(frozen=True)
 class Spans:
-    """Where tokens lie in local ``[B, T]`` tensors.
+    """Places of tokens in local ``[B, T]`` tensors.
 
     Attributes:
         segments: ``(sample, start, stop, row, column)`` of each run of tokens.
@@ -30,7 +30,7 @@ class Spans:
 
     @classmethod
     def of(cls, meta: Mapping[str, Any], name: str) -> Spans:
-        """The layout in a record's metadata; raises `CompareError` for none, or an unusable one."""
+        """Return the layout in a record's metadata; raises `CompareError` for none, or an unusable one."""
         if "layout" in meta and "samples" not in meta:
             raise CompareError(
                 f"{name} has a token layout, but nothing tells whose tokens these are: {NO_LAYOUT}"
@@ -60,7 +60,7 @@ class Spans:
         return cls((rows, columns), segments)
 
     def canonical(self, index: Mapping[SampleKey, int], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-        """``[B * T]`` canonical token at each place, `PADDING` where there is none of the samples in ``index``."""
+        """Return the canonical token at each place, ``[B * T]``; `PADDING` where no sample of ``index`` lies."""
         found = np.full(self.shape[0] * self.shape[1], PADDING, np.int64)
         for key, start, stop, row, col in self.segments:
             if key in index:
@@ -69,7 +69,7 @@ class Spans:
         return found
 
     def layout(self, index: Mapping[SampleKey, int], frame: TokenFrame) -> TokenLayout:
-        """The layout in the numbers of a frame; what does not belong to it is padding.
+        """Return the layout in the sample numbers of a frame; tokens outside of the frame count as padding.
 
         Args:
             index: the frame's number of each sample, by the key that it has here.
@@ -88,7 +88,7 @@ class Spans:
 
 
 def _refuse_overlaps(segments: Sequence[tuple[SampleKey, int, int, int, int]], name: str) -> None:
-    """Refuse two segments at one place of a tensor, of which nothing tells whose value lies there."""
+    """Refuse two segments at one place of a tensor, since nothing tells whose value lies there."""
     end: dict[int, int] = {}
     for key, start, stop, row, col in sorted(segments, key=lambda segment: segment[3:]):
         if col < end.get(row, 0):

@@ -1,1 +1,1 @@
-"""Where a run first went wrong, what is common to all that is wrong, and why."""
+"""Diagnosis: the first divergence of a run, patterns of its failures, and the probable cause."""

@@ -46,14 +46,14 @@ class Diagnosis:
     cites: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        """``probably: CAUSE (rule ID; because EVIDENCE)``, and the next command on a line of its own."""
+        """Return text: ``probably: CAUSE (rule ID; because EVIDENCE)``, and the next command on a line of its own."""
         because = f"; because {'; '.join(self.evidence)}" if self.evidence else ""
         lead = "cause unknown" if self.rule == UNKNOWN else "probably"
         lines = [f"{lead}: {self.cause} (rule {self.rule}{because})"]
         return "\n".join([*lines, *([f"next: {self.next}"] if self.next else [])])
 
     def to_json(self) -> dict[str, Any]:
-        """A plain dict, the inverse of `from_json`."""
+        """Return a plain dict, the inverse of `from_json`."""
         return asdict(self) | {"evidence": [*self.evidence]}
 
     @classmethod
@@ -65,7 +65,7 @@ class Diagnosis:
 def diagnose(
     divergence: Divergence, scene: RunContext | None = None, rules: Iterable[Rule] | None = None
 ) -> list[Diagnosis]:
-    """The causes that the rules know of a divergence, the most specific first; at least one, which may be unknown."""
+    """Return the causes that the rules know of a divergence, the most specific first; if none matches, unknown."""
     known = scene or RunContext()
     found = []
     for rule in RULES if rules is None else rules:
@@ -80,7 +80,7 @@ def diagnose(
 
 
 def specificity(rule: Rule) -> int:
-    """How much a rule asks for: patterns that were proven tell more than names."""
+    """Rank a rule by its conditions: proven patterns weigh more than names."""
     proofs = 4 * len(rule.patterns) + 3 * bool(rule.any_of) + 4 * bool(rule.what)
     return (
         proofs
@@ -91,7 +91,7 @@ def specificity(rule: Rule) -> int:
 
 
 def matched(rule: Rule, divergence: Divergence, scene: RunContext) -> list[str] | None:
-    """What of a divergence fits a rule, in words; None if something does not."""
+    """Return the evidence, in words, by which a divergence matches a rule; None if any condition fails."""
     first = divergence.first
     if first.status not in (rule.status or _VALUES) and not rule.says:
         return None
@@ -148,7 +148,7 @@ def _unknown(divergence: Divergence, scene: RunContext) -> Diagnosis:
 
 
 def next_command(scene: RunContext, quantity: str, variants: str) -> str:
-    """What to run next: other variants if they tell more, else a look at the quantity alone."""
+    """Return the command to run next: other variants where they tell more, else a look at the quantity alone."""
     commands = scene.commands
     if variants and "replay" in commands:
         return commands["replay"].format(variants=shlex.quote(variants))
@@ -159,7 +159,7 @@ def next_command(scene: RunContext, quantity: str, variants: str) -> str:
 
 
 def _folder(quantity: str, stage: str) -> str:
-    """The sub-folder of a dump that tells most of a quantity."""
+    """Return the sub-folder of a dump that tells most about a quantity."""
     others = {
         **dict.fromkeys(("coverage", "replicas"), "batch_inputs"),
         **dict.fromkeys(("invariants", "ratio", "token_loss"), "is_loss_debug"),

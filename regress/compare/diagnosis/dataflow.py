@@ -1,4 +1,4 @@
-"""The order of computation within an update: what each quantity is made of, and modules from input to output."""
+"""The order of computation within an update: inputs of each quantity, and modules from input to output."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ _WITHIN = tuple(
 
 
 def inputs_of(quantity: str) -> tuple[str, ...]:
-    """All that a quantity is made of, directly or not."""
+    """Return all direct and indirect inputs of a quantity."""
     found: dict[str, None] = {}
     waiting = [*INPUTS.get(quantity, ())]
     while waiting:
@@ -84,7 +84,7 @@ def inputs_of(quantity: str) -> tuple[str, ...]:
 
 
 def depth(name: str) -> tuple[int, ...]:
-    """A key that sorts modules and their parameters from the input of a model to its output."""
+    """Return a key that sorts modules and their parameters from the input of a model to its output."""
     layer = layer_of(name)
     if layer is None:
         return 1, -1, len(_WITHIN)
@@ -95,7 +95,7 @@ def depth(name: str) -> tuple[int, ...]:
 
 
 def dataflow_key(verdict: Verdict) -> tuple[object, ...]:
-    """A key that sorts verdicts by when their tensor was computed.
+    """Return a key that sorts verdicts by when their tensor was computed.
 
     Activations of a microbatch run through the modules, on whichever rank each lies, so that what one rank hands to the
     next (along a pipeline, or in a collective) comes before what the other makes of it. Gradients run backwards.
@@ -116,5 +116,5 @@ def _within(verdict: Verdict) -> tuple[int, ...]:
 
 
 def first_of(verdicts: Sequence[Verdict]) -> Verdict:
-    """The verdict on what was computed first; of equals the first given."""
+    """Return the verdict on the tensor that was computed first; the first given among equals."""
     return min(verdicts, key=dataflow_key)

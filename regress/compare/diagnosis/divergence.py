@@ -1,4 +1,4 @@
-"""The first divergence: the first record whose inputs hold and whose output breaks, and what broke because of it."""
+"""The first divergence: the first record whose inputs hold and whose output breaks, and the failures that follow."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ _LISTED = 10
 
 @dataclass(frozen=True)
 class Divergence:
-    """Where it began.
+    """The first divergence of a run.
 
     Attributes:
         first: the verdict on the first tensor that broke.
-        held: what the tensor is made of, all of which was judged at its place and holds, in words.
-        unjudged: what it is made of, of which nothing was judged there.
-        broken: of the same quantity and update, how many tensors fail of how many.
+        held: inputs of the tensor that were judged at its place and hold, in words.
+        unjudged: inputs of the tensor that were not judged there.
+        broken: failing and judged tensors of the same quantity and update.
         downstream: quantity -> tensors that fail after it and because of it, as far as the dataflow tells.
-        independent: quantity -> tensors that fail, too, and are not made of it.
-        patterns: what is common to all that fails of this quantity in this update.
-        kinds: of tensors that were judged, see `regress.compare.diagnosis.patterns.NAMES`.
+        independent: quantity -> tensors that fail, too, and do not depend on it.
+        patterns: patterns common to all failing tensors of this quantity in this update.
+        kinds: kinds of tensors that were judged, see `regress.compare.diagnosis.patterns.NAMES`.
     """
 
     first: Verdict
@@ -48,15 +48,15 @@ class Divergence:
 
     @property
     def affected(self) -> str:
-        """What is affected, in words; empty if nothing is known of it."""
+        """Patterns of the failures in words; empty if none was found."""
         return "; ".join(pattern.words for pattern in self.patterns)
 
     def pattern(self, id: str) -> Pattern | None:
-        """The pattern of that id, if it was found."""
+        """Return the pattern with an id, or None if it was not found."""
         return next((pattern for pattern in self.patterns if pattern.id == id), None)
 
     def __str__(self) -> str:
-        """Some lines, the first of which names the tensor."""
+        """Return several lines, the first of which names the tensor."""
         lines = [f"{name_of(self.first)} at {self.first.place}"]
         if self.held:
             lines[0] += f", while {listed(self.held)} hold{'s' if len(self.held) == 1 else ''}"
@@ -70,7 +70,7 @@ class Divergence:
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:
-        """A plain dict, the inverse of `from_json`."""
+        """Return a plain dict, the inverse of `from_json`."""
         return {
             "first": self.first.to_json(),
             "held": [*self.held],
@@ -98,7 +98,7 @@ class Divergence:
 
 
 def find_divergence(verdicts: Sequence[Verdict], scene: RunContext | None = None) -> Divergence | None:
-    """The first divergence among all verdicts on a run, passed ones included; None if all are ok."""
+    """Find the first divergence among all verdicts on a run, passed ones included; None if all are ok."""
     failed = [verdict for verdict in verdicts if not verdict.ok]
     if not failed:
         return None
@@ -121,12 +121,12 @@ def find_divergence(verdicts: Sequence[Verdict], scene: RunContext | None = None
 
 
 def name_of(verdict: Verdict) -> str:
-    """Quantity and tensor, once if they have the same name."""
+    """Return quantity and tensor, or one of them if they have the same name."""
     return verdict.quantity if verdict.name == verdict.quantity else f"{verdict.quantity} {verdict.name}"
 
 
 def listed(items: Iterable[str]) -> str:
-    """The first ten, and how many more there are."""
+    """Join the first ten items and say how many more there are."""
     known = [*items]
     more = f" and {len(known) - _LISTED} more" if len(known) > _LISTED else ""
     return ", ".join(known[:_LISTED]) + more
@@ -137,7 +137,7 @@ def _update(place: Place) -> tuple[int | None, int | None]:
 
 
 def _inputs(first: Verdict, there: Sequence[Verdict]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What the tensor is made of: what of it holds, and what was not judged."""
+    """Return the inputs of the tensor that hold, and those that were not judged."""
     place = first.place
     near = [v for v in there if v.place.micro in (None, place.micro) or place.micro is None]
     judged = {v.quantity for v in near}
@@ -150,7 +150,7 @@ def _inputs(first: Verdict, there: Sequence[Verdict]) -> tuple[tuple[str, ...], 
 
 
 def _neighbours(first: Verdict, near: Sequence[Verdict]) -> list[str]:
-    """The module before it (of gradients: the parameter behind it), if its tensors hold at this microbatch."""
+    """Return the preceding module (of gradients: the parameter behind it), if its tensors hold at this microbatch."""
     alike = [v for v in near if v.quantity == first.quantity and v.place.micro == first.place.micro]
     here, forward = depth(first.name), first.quantity == "activations"
     names = {v.name for v in alike if (depth(v.name) < here if forward else depth(v.name) > here)}
@@ -162,7 +162,7 @@ def _neighbours(first: Verdict, near: Sequence[Verdict]) -> list[str]:
 
 
 def _consequences(first: Verdict, failed: Sequence[Verdict]) -> tuple[dict[str, int], dict[str, int]]:
-    """How many of the other failures follow from the first, and how many do not, by quantity."""
+    """Count, by quantity, the other failures that follow from the first, and those that do not."""
     downstream: dict[str, int] = {}
     independent: dict[str, int] = {}
     broken: dict[tuple[int | None, int | None], set[str]] = {}

@@ -1,4 +1,4 @@
-"""Which tokens, or which part of a tensor, are wrong, and what the wrong values look like.
+"""Affected tokens or parts of a tensor, and the form of the wrong values.
 
 Counts, not claims: `regress.compare.diagnosis.patterns` states of several such counts together what they prove.
 """
@@ -27,7 +27,7 @@ _LISTED = 8  # samples named
 def affected_tokens(
     over: NDArray[np.bool_], compared: NDArray[np.bool_], traits: TokenAttributes
 ) -> dict[str, Any]:
-    """The counts of a tensor whose leading dimensions are places of tokens.
+    """Count the affected tokens of a tensor whose leading dimensions are places of tokens.
 
     Args:
         over: elements beyond the tolerance; ``compared``: which places are looked at.
@@ -68,7 +68,8 @@ def _ends(hit: NDArray[np.int64], held: NDArray[np.int64]) -> tuple[int, int, in
 
 
 def blocks(over: NDArray[np.bool_], first: int = 0) -> Iterator[tuple[int, int, int, int]]:
-    """Dimensions from ``first`` on in which all affected elements lie in one block, and the block is full of them."""
+    """Yield ``(dimension, start, stop, size)`` where one block of a dimension from ``first`` on holds all affected
+    elements."""
     for dimension in range(first, over.ndim):
         size = over.shape[dimension]
         rows = over.any(axis=tuple(d for d in range(over.ndim) if d != dimension))
@@ -79,7 +80,8 @@ def blocks(over: NDArray[np.bool_], first: int = 0) -> Iterator[tuple[int, int, 
 
 
 def constant_offset(actual: Array, golden: Array, over: NDArray[np.bool_], bound: float) -> float | None:
-    """The number that was added to all affected elements, of which there are at least three of different values."""
+    """Return the number added to all affected elements, at least three of which have different values; None without
+    one."""
     if not is_float(golden.dtype) or int(over.sum()) < 3:
         return None
     before = golden[over].astype(np.float64)
@@ -95,7 +97,7 @@ def constant_offset(actual: Array, golden: Array, over: NDArray[np.bool_], bound
 
 
 def rounded_to(actual: Array, golden: Array, over: NDArray[np.bool_]) -> str | None:
-    """The narrowest dtype that holds all affected values, although the golden ones need more."""
+    """Return the narrowest dtype that holds all affected values, where the golden ones need more; None without one."""
     if dtype_name(actual.dtype) not in ("float32", "float64") or int(over.sum()) < 8:
         return None
     values, before = actual[over].astype(np.float64), golden[over].astype(np.float64)
@@ -119,7 +121,7 @@ def _spacing(actual: Array, values: NDArray[np.float64]) -> float:
 
 
 def by_chance(size: int, total: int, hits: int) -> float:
-    """How probable it is that ``hits`` of ``total``, drawn by chance, all lie among ``size`` of them."""
+    """Return the probability that ``hits`` of ``total``, drawn by chance, all lie among ``size`` of them."""
     if hits > size:
         return 0.0
     return math.exp(_log_choose(size, hits) - _log_choose(total, hits))

@@ -1,4 +1,4 @@
-"""All that is known of one tensor besides its golden values, asked only when it fails."""
+"""The context of a failing tensor besides its golden values, read only when it fails."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from regress.layout import ShardLayout
 
 @dataclass(frozen=True)
 class FailureContext:
-    """What the elements of a local tensor belong to, and what else they might be.
+    """Token attributes of the elements of a local tensor, and hypotheses about their values.
 
     Attributes:
-        traits: of the places of its leading dimensions; None for a tensor without tokens.
+        traits: attributes of the tokens at the places of its leading dimensions; None for a tensor without tokens.
         leading: shape of those dimensions.
-        guesses: arrays in the shape of the whole tensor.
+        guesses: hypotheses with arrays in the shape of the whole tensor.
         logits: ``(logits, targets)`` of the places, ``[P, V]`` and ``[P]``; for log-probs and entropies. Rows of
-            places without logits are NaN. ``entropy`` tells the latter.
+            places without logits are NaN. ``entropy`` is True for entropies.
         pool: all golden values of the quantity in this update.
         shards: the part of the tensor that is at hand; None for all of it.
         usual: ``[*leading]`` places that count while no other is affected; None for all that are compared.
@@ -43,7 +43,7 @@ class FailureContext:
     usual: NDArray[np.bool_] | None = None
 
     def part(self, shards: ShardLayout) -> FailureContext:
-        """The same for a part of the tensor."""
+        """Return the context of a part of the tensor."""
         own, leading = self.traits, self.leading
         traits = None if own is None else lambda: own().part(shards, leading)
         return replace(self, traits=traits, shards=shards, logits=lambda: None, usual=None)
@@ -56,7 +56,7 @@ class FailureContext:
         compared: NDArray[np.bool_] | None,
         bound: float,
     ) -> Affected | None:
-        """What is affected of a tensor that fails; None for one of more than `LIMIT` elements.
+        """Return the affected part of a tensor that fails; None for one of more than `LIMIT` elements.
 
         Args:
             over: elements beyond the tolerance, outside of the mask, too.
@@ -110,7 +110,7 @@ class FailureContext:
         return known | ({"tempered": tempered} if tempered is not None else {})
 
     def _local(self, guess: Hypothesis, shape: tuple[int, ...]) -> Hypothesis | None:
-        """The part of a guess that is at hand; None for one of another shape."""
+        """Return the part of a hypothesis that lies at hand; None for one of another shape."""
         arrays = [guess.values] if guess.direction is None else [guess.values, guess.direction]
         if self.shards is not None:
             arrays = [self.shards.project(a) for a in arrays if a.shape == self.shards.shape]
@@ -121,7 +121,7 @@ class FailureContext:
     def _tempered(
         self, actual: Array, golden: Array, over: NDArray[np.bool_], bound: float
     ) -> Mapping[str, Any] | None:
-        """The temperatures of the actual and of the golden values, where the logits explain both."""
+        """Return the temperatures of the actual and of the golden values, where the logits explain both."""
         found = self.logits()
         if found is None or int(over.sum()) < 3:
             return None

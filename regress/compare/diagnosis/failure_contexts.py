@@ -1,4 +1,4 @@
-"""The surroundings of the tensors of an update: its tokens seen through layouts, and what wrong values might be."""
+"""Failure contexts of the tensors of an update: token attributes under their layouts, and hypotheses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _OF_LOGITS = ("log_probs", "entropy")
 
 @dataclass(frozen=True)
 class FailureContexts:
-    """Makes `FailureContext` of the golden values of one update.
+    """Factory of `FailureContext` from the golden values of one update.
 
     Attributes:
         loss_mask: ``[frame.size]``, or None if nothing tells it.
@@ -40,7 +40,7 @@ class FailureContexts:
     _traits: dict[TokenLayout, TokenAttributes] = field(default_factory=dict)
 
     def tokens(self, source: Source, layout: TokenLayout, leading: tuple[int, ...]) -> FailureContext:
-        """Of a tensor ``[*leading, ...]`` with a place for each of the layout's."""
+        """Return the context of a tensor ``[*leading, ...]`` with a place for each of the layout's."""
         known = self.truth.get(source.quantity, {}).get(source.name)
         if known is None:
             return FailureContext(lambda: self.traits(layout), leading)
@@ -78,7 +78,7 @@ class FailureContexts:
     def _usual(
         self, source: Source, placed: Callable[[NDArray[Any], float], NDArray[Any]], leading: tuple[int, ...]
     ) -> NDArray[np.bool_] | None:
-        """The loss tokens, of quantities that are 0 at all others."""
+        """Return the loss tokens, for quantities that are 0 at all others; None for any other quantity."""
         if source.quantity not in EVERYWHERE or self.loss_mask is None:
             return None
         return placed(self.loss_mask, False).reshape(leading)
@@ -86,7 +86,7 @@ class FailureContexts:
     def rows(
         self, source: Source, layout: TokenLayout, tokens: NDArray[np.int64], shape: tuple[int, ...]
     ) -> FailureContext:
-        """Of rows ``[..., K, V]`` of loss tokens; ``tokens`` are their flat canonical indices."""
+        """Return the context of rows ``[..., K, V]`` of loss tokens; ``tokens`` are their flat canonical indices."""
 
         def traits() -> TokenAttributes:
             known = self.traits(layout)
@@ -109,12 +109,12 @@ class FailureContexts:
         return FailureContext(traits, shape[:-1], guesses)
 
     def whole(self, quantity: str, name: str) -> FailureContext:
-        """Of a full tensor of the update."""
+        """Return the context of a full tensor of the update."""
         known = UpdateHypotheses(self.truth, self.config.get("optimizer") or {})
         return FailureContext(guesses=lambda: known.of(quantity, name))
 
     def traits(self, layout: TokenLayout) -> TokenAttributes:
-        """What is known of the tokens of a layout."""
+        """Return the attributes of the tokens of a layout."""
         if layout not in self._traits:
             self._traits[layout] = traits_of(layout, self.frame, self._classes)
         return self._traits[layout]

@@ -1,4 +1,4 @@
-"""What values of tokens might be: other quantities, other formulas of the same golden values, those of other places."""
+"""Hypotheses about token values: other quantities, other formulas of the same golden values, other places."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from regress.layout import TokenFrame
 
 
 def shifted(values: Array, frame: TokenFrame, by: int) -> Floats:
-    """``[frame.size, ...]`` the value of the token ``by`` positions on, NaN where its sample has none."""
+    """Return the value of the token ``by`` positions on, ``[frame.size, ...]``; NaN where its sample has none."""
     moved = np.full(values.shape, np.nan)
     for start, stop in zip(frame.offsets[:-1], frame.offsets[1:], strict=True):
         if stop - start > abs(by):
@@ -32,7 +32,7 @@ def shifted(values: Array, frame: TokenFrame, by: int) -> Floats:
 
 @dataclass(frozen=True)
 class TokenGuesses:
-    """Guesses at one token quantity of an update, in canonical form.
+    """Hypotheses about one token quantity of an update, in canonical form.
 
     Attributes:
         loss_mask: ``[frame.size]``.
@@ -45,7 +45,7 @@ class TokenGuesses:
     objective: Mapping[str, Any]
 
     def of(self, quantity: str, name: str) -> Iterator[Hypothesis]:
-        """What a tensor of values of tokens might hold instead."""
+        """Yield hypotheses about a tensor of token values."""
         values = self.truth[quantity][name]
         inside = self.loss_mask if quantity in _TOKENS else None
         known = np.where(inside, values, np.nan) if inside is not None else values
@@ -58,7 +58,7 @@ class TokenGuesses:
         yield from self.gradients(quantity)
 
     def gradients(self, quantity: str) -> Iterator[Hypothesis]:
-        """What the gradient of the loss by something of each token might be; nothing for other quantities."""
+        """Yield hypotheses about the gradient of the loss by a token quantity; none for other quantities."""
         if quantity in TOKEN_GRADIENTS and self.loss_mask is not None:
             logits = self.logits if quantity == "logit_gradient" else None
             offsets = np.asarray(self.frame.offsets)
@@ -66,7 +66,7 @@ class TokenGuesses:
             yield from known.of(quantity)
 
     def token(self, quantity: str) -> Floats | None:
-        """``[frame.size]`` golden values of a quantity of one tensor, if it is known."""
+        """Return the golden values ``[frame.size]`` of a quantity with one tensor; None if they are unknown."""
         values = next(iter(self.truth.get(quantity, {}).values()), None)
         if values is None or values.shape != (self.frame.size,):
             return None
@@ -82,7 +82,7 @@ class TokenGuesses:
                     yield Hypothesis("equals", values.astype(np.float64), {"what": other})
 
     def sample_means(self, values: Floats, *, total: bool = False) -> Floats:
-        """The mean (or sum) over the loss tokens of each sample, at all of its tokens."""
+        """Return the mean (or sum) over the loss tokens of each sample, at all tokens of the sample."""
         assert self.loss_mask is not None
         out = np.zeros(self.frame.size)
         for start, stop in zip(self.frame.offsets[:-1], self.frame.offsets[1:], strict=True):
@@ -107,12 +107,12 @@ class TokenGuesses:
 
     @property
     def clip(self) -> tuple[float, float] | None:
-        """The range that ratios are clipped to, if the configuration says it."""
+        """The range that ratios are clipped to, if the configuration tells it."""
         return clip_range(self.objective)
 
 
 def clip_range(objective: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Lowest and highest ratio of a section ``algorithm``; None where it does not say both."""
+    """Return the lowest and highest ratio of a section ``algorithm``; None unless it tells both."""
     low, high = objective.get("clip_low"), objective.get("clip_high")
     if not isinstance(low, int | float) or not isinstance(high, int | float):
         return None
@@ -232,7 +232,7 @@ def _token_loss(of: TokenGuesses) -> Hypotheses:
 
 
 def _log_probs(of: TokenGuesses) -> Hypotheses:
-    """Log-probs of other targets under the recorded logits."""
+    """Yield log-probs of other targets under the recorded logits."""
     if of.logits is None:
         return
     logits, ids = of.logits

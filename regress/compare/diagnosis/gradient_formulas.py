@@ -1,4 +1,4 @@
-"""What gradients of tokens might be: those of a loss with a term detached, clipped or weighted otherwise.
+"""Hypotheses about token gradients: those of a loss with a term detached, clipped or weighted otherwise.
 
 The golden gradient by the log-prob of a token is the sum of that of the KL term, which the golden values give, and of
 the rest, which is that of the policy loss. So no formula has to know every objective: it takes a part off, or puts
@@ -25,7 +25,7 @@ _AGREES = 1e-6
 
 @dataclass(frozen=True)
 class TokenGradients:
-    """Guesses at the gradient of the loss by the log-prob, the entropy or the logits of each token of an update.
+    """Hypotheses about the gradient of the loss by each token's log-prob, entropy or logits.
 
     Attributes:
         token: ``[frame.size]`` golden values of a quantity, None where they are unknown.
@@ -44,7 +44,7 @@ class TokenGradients:
     logits: tuple[Floats, NDArray[np.int64]] | None = None
 
     def of(self, quantity: str) -> Iterator[Hypothesis]:
-        """What the values of a quantity might be instead."""
+        """Yield hypotheses about the values of a quantity."""
         if quantity == "token_gradient":
             yield from self._of_log_probs()
         elif quantity == "entropy_gradient":
@@ -79,7 +79,7 @@ class TokenGradients:
 
     @cached_property
     def _divergence(self) -> Floats | None:
-        """The part of the KL term; zeros where the loss has none, None where it is unknown."""
+        """Contribution of the KL term; zeros where the loss has none, None where it is unknown."""
         coefficient, weights = self.objective.get("kl_coef"), self.token("weights")
         if not isinstance(coefficient, int | float) or weights is None:
             return None
@@ -89,7 +89,7 @@ class TokenGradients:
         return None if slope is None else weights * float(coefficient) * slope * self.loss_mask
 
     def _slope(self, estimator: str) -> Floats | None:
-        """Derivative of an estimate of the divergence by the log-prob of its token."""
+        """Return the derivative of a divergence estimate by the log-prob of its token; None where it is unknown."""
         policy, reference, kl = self.token("log_probs"), self.token("ref_log_probs"), self.token("kl")
         if policy is None or reference is None or kl is None:
             return None
@@ -113,7 +113,7 @@ class TokenGradients:
 
     @cached_property
     def _policy(self) -> Floats | None:
-        """The part of the policy loss."""
+        """Contribution of the policy loss; None where it is unknown."""
         golden = self.token("token_gradient")
         return None if golden is None or self._divergence is None else golden - self._divergence
 
@@ -134,7 +134,7 @@ class TokenGradients:
         yield Hypothesis("fitted", rest, said, divergence / coefficient, everywhere=True)
 
     def _other_policy(self, policy: Floats) -> Iterator[tuple[str, Floats]]:
-        """Other gradients of the policy loss."""
+        """Yield titles and values of other gradients of the policy loss."""
         known = [self.token(name) for name in ("weights", "advantages", "ratio")]
         weights, advantages, ratio = known
         if weights is None or advantages is None or ratio is None:
@@ -162,7 +162,8 @@ class TokenGradients:
             yield "with that of the sampler's weights", policy + weights * loss
 
     def _clipped(self, policy: Floats, pull: Floats, ratio: Floats) -> Iterator[tuple[str, Floats]]:
-        """With a clip that stops other tokens; ``pull`` is negative where the advantage is positive."""
+        """Yield gradients under a clip that stops other tokens; ``pull`` is negative where the advantage is
+        positive."""
         if self.clip is None:
             return
         low, high = self.clip
@@ -173,7 +174,8 @@ class TokenGradients:
         yield "of a clip range with its sides swapped", pull * ratio * ~swapped
 
     def _of_samples(self, policy: Floats, own: Floats) -> Iterator[tuple[str, Floats]]:
-        """Of ratios of whole samples: the gradient reaches all of its tokens, or each token's own log-prob alone."""
+        """Yield gradients under per-sample ratios that reach all tokens of the sample, or each token's own log-prob
+        alone."""
         mean = np.zeros_like(own)
         live = np.where(policy != 0, own, 0.0)
         for start, stop in zip(self.offsets[:-1], self.offsets[1:], strict=True):
@@ -186,7 +188,7 @@ class TokenGradients:
     # by logits
 
     def _of_logits(self) -> Iterator[Hypothesis]:
-        """The gradient of log-softmax and entropy, with one of its parts left out."""
+        """Yield gradients of log-softmax and entropy with one part left out or replaced."""
         g, h, policy = self.token("token_gradient"), self.token("entropy_gradient"), self.token("log_probs")
         if self.logits is None or g is None or policy is None:
             return
@@ -212,7 +214,7 @@ def _softmax_gradients(
     up: Floats,
     of_entropy: Floats,
 ) -> Iterator[tuple[str, Floats]]:
-    """Titles and values ``[K, V]`` of gradients of ``t * (up * log_prob + of_entropy * entropy)`` that are wrong."""
+    """Yield titles and values ``[K, V]`` of wrong gradients of ``t * (up * log_prob + of_entropy * entropy)``."""
     log_p = z / t - log_sum_exp(z / t)[:, None]
     p = np.exp(log_p)
     entropy = -(p * log_p).sum(axis=1, keepdims=True)

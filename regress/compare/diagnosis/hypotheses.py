@@ -1,7 +1,7 @@
-"""Values that would explain wrong ones, and whether they do.
+"""Values that would explain wrong ones, and the test of whether they do.
 
-A guess is an array beside the golden one. `proven` says whether the affected values are equal to it, which by chance
-they are not.
+A hypothesis is an array beside the golden one. `explains` tests whether the affected values are equal to it, and too
+many for chance.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _AT_LEAST = 2
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """Values that would explain what was recorded.
+    """Values that would explain the recorded ones.
 
     Attributes:
         id: of the pattern, such as ``"equals"``.
@@ -43,7 +43,7 @@ class Hypothesis:
 
 
 def fitted(guess: Hypothesis, actual: Array, over: NDArray[np.bool_]) -> Hypothesis:
-    """A guess whose multiple of the direction is that which comes closest to the affected values."""
+    """Return the hypothesis with the multiple of its direction that comes closest to the affected values."""
     if guess.direction is None:
         return guess
     said = over & np.isfinite(guess.values) & np.isfinite(guess.direction)
@@ -57,7 +57,7 @@ def fitted(guess: Hypothesis, actual: Array, over: NDArray[np.bool_]) -> Hypothe
 
 
 def explains(guess: Hypothesis, actual: Array, golden: Array, over: NDArray[np.bool_], bound: float) -> bool:
-    """Whether the affected values are those of the guess, where it says any, in so many places that it is no chance.
+    """Return True if the affected values equal those of the hypothesis in too many places for chance.
 
     The chance is that of as many values within the bound as the spread of the golden tensor leaves room for.
     """
@@ -83,7 +83,7 @@ def explains(guess: Hypothesis, actual: Array, golden: Array, over: NDArray[np.b
 
 
 def permuted(actual: Array, golden: Array, pool: Floats, over: NDArray[np.bool_], bound: float) -> bool:
-    """Whether every affected value is a golden one of another token, of at least five different ones.
+    """Return True if every affected value, of at least five different ones, is the golden value of another token.
 
     Args:
         pool: the different golden values, sorted.

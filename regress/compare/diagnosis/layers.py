@@ -1,4 +1,4 @@
-"""Where in the stack of a model a tensor belongs, by its name."""
+"""Layers of a model, found by the names of its tensors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LAST = re.compile(r"(?:^|[./])(?:lm_head|logits|norm|ln_f|final_norm|output)(?:
 
 
 def layer_of(name: str) -> str | None:
-    """The number of the layer, ``"embedding"``, ``"head"`` (the last norm and the logits), or None."""
+    """Return the layer number, ``"embedding"``, ``"head"`` (the last norm and the logits), or None."""
     if found := _NUMBER.search(name):
         return found[1]
     if _FIRST.search(name):
@@ -25,19 +25,19 @@ def layer_of(name: str) -> str | None:
 
 
 def layer_order(layer: str) -> tuple[int, int]:
-    """A key that sorts layers from the input of the model to its output."""
+    """Return a key that sorts layers from the input of the model to its output."""
     if layer.isdigit():
         return 1, int(layer)
     return (0, 0) if layer == FIRST else (2, 0)
 
 
 def multiples_by_layer(verdicts: Iterable[Verdict]) -> dict[str, float]:
-    """The largest error of every layer in multiples of its tolerance, from input to output; none without layers."""
+    """Return the largest tolerance ratio of every layer, from input to output; empty without layers."""
     return merged_layers({layer: v.multiple} for v in verdicts if (layer := layer_of(v.name)) is not None)
 
 
 def merged_layers(several: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Layer by layer the larger multiple."""
+    """Return the larger tolerance ratio of each layer."""
     found: dict[str, float] = {}
     for layers in several:
         for layer, multiple in layers.items():

@@ -1,6 +1,6 @@
-"""What is common to all that is wrong with a quantity: places, tokens, parts and numbers, each proven by its data.
+"""Patterns common to all failures of a quantity: places, tokens, parts and numbers, each proven by the data.
 
-Nothing here is a guess: a pattern with one counter-example is not stated, and neither is one that chance could make.
+No pattern is a hypothesis: one with one counter-example is not stated, and neither is one that chance could make.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ EXPLAINED = 1e-3
 
 @dataclass(frozen=True)
 class Pattern:
-    """One thing that all affected values have in common.
+    """A property that all affected values have in common.
 
     Attributes:
         id: for rules, such as ``"rank"`` or ``"class:packed_behind"``.
@@ -44,17 +44,17 @@ class Pattern:
     numbers: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """A plain dict; ``Pattern(**data)`` is its inverse."""
+        """Return a plain dict; ``Pattern(**data)`` is its inverse."""
         return asdict(self)
 
 
 def find_patterns(failed: Sequence[Verdict], judged: Sequence[Verdict], scene: RunContext) -> list[Pattern]:
-    """The patterns of what failed.
+    """Return the patterns common to the failing tensors.
 
     Args:
         failed: verdicts on one quantity of one update; those on the tensor that failed first tell the tokens.
         judged: all verdicts on that quantity and update, failed ones included.
-        scene: the run.
+        scene: context of the run.
     """
     if not failed:
         return []
@@ -88,7 +88,7 @@ def _places(failed: Sequence[Verdict], judged: Sequence[Verdict], scene: RunCont
 
 
 def _coordinates(hit: Sequence[int], there: Sequence[int], scene: RunContext) -> Iterator[Pattern]:
-    """Ranks that have one coordinate of the mesh in common, and all of those that have it."""
+    """Yield a pattern where the failing ranks are all those with one coordinate of the mesh."""
     for dimension, size in scene.mesh.items():
         if size < 2:
             continue
@@ -121,12 +121,12 @@ NAMES = {
 
 
 def kinds_of(names: Collection[str]) -> tuple[str, ...]:
-    """The kinds of tensors that have a name among these."""
+    """Return the kinds of tensors that any of these names belongs to."""
     return tuple(kind for kind, known in NAMES.items() if any(re.search(known, name) for name in names))
 
 
 def _names(failed: Sequence[Verdict], judged: Sequence[Verdict]) -> Iterator[Pattern]:
-    """Tensors that fail: one layer, or one kind of them, and all of that kind; nothing else."""
+    """Yield a pattern where the failing tensors are exactly those of one layer, expert or kind."""
     hit = {verdict.name for verdict in failed}
     there = {verdict.name for verdict in judged}
     if len(hit) == len(there) or len(there) < 3:
@@ -152,7 +152,7 @@ def _names(failed: Sequence[Verdict], judged: Sequence[Verdict]) -> Iterator[Pat
 
 
 def _tokens(found: Sequence[Affected]) -> Iterator[Pattern]:
-    """Which tokens are affected, over all microbatches in which any is."""
+    """Yield patterns of the affected tokens, over all microbatches that have any."""
     known = [item for item in found if item.unit == "token"]
     if not known:
         return
@@ -173,7 +173,7 @@ def _sum(counts: Iterable[Count]) -> Count:
 
 
 def _classes(known: Sequence[Affected], total: Count) -> Iterator[Pattern]:
-    """The smallest classes that hold every affected token."""
+    """Yield the smallest token classes that hold every affected token."""
     nobody = Count(0, 0, 0, 0)
     names = dict.fromkeys(name for item in known for name in item.classes)
     merged = {name: _sum(item.classes.get(name, nobody) for item in known) for name in names}
@@ -191,7 +191,7 @@ def _classes(known: Sequence[Affected], total: Count) -> Iterator[Pattern]:
 
 
 def _only(name: str, count: Count, total: Count) -> bool:
-    """Whether all affected tokens are of a class, and that is neither trivial nor chance."""
+    """Return True if all affected tokens belong to a class, and neither trivially nor by chance."""
     if count.hits != total.hits or count.size == total.size:
         return False
     if by_chance(count.size, total.size, total.hits) > CHANCE:
@@ -205,7 +205,7 @@ def _only(name: str, count: Count, total: Count) -> bool:
 
 
 def _positions(known: Sequence[Affected], total: Count) -> Iterator[Pattern]:
-    """All tokens from a position on, or before one, and no other."""
+    """Yield a pattern where exactly the tokens from a position on, or before one, are affected."""
     ends = [item.positions for item in known if item.positions is not None]
     if len(ends) < len(known) or total.size * by_chance(total.hits, total.size, total.hits) > CHANCE:
         return
@@ -218,7 +218,7 @@ def _positions(known: Sequence[Affected], total: Count) -> Iterator[Pattern]:
 
 
 def _lengths(known: Sequence[Affected], total: Count) -> Iterator[Pattern]:
-    """All samples longer than some length (or shorter), and no other."""
+    """Yield a pattern where exactly the samples longer (or shorter) than some length are affected."""
     ends = [item.lengths for item in known if item.lengths is not None]
     chance = by_chance(total.hit_samples, total.samples, total.hit_samples)
     if len(ends) < len(known) or total.samples * chance > CHANCE_OF_SAMPLES:
@@ -234,7 +234,7 @@ def _lengths(known: Sequence[Affected], total: Count) -> Iterator[Pattern]:
 
 
 def _parts(failed: Sequence[Verdict]) -> Iterator[Pattern]:
-    """One block of a dimension alone, the same wherever it failed."""
+    """Yield a pattern where one block of a dimension is affected, the same in all failing tensors."""
     parts = [verdict.affected.parts for verdict in failed if verdict.affected is not None]
     if not parts or len(parts) < len(failed):
         return
@@ -251,7 +251,7 @@ def _parts(failed: Sequence[Verdict]) -> Iterator[Pattern]:
 
 
 def _values(failed: Sequence[Verdict], scene: RunContext) -> Iterator[Pattern]:
-    """What the wrong values are, the same in all tensors that fail."""
+    """Yield patterns of the wrong values that are the same in all failing tensors."""
     yield from _scaled(failed, scene)
     found = [verdict.affected for verdict in failed if verdict.affected is not None]
     if not found or len(found) < len(failed):
@@ -279,7 +279,7 @@ _HELD = {
 
 
 def _scaled(failed: Sequence[Verdict], scene: RunContext) -> Iterator[Pattern]:
-    """One factor for all tensors that fail, which explains them."""
+    """Yield a pattern where a scale factor explains all failing tensors."""
     known = [(verdict.alpha, verdict.residual, verdict.relative_l2) for verdict in failed]
     alphas = [alpha for alpha, _, _ in known if alpha is not None]
     if len(alphas) < len(known) or any(verdict.status is not Status.DRIFT for verdict in failed):

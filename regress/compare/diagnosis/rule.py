@@ -1,4 +1,4 @@
-"""A rule of the diagnosis: where a divergence is, which patterns were found there, what holds, and the usual cause."""
+"""Rules of the diagnosis: place of a divergence, patterns found there, inputs that hold, and the usual cause."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from regress.compare.verdicts.verdict import Status
 
 @dataclass(frozen=True)
 class Rule:
-    """A row of the table. What is left at its default is no condition.
+    """A row of the table; a field left at its default is no condition.
 
     Attributes:
         id: names the rule in reports.

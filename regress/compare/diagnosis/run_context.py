@@ -1,4 +1,4 @@
-"""The run that is judged, as far as it is known: what its numbers mean, and which commands look closer."""
+"""Known facts of the judged run: the meaning of its numbers, and commands for a closer look."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from regress.layout import Mesh
 
 @dataclass(frozen=True)
 class RunContext:
-    """What rules and patterns know of a run besides its verdicts.
+    """Facts of a run that rules and patterns use besides its verdicts.
 
     Attributes:
         world_size, micros: its ranks, and the most microbatches that a rank has in an update; None if unknown.
@@ -32,18 +32,19 @@ class RunContext:
     commands: Mapping[str, str] = field(default_factory=dict)
 
     def setting(self, section: str, key: str) -> Any:
-        """A value of the configuration, None if it is unknown."""
+        """Return a value of the configuration, None if it is unknown."""
         return (self.config.get(section) or {}).get(key)
 
     def coordinate(self, rank: int, dimension: str) -> int:
-        """A coordinate of a rank in the mesh; 0 where the mesh does not have that rank."""
+        """Return a coordinate of a rank in the mesh; 0 where the mesh does not have that rank."""
         try:
             return Mesh(**dict(self.mesh)).coordinates(rank)[dimension]
         except (ConfigError, KeyError, TypeError, ValueError, IndexError):
             return 0
 
     def named_factor(self, alpha: float) -> tuple[str, list[tuple[str, str]]]:
-        """``(text of an exact factor or "", [(name, words)])``: which numbers of the run a scale factor is."""
+        """Name the numbers of the run that equal a scale factor: ``(text of an exact factor or "", [(name,
+        words)])``."""
         found: list[tuple[str, str]] = []
         known = {
             "world_size": (self.world_size, "the number of ranks"),
@@ -72,7 +73,7 @@ class RunContext:
 
 
 def _exact(alpha: float) -> str:
-    """``exactly 2``, ``exactly 1/3``; nothing for other numbers."""
+    """Return ``exactly 2``, ``exactly 1/3`` or the like; empty for other numbers."""
     for number in range(2, 1025):
         if _close(alpha, number):
             return f"exactly {number}"

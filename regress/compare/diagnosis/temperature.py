@@ -11,7 +11,7 @@ from regress.compare.diagnosis.hypotheses import Floats
 
 
 def log_sum_exp(logits: Floats) -> Floats:
-    """``[...]`` of logits ``[..., V]``."""
+    """Return the log of the sum of exponentials, ``[...]``, of logits ``[..., V]``."""
     top = logits.max(axis=-1)
     return np.asarray(top + np.log(np.exp(logits - top[..., None]).sum(axis=-1)))
 
@@ -19,7 +19,7 @@ def log_sum_exp(logits: Floats) -> Floats:
 def temperature(
     actual: Floats, logits: Floats, targets: NDArray[np.int64], *, entropy: bool = False
 ) -> tuple[float, float]:
-    """The temperature under which logits give these log-probs (or entropies), and the largest error left.
+    """Find the temperature under which logits give these log-probs (or entropies), and the largest error left.
 
     Args:
         actual: ``[K]``; ``logits``: ``[K, V]``; ``targets``: ``[K]`` the token of each row.

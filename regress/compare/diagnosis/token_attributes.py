@@ -1,4 +1,4 @@
-"""What is known of each token at its place in a local tensor: its sample, its neighbours, its golden values."""
+"""Attributes of each token at its place in a local tensor: its sample, its neighbours, its golden values."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ OF_SAMPLES = OF_LAYOUTS | {"negative", "positive", "zero_variance", "varied"}
 
 @dataclass(frozen=True)
 class TokenAttributes:
-    """Of each place of a local tensor's tokens, flattened, ``[P]``.
+    """Attributes of each place of a local tensor's tokens, flattened, ``[P]``.
 
     Attributes:
         sample: index in the frame, -1 for padding.
@@ -62,7 +62,7 @@ class TokenAttributes:
     names: tuple[str, ...]
 
     def at(self, places: NDArray[np.int64]) -> TokenAttributes:
-        """Those of some places, in this order."""
+        """Return the attributes of some places, in this order."""
         return replace(
             self,
             **{name: getattr(self, name)[places] for name in ("sample", "token", "position", "length")},
@@ -70,7 +70,8 @@ class TokenAttributes:
         )
 
     def part(self, shards: ShardLayout, leading: tuple[int, ...]) -> TokenAttributes:
-        """Those of the places that a part of the tensor has; ``leading`` is the shape of all of them."""
+        """Return the attributes of the places that lie in a part of the tensor; ``leading`` is the shape of all
+        places."""
         places = np.arange(len(self.sample)).reshape(leading)
         return self.at(ShardLayout(leading, shards.ranges[: len(leading)]).project(places).reshape(-1))
 
@@ -81,7 +82,7 @@ def token_classes(
     loss_mask: NDArray[np.bool_] | None,
     clip: tuple[float, float] | None = None,
 ) -> dict[str, NDArray[np.bool_]]:
-    """Classes of canonical tokens ``[frame.size]``, wherever they lie, as far as the golden values tell them.
+    """Return classes of canonical tokens, ``[frame.size]`` each, as far as the golden values tell them.
 
     Args:
         clip: the range that ratios are clipped to, if it is known.
@@ -137,7 +138,7 @@ def _of_values(
 def _signs(
     advantages: NDArray[np.float64], frame: TokenFrame, loss_mask: NDArray[np.bool_]
 ) -> dict[str, NDArray[np.bool_]]:
-    """By the sign of the advantage; all tokens of a sample share it if its trained ones do."""
+    """Return classes by the sign of the advantage; all tokens of a sample share it if its trained ones do."""
     sign = np.where(loss_mask, np.sign(advantages), np.nan)
     for start, stop in zip(frame.offsets[:-1], frame.offsets[1:], strict=True):
         known = np.unique(sign[start:stop][loss_mask[start:stop]])
@@ -156,7 +157,7 @@ def _at(size: int, index: NDArray[np.int64]) -> NDArray[np.bool_]:
 def traits_of(
     layout: TokenLayout, frame: TokenFrame, classes: Mapping[str, NDArray[np.bool_]]
 ) -> TokenAttributes:
-    """The traits of the ``B * T`` places of a layout, in the frame's own sample numbers."""
+    """Return the attributes of the ``B * T`` places of a layout, in the frame's own sample numbers."""
     B, T = layout.shape
     token = np.full(B * T, -1, np.int64)
     canonical, local = layout.indices(frame.offsets)
@@ -168,7 +169,7 @@ def traits_of(
 def traits_at(
     token: NDArray[np.int64], frame: TokenFrame, classes: Mapping[str, NDArray[np.bool_]]
 ) -> TokenAttributes:
-    """The traits of the tokens with these canonical indices, ``[P]``, -1 for padding."""
+    """Return the attributes of the tokens with these canonical indices, ``[P]``, -1 for padding."""
     there = token >= 0
     sample = np.searchsorted(frame.offsets, token, side="right") - 1
     lengths = np.append(np.asarray(frame.lengths, np.int64), 0)  # that of padding
@@ -185,7 +186,7 @@ def traits_at(
 def classes_of_rows(
     shape: tuple[int, int], segments: Iterable[tuple[object, int, int, int, int]]
 ) -> dict[str, NDArray[np.bool_]]:
-    """Classes that depend on where tokens lie, ``[B * T]``; ``segments`` are those of a `TokenLayout`."""
+    """Return classes that depend on the places of tokens, ``[B * T]``; ``segments`` are those of a `TokenLayout`."""
     B, T = shape
     mask = np.zeros((B, T), bool)
     known = ("after_boundary", "before_boundary", "packed_behind", "packed_first")

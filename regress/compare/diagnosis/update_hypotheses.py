@@ -1,4 +1,4 @@
-"""What wrong optimizer states and parameters might be: the update of AdamW with one of its settings left out.
+"""Hypotheses about optimizer states and parameters: an AdamW update with one setting left out.
 
 m = b1 m' + (1 - b1) g       v = b2 v' + (1 - b2) g^2       g = clipped gradient
 p = p' (1 - lr wd) - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
@@ -39,7 +39,7 @@ def _step(made: _Made) -> Floats:
 
 @dataclass(frozen=True)
 class UpdateHypotheses:
-    """Guesses at the tensors of one optimizer update.
+    """Hypotheses about the tensors of one optimizer update.
 
     Attributes:
         settings: section ``optimizer`` of the configuration, as far as it is known.
@@ -49,7 +49,7 @@ class UpdateHypotheses:
     settings: Mapping[str, Any]
 
     def of(self, quantity: str, name: str) -> Iterator[Hypothesis]:
-        """What a tensor of ``optimizer`` or ``param`` might hold instead."""
+        """Yield hypotheses about a tensor of ``optimizer`` or ``param``."""
         if quantity == "optimizer":
             yield from self._state(name)
         elif quantity == "param":
@@ -136,7 +136,7 @@ class UpdateHypotheses:
         return None if values is None else values.astype(np.float64)
 
     def _clip_factor(self) -> float:
-        """What the golden gradient was multiplied with."""
+        """Return the factor by which the golden gradient was clipped."""
         norm, bound = self._values("grad_norm", "grad_norm"), self._number("max_grad_norm")
         if norm is None or bound is None:
             return 1.0

@@ -1,4 +1,4 @@
-"""How far two dumps may lie apart: as asked for, as measured for a golden case, or by dtype and quantity."""
+"""Bounds for two dumps: given by the caller, measured for a golden case, or by dtype and quantity."""
 
 from __future__ import annotations
 
@@ -86,16 +86,16 @@ class Bounds:
 
     @classmethod
     def of_case(cls, case: GoldenCase, overrides: Overrides | None = None) -> Bounds:
-        """The tolerances that were measured for a golden case."""
+        """Return the tolerances that were measured for a golden case."""
         return cls(overrides=overrides or Overrides()).over(case)
 
     def over(self, case: GoldenCase) -> Bounds:
-        """The same with what was measured for a case before the table."""
+        """Return these bounds with the measured tolerances of a case taking precedence over the table."""
         measured = {} if case.manifest is None else case.manifest.tolerances
         return replace(self, measured=measured, case=case.name)
 
     def of(self, quantity: str, dtypes: Sequence[str]) -> Tolerance:
-        """The tolerance of a quantity.
+        """Return the tolerance of a quantity.
 
         Args:
             dtypes: of the two tensors, and of the two models where known: the coarsest of them decides. What has none
@@ -113,7 +113,7 @@ class Bounds:
         return by_hand
 
     def _known(self, quantity: str, dtype: str) -> Tolerance:
-        """As measured for the case, else by the table."""
+        """Return the tolerance measured for the case, else that of the table."""
         entry = (self.measured or {}).get(quantity, {}).get(dtype)
         found = None if entry is None else tolerance_of(entry)
         if entry is not None and found is None:
@@ -140,7 +140,7 @@ def widened(tolerance: Tolerance, tensor: str, *sides: Iterable[Mapping[str, Any
 
 
 def coarsest(dtypes: Sequence[str]) -> str:
-    """The floating dtype with the widest spacing; float64 where there is none."""
+    """Return the floating dtype with the widest spacing; float64 where there is none."""
     floats = [name for name in dtypes if _is_float(name)]
     return max(floats, key=spacing, default="float64")
 
@@ -150,7 +150,7 @@ def _is_float(dtype: str) -> bool:
 
 
 def spacing(dtype: str) -> float:
-    """Distance from 1 to the next number."""
+    """Return the distance from 1 to the next number."""
     return float(ml_dtypes.finfo(DTYPES[dtype]).eps)
 
 

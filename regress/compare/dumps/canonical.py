@@ -1,4 +1,4 @@
-"""The golden values of one update in canonical form, whatever dump holds them: each read when somebody asks for it.
+"""Canonical golden values of one update from any dump; each is read when it is first asked for.
 
 Only what fails asks. Of a dump whose tensors are too large for it nothing is told.
 """
@@ -39,7 +39,7 @@ LIMIT = 1 << 22
 
 
 class Tensors(Mapping[str, Array]):
-    """The tensors of one quantity; what cannot be put together is not among them."""
+    """Lazily read tensors of one quantity; those that cannot be put together are absent."""
 
     def __init__(self, names: Iterable[str], load: Callable[[str], Array | None]) -> None:
         self._names = [*names]
@@ -69,7 +69,7 @@ class Tensors(Mapping[str, Array]):
 
 
 def golden_update(golden: str, actual: str, record: str) -> Projection:
-    """The update that a golden record belongs to, and what it makes of layouts.
+    """Return the update that a golden record belongs to, able to project its values onto layouts.
 
     Args:
         golden, actual: the two sources.
@@ -108,7 +108,7 @@ def _of_case(side: GoldenSide, where: str) -> dict[str, Mapping[str, Array]]:
 
 
 def merged(config: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """One configuration over another, section by section: what it does not say is as there."""
+    """Merge one configuration over another, section by section."""
     found = dict(config)
     for key, value in over.items():
         below = found.get(key)
@@ -140,7 +140,7 @@ class _Recorded:
         return TokenFrame(tuple(lengths), tuple(lengths.values()))
 
     def truth(self) -> dict[str, Mapping[str, Array]]:
-        """Quantity -> tensors."""
+        """Golden values as quantity -> tensors."""
         names: dict[str, list[str]] = {}
         for quantity, name in self._found:
             names.setdefault(quantity, []).append(name)
@@ -190,7 +190,7 @@ class _Recorded:
         return None if found is None else self._flat(found).astype(bool)
 
     def _tokens(self, found: Sequence[tuple[Listed, Source]]) -> Array:
-        """``[frame.size]``, 0 where there is no loss token."""
+        """Return values ``[frame.size]``, 0 where there is no loss token."""
         flat = self._flat(found)
         quantity = found[0][1].quantity
         inside = quantity_named(quantity).kind is Kind.TOKEN and quantity not in EVERYWHERE
@@ -213,7 +213,7 @@ class _Recorded:
         return flat
 
     def _hidden(self, found: Sequence[tuple[Listed, Source]]) -> Array | None:
-        """``[frame.size, ...]``, or ``[K, V]`` of the loss tokens."""
+        """Return values ``[frame.size, ...]``, or ``[K, V]`` of the loss tokens."""
         rows = [has_rows_of_loss_tokens(_only(record, source)) for record, source in found]
         loss = self._loss
         if any(rows) and (not all(rows) or loss is None):
@@ -247,7 +247,7 @@ class _Recorded:
 
 
 def _only(record: Listed, source: Source) -> Listed:
-    """A header with one tensor alone."""
+    """Return a header with one tensor alone."""
     return Listed(
         record.name,
         record.key,

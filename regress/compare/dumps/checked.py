@@ -1,4 +1,4 @@
-"""A dump alone, judged by what must be true of every update."""
+"""A single dump, judged by invariants that hold for every update."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CHECKSUM = "weights_sha256"
 
 
 def check_dump(path: str) -> list[Verdict]:
-    """Judge a dump without any golden values: invariants, what several ranks hold, and ranks that are missing.
+    """Judge a dump without golden values: invariants, agreement between ranks, and missing ranks.
 
     Args:
         path: a folder or URL of a dump, or a golden case.
@@ -62,7 +62,7 @@ def check_dump(path: str) -> list[Verdict]:
 
 
 def scene_of_side(side: Side) -> RunContext:
-    """What a dump tells of its run."""
+    """Return the run context that a dump tells."""
     places = [where for _, where in side.entries.values()]
     ranks = {where.rank for where in places if where.rank is not None}
     micros = {where.micro for where in places if where.micro is not None}
@@ -84,7 +84,7 @@ def _checked(path: str, side: Side, records: Sequence[Listed], place: Place) -> 
 
 
 def _unplaced(records: Sequence[Listed], place: Place) -> Iterator[Verdict]:
-    """Verdicts on records that say something unusable of their tokens or shards, so that they cannot be checked."""
+    """Yield verdicts on records whose token or shard layout is unusable, so that they cannot be checked."""
     for record in records:
         problem = record.problem
         wrong = next((name for name in record.tensors if record.layout(name) is None), None)
@@ -98,7 +98,7 @@ def _unplaced(records: Sequence[Listed], place: Place) -> Iterator[Verdict]:
 
 
 def _not_finite(side: Side, records: Sequence[Listed], place: Place) -> Iterator[Verdict]:
-    """Verdicts on values that are NaN or infinite: gradients, losses, and what loss tokens are made of."""
+    """Yield verdicts on NaN and infinite values in gradients, losses and quantities of loss tokens."""
     for record in (record for record in records if record.key.stage in _FINITE):
         tensors = side.read(record.name).tensors
         mask = tensors.get("effective_valid", tensors.get("response_mask"))
@@ -127,7 +127,8 @@ def _not_finite(side: Side, records: Sequence[Listed], place: Place) -> Iterator
 
 
 def _weights(side: Side, records: Sequence[Listed], own: Sequence[Listed], place: Place) -> Iterator[Verdict]:
-    """Whether the step's first update is made with the weights that sampled, where both are told."""
+    """Yield a verdict on the weights of the step's first update: they must be those that sampled, where both are
+    told."""
     rollouts = (record.meta.get(CHECKSUM) for record in records if record.key.stage == "trajectory")
     sampled = next((checksum for checksum in rollouts if checksum is not None), None)
     told = [(record.key, record.meta[CHECKSUM]) for record in own if CHECKSUM in record.meta]

@@ -31,7 +31,7 @@ class Column:
 
     @classmethod
     def of(cls, quantity: str, found: Aligned, tolerance: Tolerance) -> Column:
-        """From a tensor of one element a token."""
+        """Return the column of a tensor with one element for each token."""
         known = [*blocks(found.part, found.parts, found.selected)]
         tokens = [found.part.rows[block.places] for block in known]
         golden, actual = found.values()

@@ -1,4 +1,4 @@
-"""Who the samples of a step are: their ids and tokens, and what tells identical rollouts apart."""
+"""Samples of a step: their ids and tokens, and values that tell identical rollouts apart."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ APART = (("forward_data", "log_probs"), ("is_loss_debug", "advantages"), ("is_lo
 
 
 def samples_of(side: Side, records: Sequence[Listed]) -> list[Sample]:
-    """The samples of a step in recorded order: those of its rollouts, and those that only other records have."""
+    """Return the samples of a step in recorded order: those of its rollouts, and those that only other records have."""
     found: dict[SampleKey, Sample] = {}
     for record in records:
         if record.key.stage == "trajectory":
@@ -48,7 +48,7 @@ def samples_of(side: Side, records: Sequence[Listed]) -> list[Sample]:
 
 
 def _places(records: Iterable[Listed]) -> dict[SampleKey, tuple[int, int, int]]:
-    """Rank, microbatch and row of samples that lie in a row of their own."""
+    """Return the rank, microbatch and row of each sample of ``forward_data``."""
     found: dict[SampleKey, tuple[int, int, int]] = {}
     for record in records:
         if record.key.stage == "forward_data" and record.spans is not None:
@@ -64,7 +64,7 @@ def _key(value: Any) -> SampleKey:
 def tokens_in(
     side: Side, records: Sequence[Listed], known: Iterable[SampleKey] = ()
 ) -> dict[SampleKey, Tokens]:
-    """The tokens of samples whose every position some record holds."""
+    """Return the tokens of samples for which records hold every position."""
     skipped = set(known)
     telling = [
         record
@@ -91,7 +91,7 @@ def tokens_in(
 def values_of(
     golden_side: Side, golden: Sequence[Listed], actual_side: Side, actual: Sequence[Listed]
 ) -> Values:
-    """What was computed of a sample, read when it is asked for."""
+    """Return a reader of the values computed for a sample."""
 
     def of(which: str, key: SampleKey) -> ValuesOf:
         side, records = (golden_side, golden) if which == "golden" else (actual_side, actual)

@@ -1,4 +1,4 @@
-"""Tensors whose places nothing tells: element beside element, where both dumps have the same of them.
+"""Element-by-element comparison of tensors without a token layout.
 
 Without a token layout a tensor can be compared with one of the same shape only, recorded by the same rank for the same
 microbatch. What else is known (the layouts of other records of that microbatch) must not speak against it.
@@ -45,11 +45,11 @@ class Elementwise:
 
     @property
     def bare(self) -> bool:
-        """Whether a record has no token layout."""
+        """True if a record has no token layout."""
         return any(record.bare for record in (*self.golden, *self.actual))
 
     def refusal(self) -> str | None:
-        """Why records without a layout cannot be compared at all, if so."""
+        """Return why records without a layout cannot be compared at all; None if they can."""
         for side, records in (("golden", self.golden), ("actual", self.actual)):
             other = next((r for r in (*self.golden, *self.actual) if not r.bare), None)
             first = next((record for record in records if record.bare), None)
@@ -75,12 +75,12 @@ class Elementwise:
         return None
 
     def pairs(self) -> Iterator[Pair]:
-        """The records of the same rank and microbatch."""
+        """Yield pairs of records of the same rank and microbatch."""
         own = {record.key: record for record in self.golden}
         yield from ((own[record.key], record) for record in self.actual if record.key in own)
 
     def lacking(self, names: Iterable[str]) -> Iterator[tuple[str, Listed, Listed]]:
-        """Tensors of these that a record has on one side only: name, the record that has it, the one that has not."""
+        """Yield tensors that a record has on one side only: name, the record with it, the record without it."""
         for name in names:
             for golden, actual in self.pairs():
                 if name in golden.tensors and name not in actual.tensors:
@@ -89,7 +89,7 @@ class Elementwise:
                     yield name, actual, golden
 
     def places(self, names: Iterable[str]) -> tuple[dict[str, tuple[str, ...]], list[str]]:
-        """Which of these tensors can be compared element by element.
+        """Find the tensors that can be compared element by element.
 
         Returns:
             Actual record -> its tensors that can, and a problem for each of the others.
@@ -127,7 +127,7 @@ class Elementwise:
         return None
 
     def _alike(self, at: At, *, whole: bool) -> bool:
-        """Whether a microbatch holds the same samples, or all of it the same tokens, as far as anything tells."""
+        """Return True if a microbatch holds the same samples, or the same tokens in all, as far as anything tells."""
         golden_layout, actual_layout = (side.get(at) for side in self.layouts)
         if golden_layout is None or actual_layout is None:
             return True
@@ -141,7 +141,7 @@ class Elementwise:
         return golden_layout.shape == actual_layout.shape and sorted(mine) == sorted(other)
 
     def apart(self) -> list[str]:
-        """The tensors that have no place for each token, on both sides, but for numbers of microbatches."""
+        """Return the tensors without a place for each token on either side; one-element shares are not among them."""
         names = dict.fromkeys(name for record in self.actual for name in record.tensors)
         records = (*self.golden, *self.actual)
         return [
@@ -152,7 +152,7 @@ class Elementwise:
 
 
 def layouts_of(records: Iterable[Listed]) -> dict[At, Spans]:
-    """Where the tokens of each rank and microbatch lie, as far as any record tells."""
+    """Return the places of the tokens of each rank and microbatch, as far as any record tells."""
     found: dict[At, Spans] = {}
     for record in records:
         if record.spans is not None and record.key.micro is not None:
@@ -161,7 +161,7 @@ def layouts_of(records: Iterable[Listed]) -> dict[At, Spans]:
 
 
 def told_notes(stage: str, records: Iterable[Listed], *, bare: bool) -> Iterator[str]:
-    """What is not known of the tensors of a stage."""
+    """Yield notes on what is unknown about the tensors of a stage."""
     if bare:
         known = [*records]
         scalars = all(not shape for record in known for _, shape in record.tensors.values())
@@ -185,12 +185,12 @@ def told_notes(stage: str, records: Iterable[Listed], *, bare: bool) -> Iterator
 
 
 def is_share(stage: str, name: str) -> bool:
-    """Whether a tensor is a microbatch's part of a sum."""
+    """Return True if a tensor is a microbatch's part of a sum."""
     return quantity_named(source_or_other(stage, name).quantity).kind is Kind.SHARE
 
 
 def _fits(record: Listed, name: str) -> bool:
-    """Whether a tensor has a place for each token, or rows that its quantity knows."""
+    """Return True if a tensor has a place for each token, or rows that its quantity knows."""
     shape = record.tensors[name][1]
     if is_share(record.key.stage, name):
         return all(size == 1 for size in shape)

@@ -1,4 +1,4 @@
-"""What a failing tensor of two dumps has in common where it is wrong: its tokens, or parts of it."""
+"""Common features of the affected elements of a failing tensor of two dumps: tokens, or parts."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def with_affected(
     *,
     bitwise: bool,
 ) -> Verdict:
-    """A verdict that tells what is affected of a tensor that fails.
+    """Return a verdict that describes the affected part of a tensor that fails.
 
     Args:
         blocks: the elements that were compared.
         golden: an array of the golden dtype.
-        around: finds what is known of the tensor besides.
+        around: finds the failure context of the tensor.
         bitwise: whether bytes were compared.
     """
     if verdict.ok or not verdict.count or actual.size > LIMIT:

@@ -31,13 +31,13 @@ class Finding:
 
 
 class Defect(str):
-    """Why a tensor cannot be placed in either dump."""
+    """The reason that a tensor cannot be placed in either dump."""
 
     __slots__ = ()
 
 
 def told(results: Sequence[tuple[U, Sequence[Finding]]]) -> tuple[list[str], list[str]]:
-    """Notes and problems of findings, a sentence each."""
+    """Return notes and problems of findings, a sentence each."""
     alike: dict[tuple[str, str], list[int]] = {}
     problems: dict[str, None] = {}
     for _, findings in results:
@@ -61,7 +61,7 @@ Again = Callable[[Sequence[tuple[U, Mapping[tuple[str, str], float]]]], Iterable
 
 
 def settle(results: Sequence[tuple[U, Sequence[Finding]]], run: Again[U]) -> list[Verdict]:
-    """Verdicts under the scale of a tensor over all units, in the order of the units and their findings.
+    """Return verdicts under the scale of a tensor over all units, in the order of the units and their findings.
 
     The tolerance of a tensor is relative to its largest golden value over all ranks and microbatches. A unit judges by
     the largest that it sees, which is stricter: what passes there passes, what fails there may not, and is compared
@@ -77,8 +77,8 @@ def settle(results: Sequence[tuple[U, Sequence[Finding]]], run: Again[U]) -> lis
     for finding in (finding for _, findings in results for finding in findings):
         weight = _weight_of(finding)
         if weight is not None:
-            own = _tensor(finding.verdict)
-            scales[own] = max(scales[own], scales.get((*own[:3], weight), 0.0))
+            bias = _tensor(finding.verdict)
+            scales[bias] = max(scales[bias], scales.get((*bias[:3], weight), 0.0))
     larger = [
         {
             (f.verdict.quantity, f.verdict.name): scales[_tensor(f.verdict)]
@@ -105,7 +105,7 @@ def _tensor(verdict: Verdict) -> tuple[Any, ...]:
 
 
 def _weight_of(finding: Finding) -> str | None:
-    """Name of the weight beside a bias that is judged by the spacing of its dtype alone."""
+    """Return the name of the weight beside a bias that is judged by the spacing of its dtype alone."""
     verdict = finding.verdict
     if verdict.quantity not in UPDATED or "multiple" not in finding.tolerance.basis:
         return None

@@ -110,7 +110,7 @@ class GoldenSide:
         return {where: place for where in self.case.wheres() if (place := parse_where(where)) is not None}
 
     def read(self, name: str) -> Record:
-        """One record: token values ``[1, tokens]``, hidden states ``[1, tokens, ...]``, logits ``[1, K, V]``."""
+        """Read one record: token values ``[1, tokens]``, hidden states ``[1, tokens, ...]``, logits ``[1, K, V]``."""
         stage, where = name.split("/")
         place = self.entries[name][1]
         if stage == "trajectory":
@@ -126,7 +126,7 @@ class GoldenSide:
         )
 
     def frame(self, where: str) -> TokenFrame:
-        """The samples of an update.
+        """Return the samples of an update.
 
         Raises:
             GoldenError: if rollouts and configuration do not come to the recorded update.
@@ -140,7 +140,7 @@ class GoldenSide:
         return found
 
     def truth(self, where: str, quantity: str) -> Mapping[str, Array]:
-        """Tensor name -> canonical values of one quantity, every byte verified."""
+        """Return the canonical values of one quantity by tensor name, every byte verified."""
         if where not in self._values:
             while len(self._values) >= _KEPT:
                 del self._values[next(iter(self._values))]
@@ -151,7 +151,7 @@ class GoldenSide:
         return known[quantity]
 
     def recorded(self, where: str) -> Mapping[str, Sequence[str]]:
-        """Quantity -> names of its tensors, of one update."""
+        """Return the tensor names of each quantity of one update."""
         return self._recorded[where]
 
     @cached_property
@@ -160,18 +160,18 @@ class GoldenSide:
         return token_text(self.case)
 
     def raw(self, type: str, step: int) -> Mapping[str, Any] | None:
-        """Nothing: all is recorded."""
+        """Return None: a case has no unrecorded files."""
         return None
 
     def verify(self, name: str) -> None:
-        """Nothing: every byte was verified when it was read."""
+        """Do nothing: every byte was verified when it was read."""
 
     def root(self, rank: int) -> int:
-        """The rank itself."""
+        """Return the rank itself, as no rank repeats another's tokens."""
         return rank
 
     def writes(self, stage: str, tensor: str | None = None) -> bool:
-        """Tell whether a stage was recorded; of a recorded one every tensor could have been."""
+        """Return True if a stage was recorded; any tensor of a recorded stage counts as recorded."""
         return any(type == stage for type, _ in self.entries.values())
 
     @cached_property
@@ -180,7 +180,7 @@ class GoldenSide:
 
     @cached_property
     def _recorded(self) -> dict[str, dict[str, list[str]]]:
-        """Update -> quantity -> names of its tensors."""
+        """Tensor names of each quantity of each update."""
         manifest = self.case.manifest
         assert manifest is not None
         return {
@@ -228,7 +228,7 @@ def text_of(*sides: object) -> Callable[[int], str] | None:
 
 
 def _placed(frame: TokenFrame) -> dict[str, Any]:
-    """The metadata of records of tokens: all samples end to end in one row."""
+    """Return the metadata of token records: all samples end to end in one row."""
     offsets = frame.offsets.tolist()
     segments = [[i, 0, length, 0, offsets[i]] for i, length in enumerate(frame.lengths) if length]
     return {

@@ -1,4 +1,4 @@
-"""Who holds which part of the full tensors of a stage: of all records only those that a shard has elements in."""
+"""Records that hold part of a full tensor, looked up by the shards that they share elements with."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Holders:
                 self._shapes.setdefault(name, {}).setdefault(layout.shape, record)
 
     def of(self, record: Listed) -> list[Listed]:
-        """The golden records that an actual one is compared with, that of its own rank first.
+        """Return the golden records that an actual one is compared with, that of its own rank first.
 
         Several ranks may hold a part: one of them stands for all, that of the same rank if it is among them. Where no
         golden tensor has that shape those of other shapes are among them, for the shapes to be compared. So is one that
@@ -57,7 +57,7 @@ class Holders:
 
 @dataclass(eq=False)
 class _Tensor:
-    """One tensor: layout -> rank and microbatch -> the record that holds this part of it."""
+    """Holders of one tensor: layout -> rank and microbatch -> the record that holds this part of it."""
 
     parts: dict[ShardLayout, dict[_At, Listed]] = field(default_factory=dict)
 
@@ -66,7 +66,8 @@ class _Tensor:
         self.parts.setdefault(layout, {}).setdefault(at, record)
 
     def holders(self, layout: ShardLayout, record: Listed) -> Iterable[Listed]:
-        """One record for each part that has an element of a layout; one alone where somebody holds just the same."""
+        """Return one record for each part that shares an element with a layout; a single one where its part is the
+        same."""
         if layout in self.parts:
             return [_one(self.parts[layout], record)]
         return [_one(self.parts[self._layouts[i]], record) for i in self._near.of(layout.ranges)]
@@ -81,7 +82,7 @@ class _Tensor:
 
 
 def _one(holders: dict[_At, Listed], record: Listed) -> Listed:
-    """The one of the same rank and microbatch, else of the same rank, else the first."""
+    """Return the record of the same rank and microbatch, else of the same rank, else the first."""
     same = (record.key.rank, record.key.micro)
     if same in holders:
         return holders[same]

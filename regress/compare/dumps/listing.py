@@ -1,4 +1,4 @@
-"""What the headers of a dump's records say: where their tokens and shards lie, without the tensors."""
+"""Headers of a dump's records: places of their tokens and shards, without the tensors."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ class Listed:
 
     @property
     def samples(self) -> tuple[SampleKey, ...]:
-        """The samples that have a token here."""
+        """Samples that have a token here."""
         return () if self.spans is None else self.spans.samples
 
     def layout(self, name: str) -> ShardLayout | None:
-        """Which part of a full tensor lies here, None where what is said of it cannot be used."""
+        """Return the part of a full tensor that lies here; None where its shard layout is unusable."""
         if name not in self.shards:
             return ShardLayout.whole(self.tensors[name][1])
         try:
@@ -76,7 +76,7 @@ class Listed:
 
 
 def listed(name: str, record: Record) -> Listed:
-    """What a record's header says."""
+    """Return the header of a record."""
     key = key_of(record)
     spans, rows, problem = None, None, ""
     placed = record.type not in (*UPDATE_STAGES, "trajectory") and not record.meta.get("unplaced")
@@ -97,7 +97,7 @@ def listed(name: str, record: Record) -> Listed:
 
 
 def _refuse_more_than_held(key: Key, layouts: Iterable[Spans], record: Record) -> None:
-    """Refuse layouts of so many tokens that no record of this size is of them: arrays of as many would be made."""
+    """Refuse layouts with more tokens than a record of this size can hold, before arrays of that many are made."""
     most = max(PLACES, 64 * max((array.size for array in record.tensors.values()), default=0))
     for spans in layouts:
         claimed = max(spans.shape[0] * spans.shape[1], *(stop for _, _, stop, _, _ in spans.segments), 0)
@@ -109,7 +109,8 @@ def _refuse_more_than_held(key: Key, layouts: Iterable[Spans], record: Record) -
 
 
 def has_rows_of_loss_tokens(record: Listed) -> bool:
-    """Whether a record of tokens has a tensor with a row for each loss token instead of a place for each token."""
+    """Return True if a record of tokens has a tensor with a row for each loss token instead of a place for each
+    token."""
     if record.spans is None:
         return False
     B, T = record.spans.shape
@@ -123,7 +124,7 @@ def has_rows_of_loss_tokens(record: Listed) -> bool:
 
 
 def lengths_of(records: Iterable[Listed]) -> dict[SampleKey, int]:
-    """Tokens of each sample, as far as any of the records reaches."""
+    """Return the number of tokens of each sample, as far as any of the records reaches."""
     found: dict[SampleKey, int] = {}
     for record in records:
         for spans in (record.spans, record.rows):

@@ -1,4 +1,4 @@
-"""Which samples of two dumps are the same: by id, else by the tokens themselves."""
+"""Matching of the samples of two dumps: by id, else by the tokens themselves."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from regress.layout import SampleKey
 
 @dataclass(frozen=True)
 class Tokens:
-    """The tokens of a sample, padding left out: how many, and a hash in place of them."""
+    """The tokens of a sample without padding, as their number and a hash."""
 
     count: int
     digest: bytes
 
     @classmethod
     def of(cls, values: NDArray[Any]) -> Tokens:
-        """Of token ids of any integer type."""
+        """Hash token ids of any integer type."""
         ids = np.ascontiguousarray(values, np.int64)
         return cls(ids.size, hashlib.sha256(ids.data).digest())
 
@@ -134,7 +134,7 @@ def _by_place(
     actual: Mapping[SampleKey, Sample],
     pairs: Mapping[SampleKey, SampleKey],
 ) -> dict[SampleKey, SampleKey]:
-    """Pairs of what is left where one side does not tell tokens."""
+    """Return pairs of the remaining samples by place, where one side does not tell tokens."""
     taken = set(pairs.values())
     free = {s.place: s for s in golden.values() if s.key not in taken and s.place is not None}
     found = {}
@@ -150,14 +150,14 @@ def _originals(samples: Iterable[Sample]) -> dict[SampleKey, Sample]:
 
 
 def _alike(golden: Sample, actual: Sample) -> bool:
-    """Whether tokens do not speak against an id."""
+    """Return True if the tokens do not contradict an id."""
     return golden.content is None or actual.content is None or golden.content == actual.content
 
 
 def _by_content(
     golden: Sequence[Sample], actual: Sequence[Sample], values: Values | None
 ) -> tuple[dict[SampleKey, SampleKey], list[SampleKey]]:
-    """Pairs of samples with the same tokens, and the golden keys of those whose pairing was a choice."""
+    """Return pairs of samples with the same tokens, and the golden keys of those whose pairing was a choice."""
     groups: dict[Content, tuple[list[SampleKey], list[SampleKey]]] = {}
     for side, samples in enumerate((golden, actual)):
         for sample in samples:
@@ -178,7 +178,7 @@ def _by_content(
 def _closest(
     golden: Sequence[SampleKey], actual: Sequence[SampleKey], values: Values | None
 ) -> tuple[list[tuple[SampleKey, SampleKey]], bool]:
-    """Pairs among identical rollouts with the least distance in all, and whether values made a difference."""
+    """Return the pairing of identical rollouts with the least total distance, and whether values decided it."""
     if values is None or not golden or not actual:
         return list(zip(golden, actual, strict=False)), False
     golden_values, actual_values = (
@@ -198,7 +198,7 @@ def _sides(
 
 
 def _distance(a: ValuesOf, b: ValuesOf) -> float:
-    """Sum of the differences; values that one side lacks, or that are no numbers, do not tell samples apart."""
+    """Return the sum of the differences; values that one side lacks, or that are not finite, count for nothing."""
     return sum(
         float(np.abs(np.nan_to_num(a[name]) - np.nan_to_num(b[name])).sum())
         for name in a.keys() & b.keys()
@@ -207,7 +207,7 @@ def _distance(a: ValuesOf, b: ValuesOf) -> float:
 
 
 def _least(cost: NDArray[np.float64]) -> list[tuple[int, int]]:
-    """Row and column pairs of least total cost; the first of equal ones, so that the result is the same every time."""
+    """Return row and column pairs of least total cost, the first of equal ones, so that results repeat."""
     rows, columns = cost.shape
     if rows > columns:
         return sorted((i, j) for j, i in _least(cost.T))

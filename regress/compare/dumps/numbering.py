@@ -1,4 +1,4 @@
-"""Which update of a dump is which of a golden case: steps may be counted otherwise, or not be cut into updates."""
+"""Mapping of a dump's updates to those of a golden case, where steps or updates are counted otherwise."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Number(NamedTuple):
 
 
 class Numbered:
-    """A golden case whose updates are counted as those of a dump; see `regress.compare.dumps.sides.Side`.
+    """A golden case with its updates numbered as those of a dump; see `regress.compare.dumps.sides.Side`.
 
     Args:
         numbers: recorded number -> that of the dump; what is not there is not compared.
@@ -54,28 +54,28 @@ class Numbered:
         return found
 
     def read(self, name: str) -> Record:
-        """One record."""
+        """Read one record."""
         place = self.entries[name][1]
         return replace(self._side.read(name), step=place.step, update=place.update)
 
     def raw(self, type: str, step: int) -> Mapping[str, Any] | None:
-        """Nothing: all is recorded."""
+        """Return None: a case has no unrecorded files."""
         return None
 
     def verify(self, name: str) -> None:
-        """Nothing: every byte was verified when it was read."""
+        """Do nothing: every byte was verified when it was read."""
 
     def root(self, rank: int) -> int:
-        """The rank itself."""
+        """Return the rank itself, as no rank repeats another's tokens."""
         return rank
 
     def writes(self, stage: str, tensor: str | None = None) -> bool:
-        """Tell whether a stage was recorded."""
+        """Return True if a stage was recorded."""
         return self._side.writes(stage, tensor)
 
 
 def numbered_as(golden: GoldenSide, actual: Side) -> tuple[Side, list[str]]:
-    """The case with its updates counted as a dump counts them, and a sentence where they are not counted alike.
+    """Return the case numbered as the dump counts updates, and a sentence where the two count differently.
 
     Numbers count if the samples agree with them; otherwise the order of the updates does, and where samples do not
     agree with that either, the samples alone.
@@ -103,7 +103,7 @@ def numbered_as(golden: GoldenSide, actual: Side) -> tuple[Side, list[str]]:
 
 
 def _left(golden: GoldenSide, known: Sequence[Number], numbers: Mapping[Number, Number]) -> list[str]:
-    """A sentence on recorded updates that are not compared."""
+    """Return a sentence on recorded updates that are not compared."""
     left = [str(number) for number in known if number not in numbers]
     if not left:
         return []
@@ -112,7 +112,7 @@ def _left(golden: GoldenSide, known: Sequence[Number], numbers: Mapping[Number, 
 
 
 def _numbers(side: Side) -> list[Number]:
-    """The updates that a dump has, in order."""
+    """Return the updates that a dump has, in order."""
     found = {
         Number(place.step, place.update)
         for type, place in side.entries.values()
@@ -122,7 +122,7 @@ def _numbers(side: Side) -> list[Number]:
 
 
 def _agree(golden: GoldenSide, actual: Side, numbers: Mapping[Number, Number]) -> bool:
-    """Whether no pair of updates is known to have samples that have nothing in common."""
+    """Return True unless a pair of updates is known to have no samples in common."""
     pairs = ((_tokens(golden, own), _tokens(actual, number)) for own, number in numbers.items())
     return bool(numbers) and all(not mine or not theirs or mine & theirs for mine, theirs in pairs)
 
@@ -130,7 +130,7 @@ def _agree(golden: GoldenSide, actual: Side, numbers: Mapping[Number, Number]) -
 def _by_content(
     golden: GoldenSide, actual: Side, known: Sequence[Number], others: Sequence[Number]
 ) -> dict[Number, Number]:
-    """Updates in order, each with the first one left that has samples in common with it."""
+    """Return updates in order, each with the first remaining one that has samples in common with it."""
     found: dict[Number, Number] = {}
     left = [*known]
     for number in others:
@@ -143,7 +143,7 @@ def _by_content(
 
 
 def _tokens(side: Side, number: Number) -> frozenset[Tokens]:
-    """What the samples of an update are known by, as far as records tell it."""
+    """Return what identifies the samples of an update, as far as records tell it."""
     records: list[Listed] = [
         listed(name, side.read(name))
         for name, (type, place) in side.entries.items()

@@ -1,4 +1,4 @@
-"""What a comparison is asked for, and the work that this comes to."""
+"""Options of a comparison, and the work planned for it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ AnyUnit = Unit | ShareUnit | RolloutUnit | SingleUnit
 
 @dataclass(frozen=True)
 class Options:
-    """What is compared, and how strictly.
+    """Scope and strictness of a comparison.
 
     Attributes:
         steps: the first and the last; None for all that both dumps have.

@@ -1,4 +1,4 @@
-"""A tensor of tokens beside its golden values, and what lies where nothing is compared."""
+"""A tensor of tokens beside its golden values, and values outside of the comparison."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from regress.dump.mapped import release
 
 @dataclass(frozen=True, eq=False)
 class Aligned:
-    """A tensor of tokens and what it is compared with.
+    """A tensor of tokens and its golden counterpart.
 
     Attributes:
         part: the actual tensor; ``parts`` the golden ones; ``selected`` its rows that count.
         words: canonical coordinates of an element.
         padding: whether it has rows that hold no token.
-        around: finds what its tokens have in common.
+        around: finds the failure context of its tokens.
     """
 
     part: Part
@@ -36,7 +36,7 @@ class Aligned:
     around: Callable[[], FailureContext]
 
     def values(self) -> tuple[Array, Array]:
-        """The golden and the actual values that count, token beside token."""
+        """Return the golden and the actual values that count, token beside token."""
         found = [*blocks(self.part, self.parts, self.selected)]
         golden = [block.golden for block in found] or [self.parts[0].array.reshape(-1)[:0]]
         actual = [block.actual for block in found] or [self.part.array.reshape(-1)[:0]]
@@ -44,7 +44,8 @@ class Aligned:
 
 
 def judge_padding(verdict: Verdict, case: Case, found: Aligned) -> Verdict:
-    """Values that are not finite where no loss token lies, and where the golden side has none."""
+    """Return a failing verdict for a non-finite value beside the loss tokens without a golden counterpart, else the
+    verdict as given."""
     part = found.part
     if not is_float(part.array.dtype) or not part.array.size:
         return verdict
@@ -62,12 +63,12 @@ def judge_padding(verdict: Verdict, case: Case, found: Aligned) -> Verdict:
 
 @dataclass(frozen=True)
 class _Tolerated:
-    """Where golden records hold values that are not finite, too."""
+    """Places where golden records hold non-finite values, too."""
 
     parts: Sequence[Part]
 
     def at(self, token: int) -> bool:
-        """Whether they do at a token, or, for padding, in theirs."""
+        """Return True if golden records have non-finite values at a token, or, for padding, in theirs."""
         if token < 0:
             return self._padding
         found = ((part, int(part.find(np.array([token]))[0])) for part in self.parts)
@@ -86,7 +87,7 @@ class _Tolerated:
 
 
 def _nonfinite_rows(array: Array, rows: Index) -> Iterator[tuple[int, Array]]:
-    """Those of some rows that hold a value that is not finite."""
+    """Yield index and values of each row with a non-finite value."""
     step = max(BLOCK // array.shape[1], 1)
     for start in range(0, rows.size, step):
         here = rows[start : start + step]

@@ -1,4 +1,4 @@
-"""The units of one optimizer update: which records of the two dumps hold the same tokens or tensors."""
+"""The units of one optimizer update: records of the two dumps that hold the same tokens or tensors."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Update:
         return TokenFrame(tuple(own), tuple(longest[key] for key in own))
 
     def plan(self, planned: Planned) -> None:
-        """Add the units, and what headers alone tell."""
+        """Add the units, and verdicts that need headers only."""
         if not self.options.only.pattern:
             self._lost(planned)
         for stage in (stage.name for stage in STAGES if stage.name != "trajectory"):
@@ -105,7 +105,7 @@ class Update:
         )
 
     def _lost(self, planned: Planned) -> None:
-        """Add what ranks of the actual mesh did not record; where the golden dump lacks the same, nobody can tell."""
+        """Add missing records of ranks of the actual mesh; where the golden dump lacks the same, add a problem."""
         known = {verdict.detail for verdict in lost_ranks(self.sides[0], self.golden, self.place)}
         for verdict in lost_ranks(self.sides[1], self.actual, self.place):
             if verdict.detail not in known:
@@ -140,7 +140,7 @@ class Update:
         planned.units += self._shares(stage, golden, actual, frozenset(apart), planned)
 
     def _elementwise(self, places: Elementwise, names: Iterable[str], planned: Planned) -> Iterator[Unit]:
-        """Tensors whose tokens nothing tells."""
+        """Yield units for tensors without a token layout."""
         only = self.options.only
         sources = [(name, source_or_other(places.stage, name)) for name in sorted(names)]
         asked = [name for name, source in sources if only.has(source.quantity, source.label)]
@@ -165,7 +165,7 @@ class Update:
         return layouts_of(self.golden), layouts_of(self.actual)
 
     def _repeated(self, stage: str) -> bool:
-        """Whether both sides have the values of a stage beside those of the loss."""
+        """Return True if both sides repeat the values of a stage beside those of the loss."""
         return all(
             any(record.key.stage == "is_loss_debug" and stage in record.tensors for record in side)
             for side in (self.golden, self.actual)
@@ -247,7 +247,8 @@ class Update:
             yield replace(self._token_unit(stage, record, order), tensors=names)
 
     def _token_unit(self, stage: str, record: Listed, order: Sequence[Listed]) -> Unit:
-        """Rows of loss tokens are counted through all samples of a record, also those that are not compared."""
+        """Return the unit of a record of tokens; rows of loss tokens are counted over all its samples, compared or
+        not."""
         matching = self.matching
         rows = any(has_rows_of_loss_tokens(g) for g in (record, *order))
         known = self._golden_samples(record)
@@ -274,7 +275,7 @@ class Update:
 
     @cached_property
     def _repeats(self) -> dict[SampleKey, list[SampleKey]]:
-        """Golden sample -> its copies."""
+        """Copies of each golden sample."""
         found: dict[SampleKey, list[SampleKey]] = {}
         for key, to in self.matching.alias.items():
             found.setdefault(to, []).append(key)
@@ -310,7 +311,7 @@ class Update:
         return list(dict.fromkeys(key for key in found if key is not None))
 
     def _by_sample(self, records: Iterable[Listed]) -> dict[SampleKey, list[Listed]]:
-        """Golden sample -> the golden records that have a token of it."""
+        """Return the golden records that have a token of each golden sample."""
         found: dict[SampleKey, list[Listed]] = {}
         for record in records:
             for key in dict.fromkeys(self.matching.alias.get(key, key) for key in record.samples):
@@ -350,7 +351,7 @@ class Update:
         yield ShareUnit(*self.paths, stage, groups, terms, self.options.bounds, self.options.only, without)
 
     def _summable(self, stage: str, golden: Sequence[Listed]) -> bool:
-        """Whether a case has the weights and terms of all losses, from which the share of any tokens follows."""
+        """Return True if a case has the weights and terms of all losses, from which the share of any tokens follows."""
         debug = [record for record in self.golden if record.key.stage == "is_loss_debug"]
         known = {source_of(r.key.stage, name) for r in debug for name in r.tensors}
         quantities = {source.quantity for source in known if source is not None}
@@ -359,13 +360,13 @@ class Update:
         return "weights" in quantities and all(SHARES.get(name) in quantities for name in names)
 
     def _single(self, own: Sequence[Listed], record: Listed) -> Group:
-        """One actual microbatch, whose share is summed up from golden terms."""
+        """Return a group of one actual microbatch, whose share is summed from golden terms."""
         place = replace(self.place, rank=record.key.rank, micro=record.key.micro)
         names = {key: to for key in record.samples if (to := self.matching.golden_of.get(key)) is not None}
         return Group(tuple(r.name for r in own), (record.name,), place, "", names)
 
     def _groups(self, golden: Sequence[Listed], actual: Sequence[Listed]) -> Iterator[Group]:
-        """The fewest microbatches that hold the same samples on both sides."""
+        """Yield the smallest groups of microbatches that hold the same samples on both sides."""
         groups: dict[int, tuple[list[Listed], list[Listed]]] = {}
         of: dict[SampleKey, int] = {}
         joined: dict[int, int] = {}
@@ -408,7 +409,7 @@ def _together(
 
 
 def _telling(records: Iterable[Listed], names: Mapping[SampleKey, SampleKey]) -> Telling:
-    """The records that tell loss tokens or ids, by the samples that they tell of."""
+    """Return the records that tell loss tokens or ids, by sample."""
     found: Telling = {}
     for number, record in enumerate(records):
         useful = MASKS.get(record.key.stage) in record.tensors or "input_ids" in record.tensors
@@ -423,7 +424,7 @@ def _in_order(told: Iterable[Iterable[tuple[int, int, str]]]) -> tuple[str, ...]
 
 
 def _one_each(records: Sequence[Listed], side: Side) -> list[Listed]:
-    """The records without those of ranks that repeat another one's tokens."""
+    """Return the records without those of ranks that repeat another one's tokens."""
     found: dict[tuple[int, int | None], Listed] = {}
     for record in sorted(records, key=lambda record: record.key.rank or 0):
         found.setdefault((side.root(record.key.rank or 0), record.key.micro), record)

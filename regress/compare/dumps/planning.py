@@ -1,4 +1,4 @@
-"""From two dumps to the units of their comparison: headers only, no tensor is read but what tells samples apart."""
+"""Planning of a comparison from headers; only tensors that tell samples apart are read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from regress.layout import SampleKey
 
 
 def plan_units(golden: str, actual: str, options: Options | None = None) -> Planned:
-    """What has to be compared.
+    """Plan the units of a comparison.
 
     Raises:
         DumpError: if one of the two is no dump, or a damaged one.
@@ -48,7 +48,7 @@ def plan_units(golden: str, actual: str, options: Options | None = None) -> Plan
 
 
 def steps_of(side: Side) -> set[int]:
-    """The steps that a dump has records of."""
+    """Return the steps that a dump has records of."""
     return {where.step for _, where in side.entries.values()}
 
 
@@ -118,7 +118,7 @@ class _Step:
             ).plan(self.planned)
 
     def _reportable(self, matching: Matching, golden: Sequence[Listed], actual: Sequence[Listed]) -> Matching:
-        """Without samples that only rollouts tell of, where the other side has none."""
+        """Return the matching without samples that only rollouts mention, where the other side has none."""
         kept = []
         for keys, mine, other, side in (
             (matching.golden_only, golden, actual, self.sides[1]),
@@ -136,7 +136,7 @@ class _Step:
     def _updates(
         self, golden: Sequence[Listed], actual: Sequence[Listed]
     ) -> list[tuple[int | None, int, int]]:
-        """Number, golden and actual number of each update; a dump that cannot tell them holds the last one."""
+        """Return number, golden and actual number of each update; a dump that cannot tell them holds the last one."""
         own, actual_side = (
             sorted({r.update for r in side if r.key.stage != "trajectory"}) for side in (golden, actual)
         )
@@ -203,7 +203,7 @@ class _Step:
 
 
 def by_step(side: Side) -> dict[int, list[str]]:
-    """Step -> names of its records."""
+    """Return the names of the records of each step."""
     found: dict[int, list[str]] = {}
     for name, (_, where) in side.entries.items():
         found.setdefault(where.step, []).append(name)

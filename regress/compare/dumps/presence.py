@@ -1,4 +1,4 @@
-"""What headers alone tell of one stage: records, tensors, tokens and elements that one of two dumps lacks."""
+"""Verdicts from headers alone on one stage: records, tensors, tokens and elements missing from one of two dumps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from regress.layout import SampleKey, Segment, TokenFrame, TokenLayout
 
 
 def unmatched(matching: Matching, place: Place) -> Iterator[Verdict]:
-    """Verdicts on samples without a counterpart."""
+    """Yield verdicts on samples without a counterpart."""
     for status, keys, where in (
         (Status.MISSING, matching.golden_only, "golden"),
         (Status.EXTRA, matching.actual_only, "actual"),
@@ -66,7 +66,7 @@ class Stage:
     problems: list[str] = field(default_factory=list)
 
     def verdicts(self) -> Iterator[Verdict]:
-        """Everything that is not where it should be."""
+        """Yield verdicts on everything that is missing or superfluous."""
         wanted = {name for name in self._names(self.golden) | self._names(self.actual) if self._asked(name)}
         if not wanted:
             return
@@ -92,16 +92,16 @@ class Stage:
         return self.only.has(source.quantity, source.label)
 
     def _absent(self) -> Iterator[Verdict]:
-        """A stage that one side does not have at all."""
+        """Yield a verdict, or note why there is none, on a stage that one side lacks altogether."""
         has, side = ("golden", self.actual_side) if self.golden else ("actual", self.golden_side)
         if not side.writes(self.name) and side.system == "golden":
             self.notes.append(f"{self.name} was not compared: {side.folder} has no golden values of it")
             return
         if not side.writes(self.name):
-            self.notes.append(
-                f"{self.name} is in the {has} dump only: {side.system} writes none of the kind ({side.folder}), so it "
-                "was not compared"
-            )
+            where = f"{side.system} writes none of the kind ({side.folder})"
+            if side.config.get("capture"):
+                where = f"the trainer of {side.folder} showed none"
+            self.notes.append(f"{self.name} is in the {has} dump only: {where}, so it was not compared")
             return
         options = (side.config.get("debug") or {}).get("dump_options") or {}
         options = options if isinstance(options, Mapping) else {}
@@ -113,7 +113,7 @@ class Stage:
         yield Verdict(status, QUANTITY, self.name, self.place, detail, multiple=math.inf)
 
     def _tensors(self, wanted: Iterable[str]) -> Iterator[Verdict]:
-        """Tensors that only one side has."""
+        """Yield verdicts on tensors that only one side has."""
         golden_names, actual_names = self._names(self.golden), self._names(self.actual)
         for name in [*golden_names, *(name for name in actual_names if name not in golden_names)]:
             if name not in wanted or (name in golden_names and name in actual_names):
@@ -137,12 +137,13 @@ class Stage:
                 )
 
     def _records(self) -> Iterator[Verdict]:
-        """Records that cannot be placed, and places that were recorded twice."""
+        """Yield verdicts on records that cannot be placed, and places that were recorded twice."""
         for key, detail in _wrong_records("actual", self.actual):
             yield Verdict(Status.COVERAGE, QUANTITY, str(key), self.place, detail, multiple=math.inf)
 
     def _tokens(self) -> Iterator[Verdict]:
-        """Every golden token exactly once, and none besides; tensor by tensor where records differ in them."""
+        """Yield verdicts on golden tokens that are absent or doubled, and on extra ones; by tensor where records
+        differ."""
         if any(record.bare or record.meta.get("open") for record in (*self.golden, *self.actual)):
             return  # nothing tells which tokens lie here, so none can be said to be missing
         golden = self._layouts(self.golden, self.index, self.golden_side)
@@ -176,7 +177,7 @@ class Stage:
             yield from self._each_tensor(locator)
 
     def _each_tensor(self, locator: Locator) -> Iterator[Verdict]:
-        """Tokens whose records lack a tensor that golden records of the same tokens have."""
+        """Yield verdicts on tensors that are absent at tokens where the golden records have them."""
         everywhere = {name for record in self.actual for name in record.tensors}
         partial = [
             name
@@ -204,7 +205,7 @@ class Stage:
     def _layouts(
         self, records: Iterable[Listed], index: Mapping[SampleKey, int], side: Side
     ) -> dict[Key, TokenLayout]:
-        """Where the tokens of the frame lie, of records that repeat each other one; copies left out."""
+        """Return the layouts of the frame's tokens without copies, one for ranks that repeat each other."""
         found: dict[tuple[int, int | None], tuple[Key, TokenLayout]] = {}
         for record in sorted(records, key=lambda record: (record.key.rank or 0, record.key.micro or 0)):
             if record.spans is None:
@@ -228,7 +229,7 @@ class Stage:
         return times
 
     def _elements(self, wanted: Iterable[str]) -> Iterator[Verdict]:
-        """Every element of a full tensor on some rank."""
+        """Yield verdicts on elements of full tensors that no rank holds."""
         names = [name for name in self._names(self.golden) if name in wanted]
         known = self._names(self.actual)
         found = []
@@ -266,7 +267,7 @@ class Stage:
 
 
 def _wrong_records(side: str, records: Iterable[Listed]) -> Iterator[tuple[Key, str]]:
-    """Records that cannot be placed, and places that were recorded twice."""
+    """Yield records that cannot be placed, and places that were recorded twice."""
     seen: dict[Key, str] = {}
     for record in records:
         if record.problem:

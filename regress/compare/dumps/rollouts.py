@@ -1,4 +1,4 @@
-"""Rollouts of two dumps: sample beside sample, whatever their order."""
+"""Comparison of the rollouts of two dumps, sample by sample, whatever their order."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def compare_rollouts(unit: RolloutUnit) -> list[Finding]:
 
 
 def _by_key(side: Side, names: Iterable[str]) -> dict[SampleKey, Rollout]:
-    """The rollouts of several records, which ranks may have written; of one that is there twice the first."""
+    """Return the rollouts of several records, which ranks may have written; the first of duplicates counts."""
     found: dict[SampleKey, Rollout] = {}
     for name in names:
         for rollout in rollouts_in(side.read(name)):
@@ -109,7 +109,7 @@ def _log_probs(
     actual_side: Side,
     locator: Locator,
 ) -> Iterator[Finding]:
-    """Sampler log-probs of the sampled tokens, where both sides have them."""
+    """Yield the comparison of sampler log-probs at the sampled tokens, where both sides have them."""
     both = [(g, a) for g, a in same if g.log_probs is not None and a.log_probs is not None]
     if not both:
         return
@@ -135,7 +135,7 @@ def _log_probs(
 
 
 def _joined(parts: Iterable[Array]) -> Array:
-    """Values of all samples; where they lie in a mapped file, that is given back."""
+    """Return the values of all samples in one array, and release mapped files."""
     known = [*parts]
     found = np.concatenate(known)
     for part in known:

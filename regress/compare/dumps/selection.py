@@ -1,4 +1,4 @@
-"""Which tensors of a comparison are asked for."""
+"""Selection of the tensors of a comparison."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Selection:
     pattern: str = ""
 
     def has(self, quantity: str, name: str) -> bool:
-        """Whether a tensor is asked for."""
+        """Return True if a tensor is asked for."""
         if not self.pattern:
             return True
         return any(fnmatchcase(text, self.pattern) for text in (quantity, name, f"{quantity}/{name}"))

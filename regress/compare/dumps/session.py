@@ -1,4 +1,4 @@
-"""Comparing two dump directories: whatever wrote them, and however their layouts differ."""
+"""Comparison of two dumps, whatever system and layout wrote them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Engine: TypeAlias = Callable[[Sequence[Job]], Iterable[list[Finding]]]
 
 @dataclass(frozen=True)
 class Comparison:
-    """What comparing two dumps came to.
+    """Result of comparing two dumps.
 
     Attributes:
         verdicts: in the order of computation.
@@ -62,13 +62,13 @@ class Comparison:
 
     @property
     def exit_code(self) -> int:
-        """0: equal within tolerance, 1: they differ, 2: something could not be compared, or nothing was."""
+        """Exit code: 0 equal within tolerance, 1 different, 2 if something, or everything, could not be compared."""
         if self.failed:
             return 1
         return 2 if self.problems or not self.compared else 0
 
     def to_json(self) -> dict[str, Any]:
-        """A plain dict of strict JSON values, but for the numbers of verdicts, which may be infinite."""
+        """Return a plain dict of strict JSON values, but for the numbers of verdicts, which may be infinite."""
         return {
             "golden": self.golden,
             "actual": self.actual,
@@ -139,7 +139,7 @@ def compare_dumps(
 def _without_common(
     results: list[tuple[AnyUnit, list[Finding]]], planned: Planned
 ) -> list[tuple[AnyUnit, list[Finding]]]:
-    """Results without what is wrong with the golden side alone, too: two dumps do not differ in it, so it is a note."""
+    """Drop defects that the golden side has, too: the dumps do not differ in them, so each becomes a note."""
     found = []
     for unit, findings in results:
         failed = [finding.verdict for finding in findings if not finding.verdict.ok]
@@ -155,7 +155,7 @@ def _without_common(
 
 
 def limited(planned: Planned, options: Options) -> Planned:
-    """The work on the ranks and microbatches that were asked for; those that are not there are problems."""
+    """Return the work on the chosen ranks and microbatches; absent ones become problems."""
     places = {unit.place for unit in planned.units if isinstance(unit, Unit)}
     for name, limit in (("rank", options.ranks), ("micro", options.micros)):
         if limit is None:
@@ -172,7 +172,7 @@ def limited(planned: Planned, options: Options) -> Planned:
 
 
 def _within(unit: AnyUnit, name: str, limit: int) -> bool:
-    """Whether a unit is about the ranks or microbatches that were asked for, or about no single one of them."""
+    """Return True if a unit is about the chosen ranks or microbatches, or about no single one of them."""
     if isinstance(unit, SingleUnit):
         return False
     return not isinstance(unit, Unit) or (getattr(unit.place, name) or 0) < limit
@@ -190,7 +190,7 @@ def _group_sizes(units: Iterable[AnyUnit]) -> tuple[int, ...]:
 
 
 def _verify(differing: Iterable[AnyUnit]) -> None:
-    """Make sure that what differs is no damage: only then are whole files hashed, each of them once."""
+    """Verify the hashes of files that differ, each once; other files are not hashed."""
     files: dict[tuple[str, str], None] = {}
     for unit in differing:
         files |= dict.fromkeys((unit.golden, name) for name in unit.golden_names)
@@ -200,12 +200,12 @@ def _verify(differing: Iterable[AnyUnit]) -> None:
 
 
 def serial(jobs: Sequence[Job]) -> Iterator[list[Finding]]:
-    """All jobs in this process."""
+    """Run all jobs in this process."""
     return map(work, jobs)
 
 
 def work(job: Job) -> list[Finding]:
-    """Do one job; a function of the module, so that processes can be told to."""
+    """Run one job; a module-level function, so that it can be pickled."""
     unit, scales = job
     if isinstance(unit, ShareUnit):
         return compare_shares(unit)

@@ -1,4 +1,4 @@
-"""Parts of a whole tensor on both sides: the elements that they have in common, piece by piece.
+"""Overlap of the shards of two sides: the elements of a whole tensor that both hold, piece by piece.
 
 A shard is a box of the whole tensor, or several where a weight is fused. Only ranges are reckoned with, never the
 indices of elements, so a tensor may have any size; what
@@ -34,7 +34,7 @@ class Shard:
 
 
 class IntervalIndex:
-    """Layouts of one tensor, found by where they lie: of many shards only those near a place are looked at."""
+    """Layouts of one tensor, indexed by interval, so that only nearby shards are examined."""
 
     def __init__(self, layouts: Sequence[ShardLayout]) -> None:
         self._layouts = layouts
@@ -48,7 +48,7 @@ class IntervalIndex:
         self._reach = max((stop - start for start, stop, _ in self._found), default=0)
 
     def of(self, ranges: Sequence[Sequence[Range]]) -> list[int]:
-        """The layouts that hold an element of these ranges, one list for each dimension, in their own order."""
+        """Return the layouts that hold an element of these ranges, one list for each dimension, in their own order."""
         if self._dim is None:
             return [*range(len(self._layouts))]
         near = set()
@@ -67,7 +67,7 @@ def _meet(one: Sequence[Sequence[Range]], other: Sequence[Sequence[Range]]) -> b
 
 
 def shard_blocks(actual: Shard, golden: Sequence[Shard], limit: int = BLOCK) -> Iterator[Block]:
-    """The elements of a shard beside their golden values, in local order.
+    """Yield the elements of a shard beside their golden values, in local order.
 
     Elements that no golden shard has are left out: that they are missing there is for the proof of coverage to say.
 
@@ -96,7 +96,7 @@ def shard_blocks(actual: Shard, golden: Sequence[Shard], limit: int = BLOCK) -> 
 
 
 def _boxes(shape: tuple[int, ...], limit: int) -> Iterator[tuple[int, tuple[slice, ...]]]:
-    """Boxes of a tensor that follow one another in C order, each with the flat index of its first element."""
+    """Yield boxes that cover a tensor in C order, each with the flat index of its first element."""
     if not math.prod(shape):
         return
     axis = next((dim for dim in range(len(shape)) if math.prod(shape[dim + 1 :]) <= limit), 0)
@@ -110,7 +110,7 @@ def _boxes(shape: tuple[int, ...], limit: int) -> Iterator[tuple[int, tuple[slic
 
 
 def _runs(ranges: Sequence[Range], cut: slice = slice(0, 1 << 62)) -> list[Run]:
-    """Ranges as runs of local positions, of which ``cut`` is taken and counted from its start."""
+    """Return ranges as runs of local positions inside ``cut``, counted from its start."""
     found, at = [], 0
     for start, stop in ranges:
         low, high = max(at, cut.start), min(at + stop - start, cut.stop)
@@ -123,7 +123,7 @@ def _runs(ranges: Sequence[Range], cut: slice = slice(0, 1 << 62)) -> list[Run]:
 def _expected(
     shape: tuple[int, ...], runs: Sequence[Sequence[Run]], golden: Sequence[Shard]
 ) -> tuple[Array, Array | None]:
-    """What golden shards hold of a box, and ``[elements]`` where they hold something, None for everywhere."""
+    """Return golden values of a box, and a mask ``[elements]`` of those that are known; None if all are."""
     expected: Array | None = None
     known = np.zeros(shape, bool)
     for shard in golden:
@@ -144,7 +144,7 @@ def _expected(
 
 
 def _common(mine: Sequence[Run], theirs: Sequence[Run]) -> list[tuple[slice, slice]]:
-    """What two lists of runs have in common, as slices of the one and of the other local dimension."""
+    """Return the intersections of two lists of runs, as slices of the one and of the other local dimension."""
     found = []
     for start, stop, at in mine:
         for first, last, there in theirs:

@@ -1,4 +1,4 @@
-"""Losses of microbatches: shares of a sum, which another split of the batch divides otherwise.
+"""Losses of microbatches: shares of a sum, which depend on how the batch is split.
 
 Where both sides have the same microbatches each share is compared; otherwise the sums over the fewest microbatches that
 hold the same tokens on both sides.
@@ -157,7 +157,7 @@ def _judged(
 
 
 def _summed(unit: ShareUnit, group: Group, source: Source, record: Record, tolerance: Tolerance) -> Finding:
-    """One share beside the sum of golden weights times terms of its tokens."""
+    """Compare one share with the sum of golden weights times terms of its tokens."""
     golden = golden_update(unit.golden, unit.actual, group.golden[0])
     number = golden.index
     index = {key: number[to] for key, to in (group.samples or {}).items() if to in number}
@@ -178,7 +178,7 @@ def _summed(unit: ShareUnit, group: Group, source: Source, record: Record, toler
 
 
 def _sum(shares: Sequence[Array]) -> Array:
-    """One share as it is, several added up exactly."""
+    """Return a single share as it is, or the exact sum of several."""
     if len(shares) == 1:
         return shares[0].reshape(())
     return np.array(math.fsum(share.item() for share in shares))

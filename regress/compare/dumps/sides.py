@@ -41,30 +41,30 @@ class Side(Protocol):
 
     @property
     def notes(self) -> Sequence[str]:
-        """What cannot be known of what was read so far, a sentence each."""
+        """Notes on unknown facts of the records read so far, a sentence each."""
 
     @property
     def entries(self) -> Entries:
-        """Its records."""
+        """Records of the source."""
 
     def read(self, name: str) -> Record:
-        """One record, its tensors perhaps memory-mapped; raises `DumpError` for a damaged one."""
+        """Read one record, its tensors perhaps memory-mapped; raise `DumpError` for a damaged one."""
 
     def raw(self, type: str, step: int) -> Mapping[str, Any] | None:
-        """The content of the first file of a type that has no records; None if there is none."""
+        """Return the content of the first file of a type that has no records; None if there is none."""
 
     def verify(self, name: str) -> None:
         """Raise `DumpError` if a file is not, byte for byte, what was recorded."""
 
     def root(self, rank: int) -> int:
-        """The rank whose tokens a rank repeats, which may be itself."""
+        """Return the rank whose tokens a rank repeats, which may be itself."""
 
     def writes(self, stage: str, tensor: str | None = None) -> bool:
-        """Whether this system could have recorded a stage, or a tensor of it."""
+        """Return True if this system could have recorded a stage, or a tensor of it."""
 
 
 class OwnDump:
-    """A complete dump directory of our own."""
+    """A complete dump directory of this project."""
 
     system = "regress"
     notes: Sequence[str] = ()
@@ -88,11 +88,11 @@ class OwnDump:
         return {name: (files[name].type, files[name].where) for name in self._reader.names()}
 
     def read(self, name: str) -> Record:
-        """One record."""
+        """Read one record."""
         return self._reader.read(name)
 
     def raw(self, type: str, step: int) -> Mapping[str, Any] | None:
-        """Nothing: all files of our own are records."""
+        """Return None: all files of this project are records."""
         return None
 
     def verify(self, name: str) -> None:
@@ -100,11 +100,12 @@ class OwnDump:
         self._reader.verify(name)
 
     def root(self, rank: int) -> int:
-        """The first rank of the same data and context-parallel place: ranks that share a model share its tokens."""
+        """Return the first rank of the same data and context-parallel place: ranks that share a model share its
+        tokens."""
         return self._mesh.group(rank, "pp", "tp")[0] if rank < self._mesh.world_size else rank
 
     def writes(self, stage: str, tensor: str | None = None) -> bool:
-        """Everything; of somebody else's trainer what was captured."""
+        """Return True for any stage or tensor; for a captured foreign trainer, only for those that were captured."""
         if not self.config.get("capture"):
             return True
         if tensor is None:
@@ -113,7 +114,7 @@ class OwnDump:
 
     @cached_property
     def _captured(self) -> Mapping[str, set[str]]:
-        """Stage -> tensors, of all records."""
+        """Captured tensors by stage, over all records."""
         found: dict[str, set[str]] = {}
         for name, (stage, _) in self.entries.items():
             found.setdefault(stage, set()).update(self.read(name).tensors)
@@ -121,7 +122,7 @@ class OwnDump:
 
 
 def _precision(config: Mapping[str, Any]) -> str | None:
-    """The narrowest dtype that a configuration says the model computes in."""
+    """Return the narrowest dtype that the model computes in according to its configuration."""
     told = (("model", "dtype"), ("parallel", "fsdp_param_dtype"), ("capture", "autocast"))
     names = [(config.get(section) or {}).get(key) for section, key in told]
     known = [name for name in names if isinstance(name, str) and name in DTYPES]
@@ -130,7 +131,7 @@ def _precision(config: Mapping[str, Any]) -> str | None:
 
 @lru_cache(maxsize=8)
 def open_side(path: str) -> Side:
-    """The dump, the golden case, the file or the checkpoint that a path or a URL names.
+    """Open the dump, golden case, file or checkpoint that a path or a URL names.
 
     Raises:
         DumpError: if there is none, or it is incomplete.

@@ -1,4 +1,4 @@
-"""What must be true of the actual dump alone, update by update: invariants, and what several ranks hold."""
+"""Checks of the actual dump alone, update by update: invariants, and agreement between ranks."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class SingleUnit:
 
     @property
     def of_golden(self) -> SingleUnit:
-        """The same question to the golden side."""
+        """The same check of the golden side."""
         side = open_side(self.golden)
         stages = {open_side(self.actual).entries[name][0] for name in self.records}
         names = tuple(name for name in self.golden_records if side.entries[name][0] in stages)
@@ -65,12 +65,12 @@ class SingleUnit:
 
     @property
     def golden_names(self) -> tuple[str, ...]:
-        """Nothing golden is read."""
+        """Golden records that are read: none."""
         return ()
 
     @property
     def actual_names(self) -> tuple[str, ...]:
-        """The records that are read."""
+        """Actual records that are read."""
         return self.records
 
 
@@ -82,7 +82,7 @@ def single_units(
     place: Place,
     only: Selection,
 ) -> Iterator[SingleUnit]:
-    """The work on one update, planned from headers: ranks are compared where they hold something in common."""
+    """Yield the checks of one update, planned from headers: ranks are compared where they hold something in common."""
     if side.system not in ("regress", "golden"):
         return
     names = tuple(record.name for record in golden if not record.problem)
@@ -103,7 +103,7 @@ def single_units(
 
 
 def _held_twice(records: Iterable[Listed]) -> bool:
-    """Whether the parts of some tensor that ranks hold are more than the whole."""
+    """Return True if the parts of a tensor on all ranks add up to more than the whole."""
     held: dict[tuple[str, tuple[int, ...]], int] = {}
     for record in records:
         for name in record.tensors:
@@ -117,7 +117,7 @@ def _held_twice(records: Iterable[Listed]) -> bool:
 
 
 def _repeated(records: Iterable[Listed], roots: Mapping[int, int]) -> bool:
-    """Whether ranks that repeat each other's tokens have records of one microbatch."""
+    """Return True if ranks that repeat each other's tokens have records of one microbatch."""
     seen = set()
     for record in records:
         place = roots[record.key.rank or 0], record.key.micro
@@ -143,7 +143,7 @@ def check_single(unit: SingleUnit) -> list[Finding]:
 
 
 def lost_ranks(side: Side, records: Sequence[Listed], place: Place) -> Iterator[Verdict]:
-    """Verdicts on ranks of the mesh that recorded nothing, or less than those that hold the same."""
+    """Yield verdicts on ranks of the mesh that recorded nothing, or less than those that hold the same."""
     try:
         mesh = Mesh(**side.mesh)
     except (TypeError, ConfigError):
@@ -183,7 +183,7 @@ def lost_ranks(side: Side, records: Sequence[Listed], place: Place) -> Iterator[
 
 
 def _stage(mesh: Mesh, rank: int) -> int:
-    """Its stage of the pipeline."""
+    """Return the pipeline stage of a rank."""
     return mesh.coordinates(rank)["pp"] if rank < mesh.world_size else 0
 
 

@@ -1,4 +1,4 @@
-"""The intersection of two layouts: which elements of two local tensors are the same logical ones.
+"""Overlap of two token layouts: elements of two local tensors that are the same logical ones.
 
 A local tensor of tokens is seen as rows of inner elements, one for each canonical token; the inner dimensions may be a
 shard. What one side should hold is put together from the other side's
@@ -46,12 +46,12 @@ class Part:
 
     @property
     def width(self) -> int:
-        """Elements of a local row."""
+        """Number of elements in a local row."""
         return math.prod(self.array.shape[1:])
 
     @property
     def row(self) -> int | None:
-        """Elements of the last dimension, if there is one within a local row."""
+        """Number of elements in the last dimension, if there is one within a local row."""
         return self.array.shape[-1] if self.array.ndim > 1 and self.array.shape[-1] > 1 else None
 
     @cached_property
@@ -60,7 +60,7 @@ class Part:
         return self.rows[order], order
 
     def find(self, rows: Index) -> Index:
-        """Where rows lie here, -1 for those that do not; of a row that lies here twice the first."""
+        """Return the local places of rows, -1 for absent ones; of a row that lies here twice the first."""
         known, order = self._sorted
         if not known.size:
             return np.full(rows.shape, -1, np.int64)
@@ -69,7 +69,7 @@ class Part:
 
 
 def token_part(array: Array, layout: ShardLayout, canonical: Index, lead: int) -> Part:
-    """A tensor whose first ``lead`` dimensions are places of tokens.
+    """Return a part made of a tensor whose first ``lead`` dimensions are places of tokens.
 
     Args:
         layout: of the array as a part of the microbatch's whole tensor.
@@ -87,7 +87,7 @@ def token_part(array: Array, layout: ShardLayout, canonical: Index, lead: int) -
 
 
 def blocks(actual: Part, golden: Sequence[Part], selected: Index) -> Iterator[Block]:
-    """The elements of some local rows beside their golden values, in local order.
+    """Yield the elements of some local rows beside their golden values, in local order.
 
     Elements that no golden part has are left out: that they are missing there is for the proof of coverage to say.
 
@@ -122,7 +122,7 @@ def _block(actual: Part, golden: Sequence[Part], local: Index) -> Iterator[Block
 
 
 def _same_rows(actual: Part, golden: Part, actual_index: Index, golden_index: Index) -> Iterator[Block]:
-    """Rows of both sides that have the same inner elements: views where they follow one another."""
+    """Yield blocks of rows with the same inner elements on both sides: views where rows are contiguous."""
     width = actual.width
     a, g = _taken(actual.array, actual_index), _taken(golden.array, golden_index)
     run = _run(actual_index)
@@ -131,7 +131,7 @@ def _same_rows(actual: Part, golden: Part, actual_index: Index, golden_index: In
 
 
 def _assembled(actual: Part, golden: Sequence[Part], actual_index: Index) -> Iterator[Block]:
-    """Rows whose inner elements lie in several golden parts."""
+    """Yield blocks of rows whose inner elements lie in several golden parts."""
     rows = actual.rows[actual_index]
     along = actual.inner.along()
     expected: Array | None = None
@@ -164,7 +164,7 @@ def _assembled(actual: Part, golden: Sequence[Part], actual_index: Index) -> Ite
 
 
 def _taken(array: Array, rows: Index) -> Array:
-    """Some rows: a view where they follow one another."""
+    """Return some rows of an array: a view where they are contiguous."""
     start = _run(rows)
     if start is not None:
         return array[start : start + rows.size]
@@ -174,6 +174,6 @@ def _taken(array: Array, rows: Index) -> Array:
 
 
 def _run(rows: Index) -> int | None:
-    """The first of rows that follow one another; None for others."""
+    """Return the first of contiguous rows; None for others."""
     first = int(rows[0])
     return first if int(rows[-1]) - first == rows.size - 1 and bool((np.diff(rows) == 1).all()) else None

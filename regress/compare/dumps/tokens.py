@@ -1,4 +1,4 @@
-"""The tensors of tokens of a record: which token each row belongs to, and which rows count."""
+"""Tensors of tokens of a record: the token of each row, and the rows that count."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Mask = NDArray[np.bool_]
 def told_tokens(
     side: Side, names: Iterable[str], index: Mapping[SampleKey, int], frame: TokenFrame
 ) -> tuple[Index | None, Mask | None]:
-    """``[frame.size]`` token ids and loss tokens, as far as records tell them."""
+    """Return token ids and loss tokens, both ``[frame.size]``, as far as records tell them."""
     ids = np.zeros(frame.size, np.int64)
     loss, told = np.zeros(frame.size, bool), np.zeros(frame.size, bool)
     known = False
@@ -64,7 +64,7 @@ def tokens_of(
     frame: TokenFrame,
     loss: Mask | None,
 ) -> tuple[Part, int]:
-    """A tensor by its tokens, and how many of its dimensions are places."""
+    """Return a tensor as a part indexed by tokens, and how many of its dimensions are places."""
     header = listed(source.tensor, record)
     if header.spans is None or header.rows is None:
         raise CompareError(header.problem)
@@ -89,7 +89,7 @@ def tokens_of(
 
 
 def _in_segments(spans: Spans, canonical: Index) -> Index:
-    """The tokens in the order of the segments, which rows of loss tokens follow."""
+    """Return the tokens in the order of the segments, which rows of loss tokens follow."""
     columns = spans.shape[1]
     runs = [
         canonical[row * columns + col : row * columns + col + stop - start]
@@ -100,7 +100,7 @@ def _in_segments(spans: Spans, canonical: Index) -> Index:
 
 
 def selected_rows(source: Source, part: Part, loss: Mask | None) -> Index:
-    """The local rows whose values count."""
+    """Return the local rows whose values count."""
     here = part.rows >= 0
     everywhere = source.quantity in EVERYWHERE
     if quantity_named(source.quantity).kind is Kind.TOKEN and loss is not None and not everywhere:
@@ -109,7 +109,7 @@ def selected_rows(source: Source, part: Part, loss: Mask | None) -> Index:
 
 
 def token_words(locator: Locator, part: Part) -> Locate:
-    """Words for the elements of a tensor of tokens."""
+    """Return words for the elements of a tensor of tokens."""
     width = max(part.width, 1)
 
     def words(index: int) -> str:

@@ -1,4 +1,4 @@
-"""The unit of a comparison: one record of the actual dump beside the golden records of the same tokens or tensors.
+"""Units of a comparison: one record of the actual dump beside the golden records of the same tokens or tensors.
 
 A unit is small and can be pickled; whoever compares it opens the files by itself. Units do not depend on one another,
 so they may be spread over processes and machines in any way.
@@ -7,7 +7,7 @@ so they may be spread over processes and machines in any way.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
@@ -25,6 +25,7 @@ from regress.compare.dumps.failure_context import with_affected
 from regress.compare.dumps.findings import Defect, Finding
 from regress.compare.dumps.golden import text_of
 from regress.compare.dumps.listing import listed
+from regress.compare.dumps.moments import decided
 from regress.compare.dumps.padding import Aligned, judge_padding
 from regress.compare.dumps.selection import Selection
 from regress.compare.dumps.shard_overlap import Shard, shard_blocks
@@ -51,7 +52,7 @@ from regress.layout import Range, SampleKey, ShardLayout, TokenFrame, TokenLayou
 
 @dataclass(frozen=True)
 class Unit:
-    """What one record is compared with.
+    """One actual record and its golden counterparts.
 
     Attributes:
         golden, actual: the two dumps.
@@ -110,13 +111,13 @@ def compare_unit(unit: Unit, scales: Mapping[tuple[str, str], float] | None = No
 
 
 def aligned(unit: Unit) -> dict[str, Aligned | str]:
-    """The tensors of tokens of one record, by name; a sentence for one that cannot be placed."""
+    """Return the tensors of tokens of one record, by name; a sentence for one that cannot be placed."""
     return {source.tensor: found for source, found in _opened(unit, None).aligned()}
 
 
 def columns(unit: Unit) -> tuple[Index | None, Mask | None, list[Column]]:
-    """What a record holds at its tokens, one value each: golden token ids and loss tokens as far as they are told, and
-    the quantities."""
+    """Return the columns of a record: golden token ids and loss tokens as far as they are told, and the quantities
+    with one value for each token."""
     work = _opened(unit, None)
     found = [
         Column.of(source.quantity, one, work.tolerance(source, one.part.array, one.parts[0].array))
@@ -144,7 +145,7 @@ class _Work:
     scales: Mapping[tuple[str, str], float]
 
     def whole(self) -> Iterator[Finding]:
-        """Full tensors and shards of them."""
+        """Yield findings on full tensors and shards of them."""
         for source in self._sources():
             array = self.actual.tensors[source.tensor]
             layout = local_shard(key_of(self.actual), self.actual, source.tensor).layout
@@ -160,14 +161,33 @@ class _Work:
                 case = self._case(source, words, array.shape, array, golden)
                 pairs = partial(shard_blocks, actual, shards)
                 around = partial(self._around_whole, source, layout)
-                yield self._judged(case, pairs, array, golden, around)
+                finding = self._judged(case, pairs, array, golden, around)
+                closer = self._decided(source, finding, shards, actual)
+                if closer is not None:
+                    pairs = partial(shard_blocks, Shard(closer, layout), shards)
+                    finding = self._judged(case, pairs, closer, golden, around)
+                yield finding
             elif known:
                 detail = f"golden {list(known[0][1].shape)}, actual {list(layout.shape)}"
                 yield self._plain(Status.SHAPE, source, detail)
         yield from self._grad_norm()
 
+    def _decided(
+        self, source: Source, finding: Finding, golden: Sequence[Shard], actual: Shard
+    ) -> Array | None:
+        """Return a failing parameter with golden values where rounding decides it; None if nothing tells of such
+        elements."""
+        if source.quantity != "param" or finding.verdict.status is not Status.DRIFT or len(golden) > 1:
+            return None
+        if golden[0].layout != actual.layout or "multiple" not in finding.tolerance.basis:
+            return None
+        record = next(n for n, found in self.golden.items() if source.tensor in found.tensors)
+        bound = self._tolerance("optimizer", golden[0].array, actual.array).relative
+        sides, records = (self.golden_side, self.actual_side), (record, self.unit.record)
+        return decided(source.tensor, golden[0].array, actual.array, sides, records, bound)
+
     def tokens(self) -> Iterator[Finding]:
-        """Tensors of tokens."""
+        """Yield findings on tensors of tokens."""
         for source, found in self.aligned():
             if isinstance(found, Defect):
                 yield replace(self._plain(Status.SHAPE, source, found), problem=f"{self.unit.place}: {found}")
@@ -183,7 +203,7 @@ class _Work:
                 yield finding
 
     def aligned(self) -> Iterator[tuple[Source, Aligned | str]]:
-        """Tensors of tokens beside what they are compared with, or why one cannot be placed."""
+        """Yield tensors of tokens beside their golden counterparts, or the reason why one cannot be placed."""
         frame, (golden_index, actual_index) = self.unit.frame, self._indices()
         ids, loss = self.told()
         _, actual_loss = told_tokens(self.actual_side, self.unit.actual_telling, actual_index, frame)
@@ -207,18 +227,18 @@ class _Work:
                 yield source, Aligned(part, parts, selected, token_words(locator, part), lead > 1, around)
 
     def told(self) -> tuple[Index | None, Mask | None]:
-        """``[frame.size]`` golden token ids and loss tokens, as far as records tell them."""
+        """Golden token ids and loss tokens, both ``[frame.size]``, as far as records tell them."""
         return told_tokens(self.golden_side, self.unit.telling, self._indices()[0], self.unit.frame)
 
     def tolerance(self, source: Source, *arrays: Array) -> Tolerance:
-        """That of a tensor, wider by the error that its values were estimated with."""
+        """Return the tolerance of a tensor, widened by the error of estimated values."""
         found = self._tolerance(source.quantity, *arrays).of(source.name)
         if self.unit.bounds.given is not None:
             return found
         return widened(found, source.tensor, [self.actual.meta], [r.meta for r in self.golden.values()])
 
     def _indices(self) -> tuple[dict[SampleKey, int], dict[SampleKey, int]]:
-        """Number in the frame of each golden and each actual sample."""
+        """Frame numbers of the golden and of the actual samples."""
         index = {key: number for number, key in enumerate(self.unit.frame.samples)}
         golden_index = {**index, **{key: index[to] for key, to in self.unit.alias.items() if to in index}}
         return golden_index, {key: index[to] for key, to in self.unit.golden_of.items() if to in index}
@@ -246,7 +266,7 @@ class _Work:
 
     @cached_property
     def _golden(self) -> Projection:
-        """The golden update, of its samples those that have a token here."""
+        """The golden update, restricted to the samples with a token here."""
         whole = golden_update(self.unit.golden, self.unit.actual, self.unit.records[0])
         if self.unit.stage in UPDATE_STAGES:
             return whole
@@ -255,7 +275,7 @@ class _Work:
 
     @cached_property
     def _layouts(self) -> tuple[TokenLayout, TokenLayout]:
-        """Where the tokens of the golden update lie in the actual record, and in its rows of loss tokens."""
+        """Layouts of the golden update's tokens in the actual record and in its rows of loss tokens."""
         header, frame = listed(self.unit.record, self.actual), self._golden.frame
         assert header.spans is not None
         assert header.rows is not None
@@ -264,7 +284,7 @@ class _Work:
         return header.spans.layout(index, frame), header.rows.layout(index, frame)
 
     def _around(self, source: Source) -> FailureContext:
-        """What is known of a tensor of tokens besides its golden values."""
+        """Return the failure context of a tensor of tokens."""
         part = local_shard(key_of(self.actual), self.actual, source.tensor).layout
         layout, rows = self._layouts
         grid, shape = layout.shape, part.shape
@@ -283,7 +303,7 @@ class _Work:
         return found if part.is_whole else found.part(part)
 
     def _around_whole(self, source: Source, part: ShardLayout) -> FailureContext:
-        """What is known of a full tensor, or a shard of it."""
+        """Return the failure context of a full tensor, or a shard of it."""
         found = self._golden.around.whole(source.quantity, source.name)
         return found if part.is_whole else found.part(part)
 
@@ -320,7 +340,7 @@ class _Work:
 def _placed(
     record: Record, source: Source, index: Mapping[SampleKey, int], frame: TokenFrame, loss: Mask | None
 ) -> tuple[Part, int] | str:
-    """A tensor by its tokens, or why it cannot be placed."""
+    """Return a tensor indexed by its tokens, or the reason why it cannot be placed."""
     try:
         return tokens_of(record, source, index, frame, loss)
     except CompareError as error:
@@ -337,7 +357,7 @@ def _elements(layout: ShardLayout, name: str) -> Locate:
 
 
 def _index(ranges: Iterable[Range], local: int) -> int:
-    """Where a local index lies in the whole dimension."""
+    """Return the index in the whole dimension of a local index."""
     for start, stop in ranges:
         if local < stop - start:
             return start + local

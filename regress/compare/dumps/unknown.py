@@ -1,4 +1,4 @@
-"""What two sources do not tell, and which causes of a difference can therefore not be named."""
+"""Facts that two sources do not tell, and the causes that can therefore not be named."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _OF_LOGITS = frozenset(("log_probs", "entropy"))
 
 
 def unknown(golden: Side, actual: Side, failed: Collection[str]) -> Iterator[str]:
-    """A sentence for each thing that would tell more of what failed.
+    """Yield a sentence for each missing fact that would tell more about the failures.
 
     Args:
         failed: quantities of which something is wrong.

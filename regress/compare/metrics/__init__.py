@@ -1,1 +1,1 @@
-"""What can be measured of two arrays, in one pass over them."""
+"""Measures of two arrays, taken in one pass over them."""

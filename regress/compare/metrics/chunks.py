@@ -31,7 +31,7 @@ def measure_chunks(a: Array, g: Array, bound: float, bitwise: bool, row: int | N
 
 
 def chunks(row: int | None, *flat: Array) -> Iterator[tuple[Array, ...]]:
-    """Parts of flat arrays, of whole rows each."""
+    """Yield parts of flat arrays, of whole rows each."""
     step = CHUNK if not row else max(CHUNK // row, 1) * row
     for start in range(0, flat[0].size, step):
         yield tuple(array[start : start + step] for array in flat)
@@ -76,7 +76,7 @@ def _floats(a: Array, g: Array, bound: float, row: int | None) -> Measures:
 
 
 def _exact(a: Array, g: Array, row: int | None) -> Measures:
-    """Integers differ exactly; how far the worst is off is then known to 53 bits."""
+    """Measure exact differences of integers; the largest one is known to 53 bits."""
     differing = np.flatnonzero(a != g)
     golden = g.astype(np.float64)
     found = Measures(a.size, golden_l2=norm(golden), finite=a.size)
@@ -111,7 +111,7 @@ def _with_bytes(part: Measures, a: Array, g: Array) -> Measures:
 
 
 def _octaves(error: NDArray[np.float64]) -> dict[int, int]:
-    """Numbers of errors by binary exponent, but for those that are 0 or subnormal."""
+    """Count errors by binary exponent, except those that are 0 or subnormal."""
     exponents = error.view(np.int64) >> 52
     lowest = int(np.minimum.reduce(exponents))
     exponents -= lowest
@@ -131,7 +131,8 @@ def _worst_row(error: NDArray[np.float64], golden: NDArray[np.float64], row: int
 
 
 def norm(values: NDArray[np.float64], square: float | None = None) -> float:
-    """Euclidean norm, scaled only where squares would leave the range of float64; ``square`` is their sum, if known."""
+    """Return the Euclidean norm, scaled only where squares would leave the range of float64; ``square`` is their
+    sum, if known."""
     norm = math.sqrt(float(np.dot(values, values)) if square is None else square)
     if 1e-140 < norm < math.inf:
         return norm

@@ -40,7 +40,7 @@ def _nothing() -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64
 
 
 def _plain(array: Array) -> Array:
-    """An aligned array that cannot be written, as all are then: code is compiled for each kind anew."""
+    """Return an aligned, read-only array, so that code is compiled for one kind only."""
     array = np.require(array, requirements=["C", "A"]).view()
     array.flags.writeable = False
     return array
@@ -52,7 +52,7 @@ def _bits(array: Array) -> Array:
 
 @cache
 def _widening(dtype: np.dtype[Any]) -> tuple[int, Array]:
-    """How a narrow dtype becomes float32."""
+    """Return how a narrow dtype becomes float32."""
     if dtype == DTYPES["bfloat16"]:
         return kernels.SHIFTED, _NONE
     if dtype == DTYPES["float16"]:
@@ -62,7 +62,7 @@ def _widening(dtype: np.dtype[Any]) -> tuple[int, Array]:
 
 
 def _in_range(sums: NDArray[np.float64]) -> bool:
-    """Whether squares were within the range of float64, as those of float32 always are."""
+    """Return True if squares stayed within the range of float64, as those of float32 always do."""
     wanted = [sums[kernels.GOLDEN], *([sums[kernels.SQUARE]] if sums[kernels.TOP] else [])]
     return all(1e-280 < square < math.inf for square in wanted)
 

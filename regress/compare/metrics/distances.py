@@ -1,4 +1,4 @@
-"""How far two policies are apart, seen from log-probs of the same tokens.
+"""Distances between two policies, seen from log-probs of the same tokens.
 
 The golden log-probs are of the policy that the tokens are taken to be drawn from. Of a token, ``r`` is the probability
 under the actual policy over that under the golden one. The means of ``k1 = -log r``, ``k2 = (log r)**2 / 2`` and
@@ -27,7 +27,7 @@ QUANTITIES = frozenset({"log_probs", "old_log_probs", "ref_log_probs"})
 
 @dataclass(frozen=True)
 class LogRatios:
-    """Sums over tokens whose log-probs are finite on both sides; without any, those of so many equal log-probs.
+    """Sums over tokens whose log-probs are finite on both sides; by default those of ``count`` equal log-probs.
 
     Attributes:
         total, square: of ``log r`` and of its square; ``above`` of ``r - 1``, and ``excess`` of ``r - 1 - log r``.
@@ -44,7 +44,7 @@ class LogRatios:
     beyond: int = 0
 
     def then(self, other: LogRatios) -> LogRatios:
-        """These and those of other tokens."""
+        """Return the sums over these tokens and further ones."""
         if not self.count or not other.count:
             return self if self.count else other
         return LogRatios(
@@ -58,7 +58,8 @@ class LogRatios:
         )
 
     def distances(self) -> dict[str, float] | None:
-        """``k1``, ``k2``, ``k3``, ``max_ratio``, ``mean_ratio`` and ``clipped``, the share of ratios beyond `CLIP`.
+        """Return ``k1``, ``k2``, ``k3``, ``max_ratio``, ``mean_ratio`` and ``clipped``, the share of ratios beyond
+        `CLIP`.
 
         None where there is no token.
         """
@@ -75,7 +76,7 @@ class LogRatios:
 
 
 def log_ratios(actual: Array, golden: Array) -> LogRatios:
-    """The sums over log-probs of one shape, at loss tokens only."""
+    """Return the sums over log-probs of one shape, at loss tokens only."""
     found = LogRatios()
     with np.errstate(all="ignore"):  # a ratio may overflow, and infinities of both sides are taken out
         for a, g in chunks(None, actual.reshape(-1), golden.reshape(-1)):

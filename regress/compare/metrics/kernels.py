@@ -37,7 +37,8 @@ _reordered = njit(
 
 @_reordered
 def _figures(x, y, exponents, steep):
-    """Sums over a tile, its largest error as bits, and more than 0 if one is over ``steep`` of its golden value."""
+    """Return sums over a tile, its largest error as bits, and a positive number if one exceeds ``steep`` of its
+    golden value."""
     square = golden = product = total = 0.0
     top, above = np.int64(0), np.int64(0)
     for i in range(len(exponents)):
@@ -57,7 +58,7 @@ def _figures(x, y, exponents, steep):
 
 @_reordered
 def _golden(y):
-    """Sum of squares of a tile, and its largest value as bits."""
+    """Return the sum of squares of a tile, and its largest value as bits."""
     golden, top = 0.0, np.int64(0)
     for i in range(len(y)):
         g = np.float64(y[i])
@@ -139,7 +140,7 @@ def _tally(exponents, below, top, octaves):
 
 @intrinsic
 def _at_most(typing, values, start, limit):
-    """How many of the bytes ``values[start : start + LANES]`` are at most ``limit``: one comparison of vectors.
+    """Count the bytes ``values[start : start + LANES]`` that are at most ``limit`` in one vector comparison.
 
     From a loop the compiler makes eight times as many, for it widens what it counts before it adds it up.
     """
@@ -167,7 +168,7 @@ def _at_least(exponents, least):
 
 
 def _ulps(p, q):
-    """Largest distance of two tiles of floats, whose bits are given as integers."""
+    """Return the largest distance of two tiles of floats, whose bits are given as integers."""
     raise NotImplementedError  # numba compiles the overload below, one for each width, and never calls this
 
 
@@ -191,7 +192,7 @@ def _ulps_of(p, q):
 
 @_compiled
 def _clean(x, y, p, q, start, counts):
-    """The tile with zeros for pairs that are not finite, which are counted."""
+    """Return the tile with zeros for pairs that are not finite, which are counted."""
     x, y, p, q = x.copy(), y.copy(), p.copy(), q.copy()
     for i in range(len(x)):
         a, g = x[i], y[i]
@@ -294,7 +295,7 @@ def _row(index, square, golden, sums, counts):
 
 @_compiled
 def _widen(bits, out, how, table):
-    """Bits of the same values in float32."""
+    """Return the bits of the same values in float32."""
     if how == SHIFTED:
         for i in range(len(out)):
             out[i] = np.int32(np.int32(bits[i]) << np.int32(16))

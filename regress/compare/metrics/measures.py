@@ -1,4 +1,4 @@
-"""What can be measured of a pair of arrays, and how measures of parts become those of the whole."""
+"""Measures of a pair of arrays, and how those of parts combine to those of the whole."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p999": 0.999}
 
 @dataclass(frozen=True)
 class Row:
-    """A row, and the Euclidean norms of its finite errors and golden values."""
+    """A row with the Euclidean norms of its finite errors and golden values."""
 
     index: int
     error_l2: float
@@ -20,7 +20,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Measures:
-    """What was measured of two arrays of equal shape, with elements counted in C order.
+    """Measures of two arrays of equal shape, with elements counted in C order.
 
     Everything but the counts of mismatched elements is of pairs that are finite on both sides; an error is
     ``actual - golden``, without its sign unless something else is said.
@@ -117,7 +117,7 @@ class Measures:
         return excess if math.isfinite(excess) else None
 
     def then(self, other: Measures, rows: int = 0) -> Measures:
-        """These measures and those of the elements that follow, before which there are so many whole rows."""
+        """Return these measures combined with those of the elements that follow after so many whole rows."""
         if not self.count:
             return other
         first = self.worst is not None and (other.worst is None or self.max_error >= other.max_error)
@@ -144,7 +144,7 @@ class Measures:
 
 
 def ratio(part: float, whole: float) -> float:
-    """``part / whole``, where nothing out of nothing is 0 and something out of nothing is infinite."""
+    """Return ``part / whole``: 0 for 0 / 0, infinite for any other division by 0."""
     if math.isinf(whole):
         return 0.0
     return part / whole if whole else math.inf if part else 0.0

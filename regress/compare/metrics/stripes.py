@@ -69,7 +69,8 @@ def measure(
 
 
 def scaled_residual(pairs: Iterable[tuple[Array, Array]], alpha: float) -> float:
-    """``||actual - alpha golden|| / ||golden||`` over what is finite on both sides, to the last digits of float64.
+    """Return ``||actual - alpha golden|| / ||golden||`` over pairs that are finite on both sides, to the last digits of
+    float64.
 
     Args:
         pairs: actual and golden arrays of one shape.
@@ -87,7 +88,7 @@ def scaled_residual(pairs: Iterable[tuple[Array, Array]], alpha: float) -> float
 
 
 def largest(array: Array) -> float:
-    """Largest finite absolute value, 0.0 where there is none."""
+    """Return the largest finite absolute value, 0.0 where there is none."""
     found = 0.0
     with np.errstate(all="ignore"):
         if array.size <= CHUNK:
@@ -100,7 +101,7 @@ def largest(array: Array) -> float:
 
 
 def nonfinite(array: Array) -> NDArray[np.bool_]:
-    """Where an array holds NaN or infinity, in its shape."""
+    """Return a mask of NaN and infinities in the shape of an array."""
     if not is_float(array.dtype):
         return np.zeros(array.shape, bool)
     with np.errstate(all="ignore"):
@@ -116,7 +117,7 @@ def _measure_for(actual: Array, golden: Array) -> Callable[[Array, Array, float,
 
 
 def _stripes(row: int | None, *arrays: Array) -> Iterator[tuple[Array, ...]]:
-    """Parts of arrays of one shape in C order, of whole rows each; none is copied."""
+    """Yield parts of arrays of one shape in C order, of whole rows each; none is copied."""
     first = arrays[0]
     if first.size <= max(STRIPE, row or 0):
         if first.size:
@@ -136,7 +137,7 @@ def _stripes(row: int | None, *arrays: Array) -> Iterator[tuple[Array, ...]]:
 
 @contextmanager
 def _flat(stripe: tuple[Array, ...]) -> Iterator[tuple[Array, ...]]:
-    """The parts as flat arrays, copied if need be; what is mapped is given back then."""
+    """Yield the parts as flat arrays, copied if need be, and release mapped memory afterwards."""
     yield tuple(part.reshape(-1) for part in stripe)
     for part in stripe:
         release(part)
@@ -145,7 +146,7 @@ def _flat(stripe: tuple[Array, ...]) -> Iterator[tuple[Array, ...]]:
 def _spread(
     work: Callable[[tuple[Array, ...]], Measures], stripes: Iterator[tuple[Array, ...]], threads: int
 ) -> Iterator[Measures]:
-    """What each stripe gives, in their order."""
+    """Yield the results of the stripes, in their order."""
     if threads == 1:
         yield from map(work, stripes)
         return

@@ -18,7 +18,7 @@ _EXPONENT = np.int64(0x7FF << 52)
 
 
 def ulp_distance(a: Array, b: Array) -> NDArray[np.uint64]:
-    """Representable values between two arrays of the same floating dtype: 0 for equal values, 1 for neighbours.
+    """Count representable values between two arrays of the same floating dtype: 0 for equal values, 1 for neighbours.
 
     Both zeros are one value; infinity follows the largest finite number. What it says of NaN means nothing.
     """
@@ -30,7 +30,7 @@ def ulp_distance(a: Array, b: Array) -> NDArray[np.uint64]:
 
 
 def ulps_apart(actual: Array, golden: Array) -> float | None:
-    """Units in the last place of the actual dtype between two 0-d values; None for other than finite floats.
+    """Return the units in the last place of the actual dtype between two 0-d values; None for other than finite floats.
 
     Golden values of another dtype need not be representable: their distance is measured in the spacing of the
     actual dtype around them, so it may be a fraction.
@@ -55,7 +55,7 @@ def most_ulps(
     *,
     whole: bool = False,
 ) -> float:
-    """The largest of `ulps_apart` over the elements of two arrays of floats.
+    """Return the largest of `ulps_apart` over the elements of two arrays of floats.
 
     Args:
         error: ``|actual - golden|`` in float64; 0 where it is not finite.
@@ -76,13 +76,13 @@ def most_ulps(
 
 @cache
 def _grid(dtype: np.dtype[Any]) -> tuple[int, float]:
-    """Stored digits of a floating dtype, and its least normal number."""
+    """Return the stored digits of a floating dtype, and its least normal number."""
     info = ml_dtypes.finfo(dtype)
     return int(info.nmant), float(info.smallest_normal)
 
 
 def _ordered(array: Array) -> NDArray[np.int64]:
-    """Integers in the order of the floats, neighbours one apart: sign and magnitude become two's complement."""
+    """Map floats to integers in the same order, neighbours one apart: sign and magnitude become two's complement."""
     width = array.dtype.itemsize
     bits = array.view(f"i{width}").astype(np.int64)
     sign = bits >> 63
@@ -93,7 +93,7 @@ def _ordered(array: Array) -> NDArray[np.int64]:
 
 
 def _rank(value: Array) -> int:
-    """`_ordered` of a 0-d array: on one number Python is faster."""
+    """Return `_ordered` of a 0-d array in plain Python, which is faster for one number."""
     width = value.dtype.itemsize
     bits = int(value.view(f"i{width}"))
     return bits if bits >= 0 else -(bits & (2 ** (8 * width - 1) - 1))

@@ -1,1 +1,1 @@
-"""One optimizer update judged: against golden values, its twin, or nothing but itself."""
+"""Judgement of one optimizer update: against golden values, its bitwise reference, or by its own invariants."""

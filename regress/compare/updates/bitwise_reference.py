@@ -1,4 +1,4 @@
-"""Judging an update byte for byte against its twin: a computation of the same layout and order."""
+"""Judgement of an update byte for byte against its bitwise reference: a computation of the same layout and order."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def judge_bitwise(
     planned: Plan | None = None,
     text: TokenText | None = None,
 ) -> list[Verdict]:
-    """All verdicts on one optimizer update whose every byte, padding included, must be that of its twin.
+    """Return all verdicts on one optimizer update whose every byte, padding included, must equal its bitwise reference.
 
     Records and tensors are judged by the union of both sides, in the order of computation; ``golden`` in a verdict is
-    the twin. ``planned`` tells which ranks repeat each other's tokens; by default none does. See
+    the bitwise reference. ``planned`` tells which ranks repeat each other's tokens; by default none does. See
     `regress.compare.updates.golden.judge_update` for the other arguments.
     """
     golden = RecordIndex(twin, frame)
@@ -91,7 +91,7 @@ def _record(
 def _misplaced(
     key: Key, actual_record: Record | None, actual: RecordIndex, golden: RecordIndex
 ) -> tuple[Status, str] | None:
-    """Why nothing in a record can be compared, if so."""
+    """Return why nothing in a record can be compared; None if it can."""
     if actual_record is None:
         return Status.MISSING, f"{key} was not recorded"
     if key in actual.misfits:
@@ -122,7 +122,7 @@ def _grad_norm(actual_record: Record | None, golden_record: Record, place: Place
 
 
 def _token_ids(golden: RecordIndex, frame: TokenFrame) -> NDArray[np.int64] | None:
-    """``[frame.size]`` token ids as the twin read them."""
+    """Return the token ids ``[frame.size]`` that the bitwise reference read."""
     ids = np.zeros(frame.size, np.int64)
     found = False
     for key, layout in golden.layouts.items():

@@ -1,4 +1,4 @@
-"""How often an invariant was looked at, and where it does not hold."""
+"""Counts of how often an invariant was checked, and the places where it does not hold."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Broken:
-    """One place where an invariant does not hold: the words for it, what should be there, and what is."""
+    """A place where an invariant does not hold: its words, the expected value and the actual one."""
 
     where: str
     expected: float
@@ -28,7 +28,7 @@ class Broken:
 
 @dataclass
 class Checked:
-    """How often an invariant was looked at, and where it is broken."""
+    """How often an invariant was checked, and where it is broken."""
 
     count: int = 0
     broken: list[Broken] = field(default_factory=list)
@@ -37,7 +37,7 @@ class Checked:
     def elements(
         self, expected: Floats, actual: Floats, bound: Floats | float, words: Callable[[int], str]
     ) -> None:
-        """Count a comparison of arrays in; of the elements that differ the furthest is told."""
+        """Count a comparison of arrays; keep the element that differs most."""
         self.count += int(actual.size)
         if not actual.size:
             return
@@ -50,11 +50,11 @@ class Checked:
             self.broken.append(Broken(words(index), float(expected[index]), float(actual[index])))
 
     def number(self, expected: float, actual: float, bound: float, words: str) -> None:
-        """Count one comparison in."""
+        """Count one comparison of numbers."""
         self.elements(np.array([expected]), np.array([actual]), bound, lambda _: words)
 
     def verdict(self, name: str, place: Place, sentence: str) -> Verdict:
-        """One verdict for the update."""
+        """Return one verdict for the update."""
         if not self.broken:
             return Verdict(Status.OK, QUANTITY, name, place, count=self.count, reason=REASON)
         worst = max(self.broken, key=lambda one: abs(one.actual - one.expected))

@@ -24,7 +24,7 @@ def judge_coverage(
     *,
     wanted: NDArray[np.bool_] | None = None,
 ) -> Verdict:
-    """One verdict on the records of a stage: is each of the frame's tokens in exactly one of these layouts?
+    """Return one verdict on a stage: each of the frame's tokens must lie in exactly one of these layouts.
 
     Args:
         layouts: in the frame's own sample numbers, see `regress.compare.alignment.keys.canonical_layout`; of ranks
@@ -67,7 +67,7 @@ def judge_coverage(
 
 
 def not_compared(found: Iterable[Verdict], quantities: Iterable[str], place: Place) -> Iterator[Verdict]:
-    """A quantity of which not one element was compared could never fail: a verdict on each such."""
+    """Yield a verdict on each quantity of which no element was compared, as it could never fail."""
     compared: dict[str, int] = {}
     for verdict in found:
         compared[verdict.quantity] = compared.get(verdict.quantity, 0) + verdict.count + (not verdict.ok)
@@ -92,7 +92,7 @@ def _count(times: int) -> str:
 
 
 def _named(holders: list[Key]) -> str:
-    """``microbatches 1 and 2``, with ranks where there are several."""
+    """Return text such as ``microbatches 1 and 2``, with ranks where there are several."""
     if len({key.rank for key in holders}) > 1:
         return " and ".join(f"rank {key.rank} microbatch {key.micro}" for key in holders)
     if len({key.micro for key in holders}) == 1:

@@ -19,7 +19,7 @@ from regress.dump.arrays import Array
 def judge_elements(
     groups: Groups, golden: Mapping[str, Mapping[str, Array]], locator: Locator, place: Place
 ) -> Iterator[Verdict]:
-    """Verdicts on the coverage of full tensors of an update, and of each microbatch's module outputs.
+    """Yield verdicts on the coverage of full tensors of an update, and of each microbatch's module outputs.
 
     Nothing is said where one rank holds it all: what it lacks is missing at its place.
 

@@ -1,4 +1,4 @@
-"""Judging one optimizer update: every record against what its place should hold."""
+"""Judgement of one optimizer update: every record against the values expected at its place."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def judge_update(
     text: TokenText | None = None,
     config: Mapping[str, Any] | None = None,
 ) -> list[Verdict]:
-    """All verdicts on one optimizer update, in the order of computation.
+    """Return all verdicts on one optimizer update, in the order of computation.
 
     Records and tensors are judged by the union of what is there and what should be there. A missing record is a
     ``missing`` verdict on each of its tensors at its place. What nobody planned, what was written twice and what was
@@ -80,7 +80,7 @@ def judge_update(
 
 
 def in_order(verdicts: Iterable[Verdict]) -> list[Verdict]:
-    """Verdicts in the order of computation: quantity, then microbatch, rank, and order within the record."""
+    """Return verdicts in the order of computation: quantity, then microbatch, rank, and order within the record."""
 
     def key(verdict: Verdict) -> tuple[int, ...]:
         place = verdict.place
@@ -101,7 +101,7 @@ class _Update:
 
     @cached_property
     def names(self) -> Names:
-        """Which tensors a record has to hold."""
+        """Tensors that a record has to hold."""
         return Names(self.golden, self.placed, self.plan)
 
     def verdicts(self) -> list[Verdict]:
@@ -144,7 +144,7 @@ class _Update:
                     yield from self._tensor(primary_source(quantity, name), None, None, place)
 
     def _record(self, key: Key, place: Place) -> Iterator[Verdict]:
-        """Verdicts on every tensor that a record of a microbatch (or of the step) holds or should hold."""
+        """Yield verdicts on every tensor that a record of a microbatch (or of the step) holds or should hold."""
         record = self.placed.get(key)
         layout = self.placed.layouts.get(key)
         sources = self.names.of(key)
@@ -159,7 +159,7 @@ class _Update:
                 yield from self._held(source, key, record, place, layout)
 
     def _whole(self, rank: int) -> Iterator[Verdict]:
-        """Verdicts on one rank's full tensors, or its shards of them."""
+        """Yield verdicts on one rank's full tensors, or its shards of them."""
         place = replace(self.place, rank=rank)
         for stage in UPDATE_STAGES:
             key = Key(stage, rank, None)
@@ -178,7 +178,7 @@ class _Update:
     def _held(
         self, source: Source, key: Key, record: Record, place: Place, layout: TokenLayout | None
     ) -> Iterator[Verdict]:
-        """The verdict on one tensor that a record has, or should have; ``layout`` is that of its tokens."""
+        """Yield the verdict on one tensor that a record has, or should have; ``layout`` is that of its tokens."""
         actual = record.tensors.get(source.tensor)
         golden = self.golden.truth.get(source.quantity, {}).get(source.name)
         try:
@@ -201,7 +201,7 @@ class _Update:
         yield from self._tensor(source, actual, expected, place)
 
     def _grad_norm(self, record: Record | None, place: Place) -> Iterator[Verdict]:
-        """The norm is a number in the metadata of the gradients, so it has no dtype of its own."""
+        """Yield the verdict on the norm, a number in the metadata of the gradients without a dtype of its own."""
         source = Source("gradient", "grad_norm", "grad_norm", "grad_norm")
         golden = self.golden.truth.get("grad_norm", {}).get("grad_norm")
         norm = None if record is None else record.meta.get("grad_norm")
@@ -244,7 +244,8 @@ class _Update:
             yield Verdict(status, source.quantity, source.label, place, detail)
 
     def _nothing(self, key: Key, place: Place) -> Iterator[Verdict]:
-        """A part of the model may have no tensor of a stage: that some rank has each is proved over all of them."""
+        """Yield an ok verdict for a part of the model without any tensor of a stage; coverage over all ranks is
+        proved elsewhere."""
         if self.plan.divided and key.stage in self.golden.truth and self.tolerances(key.stage) is not None:
             detail = f"the part of the model on rank {key.rank} has none"
             yield Verdict(Status.OK, key.stage, key.stage, place, detail)

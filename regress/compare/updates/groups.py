@@ -1,4 +1,4 @@
-"""The records of an update that belong together: of the same tokens, or of the whole update."""
+"""Records of an update that belong together: of the same tokens, or of the whole update."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from regress.errors import CompareError
 
 @dataclass(frozen=True)
 class Groups:
-    """What several ranks recorded, side by side."""
+    """Records of several ranks, side by side."""
 
     placed: RecordIndex
     plan: Plan
 
     def of(self, stage: str) -> list[list[Key]]:
-        """Records that hold the same tokens, or, of full tensors and their shards, all of them; ascending by rank."""
+        """Return groups of records with the same tokens, or of all full tensors and shards; ascending by rank."""
         found: dict[tuple[int | None, int | None], list[Key]] = {}
         for key in sorted(self.placed.of_stages([stage]), key=lambda key: (key.micro or 0, key.rank or 0)):
             whole = stage in UPDATE_STAGES
@@ -30,7 +30,7 @@ class Groups:
         return [*found.values()]
 
     def held(self, name: str, keys: Iterable[Key]) -> Iterator[LocalShard]:
-        """What ranks hold of a tensor; shards that cannot be understood are a verdict at their place."""
+        """Yield the shards of a tensor that ranks hold; unusable shards become verdicts at their place."""
         for key in keys:
             record = self.record(key)
             if name in record.tensors:
@@ -40,16 +40,17 @@ class Groups:
                     continue
 
     def names(self, keys: Iterable[Key]) -> list[str]:
-        """The tensors that any of the records holds."""
+        """Return the tensors that any of the records holds."""
         return list(dict.fromkeys(name for key in keys for name in self.record(key).tensors))
 
     def layout(self, key: Key) -> object:
-        """Where the tokens of a record lie; equal for records that hold the same. None for one without tokens."""
+        """Return the layout of the tokens of a record, equal for records that hold the same; None for one without
+        tokens."""
         layout = self.placed.layouts.get(key)
         return None if layout is None else (layout, self.placed.rows(key))
 
     def record(self, key: Key) -> Record:
-        """The record at a place that has one."""
+        """Return the record at a place that has one."""
         record = self.placed.get(key)
         assert record is not None
         return record

@@ -1,4 +1,4 @@
-"""What must be true of every update, whatever was recorded before: no golden values are needed.
+"""Invariants of every update, which need no golden values.
 
 A golden recorded from a broken engine freezes its fault; these statements do not know the golden. Rules that depend on
 the objective hold only where the configuration says which objective it is.
@@ -45,7 +45,7 @@ def judge_invariants(
     planned: Plan,
     config: Mapping[str, Any] | None = None,
 ) -> list[Verdict]:
-    """One verdict for each invariant that an update's records tell anything of.
+    """Return one verdict for each invariant that an update's records tell anything of.
 
     Args:
         frame: the samples of the update.
@@ -96,7 +96,7 @@ class _Update:
         return self.config.get("algorithm") or {}
 
     def _records(self, stage: str, *, once: bool = True) -> Iterator[tuple[Key, Record]]:
-        """The records of a stage, of ranks that repeat each other's tokens the first."""
+        """Yield the records of a stage, only the first of ranks that repeat each other's tokens."""
         seen = set()
         for key in sorted(self.placed.of_stages([stage]), key=lambda k: (k.micro or 0, k.rank or 0)):
             record = self.placed.get(key)
@@ -106,7 +106,7 @@ class _Update:
                 yield key, record
 
     def _loss_tokens(self, key: Key, record: Record) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Canonical and local indices of the loss tokens of a record ``[B, T]``."""
+        """Return canonical and local indices of the loss tokens of a record ``[B, T]``."""
         canonical, local = self.placed.layouts[key].indices(self.frame.offsets)
         mask = record.tensors.get("effective_valid", record.tensors.get("response_mask"))
         if mask is None or mask.shape != self.placed.layouts[key].shape:
@@ -117,7 +117,7 @@ class _Update:
     def _values(
         self, stage: str, names: Sequence[str]
     ) -> Iterator[tuple[Key, NDArray[np.int64], list[Array]]]:
-        """``[K]`` values of some tensors at the loss tokens, record by record, with their canonical indices."""
+        """Yield values ``[K]`` of some tensors at the loss tokens, record by record, with their canonical indices."""
         for key, record in self._records(stage, once=False):
             if all(name in record.tensors for name in names):
                 shape = self.placed.layouts[key].shape
@@ -204,7 +204,7 @@ class _Update:
 
     @cached_property
     def _vocabulary(self) -> int | None:
-        """Entries of the vocabulary, if logits were recorded whole."""
+        """Number of vocabulary entries, if logits were recorded whole."""
         sizes = set()
         for _, record in self._records("activations", once=False):
             for name, values in record.tensors.items():

@@ -1,4 +1,4 @@
-"""Which tensors a record has to hold, where ranks may hold different parts of the model."""
+"""Tensors that a record has to hold, where ranks may hold different parts of the model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from regress.compare.updates.record_index import RecordIndex
 
 
 class Names:
-    """The tensors of every record of an update: those that it holds, and those that it should hold."""
+    """Tensors that every record of an update holds or should hold."""
 
     def __init__(self, golden: Projection, placed: RecordIndex, plan: Plan) -> None:
         self._golden = golden
@@ -20,13 +20,13 @@ class Names:
 
     @property
     def micro_stages(self) -> list[str]:
-        """Stages that every microbatch has: those the golden values come from, and those recorded anywhere."""
+        """Stages that every microbatch has: those of the golden values, and those recorded anywhere."""
         names = [(quantity, name) for quantity, tensors in self._golden.truth.items() for name in tensors]
         recorded = {key.stage for key in self._placed.of_stages(MICRO_STAGES)}
         return [stage for stage in MICRO_STAGES if stage in exclusive_stages(names) | recorded]
 
     def of(self, key: Key) -> list[Source]:
-        """The tensors that a record holds, in its order, then those that it should hold besides."""
+        """Return the tensors that a record holds, in its order, then those that it should hold besides."""
         found = [source_of(key.stage, name) for name in self._recorded(key)]
         known = [source for source in found if source is not None]
         wanted = [*self._golden.stage(key.stage)]
@@ -39,7 +39,7 @@ class Names:
         return list(dict.fromkeys([*known, *wanted]))
 
     def _of_part(self, stage: str, part: int) -> set[str]:
-        """What a part of the model has: the names on any of its ranks, or, without a record, all that nobody has."""
+        """Return the names on any rank of a part of the model, or, without a record, all that nobody has."""
         if (stage, part) not in self._of_parts:
             keys = self._placed.of_stages([stage])
             mine = [key for key in keys if self._plan.part(key.rank) == part]

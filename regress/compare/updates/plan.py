@@ -1,4 +1,4 @@
-"""What a run had to record: which ranks and microbatches there are, and which of them hold the same."""
+"""Expected records of a run: ranks, microbatches, and ranks that hold the same."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from regress.compare.quantities import LOSS_STAGES, MICRO_STAGES, UPDATE_STAGES
 
 @dataclass(frozen=True)
 class Plan:
-    """Where the records of one optimizer update should be.
+    """Expected places of the records of one optimizer update.
 
     Attributes:
         micros: every ``(rank, microbatch)`` that had to be computed. Each of the ranks has full tensors, or its shards.
@@ -32,7 +32,7 @@ class Plan:
 
     @classmethod
     def of(cls, planned: Plan | Iterable[tuple[int, int]]) -> Plan:
-        """A plan as it is, or that of ranks which each hold the whole model and tokens of their own."""
+        """Return the given plan, or one of ranks that each hold the whole model and tokens of their own."""
         return planned if isinstance(planned, Plan) else cls(tuple(dict.fromkeys(planned)))
 
     @cached_property
@@ -46,19 +46,19 @@ class Plan:
 
     @property
     def divided(self) -> bool:
-        """Whether ranks hold different parts of the model, so that no rank has tensors of all names."""
+        """True if ranks hold different parts of the model, so that no rank has tensors of all names."""
         return len({self.part(rank) for rank in self.ranks}) > 1
 
     def root(self, rank: int | None) -> int:
-        """The rank whose tokens a rank repeats, which may be itself."""
+        """Return the rank whose tokens a rank repeats, which may be itself."""
         return self.replicas.get(rank or 0, rank or 0)
 
     def part(self, rank: int | None) -> int:
-        """The part of the model that a rank holds."""
+        """Return the part of the model that a rank holds."""
         return self.parts.get(rank or 0, 0)
 
     def holds(self, key: Key) -> bool:
-        """Whether a record belongs there."""
+        """Return True if a record belongs there."""
         if key.stage in LOSS_STAGES and key.rank in self.without_loss:
             return False
         if key.stage in MICRO_STAGES:

@@ -1,4 +1,4 @@
-"""The records of one update as the judge sees them: one at each place, its layout, and what is wrong with the set."""
+"""The records of one update as the judge sees them: one at each place, its layout, and defects of the set."""
 
 from __future__ import annotations
 
@@ -42,25 +42,25 @@ class RecordIndex:
                     self.misfits[key] = str(error)
 
     def get(self, key: Key) -> Record | None:
-        """The record at a place, the first where there are several."""
+        """Return the record at a place, the first where there are several."""
         found = self._all.get(key)
         return found[0] if found else None
 
     def of_stages(self, stages: Iterable[str]) -> list[Key]:
-        """Keys of the records of some stages."""
+        """Return the keys of the records of some stages."""
         return [key for key in self._all if key.stage in stages]
 
     def holds(self, key: Key) -> bool:
-        """Whether there is a record at a place."""
+        """Return True if there is a record at a place."""
         return key in self._all
 
     def rows(self, key: Key) -> TokenLayout:
-        """The layout that rows of loss tokens follow at a place that has a layout."""
+        """Return the layout that rows of loss tokens follow at a place that has a layout."""
         return self._rows[key]
 
     @cached_property
     def loss_tokens(self) -> NDArray[np.bool_] | None:
-        """``[frame.size]`` True at the loss tokens, as far as the records tell them; None if none of them does."""
+        """Loss tokens as a mask ``[frame.size]``, as far as the records tell them; None if none of them does."""
         found = (
             (record, self.layouts[key]) for key, (record, *_) in self._all.items() if key in self.layouts
         )
@@ -68,7 +68,8 @@ class RecordIndex:
         return loss if told.any() else None
 
     def words(self, key: Key, quantity: str, shape: tuple[int, ...], locator: Locator) -> Locate | None:
-        """Canonical words for the elements of a whole tensor; None where an element is named by its index alone."""
+        """Return canonical words for the elements of a whole tensor; None where an element is named by its index
+        alone."""
         layout = self.layouts.get(key)
         if layout is None or quantity_named(quantity).kind is Kind.SHARE:
             return None
@@ -90,7 +91,7 @@ class RecordIndex:
         locator: Locator,
         loss_tokens: NDArray[np.bool_] | None,
     ) -> Iterator[Verdict]:
-        """Verdicts on the set of records.
+        """Yield verdicts on the set of records.
 
         Args:
             planned: whether a record belongs at a place.
@@ -114,7 +115,7 @@ class RecordIndex:
             yield judge_coverage(stage, self._once(stage, root), self._frame, place, locator, wanted=wanted)
 
     def _once(self, stage: str, root: Callable[[int | None], int]) -> dict[Key, TokenLayout]:
-        """The layouts of a stage, one of those that ranks repeat."""
+        """Return the layouts of a stage, one of those that ranks repeat."""
         found: dict[tuple[int, int | None], Key] = {}
         for key in sorted((key for key in self.layouts if key.stage == stage), key=_rank):
             found.setdefault((root(key.rank), key.micro), key)
@@ -125,7 +126,7 @@ class RecordIndex:
 def tokens_of(
     stage: str, frame: TokenFrame, loss_tokens: NDArray[np.bool_] | None
 ) -> NDArray[np.bool_] | None:
-    """``[frame.size]`` the tokens that the records of a stage must have together; None for all."""
+    """Return the tokens ``[frame.size]`` that the records of a stage must have together; None for all."""
     if stage not in LOSS_STAGES:
         return None
     if loss_tokens is not None:

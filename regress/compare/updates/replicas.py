@@ -1,4 +1,4 @@
-"""What several ranks hold is the same on all of them, bit for bit."""
+"""Agreement of ranks, bit for bit, in what several of them hold."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ class Replicas:
     place: Place
 
     def verdicts(self) -> Iterator[Verdict]:
-        """Whatever two ranks hold in common: one verdict a stage, or one for each tensor that differs."""
+        """Yield verdicts on elements that two ranks hold in common: one for each stage, or one for each tensor that
+        differs."""
         for stage in (*MICRO_STAGES, *UPDATE_STAGES):
             count, found = 0, []
             for keys in self.groups.of(stage):
@@ -52,7 +53,7 @@ class Replicas:
                 yield Verdict(Status.OK, QUANTITY, stage, self.place, count=count, reason=SAME.reason)
 
     def _group(self, keys: list[Key]) -> Iterator[Verdict | int]:
-        """Verdicts on what the records of a group have in common, and the numbers of elements that are the same."""
+        """Yield verdicts on differing tensors of a group's records, and numbers of equal elements."""
         first, *rest = keys
         alike = [first]
         for key in rest:
@@ -106,7 +107,7 @@ class Replicas:
         return verdict if verdict.ok else replace(verdict, detail=_sentence(name, overlap, verdict))
 
     def _mask(self, key: Key, shape: tuple[int, ...], overlap: Overlap) -> NDArray[np.bool_] | None:
-        """Where tokens lie: what ranks compute of padding belongs to nobody."""
+        """Return the mask of tokens: values that ranks compute for padding are not compared."""
         layout = self.groups.placed.layouts.get(key)
         if layout is None or key.stage in UPDATE_STAGES:
             return None
@@ -118,7 +119,7 @@ class Replicas:
         return None
 
     def _elsewhere(self, one: Key, other: Key) -> Verdict:
-        """Two ranks that should hold the same tokens, but do not."""
+        """Return the verdict on two ranks that should hold the same tokens, but do not."""
         offsets = self.locator.frame.offsets
         tokens = [set(self.groups.placed.layouts[key].indices(offsets)[0].tolist()) for key in (one, other)]
         odd = sorted(tokens[0] ^ tokens[1])

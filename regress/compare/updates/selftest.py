@@ -1,4 +1,4 @@
-"""The judge tests itself: golden values that are rolled by one place must leave their tolerance.
+"""Self-test of the judge: golden values rolled by one place must leave their tolerance.
 
 A tolerance under which a shuffled tensor passes says nothing.
 """
@@ -25,7 +25,7 @@ def judge_rolled(
     tolerances: Callable[[str], Tolerance | None],
     place: tuple[int, int | None],
 ) -> Verdict:
-    """One verdict for the golden values of all updates: of every quantity a tensor must fail when rolled.
+    """Return one verdict for the golden values of all updates: some tensor of every quantity must fail when rolled.
 
     Quantities whose tensors hold one value each, sums and numbers cannot be rolled, and are left out.
 
@@ -54,7 +54,7 @@ def judge_rolled(
 
 
 def _moved(values: Array) -> float | None:
-    """By how much of its largest value a tensor moves when it is rolled; None for one that cannot move."""
+    """Return how far a tensor moves when rolled, as a fraction of its largest value; None for one that cannot move."""
     wide = values.astype(np.float64).reshape(-1)
     if wide.size < 2 or not np.isfinite(wide).all() or not np.any(wide != wide[0]):
         return None

@@ -1,4 +1,4 @@
-"""A single dump, judged without any golden: the invariants of every update, and what several ranks hold."""
+"""Judgement of a single dump without golden values: invariants of every update, and agreement between ranks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from regress.layout import SampleKey, TokenFrame
 def check_records(
     records: Sequence[Record], *, place: tuple[int, int | None], config: Mapping[str, Any] | None = None
 ) -> list[Verdict]:
-    """All that must be true of one update; samples, and ranks that repeat each other, are found in its records."""
+    """Return verdicts on the invariants of one update; samples and repeating ranks are found in its records."""
     frame = frame_of(records)
     placed = RecordIndex(records, frame)
     plan = plan_of(placed, records)
@@ -34,7 +34,7 @@ def check_records(
 
 
 def frame_of(records: Sequence[Record]) -> TokenFrame:
-    """The samples that records name, and as many tokens of each as any of them holds."""
+    """Return the samples that records name, each with the largest number of tokens that any of them holds."""
     lengths: dict[SampleKey, int] = {}
     for record in records:
         for key, stop in _segments(record):
@@ -52,7 +52,7 @@ def _segments(record: Record) -> Iterator[tuple[SampleKey, int]]:
 
 
 def plan_of(placed: RecordIndex, records: Sequence[Record], roots: Mapping[int, int] | None = None) -> Plan:
-    """What the records of an update show of how it was planned: ranks, microbatches, and ranks that repeat each other.
+    """Infer the plan of an update from its records: ranks, microbatches, and ranks that repeat each other.
 
     Args:
         roots: rank -> the rank whose tokens it repeats, if a mesh tells it; otherwise ranks repeat each other whose

@@ -1,4 +1,4 @@
-"""Judging recorded rollouts: a replay must repeat them exactly."""
+"""Judgement of recorded rollouts: a replay must repeat them exactly."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ REPEATED = Tolerance(0.0, bitwise=True, reason="a replay repeats its recorded ro
 
 
 def judge_trajectories(record: Record | None, golden: Record) -> list[Verdict]:
-    """Verdicts on the rollouts of one step: every array byte for byte, and what is said of each sample.
+    """Return verdicts on the rollouts of one step: every array byte for byte, and the metadata of each sample.
 
     Args:
         record: what the replay recorded; None where it recorded nothing.
@@ -51,7 +51,7 @@ def judge_trajectories(record: Record | None, golden: Record) -> list[Verdict]:
 
 
 def _locator(golden: Record) -> Locator | None:
-    """Words for the tokens of the golden rollouts."""
+    """Return words for the tokens of the golden rollouts."""
     samples: Any = golden.meta.get("samples")
     if not isinstance(samples, list) or not {"lengths", "run_id", "tokens"} <= golden.tensors.keys():
         return None
@@ -62,7 +62,7 @@ def _locator(golden: Record) -> Locator | None:
 
 
 def _locate(array: Array, locator: Locator | None) -> Locate | None:
-    """Tokens for arrays of all tokens, samples for arrays of all samples."""
+    """Return words for elements: tokens in arrays of all tokens, samples in arrays of all samples."""
     if locator is None or array.ndim != 1:
         return None
     if len(array) == locator.frame.size:
@@ -96,7 +96,7 @@ def _judge_samples(actual: Any, golden: Any, place: Place) -> Verdict:
 
 
 def _differences(actual: list[Any], golden: list[Any]) -> Iterator[str]:
-    """For each sample that differs, its number and what differs; compared as text, in which a NaN is a NaN."""
+    """Yield number and difference of each sample that differs; compared as text, in which a NaN is a NaN."""
     for index, (actual_sample, golden_sample) in enumerate(zip(actual, golden, strict=True)):
         fields = [
             key

@@ -1,4 +1,4 @@
-"""Which tokens, or which part of a tensor, are beyond their tolerance, and what the wrong values look like.
+"""Tokens or parts of a tensor that are beyond their tolerance, and the form of the wrong values.
 
 Counts, not claims: `regress.compare.diagnosis.patterns` states of several such counts together what they prove.
 """
@@ -17,7 +17,7 @@ from regress.dump.arrays import Array, is_float
 
 @dataclass(frozen=True)
 class Count:
-    """Of a class of tokens: how many are beyond the tolerance of how many, and in how many samples of how many."""
+    """Failing and total counts for one token class, in tokens and in samples."""
 
     hits: int
     size: int
@@ -25,22 +25,22 @@ class Count:
     samples: int
 
     def and_(self, other: Count) -> Count:
-        """Those of two tensors together, which hold different samples."""
+        """Return the sum of the counts of two tensors, which hold different samples."""
         return Count(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
 
 
 def astuple(count: Count) -> tuple[int, int, int, int]:
-    """The numbers of a count."""
+    """Return the four numbers of a count."""
     return count.hits, count.size, count.hit_samples, count.samples
 
 
 @dataclass(frozen=True)
 class Affected:
-    """What of a failing tensor is affected.
+    """The affected part of a failing tensor.
 
     Attributes:
         unit: ``"token"``, or ``"element"`` where tensors have no tokens.
-        total: of all compared units.
+        total: count of all compared units.
         samples: the first of the affected ones, ``group/run``.
         positions: least and largest position of an affected token, and of one that holds.
         lengths: least and largest length of a sample with an affected token, and of one without.
@@ -48,7 +48,7 @@ class Affected:
         parts: ``(dimension, first, stop, size)`` for each dimension in which one block alone is affected.
         offset: the number that was added to every affected element, if one was.
         rounded: the narrower dtype that can hold every affected value, while the golden ones need more.
-        held: what the affected values are equal to, with its numbers: ``{"equals": {"what": "ref_log_probs"}}``.
+        held: hypotheses that explain the affected values, with numbers: ``{"equals": {"what": "ref_log_probs"}}``.
     """
 
     unit: str
@@ -63,7 +63,7 @@ class Affected:
     held: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """A plain dict, the inverse of `from_json`."""
+        """Return a plain dict, the inverse of `from_json`."""
         return asdict(self)
 
     @classmethod
@@ -79,7 +79,7 @@ class Affected:
 
 
 def beyond(actual: Array, golden: Array, bound: float, *, bitwise: bool = False) -> NDArray[np.bool_]:
-    """Where two arrays of one shape differ by more than a bound; a NaN agrees with a NaN, an infinity with itself."""
+    """Return a mask of elements that differ by more than a bound; a NaN agrees with a NaN, an infinity with itself."""
     if bitwise:
         size = actual.dtype.itemsize
         parts = (

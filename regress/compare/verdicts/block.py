@@ -1,4 +1,4 @@
-"""Corresponding elements of two tensors, as many of them as are looked at together."""
+"""Corresponding elements of two tensors that are compared together."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Block:
     width: int = 1
 
     def index(self, element: int) -> int:
-        """Flat index in the actual tensor of an element."""
+        """Return the flat index in the actual tensor of an element."""
         if isinstance(self.start, int):
             return self.start + element
         run, rest = divmod(element, self.width)

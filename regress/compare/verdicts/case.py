@@ -1,4 +1,4 @@
-"""One tensor that is judged: what every verdict on it repeats, and names for its elements."""
+"""One tensor under judgement: the fields common to all verdicts on it, and names for its elements."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Locate = Callable[[int], str]
 
 @dataclass(frozen=True)
 class Case:
-    """What is known of a tensor before it is looked at.
+    """Known facts of a tensor before its values are examined.
 
     Attributes:
         words: canonical coordinates of a flat index in the actual tensor; by default its own index.
@@ -35,7 +35,7 @@ class Case:
     shape: tuple[int, ...]
 
     def verdict(self, status: Status, **found: Any) -> Verdict:
-        """A verdict on this tensor."""
+        """Return a verdict on this tensor."""
         tolerance = self.tolerance
         return Verdict(
             status,
@@ -48,7 +48,7 @@ class Case:
         )
 
     def worst(self, block: Block, element: int) -> Worst:
-        """An element of a block."""
+        """Describe an element of a block."""
         a, g = _element(block.actual, element), _element(block.golden, element)
         golden, actual = float(g), float(a)
         error = abs(actual - golden) if is_float(a.dtype) else float(abs(int(a) - int(g)))
@@ -56,14 +56,14 @@ class Case:
         return Worst(self._index(flat), self._words(flat), golden, actual, error, ulps_apart(a, g))
 
     def worst_row(self, block: Block, row: Row) -> WorstRow:
-        """A row of a block."""
+        """Describe a row of a block."""
         assert block.row is not None
         first = block.index(row.index * block.row)
         relative = ratio(row.error_l2, row.golden_l2)
         return WorstRow(self._index(first)[:-1], self._words(first), row.error_l2, relative)
 
     def uncompared(self, verdict: Verdict, flat: int, value: float, detail: str) -> Verdict:
-        """A value that is not finite where nothing is compared."""
+        """Return the verdict on a non-finite value where nothing is compared."""
         worst = Worst(self._index(flat), self._words(flat), 0.0, value, math.inf)
         return replace(verdict, status=Status.NONFINITE, detail=detail, worst=worst, multiple=math.inf)
 
@@ -75,14 +75,14 @@ class Case:
 
 
 def element(index: int, shape: tuple[int, ...], name: str) -> str:
-    """``element [3, 5] of NAME``, or just the name of a tensor with one value."""
+    """Return text such as ``element [3, 5] of NAME``; just the name for a tensor with one value."""
     if not shape:
         return name
     return f"element {[*unravelled(index, shape)]} of {name}"
 
 
 def unravelled(index: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The indices of an element in each dimension: `numpy.unravel_index` of one number, ten times as fast."""
+    """Return the index of an element in each dimension: `numpy.unravel_index` of one number, ten times as fast."""
     found = []
     for size in reversed(shape):
         index, rest = divmod(index, size)
@@ -91,12 +91,12 @@ def unravelled(index: int, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def kind(value: float) -> str:
-    """``NaN``, ``infinity``, ``-infinity`` or ``finite``."""
+    """Return ``NaN``, ``infinity``, ``-infinity`` or ``finite``."""
     if math.isnan(value):
         return "NaN"
     return "finite" if math.isfinite(value) else "infinity" if value > 0 else "-infinity"
 
 
 def _element(array: Array, index: int) -> Array:
-    """An element as an array without dimensions; the array is not copied, however it lies in memory."""
+    """Return an element as an array without dimensions, without copying the array, whatever its strides."""
     return array.flat[index : index + 1].reshape(())

@@ -51,12 +51,12 @@ class Override:
     precision: str = EVERY
 
     def covers(self, quantity: str, case: str, precision: str) -> bool:
-        """Whether it is about some tensors of a quantity; what is compared exactly has no tolerance."""
+        """Return True if the row applies to any of these tensors of a quantity; exact comparisons have no tolerance."""
         given = ((quantity, self.quantity), (case, self.case), (precision, self.precision))
         return all(fnmatchcase(*pair) for pair in given) and not quantity_named(quantity).exact
 
     def over(self, measured: Tolerance | None) -> Tolerance:
-        """The tolerance of a quantity with this row over it."""
+        """Return the tolerance of a quantity with this row applied."""
         basis: dict[str, Any] = {"override": self.origin}
         if measured is not None and self.tensor == EVERY:
             basis |= {"measured_relative": measured.relative, "measured_absolute": measured.absolute}
@@ -76,7 +76,7 @@ class Overrides:
     rows: Sequence[Override] = ()
 
     def over(self, bounds: Tolerances, *, case: str = "", precision: str = "") -> Tolerances:
-        """The tolerances of a case at a precision, with the rows over them; without a case, those of no case.
+        """Return the tolerances of a case at a precision with the rows applied; without a case, those of no case.
 
         Two dumps that are compared belong to no case, so rows that name cases leave them alone.
         """
@@ -91,14 +91,14 @@ class Overrides:
         return of if self.rows else bounds
 
     def check(self, cases: Iterable[GoldenCase]) -> None:
-        """Raise `ConfigError` for a row that is about nothing that was recorded."""
+        """Raise `ConfigError` for a row that matches nothing that was recorded."""
         recorded = {case.name: _tensors(case) for case in cases} if self.rows else {}
         for row in self.rows:
             _check_row(row, recorded)
 
 
 def read_overrides(root: Path | None) -> Overrides:
-    """The rows of ``root/pyproject.toml``.
+    """Read the rows of ``root/pyproject.toml``.
 
     Raises:
         ConfigError: naming the row and what is wrong with it.
@@ -136,7 +136,7 @@ def _parse(row: Any, origin: str) -> Override:
 
 
 def _check_names(row: Override) -> None:
-    """Raise `ConfigError` for a pattern that nothing is called by, whatever was recorded."""
+    """Raise `ConfigError` for a pattern that matches no possible name."""
     matching = [quantity for quantity in QUANTITIES if fnmatchcase(quantity.name, row.quantity)]
     if not matching:
         names = ", ".join(quantity.name for quantity in QUANTITIES if not quantity.exact)
@@ -177,12 +177,12 @@ def _check_row(row: Override, recorded: Mapping[str, Mapping[str, set[str]]]) ->
 
 
 def _precision(row: Override) -> str:
-    """One that it is about."""
+    """Return a precision that the row applies to."""
     return next(name for name in PRECISIONS if fnmatchcase(name, row.precision))
 
 
 def _tensors(case: GoldenCase) -> dict[str, set[str]]:
-    """The names of the recorded tensors of each quantity."""
+    """Return the names of the recorded tensors of each quantity."""
     found: dict[str, set[str]] = {}
     truth = {} if case.manifest is None else case.manifest.truth
     for row in truth.values():

@@ -35,7 +35,7 @@ class Verdicts(Sequence[Verdict]):
     @overload
     def __getitem__(self, index: slice) -> Verdicts: ...
     def __getitem__(self, index: int | slice) -> Verdict | Verdicts:
-        """A verdict, or some of them."""
+        """Return one verdict, or a slice of them."""
         if isinstance(index, slice):
             return Verdicts(self._verdicts[index])
         return self._verdicts[index]
@@ -48,11 +48,11 @@ class Verdicts(Sequence[Verdict]):
 
     @property
     def failed(self) -> Verdicts:
-        """Those that are not ok."""
+        """Verdicts that are not ok."""
         return Verdicts(verdict for verdict in self if not verdict.ok)
 
     def to_frame(self) -> pd.DataFrame:
-        """One row each; the same columns, with the same dtypes, however many there are.
+        """Return a DataFrame with a row for each verdict; columns and dtypes never depend on their number.
 
         ``status`` and ``quantity`` are ordered categories (gravest first, order of computation), ``step``, ``update``,
         ``rank`` and ``micro`` integers or missing, ``over`` and ``count`` integers, figures float64 (NaN where a
@@ -98,7 +98,7 @@ def _dtype(name: str, frame: pd.DataFrame) -> Any:
 
 
 def _is_figure(name: str) -> bool:
-    """Whether a column holds floats, by the annotation of its field."""
+    """Return True if a column holds floats, by the annotation of its field."""
     if name.startswith("worst_"):
         return name in _FIGURES[Worst]
     return name in _FIGURES[Verdict]

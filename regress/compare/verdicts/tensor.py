@@ -1,4 +1,4 @@
-"""The judgement of one tensor: is it there, is it of the right kind, and is every value where it should be?"""
+"""Judgement of one tensor: presence, dtype, shape and values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from regress.compare.verdicts.verdict import Place, Status, Verdict
 from regress.dump.arrays import Array, dtype_name, is_float
 
 Affect = Callable[[Array, Array, NDArray[np.bool_], NDArray[np.bool_] | None, float], Affected | None]
-"""What of a failing tensor is affected, see `regress.compare.diagnosis.failure_context.Surroundings.affected`."""
+"""Finder of the affected part of a tensor, see `regress.compare.diagnosis.failure_context.FailureContext.affected`."""
 
 
 def judge_tensor(
@@ -87,7 +87,7 @@ def _described(array: Array) -> str:
 
 
 def _selected(actual: Array, golden: Array, mask: NDArray[np.bool_] | None) -> Block:
-    """The elements that a mask of the leading dimensions selects."""
+    """Return the elements that a mask of the leading dimensions selects."""
     inner = golden.shape[1 if mask is None else mask.ndim :]
     row = inner[-1] if inner and inner[-1] > 1 else None
     if mask is None or mask.all():
@@ -99,7 +99,7 @@ def _selected(actual: Array, golden: Array, mask: NDArray[np.bool_] | None) -> B
 
 
 def _junk(verdict: Verdict, case: Case, actual: Array, golden: Array, mask: NDArray[np.bool_]) -> Verdict:
-    """The first element outside of the mask that is not finite although its golden value is."""
+    """Return the first element outside of the mask that is not finite although its golden value is."""
     outside = ~mask.reshape(*mask.shape, *[1] * (golden.ndim - mask.ndim))
     found = np.flatnonzero(nonfinite(actual) & ~nonfinite(golden) & outside)
     if not found.size:

@@ -1,4 +1,4 @@
-"""How far a value may lie from the golden one, and how that is known."""
+"""Tolerances: how far a value may lie from the golden one, and the source of that bound."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class Tolerance:
     tensors: Mapping[str, Tolerance] = field(default_factory=dict)
 
     def of(self, name: str) -> Tolerance:
-        """The tolerance of one tensor of the quantity."""
+        """Return the tolerance of one tensor of the quantity."""
         found = (own for pattern, own in self.tensors.items() if fnmatchcase(name, pattern))
         return next(found, self)
 
     def scaled(self, factor: float) -> Tolerance:
-        """This tolerance times ``factor``; exact ones stay exact."""
+        """Return this tolerance times ``factor``; exact ones stay exact."""
         return replace(
             self,
             relative=self.relative * factor,
@@ -50,7 +50,7 @@ class Tolerance:
 
 
 def tolerance_of(entry: ToleranceEntry) -> Tolerance | None:
-    """What was measured, as the judge applies it; None for an entry that says that nothing can be judged."""
+    """Return the measured tolerance as the judge applies it; None for an entry that says that nothing can be judged."""
     if entry.relative is None:
         return None
     tensors = {

@@ -1,4 +1,4 @@
-"""The judgement of what came of a tensor's blocks: is every value where it should be?"""
+"""Judgement of the values of a tensor from its blocks."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def judge_blocks(
 
 
 def wrong_dtype(case: Case, actual: Array, golden: Array, dtype: str | None = None) -> Verdict | None:
-    """The verdict on dtypes that cannot be compared.
+    """Return the verdict on dtypes that cannot be compared.
 
     Args:
         dtype: name of the dtype that the actual tensor must have; by default any, or the golden one if bytes are
@@ -79,7 +79,7 @@ def _bound(tolerance: Tolerance, scale: float) -> float:
 
 
 class _Values:
-    """Measures of all blocks so far, and what is named; of the blocks themselves none is kept."""
+    """Running measures of all blocks so far, and the elements to name; no block is kept."""
 
     measures: Measures
 
@@ -92,7 +92,7 @@ class _Values:
         self._ratios = LogRatios() if floats and case.quantity in QUANTITIES else None
 
     def add(self, block: Block) -> None:
-        """Look at the block that follows."""
+        """Measure the next block."""
         case, so_far = self._case, self.measures
         part = measure(block.actual, block.golden, self._bound, bitwise=case.tolerance.bitwise, row=block.row)
         if part.worst is not None and (self._worst is None or part.max_error > so_far.max_error):
@@ -109,7 +109,7 @@ class _Values:
         self.measures = so_far.then(part)
 
     def verdict(self, blocks: Blocks) -> Verdict:
-        """What it all comes to."""
+        """Return the verdict on all blocks."""
         found, bitwise = self.measures, self._case.tolerance.bitwise
         if self._mismatch is not None:
             at = self._mismatch
@@ -159,7 +159,7 @@ class _Values:
         )
 
     def _residual(self, blocks: Blocks) -> float | None:
-        """What scaling does not explain; where it explains nearly everything the values are looked at once more."""
+        """Return the part that scaling does not explain; values are read again where it explains nearly everything."""
         found, alpha, residual = self.measures, self.measures.alpha, self.measures.residual
         if found.over and alpha is not None and residual is not None and residual < 1e-6 * found.relative_l2:
             return scaled_residual(((block.actual, block.golden) for block in blocks()), alpha)

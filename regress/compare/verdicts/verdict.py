@@ -1,4 +1,4 @@
-"""What the judge says of one tensor: a status, the worst element, and by how much."""
+"""The judge's result for one tensor: a status, the worst element, and its error."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True)
 class Place:
-    """Where a verdict belongs; ``None`` where a coordinate does not apply. ``update`` counts within the step."""
+    """Place of a verdict; ``None`` where a coordinate does not apply. ``update`` counts within the step."""
 
     step: int | None = None
     update: int | None = None
@@ -34,14 +34,14 @@ class Place:
     micro: int | None = None
 
     def __str__(self) -> str:
-        """``step0/update1/rank0/micro2``, as in test ids."""
+        """Return text such as ``step0/update1/rank0/micro2``, as in test ids."""
         named = ((name, getattr(self, name)) for name in ("step", "update", "rank", "micro"))
         return "/".join(f"{name}{value}" for name, value in named if value is not None)
 
 
 @dataclass(frozen=True)
 class Worst:
-    """The element that is furthest off.
+    """The element with the largest error.
 
     Attributes:
         index: in the local tensor.
@@ -83,8 +83,8 @@ class Verdict:
     Attributes:
         quantity: as in test ids, such as ``log_probs``.
         name: the tensor, such as ``log_probs`` or ``model.norm.weight``.
-        multiple: error as a multiple of the tolerance (1 is the limit; ``inf`` where nothing is tolerated); the
-            headroom is ``1 / multiple``. 0 for equal values.
+        multiple: tolerance ratio, the error over the tolerance (1 is the limit; ``inf`` where nothing is tolerated);
+            the headroom is ``1 / multiple``. 0 for equal values.
         max_error: largest ``|actual - golden|``; ``relative`` the same over ``scale``; ``relative_l2`` that of norms.
         mean_error: mean of ``actual - golden`` with its sign; ``rmse`` the root of its mean square.
         max_relative: largest ``|actual - golden| / |golden|`` of an element; infinite where only the latter is 0.
@@ -131,11 +131,11 @@ class Verdict:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong."""
+        """True if the status is ok."""
         return self.status is Status.OK
 
     def to_json(self) -> dict[str, Any]:
-        """A plain dict, the inverse of `from_json`."""
+        """Return a plain dict, the inverse of `from_json`."""
         return asdict(self) | {"status": str(self.status)}
 
     @classmethod

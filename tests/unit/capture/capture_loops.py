@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from regress.capture import record
+from regress import record
 from regress.compare.dumps.session import Comparison, compare_dumps
 
 VOCABULARY = 40

@@ -48,7 +48,7 @@ def train(
 ) -> None:
     from capture_loops import steps
 
-    from regress.capture import record
+    from regress import record
 
     rows, loss = rows_of(index, data), averaged_loss(data)
     with record(folder, model, token_gradient=True):
@@ -157,7 +157,7 @@ def train_slices(folder: Path, rank: int, ranks: int, group: object) -> None:
     """Train on columns of one packed row, the following token of each of which may lie on the next rank."""
     from capture_loops import make_samples, packed
 
-    from regress.capture import record
+    from regress import record
 
     inputs = packed(make_samples())
     total = inputs["input_ids"].shape[1]

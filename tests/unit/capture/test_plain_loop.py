@@ -12,7 +12,7 @@ import torch
 from capture_loops import compare, failed, recorded, steps, tiny_model, token_losses
 from torch import Tensor, nn
 
-from regress.capture import record
+from regress import record
 from regress.dump.reader import DumpReader
 from regress.errors import CaptureError
 

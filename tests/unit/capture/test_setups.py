@@ -29,7 +29,7 @@ from transformers import (
     GraniteForCausalLM,
 )
 
-from regress.capture import record
+from regress import record
 from regress.dump.reader import DumpReader
 from regress.dump.record import Record
 from regress.errors import CaptureError

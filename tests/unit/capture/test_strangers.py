@@ -12,7 +12,7 @@ from capture_loops import compare, failed, make_samples, mean_loss, padded, tiny
 from torch import Tensor, nn
 from transformers import BartConfig, BartForConditionalGeneration, OPTConfig, OPTForCausalLM
 
-from regress.capture import record
+from regress import record
 from regress.dump.reader import DumpReader
 from regress.errors import CaptureError
 
@@ -152,7 +152,10 @@ def test_the_mask_of_an_encoder_is_not_that_of_the_decoder(tmp_path: Path) -> No
     assert (mask.astype(int) == inputs["attention_mask"].numpy()).all()
 
 
-def test_a_bias_whose_gradient_is_rounding_is_equal_and_one_that_is_wrong_is_not(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
+def test_a_bias_whose_gradient_is_rounding_is_equal_and_one_that_is_wrong_is_not(
+    tmp_path: Path, kind: type[torch.optim.Optimizer]
+) -> None:
     sizes: dict[str, Any] = {
         "hidden_size": 16,
         "ffn_dim": 32,
@@ -161,18 +164,20 @@ def test_a_bias_whose_gradient_is_rounding_is_equal_and_one_that_is_wrong_is_not
     }
     others: dict[str, Any] = {"vocab_size": 40, "num_attention_heads": 2, "dropout": 0, "pad_token_id": 0}
 
-    def run(name: str, parts: int, factor: float = 1.0) -> Path:
+    def run(name: str, parts: int, factor: float = 1.0, rate: float = 1e-3) -> Path:
         torch.manual_seed(0)
         model = OPTForCausalLM(OPTConfig(**sizes, **others, max_position_embeddings=64, init_std=0.3))
-        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+        optimizer: Any = kind(model.parameters(), lr=rate)  # type: ignore[call-arg]
         rows = make_samples()
         model.get_parameter("model.decoder.layers.1.self_attn.q_proj.bias").register_hook(
             lambda g: g * factor
         )
         with record(tmp_path / name, model):
-            for number in range(parts):
-                back(model, padded(rows[number::parts]))
-            optimizer.step()
+            for _ in range(2):
+                optimizer.zero_grad()
+                for number in range(parts):
+                    back(model, padded(rows[number::parts]))
+                optimizer.step()
         return tmp_path / name
 
     golden = run("a", 1)
@@ -180,3 +185,80 @@ def test_a_bias_whose_gradient_is_rounding_is_equal_and_one_that_is_wrong_is_not
     assert report.exit_code == 0, failed(report)
     found = failed(compare(golden, run("c", 3, factor=1.001)))
     assert "layers.1.self_attn.q_proj.bias" in found["gradient"]
+    assert "param" in failed(compare(golden, run("d", 3, rate=1.5e-3)))
+
+
+def test_autocast_inside_of_the_forward_pass_alone(tmp_path: Path) -> None:
+    """As accelerate wraps a model: products in bfloat16, logits returned in float32."""
+
+    def run(name: str, parts: int) -> Path:
+        model = tiny_model()
+        original = model.forward
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            with torch.autocast("cpu", torch.bfloat16):
+                out = original(*args, **kwargs)
+            out.logits = out.logits.float()
+            return out
+
+        model.forward = forward
+        rows = make_samples()
+        with record(tmp_path / name, model):
+            for number in range(parts):
+                back(model, padded(rows[number::parts]))
+        return tmp_path / name
+
+    golden = run("a", 1)
+    report = compare(golden, run("b", 2))
+    assert report.exit_code == 0, failed(report)
+    assert DumpReader(golden).manifest.provenance.config["model"]["dtype"] == "bfloat16"
+
+
+def test_optimizers_that_step_within_the_backward_call(tmp_path: Path) -> None:
+    def run(name: str, within: bool) -> Path:
+        model, inputs = tiny_model(), padded(make_samples())
+        optimizers = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
+
+        def step(p: Any) -> None:
+            optimizers[p].step()
+            optimizers[p].zero_grad()
+
+        if within:
+            for p in model.parameters():
+                p.register_post_accumulate_grad_hook(step)
+        with record(tmp_path / name, model):
+            for _ in range(2):
+                back(model, inputs)
+                for p in () if within else model.parameters():
+                    step(p)
+        return tmp_path / name
+
+    golden, actual = run("a", within=False), run("b", within=True)
+    report = compare(golden, actual)
+    assert not {"gradient", "param", "log_probs"} & failed(report).keys()
+    gradients = [
+        {name: len(dump.read(name).tensors) for name in dump.names() if name.startswith("gradient")}
+        for dump in (DumpReader(golden), DumpReader(actual))
+    ]
+    assert gradients[0] == gradients[1]
+    assert len(gradients[0]) == 2
+
+
+def test_a_mask_of_pairs_that_hides_more_than_the_future_is_refused(tmp_path: Path) -> None:
+    model, ids = tiny_model(), torch.randint(2, 40, (1, 6))
+    causal = torch.ones(6, 6).tril().bool()[None, None]
+    blocks = causal.clone()
+    blocks[..., 3:, :3] = False
+    with record(tmp_path / "a", model):
+        model(input_ids=ids, attention_mask=causal).logits.sum().backward()
+    added = torch.zeros(1, 1, 6, 6).masked_fill(~blocks, -torch.inf)
+    for mask in (blocks, added, added.bfloat16()):
+        if mask.dtype == torch.bfloat16:
+            model = model.bfloat16()
+        with (
+            pytest.raises(
+                CaptureError, match=r"hides pairs of tokens, .* record\(attention_mask=...\), or pos"
+            ),
+            record(tmp_path / "b", model, overwrite=True),
+        ):
+            model(input_ids=ids, attention_mask=mask)

@@ -11,8 +11,7 @@ import torch
 from capture_loops import batch, compare, failed, loss_mask, make_samples, mean_loss, tiny_model
 from torch import Tensor
 
-from regress import Recorder, at, recording, tap_batch
-from regress.capture import record
+from regress import Recorder, at, record, recording, tap_batch
 from regress.dump.reader import DumpReader
 from regress.errors import CaptureError
 

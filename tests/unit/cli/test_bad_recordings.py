@@ -143,7 +143,7 @@ ASKED: dict[str, tuple[tuple[str, ...], str]] = {
     "an earlier dump in the way": (
         ("debug.enable_data_dump=true", "debug.dump_options.loss=true"),
         "TMP/run/debug_dump already holds a dump (…), and runs must not mix: choose another dump directory, delete "
-        "this one, or ask for overwriting",
+        "this one, or ask for overwriting (overwrite=True)",
     ),
     "a dump over the recording": (
         (
@@ -294,10 +294,11 @@ def test_pickle_with_code(zipped: bool, case: Any) -> None:
     if zipped:
         torch.save({"step": 0, "trajectories": case.code}, path)
         clause = "its pickle holds code (posix.mkdir), which was not executed"
+        remedy = "only plain values and dense tensors are read: save these with torch.save"
     else:
         path.write_bytes(pickle.dumps(case.code))
-        clause = "it is a bare pickle, which may hold code and was not executed"
-    case.refuses(*mock(path), says=f"TMP/alone.pt is no intact pt record: {clause}; {CUT_OFF}")
+        clause, remedy = "it is a bare pickle, which may hold code and was not executed", CUT_OFF
+    case.refuses(*mock(path), says=f"TMP/alone.pt is no intact pt record: {clause}; {remedy}")
     assert not case.executed
 
 

@@ -49,7 +49,7 @@ def test_what_agrees_is_told_with_its_headroom_and_leaves_nothing(
     lines = result.output.splitlines()
     assert lines[0].split()[:3] == ["variant", "tokens", "weights"]
     assert [line.split()[0] for line in lines[2:4]] == ["base", "packed"]
-    assert lines[-1].startswith("2 replays, 114 checks of ")
+    assert lines[-1].startswith("2 replays, 132 checks of ")
     assert lines[-1].endswith(" tensors: all within tolerance")
     tree = json.loads((project / "out" / "report.json").read_text())
     assert [row["variant"] for row in tree["variants"]] == ["base", "packed"]

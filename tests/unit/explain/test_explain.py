@@ -12,11 +12,12 @@ from click.testing import CliRunner
 from torch import Tensor
 from trainer_bench import LONGEST, Loss, Run, World, objective_advantages, preset, record, trl, trl_advantages
 
+from regress import explain_dump
 from regress.cli import main
 from regress.dump.recorder import Recorder
 from regress.dump.taps import at, recording, tap
 from regress.errors import CompareError, ConfigError
-from regress.explain import Explanation, explain_dump
+from regress.explain.statement import Explanation
 from regress.grpo.presets import PRESETS, make_objective
 
 AGGREGATIONS = {

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from regress import explain_dump
 from regress.capture.recording import record
 from regress.dump.trajectory import Trajectory, to_record
-from regress.explain import Explanation, explain_dump
+from regress.explain.statement import Explanation
 
 PROMPT, LENGTH, GROUPS, SIZE = 3, 9, 2, 4
 REWARDS = torch.tensor([0.0, 1.0, 0.25, 0.75, 1.0, 0.5, 0.0, 0.25])

@@ -45,7 +45,7 @@ def test_a_tolerance_is_a_multiple_of_the_largest_of_three(
     quantity: str, precision: Precision, response: float, error: float
 ) -> None:
     floor = floor_of(precision, {"x": Response(response, error, 0.5)}, quantity)
-    model = quantity in ("activations", "gradient", "param", "optimizer")
+    model = quantity in ("activations", "logit_gradient", "gradient", "param", "optimizer")
     spacing = (BF16 if model and precision is Precision.BFLOAT16 else FP32) / 8
     kappa = KAPPA[precision]
     assert kappa == {Precision.FLOAT32: 4, Precision.BFLOAT16: 3}[precision]

@@ -87,7 +87,7 @@ def test_a_quantity_is_added_to_a_recorded_case_and_nothing_else_changes(store: 
     command = ["golden", "record", "dense", "--golden-dir", str(store.root)]
     result = CliRunner().invoke(main, [*command, *(part for name in ADDED for part in ("--quantity", name))])
     assert result.exit_code == 0, result.output
-    assert "next: regress calibrate dense --quantity token_gradient --quantity" in result.output
+    assert "next: regress golden calibrate dense --quantity token_gradient --quantity" in result.output
     after = contents(folder)
     assert {name: data for name, data in after.items() if name in before and name != "manifest.json"} == {
         name: data for name, data in before.items() if name != "manifest.json"

@@ -1,4 +1,4 @@
-"""Rules for the gradient of the loss by log-probs, entropies and logits: what is detached, missing or scaled."""
+"""Rules for the gradient of the loss by log-probs, entropies and logits: detached, missing or scaled parts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _BY_TOKEN = ("token_gradient", "entropy_gradient")
 
 
 def _of_samples_in_parts(divergence: Divergence, scene: RunContext) -> bool:
-    """Whether ratios are those of samples whose tokens lie on several ranks."""
+    """Return True if ratios are those of samples whose tokens lie on several ranks."""
     level = scene.setting("algorithm", "importance_level")
     return scene.mesh.get("cp", 1) > 1 and level in ("sequence", "sequence_product")
 

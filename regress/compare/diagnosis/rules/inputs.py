@@ -1,4 +1,4 @@
-"""Rules for what is there at all, what the model reads, rewards, advantages and weights."""
+"""Rules for missing records, model inputs, rewards, advantages and weights."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def _no_factor(divergence: Divergence) -> bool:
 
 
 def _mixed_groups(divergence: Divergence, scene: RunContext) -> bool:
-    """Whole tokens are wrong, by no common factor: other samples were compared with each other."""
+    """Return True for large errors without a common factor: other samples were compared with each other."""
     return _no_factor(divergence) and divergence.first.relative > MUCH
 
 
 def _nearly_right(divergence: Divergence, scene: RunContext) -> bool:
-    """They are off by little, by no common factor."""
+    """Return True for small errors without a common factor."""
     return _no_factor(divergence) and divergence.first.relative < LITTLE
 
 

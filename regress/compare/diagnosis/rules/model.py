@@ -36,7 +36,7 @@ def _later(divergence: Divergence, scene: RunContext) -> bool:
 
 
 def _rounding(divergence: Divergence, scene: RunContext) -> bool:
-    """A few units in the last place: the same mathematics in another order."""
+    """Return True for errors of at most 16 units in the last place: the same mathematics in another order."""
     ulp = divergence.first.max_ulp
     return divergence.first.status is Status.DRIFT and ulp is not None and 0 < ulp <= 16
 

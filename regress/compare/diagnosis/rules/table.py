@@ -1,4 +1,4 @@
-"""All rules of the diagnosis, theme by theme; the most specific of those that match is told first."""
+"""All rules of the diagnosis, theme by theme."""
 
 from regress.compare.diagnosis.rule import Rule
 from regress.compare.diagnosis.rules.gradients import GRADIENTS

@@ -1,4 +1,4 @@
-"""Rules for gradients, their norm, the optimizer, parameters, and what ranks have in common."""
+"""Rules for gradients, their norm, the optimizer, parameters, and values that ranks share."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _TOKEN_GRADIENTS = ("token_gradient", "entropy_gradient", "logit_gradient")
 
 
 def _all(divergence: Divergence, scene: RunContext) -> bool:
-    """Nearly all tensors fail: not one module, but what is done with all of them."""
+    """Return True if nearly all tensors fail: the fault is common to all modules."""
     wrong, judged = divergence.broken
     return judged > 2 and wrong >= 0.9 * judged
 
 
 def _backward(divergence: Divergence, scene: RunContext) -> bool:
-    """Some gradients behind it hold: it begins within the backward pass."""
+    """Return True if a gradient behind it holds: the fault begins within the backward pass."""
     return any(held.startswith("gradient ") for held in divergence.held)
 
 

@@ -1,4 +1,4 @@
-"""Where the units of a comparison are done: here, by processes of this machine, or by a Ray cluster.
+"""Engines that do the units of a comparison: this process, processes of this machine, or a Ray cluster.
 
 Whoever does them, the verdicts are the same to the last bit and in the same order (on processors of one kind: numpy
 adds up in another order where vectors are longer).
@@ -25,7 +25,7 @@ def engine_named(
     address: str | None = None,
     tell: Callable[[str], None] = warn,
 ) -> Engine:
-    """The engine of that name.
+    """Return the engine of that name.
 
     Args:
         workers: processes or tasks at a time; by default as many as there are processors.

@@ -44,7 +44,7 @@ class Cluster:
     tell: Callable[[str], None] = warn
 
     def __call__(self, jobs: Sequence[Job]) -> Iterator[list[Finding]]:
-        """The results of the jobs, in their order."""
+        """Yield the results of the jobs, in their order."""
         if not jobs:
             return
         with self._connected() as ray:
@@ -82,7 +82,7 @@ class Cluster:
 
     @contextmanager
     def _connected(self) -> Iterator[ModuleType]:
-        """Ray, connected; a connection that somebody else has made is used and left alone."""
+        """Connect to Ray inside; a connection that somebody else has made is used and left open."""
         ray = imported()
         if ray.is_initialized():
             yield ray
@@ -110,7 +110,7 @@ class Cluster:
 
 
 def imported() -> ModuleType:
-    """Ray; raises `CompareError` telling how to install it if it is not there."""
+    """Import Ray; raise `CompareError` telling how to install it if it is missing."""
     try:
         import ray
     except ImportError as error:
@@ -147,7 +147,7 @@ _session = ""
 
 
 def _anywhere(job: Job) -> Job:
-    """A job whose paths mean the same in every working directory."""
+    """Return a job whose paths mean the same in every working directory."""
     unit, scales = job
     golden, actual = (
         path if is_remote(path) else str(Path(local_path(path)).absolute())
@@ -157,7 +157,7 @@ def _anywhere(job: Job) -> Job:
 
 
 def _cause(ray: ModuleType, error: Any) -> BaseException:
-    """What a task raised, which Ray wraps."""
+    """Return the error that a task raised, unwrapped from Ray's."""
     cause = error.cause
     if isinstance(cause, ImportError | ray.exceptions.RayError):
         return CompareError(

@@ -1,4 +1,4 @@
-"""Processes of this machine. One that dies costs time, and no result."""
+"""Processes of this machine; a process that dies costs time but no result."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Processes:
     alone: float = ALONE
 
     def __call__(self, jobs: Sequence[Job]) -> Iterator[list[Finding]]:
-        """The results of the jobs, in their order."""
+        """Yield the results of the jobs, in their order."""
         workers = self.workers or len(os.sched_getaffinity(0))
         start = time.monotonic()
         for index, job in enumerate(jobs):
@@ -81,15 +81,15 @@ class _Pool:
 
     @property
     def full(self) -> bool:
-        """Whether a result should be taken before another job is put."""
+        """True if a result should be taken before another job is put."""
         return len(self.waiting) >= AHEAD * self._workers
 
     def put(self, job: Job) -> None:
-        """Have a job done."""
+        """Queue a job."""
         self.waiting.append((job, self._submitted(job)))
 
     def get(self) -> list[Finding]:
-        """The result of the first job that waits; raises what the job raised."""
+        """Return the result of the first job that waits; raises what the job raised."""
         job, future = self.waiting.popleft()
         try:
             found = future.result()
@@ -99,12 +99,12 @@ class _Pool:
         return found
 
     def close(self) -> None:
-        """End the processes, which finish what they are at."""
+        """Shut the processes down after their current jobs."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
     def _again(self, first: Job) -> list[Finding]:
-        """Do a job anew, and have all others done anew whose results were lost."""
+        """Run a job again, and resubmit all others whose results were lost."""
         self.close()
         self._broken += 1
         self._pool = self._started() if self._broken < PATIENCE else None
@@ -136,24 +136,24 @@ class _Pool:
 
 
 class _Here(Future[list[Finding]]):
-    """A job that this process does when its result is asked for."""
+    """A job that this process runs when its result is asked for."""
 
     def __init__(self, job: Job) -> None:
         super().__init__()
         self._job = job
 
     def result(self, timeout: float | None = None) -> list[Finding]:
-        """Do it."""
+        """Run the job and return its result."""
         return work(self._job)
 
 
 def _lost(future: Future[list[Finding]]) -> bool:
-    """Whether a job of a pool that is closed has to be done anew."""
+    """Return True if a job of a closed pool has to run again."""
     return not future.done() or future.cancelled() or isinstance(future.exception(), BrokenProcessPool)
 
 
 def _stay_with_owner() -> None:
-    """In a new process: leave interrupts to the one that asked for it, and end when that ends, however it does."""
+    """Ignore interrupts in a new process, which the owner handles, and exit when the owner exits."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     owner = multiprocessing.parent_process()
     assert owner is not None, "the main process is no worker"
