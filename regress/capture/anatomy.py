@@ -80,8 +80,10 @@ def dissect(
         head: module, its name, or a function from hidden states ``[K, H]`` to logits ``[K, V]``.
 
     Raises:
-        CaptureError: if one of the two cannot be found.
+        CaptureError: if one of the two cannot be found, or the model is none.
     """
+    if not isinstance(model, nn.Module):
+        raise CaptureError(f"{model!r} is no torch.nn.Module: give the model that is trained, wrapped or not")
     root = unwrapped(model)
     found_head = _named(root, head, "head") if isinstance(head, str) else head
     found_decoder = _named(root, decoder, "decoder") if isinstance(decoder, str) else decoder

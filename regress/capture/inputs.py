@@ -24,8 +24,8 @@ OTHERS = re.compile(
 )
 """Integers among the arguments that are no token ids, whatever their shape."""
 
-OF_THE_LOSS = re.compile("loss|completion|response|label|action|assistant|answer")
-"""Names of masks that select tokens of the loss, which tells nothing about padding."""
+OF_THE_LOSS = re.compile("encoder|cross|loss|completion|response|label|action|assistant|answer")
+"""Names of masks that select tokens of the loss or of an encoder, which tells nothing about padding."""
 
 BORDERS = ("cu_seq_lens_q", "cu_seq_lens", "cu_seqlens", "cu_seqlens_q", "cu_seqlens_padded")
 

@@ -58,7 +58,7 @@ class Updates:
             return True
         found = versions(now)
         return all(found[n] != self._versions.get(n) for n in found) and not any(
-            g.any() for g in now.values()
+            local(g).any() for g in now.values()
         )
 
     def backward_begins(self) -> None:

@@ -51,11 +51,25 @@ def compare_sources(
     Raises:
         DumpError: if a source is missing, incomplete or damaged.
         CompareError: if nothing can be compared.
-        ConfigError: for options that exclude each other.
+        ConfigError: for options that exclude each other, or cannot be meant.
     """
-    bounds = bounds_of(rtol, atol, bitwise, tolerances, golden_dir)
-    options = Options(steps, bounds=bounds, only=Selection(only))
-    return compare_dumps(located(str(golden), golden_dir), located(str(actual), golden_dir), options)
+    folder = None if golden_dir is None else Path(golden_dir)
+    bounds = bounds_of(rtol, atol, bitwise, tolerances, folder)
+    if not isinstance(only, str):
+        raise ConfigError(f"only={only!r} is no pattern: give a text such as 'gradient/*q_proj*'")
+    options = Options(_known_steps(steps), bounds=bounds, only=Selection(only))
+    return compare_dumps(located(str(golden), folder), located(str(actual), folder), options)
+
+
+def _known_steps(steps: object) -> tuple[int, int] | None:
+    match steps:
+        case None:
+            return None
+        case (int(first), int(last)) if first <= last:
+            return first, last
+    raise ConfigError(
+        f"steps={steps!r} is no range: give the first and the last step, such as (3, 3) or (3, 5)"
+    )
 
 
 def check_dump(path: str | Path) -> list[Verdict]:
@@ -78,7 +92,7 @@ def bounds_of(
         GoldenError: if there is no such case.
     """
     for name, value in (("rtol", rtol), ("atol", atol)):
-        if value is not None and not 0 <= value < math.inf:
+        if value is not None and not (isinstance(value, int | float) and 0 <= value < math.inf):
             raise ConfigError(f"{name}={value} is no bound: give a finite number that is not negative")
     by_number = rtol is not None or atol is not None
     if sum([by_number, bitwise, case is not None]) > 1:

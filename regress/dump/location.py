@@ -28,14 +28,23 @@ def location(path: str | Location) -> Location:
     """
     if isinstance(path, Path):
         _refuse_collapsed(path)
-        return path
+        return _possible(path)
     if not isinstance(path, str):
         return path
     if is_remote(path):
         from regress.dump.remote import open_url  # fsspec is loaded by who needs it
 
         return open_url(path)
-    return local_path(path)
+    return _possible(local_path(path))
+
+
+def _possible(path: Path) -> Path:
+    """Return the path; raises `DumpError` for one that no file can have."""
+    if "\0" in str(path) or any(len(part.encode(errors="replace")) > 255 for part in path.parts):
+        raise DumpError(
+            f"{str(path)[:80]!r} cannot be the path of a file: a name has at most 255 bytes, and no null byte"
+        )
+    return path
 
 
 def is_remote(path: str) -> bool:

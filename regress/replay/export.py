@@ -60,9 +60,11 @@ def export_case(
         The folder.
 
     Raises:
-        GoldenError: if the case is damaged or not recorded, or the folder holds something else.
+        GoldenError: if the case is none, damaged or not recorded, or the folder holds something else.
     """
     target = Path(folder)
+    if not isinstance(case, GoldenCase):
+        raise GoldenError(f"{case!r} is no GoldenCase: give GoldenStore('golden').case('dense'), or the like")
     if case.manifest is None:
         raise GoldenError(f"{case.folder} is not recorded yet: run regress golden record {case.name}")
     case.verify_inputs()

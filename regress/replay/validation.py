@@ -131,7 +131,7 @@ def replays_of_seed(faults: bool) -> int:
     return replays_of(SEEDS) + len(KAPPA) * len(HELD_OUT) + (2 * len(FAULTS) if faults else 0)
 
 
-def study(
+def validate(
     case: GoldenCase, draws: int, *, faults: bool = True, advance: Callable[[], None] = lambda: None
 ) -> Validation:
     """Make, calibrate and validate a case under this many other seeds.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from regress.compare.diagnosis.dataflow import dataflow_key
-from regress.dump.files import write_atomically
+from regress.dump.files import unwritable, write_atomically
 from regress.report.call import PAGE, Call
 from regress.report.github import append_step_summary
 from regress.report.model import Report
@@ -34,7 +34,10 @@ def write_report(folder: Path, report: Report) -> list[Path]:
         JSON_NAME: json.dumps(told.to_json(), indent=1, allow_nan=False) + "\n",
         TEXT_NAME: whole(told),
     }
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise unwritable(folder, error) from error
     for name, text in texts.items():
         write_atomically(folder / name, [text.encode()])
     append_step_summary(told)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from safetensors.numpy import save_file
 
 from regress.cli import main
 from regress.dump.files import write_atomically
@@ -195,3 +196,30 @@ def test_a_manifest_of_another_kind(tmp_path: Path, text: str, words: str) -> No
     (bad / "manifest.json").write_text(text)
     code, said = compare(bad, bad)
     assert (code, words in said) == (2, True)
+
+
+def test_a_checkpoint_beside_a_dump_has_no_samples_to_lack(tmp_path: Path) -> None:
+    def parameters(one: Record) -> Record:
+        return replace(one, type="param") if one.type == "gradient" else one
+
+    whole = dump(tmp_path / "dump", change=parameters)
+    weights = tmp_path / "weights.safetensors"
+    save_file({"weight": np.arange(4.0)}, weights)
+    for code, said in (compare(weights, whole), compare(whole, weights)):
+        assert code == 0
+        assert "forward_data is in the" in said
+
+
+def test_a_report_that_cannot_be_written(tmp_path: Path) -> None:
+    good = dump(tmp_path / "good")
+    (tmp_path / "file").touch()
+    code, said = run("compare", good, good, "--engine", "local", "--report", tmp_path / "file" / "below")
+    assert code == 2
+    assert "cannot be written (Not a directory)" in said
+
+
+@pytest.mark.parametrize("path", ["a\0b", "a" * 300])
+def test_a_path_that_no_file_can_have(tmp_path: Path, path: str) -> None:
+    code, said = run("compare", path, dump(tmp_path / "good"))
+    assert code == 2
+    assert "error: " in said

@@ -143,3 +143,19 @@ def test_two_cases_and_a_pending_update(tmp_path: Path) -> None:
     propose(store, "dense", truth=truth, provenance={"why": "a test"})
     found = compare_dumps(f"golden:{tmp_path}/golden/dense", f"golden:{tmp_path}/golden/dense@pending")
     assert {verdict.quantity for verdict in found.failed} == {"kl", "invariants"}  # the loss is not their sum
+
+
+def test_a_loss_of_one_element_is_a_number(tmp_path: Path) -> None:
+    """A trainer that keeps its loss as ``[1]`` has the same loss, beside a golden case as beside a dump."""
+
+    def widened(record: Record) -> Record:
+        if record.type != "loss":
+            return record
+        tensors = {name: array.reshape(1) for name, array in record.tensors.items() if array.size == 1}
+        return replace(record, tensors={**record.tensors, **tensors})
+
+    dump = recorded("dense", "mbs4", tmp_path / "run", steps=1)
+    other = rewritten(dump, tmp_path / "other", widened)
+    for golden in ("golden:dense", dump):
+        done = run(golden, other, "--only", "loss", "--step", 0)
+        assert done.exit_code == 0, done.output

@@ -52,8 +52,8 @@ def golden_case(source: str) -> GoldenCase:
         ConfigError: if what follows the ``@`` is no state of a case.
         GoldenError: if there is no such case, or no pending update of it.
     """
-    name, _, state = source.removeprefix(PREFIX).partition("@")
-    if state not in ("", "pending"):
+    name, at, state = source.removeprefix(PREFIX).partition("@")
+    if at and state != "pending":
         raise ConfigError(
             f"{source} asks for the state {state!r} of a case, which has two: write {PREFIX}{name} for what is "
             f"accepted, or {PREFIX}{name}@pending for what waits for review"

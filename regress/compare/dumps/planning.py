@@ -16,6 +16,7 @@ from regress.compare.dumps.pairing import Update
 from regress.compare.dumps.presence import unmatched
 from regress.compare.dumps.rollouts import RolloutUnit
 from regress.compare.dumps.sides import Side, open_side
+from regress.compare.quantities import MICRO_STAGES
 from regress.compare.updates.trajectories import QUANTITY as TRAJECTORY
 from regress.compare.verdicts.verdict import Place, Status, Verdict
 from regress.errors import CompareError
@@ -119,14 +120,16 @@ class _Step:
     def _reportable(self, matching: Matching, golden: Sequence[Listed], actual: Sequence[Listed]) -> Matching:
         """Return the matching without samples that only rollouts mention, where the other side has none."""
         kept = []
-        for keys, mine, other in (
-            (matching.golden_only, golden, actual),
-            (matching.actual_only, actual, golden),
+        for keys, mine, other, side in (
+            (matching.golden_only, golden, actual, self.sides[1]),
+            (matching.actual_only, actual, golden, self.sides[0]),
         ):
             computed = {key for record in mine for key in record.samples}
             rollouts = any(record.key.stage == "trajectory" for record in other)
             if not rollouts and any(r.bare or r.problem for r in other) and not any(r.samples for r in other):
                 computed = set()  # that nothing tells its samples is said of its records
+            if not any(side.writes(stage) for stage in MICRO_STAGES):
+                computed = set()  # such as a checkpoint, which has none
             kept.append(tuple(key for key in keys if rollouts or key in computed))
         return replace(matching, golden_only=kept[0], actual_only=kept[1])
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
+from regress.errors import ConfigError
 from regress.golden.tolerance import ToleranceEntry
 
 
@@ -25,6 +26,9 @@ class Tolerance:
         reason: one sentence for the reader of a failure.
         tensors: tolerances of single tensors of the quantity, by patterns of their names;
             the first that matches counts.
+
+    Raises:
+        ConfigError: for a bound that is negative or NaN.
     """
 
     relative: float
@@ -33,6 +37,13 @@ class Tolerance:
     basis: Mapping[str, Any] = field(default_factory=dict)
     reason: str = ""
     tensors: Mapping[str, Tolerance] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, bound in (("relative", self.relative), ("absolute", self.absolute)):
+            if not bound >= 0:  # NaN, too, which no error is beyond
+                raise ConfigError(
+                    f"a tolerance of {name}={bound} is no bound: give a number that is not negative"
+                )
 
     def of(self, name: str) -> Tolerance:
         """Return the tolerance of one tensor of the quantity."""

@@ -5,11 +5,17 @@ from __future__ import annotations
 from regress.compare.diagnosis.divergence import Divergence
 from regress.compare.diagnosis.rule import Rule
 from regress.compare.diagnosis.run_context import RunContext
+from regress.compare.quantities import UPDATE_STAGES
 from regress.compare.verdicts.verdict import Status
 
 
 def _parallel(divergence: Divergence, scene: RunContext) -> bool:
     return (scene.world_size or 1) > 1
+
+
+def _of_tokens(divergence: Divergence, scene: RunContext) -> bool:
+    """Its places are tokens, which a layout moves."""
+    return divergence.first.quantity not in (*UPDATE_STAGES, "grad_norm", "loss")
 
 
 def _no_factor(divergence: Divergence) -> bool:
@@ -37,7 +43,15 @@ INPUTS: tuple[Rule, ...] = (
         "the tensors are of other shapes: another padding strategy (batching.layout, pad_to), another maximum length, "
         "or another split into microbatches",
         status=(Status.SHAPE,),
+        when=_of_tokens,
         variants="base,pad8",
+    ),
+    Rule(
+        "shape-of-a-whole-tensor",
+        "a tensor of the model is of another shape: another model, a transposed weight, or a part of it that has no "
+        "shard layout",
+        at=(*UPDATE_STAGES,),
+        status=(Status.SHAPE,),
     ),
     Rule(
         "dtype",

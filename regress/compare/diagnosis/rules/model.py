@@ -223,8 +223,8 @@ MODEL: tuple[Rule, ...] = (
     # log-probs and entropies
     Rule(
         "temperature",
-        "log-probs or entropies are taken at another temperature than the rollouts were sampled at: rollout_worker.temperature must "
-        "divide the trainer's logits, too",
+        "log-probs or entropies are taken at another temperature than the rollouts were sampled at: "
+        "rollout_worker.temperature must divide the trainer's logits, too",
         at=("log_probs", "entropy", "old_log_probs"),
         patterns=("tempered",),
     ),
