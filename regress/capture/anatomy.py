@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from regress.errors import CaptureError
 
 Head = Callable[[Tensor], Tensor]
-"""Logits ``[K, V]`` of hidden states ``[K, H]``."""
+"""Function from hidden states ``[K, H]`` to logits ``[K, V]``."""
 
 _INNER = re.compile(r"(^|(?<=\.))(_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module)\.")
 

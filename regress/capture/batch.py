@@ -19,7 +19,7 @@ from regress.dump.taps import active_recorder, current, tap
 from regress.errors import CaptureError
 
 sessions: list[Session] = []
-"""Recordings by hooks that are under way, the innermost last."""
+"""Active recordings by hooks, the innermost last."""
 
 _named: WeakKeyDictionary[Recorder, dict[tuple[int, int], Naming]] = WeakKeyDictionary()
 

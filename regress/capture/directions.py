@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 Head = Callable[[Tensor], Tensor]
-"""States ``[K, H]`` to logits ``[K, V]``, differentiable."""
+"""Differentiable function from states ``[K, H]`` to logits ``[K, V]``."""
 
 Reduce = Callable[[Tensor, Literal["sum", "max"]], Tensor]
-"""Sum or maximum of a tensor over the ranks that hold the parts of one vocabulary."""
+"""Function that reduces a tensor by sum or maximum over the ranks that hold the parts of one vocabulary."""
 
 ELEMENTS = 1 << 24
-"""Logits held at once, at most; about five tensors of this size live at a time (128 MiB each)."""
+"""Most logits held at once; about five tensors of this size live at a time (128 MiB each)."""
 
 PARALLEL = 1e-10
 """Sine between the two directions (or size of the second, relative) below which float64 cannot tell them apart."""

@@ -26,7 +26,7 @@ from regress.dump.placements import local
 from regress.errors import CaptureError
 
 ABSOLUTE = ("wpe", "embed_positions", "position_embeddings", "pos_emb", "position_embedding")
-"""Names of tables of position embeddings."""
+"""Names of position embedding tables."""
 
 
 @dataclass(eq=False)

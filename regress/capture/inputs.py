@@ -16,16 +16,16 @@ from regress.capture.inference import Arrangement
 from regress.errors import CaptureError
 
 Find = str | Callable[[Mapping[str, Any]], Any] | None
-"""The name of a forward argument, or a function of all of them that returns the tensor."""
+"""Name of a forward argument, or a function of all of them that returns the tensor."""
 
 IDS = ("input_ids", "input", "inputs", "tokens", "ids", "idx", "x")
 OTHERS = re.compile(
     "mask|position|label|target|type|len|cache|keep|ind(ex|ices)|seq_idx|sample|uid|group|rout"
 )
-"""Integers among the arguments that are no token ids, whatever their shape."""
+"""Integer arguments that are no token ids, whatever their shape."""
 
 OF_THE_LOSS = re.compile("encoder|cross|loss|completion|response|label|action|assistant|answer")
-"""Names of masks that select tokens of the loss or of an encoder, which tells nothing about padding."""
+"""Names of masks of the loss or of an encoder, which tell nothing about padding."""
 
 BORDERS = ("cu_seq_lens_q", "cu_seq_lens", "cu_seqlens", "cu_seqlens_q", "cu_seqlens_padded")
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 PIECE = 1 << 22
-"""Elements of the largest part of the weights that is held in the dtype of the states at once."""
+"""Most elements of the weights that are held in the dtype of the states at once."""
 
 
 class LinearHead:

@@ -15,10 +15,10 @@ from regress.dump.trajectory import Trajectory, to_record
 from regress.layout import SampleKey, TokenLayout
 
 OTHER_RANKS = 1_000_000
-"""Identical samples are numbered; those of each further rank that holds other samples start this much higher."""
+"""Offset between ranks in the numbers of identical samples."""
 
 Add = Callable[[int | None, str, Mapping[str, Any], Mapping[str, Any]], None]
-"""Takes microbatch, type, tensors and metadata of a record of the current step."""
+"""Function that takes microbatch, type, tensors and metadata of a record of the current step."""
 
 
 @dataclass(eq=False)

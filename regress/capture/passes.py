@@ -23,7 +23,7 @@ from regress.layout import SampleKey, Segment, TokenLayout
 
 Array = NDArray[Any]
 LOGITS = 1 << 24
-"""Elements of the logits that are held at once."""
+"""Most elements of the logits that are held at once."""
 
 
 @dataclass(eq=False)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 ORDER = ("bfloat16", "float16", "float32", "float64")
-"""Coarsest first: it decides by which bounds values are judged."""
+"""Dtypes, coarsest first: the coarsest decides the bounds that values are judged by."""
 
 
 @dataclass

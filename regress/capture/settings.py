@@ -11,7 +11,7 @@ from regress.errors import CaptureError
 from regress.layout import SampleKey
 
 Samples = str | Callable[[Mapping[str, Any]], Sequence[Any]] | None
-"""The name of a forward argument, or a function of all of them: an id for each sample, by row and column."""
+"""Name of a forward argument with an id for each sample, by row and column, or a function of all arguments."""
 
 CLASSES = {"old": "old_log_probs", "reference": "ref_log_probs"}
 """Kinds of passes without gradients, and the types of their records."""

@@ -16,16 +16,16 @@ from regress.capture.shifts import shifted_residuals
 from regress.capture.token_gradient import TokenGradient, solve
 
 ROUNDING = 32
-"""Residuals of so many units in the last place are taken for rounding; those of healthy trainers have 2."""
+"""Largest residual, in units in the last place, that is taken for rounding; healthy trainers have 2."""
 
 PLAIN = 16
-"""Units in the last place of residual that need no other temperature than 1 to explain them."""
+"""Largest residual, in units in the last place, at which temperature 1 is accepted without a search."""
 
 COARSE = 1e-5
-"""Spacing of dtypes in which a small error of the temperature hides in rounding."""
+"""Spacing from which rounding of a dtype hides a small error of the temperature."""
 
 SCALED = ("token_gradient", "entropy_gradient")
-"""Values in units of the loss that was back-propagated."""
+"""Tensors in units of the back-propagated loss."""
 
 
 def add_token_gradient(

@@ -14,9 +14,9 @@ from regress.capture.token_gradient import TokenGradient, residual_of
 from regress.layout import TokenLayout
 
 SHIFTS = (-2, -1, 0, 1, 2)
-"""Distances from the next token of the targets that are tried."""
+"""Distances of the tried targets from the next token."""
 UNEXPLAINED = 2e-2
-"""Part of the gradients that next tokens leave unexplained from which on others are tried; bfloat16 leaves 3e-3."""
+"""Part of the gradients left unexplained by next tokens from which other targets are tried; bfloat16 leaves 3e-3."""
 
 
 def shifted_residuals(

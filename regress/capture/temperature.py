@@ -12,17 +12,17 @@ from regress.capture.directions import Head, Linearized, Reduce
 
 LOWEST, HIGHEST, POINTS = 0.05, 20.0, 49
 TOKENS = 32
-"""Positions that take part in the search: those with the largest gradients."""
+"""Most positions that take part in the search: those with the largest gradients."""
 LARGEST_ERROR = 0.03
-"""Relative error from which on a temperature counts as not found."""
+"""Relative error from which a temperature counts as not found."""
 WINDOW = 0.3
-"""Half width, in logarithms, from which on a valley counts as none: the residual does not say which it was."""
+"""Largest half width of a valley, in logarithms; a wider one does not determine the temperature."""
 PROMINENCE = 3.0
-"""Times by which every other valley of the residual must lie above the lowest."""
+"""Factor by which every other valley of the residual must lie above the lowest."""
 NARROWINGS = 24
 REFINEMENTS = 6
 CONSISTENT = 4.0
-"""Times its noise that the derivative by the entropy may lie off a pattern that is to explain it."""
+"""Largest distance of the derivatives by the entropy from a pattern that explains them, in multiples of their noise."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from regress.errors import CaptureError
 from regress.layout import ShardLayout
 
 Emit = Callable[[str, Mapping[str, Any], Mapping[str, Any]], None]
-"""Takes type, tensors and metadata of a record of the current step."""
+"""Function that takes type, tensors and metadata of a record of the current step."""
 
 Part = tuple[Array, ShardLayout | None]
 

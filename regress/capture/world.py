@@ -23,7 +23,7 @@ NAMES = {
     **dict.fromkeys(("sp", "context", "ulysses"), "cp"),
     **dict.fromkeys(("tensor", "model", "mp"), "tp"),
 }
-"""Dimension of a mesh by the names that are usual for it."""
+"""Usual name -> dimension of a mesh."""
 
 
 @dataclass

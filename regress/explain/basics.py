@@ -12,7 +12,7 @@ from regress.explain.statement import Statement
 from regress.explain.update import Bools
 
 EXPLAINED = 2e-2
-"""Unexplained part from which on a loss depends on something besides log-probs and entropies (bfloat16 leaves 3e-3)."""
+"""Unexplained part from which a loss depends on more than log-probs and entropies (bfloat16 leaves 3e-3)."""
 EXPLAINED_FINE = 2e-4
 """The same where everything is computed in float32 or better, which leaves 1e-6."""
 SAME_TEMPERATURE = 1e-3

@@ -14,9 +14,9 @@ from regress.explain.update import Floats, Ints
 from regress.explain.weights import Rule, rules
 
 GROUPS = 2
-"""Groups with a gradient that it takes."""
+"""Least number of groups with a gradient."""
 CHANCE = 20.0
-"""Times the tolerance that the sums of other weights have to be off for those of one to count as found."""
+"""Multiple of the tolerance by which the sums under all other weights must be off for one rule to count as found."""
 EQUAL = 1e-3
 """Relative spread of the norms of groups up to which they count as equal (eps beside a deviation makes some)."""
 

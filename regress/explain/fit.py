@@ -10,12 +10,12 @@ from regress.explain.update import Bools, Floats
 
 ROUNDS = 6
 FEW = 8
-"""Tokens below which no share of them is taken."""
+"""Number of tokens below which no share of them is taken."""
 SHARES = (0.5, 0.25, 0.1)
 ODD = 1e-3
-"""Relative error of a token from which on neither the whole policy term nor none explains it."""
+"""Relative error of a token above which neither the whole policy term nor none explains it."""
 DONE = 1e-6
-"""Unexplained part at which no other classification is looked for."""
+"""Unexplained part at which the search for another classification ends."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from regress.explain.statement import Statement
 from regress.explain.terms import Policies, penalties
 
 SHOWN = 4
-"""Readings that a sentence names."""
+"""Most readings that a sentence names."""
 NEGLIGIBLE = 1e-3
 """Coefficient of a KL below which its absence counts as shown."""
 

@@ -10,7 +10,7 @@ import numpy as np
 from regress.explain.update import Bools, Floats, Ints, Update
 
 CERTAIN = -1e-5
-"""Log-prob from which on a token may have no gradient because its probability rounds to 1."""
+"""Log-prob above which a token may have no gradient because its probability rounds to 1."""
 BESIDE = 1e-4
 """Derivative by a log-prob, relative to the one by the entropy beside it, up to which it may be rounding."""
 MEASURES = (

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from regress.grpo.objective import Objective
 
 SHOWN = 12
-"""Presets that a sentence names."""
+"""Most presets that a sentence names."""
 LOOSE = ("eps", "norm_length")
-"""Fields that are constants of a run rather than part of what a preset is."""
+"""Fields that are constants of a run rather than part of a preset."""
 
 
 def agreements(

@@ -18,13 +18,13 @@ from regress.explain.weights import Rule
 TOLERANCE = 1e-5
 """Relative norm that may stay unexplained: what trainers lose by computing advantages and losses in float32."""
 NOISE = 20.0
-"""Times the noise of the gradients themselves that may stay unexplained, where that is more."""
+"""Multiple of the gradients' own noise that may stay unexplained, where that is more."""
 PROMISING = 5e-3
 """Unexplained part up to which another constant beside the deviation may make a hypothesis fit."""
 SCREENED = 3000
-"""Tokens on which hypotheses are tried first."""
+"""Number of tokens on which hypotheses are tried first."""
 SAMPLES = 3
-"""Samples with an advantage that it takes to tell hypotheses apart."""
+"""Least number of samples with an advantage needed to tell hypotheses apart."""
 
 
 _NOT_YET = Fit(0.0, 0.0, np.inf, np.zeros(0, bool))

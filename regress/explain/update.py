@@ -20,7 +20,7 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 SAME = 1e-6
-"""Relative difference up to which two ranks that hold a token hold the same value of it."""
+"""Relative difference up to which two ranks agree on the value of a token."""
 _READ: Mapping[str, tuple[str, ...]] = {
     "token_gradient": ("token_gradient", "entropy_gradient", "token_residual", "recoverable"),
     "forward_data": ("log_probs", "entropy", "response_mask", "input_ids"),

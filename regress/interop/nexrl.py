@@ -27,7 +27,7 @@ from regress.interop.payloads import SUFFIXES, Payload, is_own, read_payload, te
 Entries = Mapping[str, tuple[str, Coordinates]]
 
 BEFORE = -1
-"""The step of what a worker writes before it knows the step."""
+"""Step number of files that a worker writes before it knows the step."""
 
 
 class NexrlDump:

@@ -27,14 +27,14 @@ FOLDERS = frozenset(
         *("is_loss_debug", "param", "gradient"),
     }
 )
-"""Folders whose files can be compared. Metrics are averages over a step, and nobody says what is in batch_inputs."""
+"""Folders whose files can be compared, without metrics, which are averages, and batch_inputs, which are undocumented."""
 
 DERIVED: Mapping[str, Mapping[str, str]] = {
     "prepared_trajectories": {"trajectory": ""},
     "datums": {"batch_inputs": "", "is_loss_debug": "#is_loss_debug"},
     "forward_data": {"forward_data": "", "is_loss_debug": "#is_loss_debug"},
 }
-"""Type of a file -> the stages that its content comes to, and what is added to the name for them."""
+"""Type of a file -> the stages of its content, and the suffix of its name for each."""
 
 _FORWARD = frozenset({"log_probs", "entropy", "response_mask", "input_ids"})
 _LOSS = frozenset({"loss", "pg_loss", "entropy_loss"})
@@ -63,4 +63,4 @@ WRITES: Mapping[Mode, Mapping[str, frozenset[str]]] = {
         ),
     },
 }
-"""Stages and tensors that a mode writes where it was asked to; parameters are written by request."""
+"""Stages and tensors that a mode can write; parameters are written on request."""

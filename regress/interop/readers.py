@@ -46,10 +46,10 @@ BUILT_IN: Mapping[str, str] = {
     "nexrl": "regress.interop.nexrl:READER",
     "files": "regress.interop.files:READER",
 }
-"""Our own readers, as `pyproject.toml` registers them."""
+"""Readers of this package, as `pyproject.toml` registers them."""
 
 LAST = "files"
-"""The reader of whatever holds tensors, which is asked when nobody else knows a path."""
+"""Reader of any files of tensors, which is asked last."""
 
 
 class Source(Protocol):

@@ -16,7 +16,7 @@ from regress.layout import SampleKey
 
 Ids = NDArray[np.int64]
 HEAD = 4
-"""Tokens by which rollouts are looked up."""
+"""Number of tokens by which rollouts are looked up."""
 
 
 @dataclass(frozen=True)

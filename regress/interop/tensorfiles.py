@@ -25,7 +25,7 @@ from regress.errors import DumpError
 SUFFIXES = (".safetensors", ".pt", ".bin", ".pth")
 
 _HEADER = 100_000_000
-"""Bytes of a header at most, as for the readers of Hugging Face."""
+"""Most bytes of a header, as for the readers of Hugging Face."""
 _DTYPES = {code: name for name, code in CODES.items()}
 
 
