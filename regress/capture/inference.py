@@ -28,7 +28,7 @@ class Arrangement:
         attention_mask: ``[B, T]``, 1 where a token lies, or the number of its sample (1, 2, 3 ...) in packed rows.
         position_ids: ``[B, T]``, restarted for each sample of a packed row.
         cu_seq_lens: ``[N + 1]`` borders of the samples of one packed row.
-        pad_token_id: id that stands for padding at the ends of rows without a mask; None where nobody knows one.
+        pad_token_id: id that stands for padding at the ends of rows without a mask; None where none is known.
     """
 
     input_ids: Ints
@@ -42,7 +42,7 @@ def infer_layout(found: Arrangement) -> TokenLayout:
     """Find the layout of a batch; segments are numbered in the order of rows and columns.
 
     Raises:
-        CaptureError: if the batch can be read in two ways, or what it tells contradicts itself.
+        CaptureError: if the batch can be read in two ways, or its inputs contradict each other.
     """
     shape = (int(found.input_ids.shape[0]), int(found.input_ids.shape[1]))
     _check_shapes(found, shape)

@@ -84,7 +84,7 @@ def record(
         mesh: extent of ``pp, dp, fsdp, ep, cp, tp``, where wrappers and parameters do not tell how ranks share
             the work.
         sequence_group: process group whose ranks hold slices of the same sequences, in their order along the columns.
-        backward_scale: factor between the loss of the mini-batch and what is back-propagated; by default the
+        backward_scale: factor between the loss of the mini-batch and the back-propagated one; by default the
             scale of a GradScaler times the ranks over which the wrapper averages.
         system: name of the trainer, for the manifest.
         format: safetensors, pt or jsonl.

@@ -65,7 +65,7 @@ def search_temperature(
 ) -> Temperature | None:
     """Return the temperature like `find_temperature`, with the bound of its error.
 
-    A coarse grid of logarithms finds the valleys of what is left, and sections the bottom of the lowest. There the
+    A coarse grid of logarithms finds the valleys of the rest, and sections the bottom of the lowest. There the
     rest grows with the square of the error only: to first order a temperature that is too high by a factor 1 + x
     moves the gradient along the entropy, by x times d loss / d log-prob. So if the derivatives by the entropy are
     that multiple of those by the log-prob (no bonus), or that and a constant (a bonus, averaged over tokens), x

@@ -27,7 +27,7 @@ FOLDERS = frozenset(
         *("is_loss_debug", "param", "gradient"),
     }
 )
-"""Folders whose files can be compared, without metrics, which are averages, and batch_inputs, which are undocumented."""
+"""Folders whose files can be compared, without metrics (averages over a step) and batch_inputs (undocumented)."""
 
 DERIVED: Mapping[str, Mapping[str, str]] = {
     "prepared_trajectories": {"trajectory": ""},

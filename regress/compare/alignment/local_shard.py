@@ -1,4 +1,4 @@
-"""Parts of one tensor held by several ranks: elements that nobody has, and elements with different values."""
+"""Parts of one tensor held by several ranks: elements on no rank, and elements with different values."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def local_shard(key: Key, record: Record, name: str) -> LocalShard:
     """Return a tensor of a record as a shard; it is whole unless ``meta["shards"]`` says otherwise.
 
     Raises:
-        CompareError: if what is said there is no shard layout, or not one of this local tensor.
+        CompareError: if the entry is no shard layout, or not one of this local tensor.
     """
     array = record.tensors[name]
     shards: Any = record.meta.get("shards") or {}
@@ -178,7 +178,7 @@ def assembled(parts: Sequence[LocalShard], name: str) -> Array:
     """Return the whole tensor, put together from its shards.
 
     Raises:
-        CompareError: if ranks disagree about its shape or an element of it, or nobody holds one.
+        CompareError: if ranks disagree about its shape or an element of it, or an element is on no rank.
     """
     first = parts[0]
     shape = first.layout.shape

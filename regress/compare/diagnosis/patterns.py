@@ -198,7 +198,7 @@ def _only(name: str, count: Count, total: Count) -> bool:
         return False
     if name not in OF_SAMPLES:
         return True
-    # tokens of one sample share its class: samples are what is counted
+    # tokens of one sample share its class, so samples are counted
     exact = name in OF_LAYOUTS and count.hits == count.size
     chance = by_chance(count.samples, total.samples, total.hit_samples)
     return chance <= (CHANCE_OF_LAYOUTS if exact else CHANCE_OF_SAMPLES)

@@ -20,7 +20,7 @@ class Finding:
     """A verdict and the tolerance behind it, whose scale may turn out to be larger over all units.
 
     Attributes:
-        problem: why it is no verdict: what is wrong is wrong in both dumps, so that nothing can be compared.
+        problem: why there is no verdict: both dumps have the same fault, so that nothing can be compared.
         nonfinite: elements that are NaN or infinite, the same on both sides.
     """
 

@@ -52,7 +52,7 @@ class Sample:
         content: its tokens, or None where nothing tells them.
         named: True if the key was recorded, and not made up by a reader.
         copy_of: the sample that it only repeats, as rows do that fill a batch up; None for a sample of its own.
-        place: rank, microbatch and row, for those whose tokens nothing tells.
+        place: rank, microbatch and row, for samples with unknown tokens.
     """
 
     key: SampleKey

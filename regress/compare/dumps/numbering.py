@@ -30,7 +30,7 @@ class Numbered:
     """A golden case with its updates numbered as those of a dump; see `regress.compare.dumps.sides.Side`.
 
     Args:
-        numbers: recorded number -> that of the dump; what is not there is not compared.
+        numbers: recorded number -> that of the dump; other updates are not compared.
     """
 
     def __init__(self, side: GoldenSide, numbers: Mapping[Number, Number]) -> None:

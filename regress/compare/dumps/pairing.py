@@ -379,7 +379,7 @@ class Update:
         named = [(record, self.matching.alias, 0) for record in golden]
         named += [(record, self.matching.golden_of, 1) for record in actual]
         for number, (record, names, side) in enumerate(named):
-            # nothing may tell whose it is
+            # the samples of a record may be unknown
             mine = {names.get(key, key) for key in record.samples} or {
                 (f"rank {record.key.rank}", record.key.micro or 0)
             }

@@ -76,7 +76,7 @@ class OwnDump:
         sizes = {name: told.mesh[name] for name in DIMENSIONS if name in told.mesh}
         self._mesh = Mesh(**sizes)
         self.mesh: Mapping[str, int] = sizes
-        # a configuration that somebody else wrote may hold anything; rules read its sections only
+        # a foreign configuration may hold anything; rules read its sections only
         sections = {name: held for name, held in told.config.items() if isinstance(held, Mapping)}
         self.config: Mapping[str, Any] = sections
         self.precision: str | None = _precision(sections)

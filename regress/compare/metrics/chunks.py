@@ -22,7 +22,7 @@ def measure_chunks(a: Array, g: Array, bound: float, bitwise: bool, row: int | N
     found = Measures()
     floats = is_float(a.dtype) or is_float(g.dtype)
     rows = 0
-    with np.errstate(all="ignore"):  # not-a-numbers and overflows are what is looked for
+    with np.errstate(all="ignore"):  # not-a-numbers and overflows are searched for
         for x, y in chunks(row, a, g):
             part = _floats(x, y, bound, row) if floats else _exact(x, y, row)
             found = found.then(_with_bytes(part, x, y) if bitwise else part, rows)

@@ -32,7 +32,7 @@ _INFINITE = np.int64(0x7FF << 52)
 _compiled = njit(nogil=True, cache=True)
 _reordered = njit(
     nogil=True, cache=True, fastmath={"reassoc", "contract"}
-)  # sums by lanes; NaN stays what it is
+)  # sums by lanes; NaN stays NaN
 
 
 @_reordered

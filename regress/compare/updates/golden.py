@@ -53,7 +53,7 @@ def judge_update(
 ) -> list[Verdict]:
     """Return all verdicts on one optimizer update, in the order of computation.
 
-    Records and tensors are judged by the union of what is there and what should be there. A missing record is a
+    Records and tensors are judged by the union of the recorded and the expected ones. A missing record is a
     ``missing`` verdict on each of its tensors at its place. What nobody planned, what was written twice and what was
     not compared at all are verdicts on ``coverage``, beside the proof that every token was computed exactly once. What
     several ranks hold must be the same bit for bit, and all of it must be on some rank: verdicts on ``replicas`` and

@@ -37,7 +37,7 @@ class Override:
 
     Attributes:
         origin: its location, such as ``pyproject.toml: [[tool.regress.tolerances]] row 2``.
-        quantity, tensor, case, precision: patterns (``fnmatch``) of what it is about.
+        quantity, tensor, case, precision: patterns (``fnmatch``) of the tensors that it applies to.
         relative, absolute: the bound, in place of the measured one: ``relative * scale + absolute``.
     """
 
@@ -101,7 +101,7 @@ def read_overrides(root: Path | None) -> Overrides:
     """Read the rows of ``root/pyproject.toml``.
 
     Raises:
-        ConfigError: naming the row and what is wrong with it.
+        ConfigError: naming the row and its fault.
     """
     rows = None if root is None else project_section(root, "tolerances")
     if rows is None:

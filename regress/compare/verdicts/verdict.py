@@ -98,7 +98,7 @@ class Verdict:
         over, count: elements beyond the tolerance, and compared elements.
         tolerance: the bound that was applied, on ``max_error``.
         basis, reason: those of the tolerance.
-        affected: which tokens or part of a failing tensor, and what its values look like; None where unknown.
+        affected: affected tokens or part of a failing tensor, and the form of its values; None where unknown.
         detail: details of a status other than drift: ``golden float32, actual float64``.
     """
 

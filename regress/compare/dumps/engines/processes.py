@@ -69,7 +69,7 @@ class _Pool:
     """Jobs in hand, in order, and the processes that do them.
 
     Attributes:
-        waiting: jobs whose results were not asked for yet.
+        waiting: jobs whose results were not taken yet.
     """
 
     def __init__(self, workers: int, tell: Callable[[str], None]) -> None:
