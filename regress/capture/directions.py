@@ -99,8 +99,7 @@ def directions(
     reduce: Reduce | None = None,
     vocabulary_start: int = 0,
 ) -> Directions:
-    """Return the directions of the positions of one block; see `regress.capture.token_gradient.solve` for the
-    arguments."""
+    """Return the directions of one block's positions; arguments as in `regress.capture.token_gradient.solve`."""
     return Linearized(hidden, head, targets, reduce, vocabulary_start).at(temperature)
 
 

@@ -126,8 +126,7 @@ class Forwards:
         self.opened(p, states, hidden)
 
     def _kind(self, hidden: Tensor, arguments: Mapping[str, Any]) -> str | None:
-        """Return ``policy`` for a pass with gradients, the record type of one that the caller names; None for any
-        other."""
+        """Return ``policy`` for a pass with gradients, the record type of a named one, None for any other."""
         if torch.is_grad_enabled() and hidden.requires_grad:
             return "policy"
         classify = self.settings.classify

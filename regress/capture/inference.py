@@ -1,4 +1,4 @@
-"""Inference of the places of a batch's samples from what the trainer hands to its model.
+"""Inference of the places of a batch's samples from the inputs of the model.
 
 Ambiguous inputs are refused with the argument that decides between the readings. This module uses numpy only.
 """

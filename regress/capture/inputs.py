@@ -46,8 +46,7 @@ class Finders:
 
 
 def arguments_of(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a forward call by name; positional ones that no signature names as ``arg0``, ``arg1``
-    ..."""
+    """Return the arguments of a forward call by name; unnamed positional ones as ``arg0``, ``arg1`` ..."""
     try:
         bound = inspect.signature(type(module).forward).bind_partial(module, *args, **kwargs).arguments
     except (TypeError, ValueError):

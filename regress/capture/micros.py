@@ -86,7 +86,7 @@ def write_micro(
     """Write everything that belongs to a microbatch, and return the modules whose outputs could not be placed.
 
     Args:
-        scale: factor between the loss of the mini-batch and what is back-propagated.
+        scale: factor between the loss of the mini-batch and the back-propagated one.
         temperature: divisor of the logits for log-probs and entropies.
     """
     stack = _Stack.of(micro.passes, naming)

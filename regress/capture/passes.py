@@ -99,8 +99,7 @@ def per_sample(name: str, value: Any, layout: TokenLayout) -> Array:
 
 
 def on_tokens(name: str, value: Any, layout: TokenLayout) -> Array:
-    """Return ``[B, T]`` values of tokens: as given, aligned from the right if narrower, or spread from one for each
-    sample."""
+    """Return ``[B, T]`` token values: as given, aligned from the right, or spread from one for each sample."""
     array = to_numpy(value if hasattr(value, "shape") else np.asarray(value), name)
     B, T = layout.shape
     if array.ndim == 1 and B == 1 and array.size == T != len(layout.segments):

@@ -14,8 +14,7 @@ from regress.layout import Segment, TokenLayout
 
 
 def gather_sequence(found: Arrangement, group: Any) -> tuple[Arrangement, int]:
-    """Join the slices of the ranks of a group, in their order along the columns; return the batch and this rank's first
-    column.
+    """Join the slices of a group's ranks along the columns; return the batch and this rank's first column.
 
     Raises:
         CaptureError: if the slices do not fit together.
@@ -64,8 +63,7 @@ def _side_by_side(name: str, parts: Sequence[Arrangement]) -> Any:
 
 
 def sliced(whole: TokenLayout, offset: int, width: int) -> tuple[TokenLayout, TokenLayout]:
-    """Return layouts of the tokens in some columns, and of the tokens that their states predict, at the states'
-    places."""
+    """Return layouts of the tokens in some columns, and of those they predict, at the states' places."""
     tokens, targets = [], []
     for s in whole.segments:
         first, last = max(s.col, offset), min(s.col + s.stop - s.start, offset + width)

@@ -51,8 +51,7 @@ class Session:
         return self.recorder.wanted(type, self.step)
 
     def _begin(self) -> bool:
-        """Begin a forward pass that counts, and with it the next step if an optimizer has stepped; return whether it
-        is wanted."""
+        """Begin a forward pass, and the next step if an optimizer has stepped; return True if it is recorded."""
         if self._stepped:
             self.finish_step()
         self._live = True

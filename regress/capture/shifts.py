@@ -29,8 +29,7 @@ def shifted_residuals(
     places: NDArray[np.int64],
     temperature: float | None,
 ) -> dict[str, float]:
-    """Return the relative norm left unexplained by targets at other distances; empty where the next tokens explain the
-    loss.
+    """Return the relative norm that other targets leave unexplained; empty if the next tokens explain the loss.
 
     Args:
         found: the solution for the next tokens.

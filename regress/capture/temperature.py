@@ -97,8 +97,7 @@ def _height(lines: Linearized, d: Tensor, log_t: float) -> float:
 
 
 def _valley(lines: Linearized, d: Tensor, eps: float) -> tuple[float, float] | None:
-    """Return the bottom of the lowest valley, as a logarithm, and the half width in which the rest is not above
-    noise."""
+    """Return the bottom of the lowest valley, as a logarithm, and the half width that lies within noise."""
     grid = torch.linspace(math.log(LOWEST), math.log(HIGHEST), POINTS).tolist()
     heights = [_height(lines, d, point) for point in grid]
     best = min(range(POINTS), key=heights.__getitem__)
@@ -129,8 +128,7 @@ def _valley(lines: Linearized, d: Tensor, eps: float) -> tuple[float, float] | N
 def _refine(
     lines: Linearized, d: Tensor, eps: float, value: float, window: float
 ) -> tuple[float, float] | None:
-    """Return temperature and relative error at which the derivatives by the entropy follow a pattern; None if they
-    do not."""
+    """Return temperature and relative error at which entropy derivatives follow a pattern; None without one."""
     start = value
     for with_bonus in (False, True):
         value, error, holds = start, math.inf, False
@@ -151,8 +149,7 @@ def _refine(
 def _excess(
     lines: Linearized, d: Tensor, eps: float, value: float, with_bonus: bool
 ) -> tuple[float, float, bool] | None:
-    """Return the relative excess of a temperature, its error, and True if the pattern explains the derivatives by
-    the entropy."""
+    """Return a temperature's relative excess, its error, and True if a pattern explains entropy derivatives."""
     at = lines.at(value)
     fit = at.fit(d)
     usable = fit.has_entropy & (fit.sine > 1e-3)

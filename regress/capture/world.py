@@ -85,7 +85,7 @@ class World:
         """Return the extent of each dimension of more than one rank.
 
         Raises:
-            CaptureError: if nothing tells what the ranks share.
+            CaptureError: if nothing tells how the ranks share the work.
         """
         if not self._sizes and self.size > 1:
             self._sizes = _checked(dict(self.given), self.size) if self.given else self._found(root)

@@ -44,8 +44,7 @@ def temperature(mask: Mask) -> Iterator[Statement]:
 
 
 def dependence(mask: Mask) -> Iterator[Statement]:
-    """Yield a statement on whether log-probs and entropies of the next tokens explain the loss, and if not, on which
-    tokens do."""
+    """Yield a statement on the tokens whose log-probs and entropies explain the loss: the next ones, or others."""
     residual = mask.update.get("token_gradient/token_residual")
     live = mask.known & ((mask.g != 0) | (mask.h != 0))
     if residual is None or not live.any():

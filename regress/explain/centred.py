@@ -51,8 +51,7 @@ def centred(mask: Mask, known: Policies) -> Iterator[Statement]:
 
 
 def _groups(mask: Mask) -> Ints | None:
-    """Return the group number of each sample, by name, or by the tokens before the first of the loss; None without
-    groups."""
+    """Return the group number of each sample, by name, or by the tokens of its prompt; None without groups."""
     update = mask.update
     names: list[object] = [group for group, _ in update.frame.samples]
     ids = update.values.get("batch_inputs/input_ids", update.values.get("forward_data/input_ids"))

@@ -70,8 +70,7 @@ def _statements(update: Update, preset: str | None) -> Iterator[Statement]:
 
 
 def _with_clipped(mask: Mask) -> tuple[Mask, Policies]:
-    """Return the mask with out-of-range tokens marked as clipped; those amid tokens with a gradient count as masked
-    out."""
+    """Return the mask with out-of-range tokens as clipped, not those amid tokens with a gradient."""
     known = policies(replace(mask, clipped=mask.missing))
     missing = mask.missing
     ratio = known.log_ratio()

@@ -24,7 +24,7 @@ class Fit:
 
     Attributes:
         scale, penalty: the two factors; `penalty` is 0 without a second term.
-        unexplained: norm of what is left over the norm of g.
+        unexplained: norm of the rest over the norm of g.
         clipped: tokens that have no policy term.
         caps: ratios at which the policy term is held, the lower and the upper one; None where it is not.
     """
@@ -75,8 +75,7 @@ def fit_clipped(g: Floats, base: Floats, factor: Floats, kl: Floats | None) -> F
 
 
 def _starts(g: Floats, policy: Floats, full: Bools, near: Floats) -> list[Bools]:
-    """Return sets of tokens to begin with: those with a gradient, a share next to ratio 1, those of the policy's
-    sign."""
+    """Return sets of tokens to begin with: with a gradient, next to ratio 1, with the policy's sign."""
     alive = full & (g != 0)
     shares = [
         alive & (near <= np.quantile(near[alive], share)) if alive.sum() >= FEW else alive for share in SHARES

@@ -30,8 +30,7 @@ def statements(found: Found, readings: list[Reading], mask: Mask, known: Policie
 
 
 def _dropped(found: Found, readings: list[Reading], mask: Mask) -> Iterator[Statement]:
-    """Yield a departure for samples with an advantage under every reading and no gradient; clipped ones were fitted
-    above."""
+    """Yield a departure for samples with an advantage under every reading and no gradient, unless clipped."""
     silent = ~mask.speaking
     silent[mask.update.sample[found.tokens]] = False
     if mask.expected is None or not silent.any():

@@ -65,8 +65,7 @@ class Mask:
 
     @cached_property
     def noise(self) -> float:
-        """Relative noise of the gradients, from the part that log-prob and entropy do not explain; 0 if none was
-        recorded."""
+        """Relative noise of the gradients, from the part that nothing explains; 0 if none was recorded."""
         residual = self.update.get("token_gradient/token_residual")
         if residual is None:
             return 0.0

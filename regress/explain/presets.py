@@ -155,8 +155,7 @@ class _Model:
         return self._mask.g[self._found.tokens]
 
     def unexplained(self, name: str, changes: dict[str, Any]) -> float | None:
-        """Return the relative norm of the gradients that an objective leaves unexplained; None where it cannot be
-        evaluated."""
+        """Return the relative norm that an objective leaves unexplained; None if it cannot be evaluated."""
         own = self.predicted(name, changes)
         return (
             None

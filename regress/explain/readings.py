@@ -40,8 +40,7 @@ class Reading:
 
 
 def read(found: Found, mask: Mask) -> list[Reading]:
-    """Return the readings with factor 1, else those whose factor has a name, else all; global denominators come
-    first."""
+    """Return readings with factor 1, else those with a named factor, else all; global denominators first."""
     exact = max(EXACT, found.tolerance)
     every = [
         reading
@@ -67,8 +66,7 @@ def _read(match: Match, rule: Rule, mask: Mask, exact: float) -> list[Reading]:
 
 
 def _constant(match: Match, rule: Rule, factor: float, mask: Mask) -> list[Reading]:
-    """Return a reading whose constant length is whole, not below the longest completion, and that of truncated ones
-    if any."""
+    """Return the reading whose constant length is a whole number that fits every completion, if any."""
     if factor <= 0:
         return []
     length = whole_length(1 / factor)

@@ -89,8 +89,7 @@ def _search(
 
 
 def _classes(rules: list[Rule], tokens: Ints) -> list[tuple[Rule, ...]]:
-    """Return classes of rules whose weights differ by one factor only; rules without a number for a token are left
-    out."""
+    """Return classes of rules whose weights differ by a factor only, without rules that lack a weight."""
     classes: list[list[Rule]] = []
     units: list[Floats] = []
     for rule in rules:

@@ -123,8 +123,7 @@ def _product(mask: Mask, ratio: Floats, clips: bool) -> Factor:
 
 
 def _gate(mask: Mask, ratio: Floats) -> Floats:
-    """Return the derivative of SAPO's gate (arXiv 2511.20347) by the log-prob; the sign of the advantage is that of
-    -g."""
+    """Return the derivative of SAPO's gate (arXiv 2511.20347) by the log-prob; the advantage's sign is -g's."""
     tau = np.where(np.nan_to_num(mask.g) < 0, 1.0, 1.05)
     opened = 1 / (1 + np.exp(-tau * (ratio - 1)))
     return 4 * opened * (1 - opened) * ratio

@@ -20,7 +20,7 @@ It registers itself in the ``pyproject.toml`` of its package, under the group `G
 
 A source gives records (`regress.dump.record.Record`) by name, with the type (`regress.dump.stages`) and coordinates of
 each: tensors of tokens with ``meta["layout"]`` (`TokenLayout.to_json()`) and ``meta["samples"]``, shards with
-``meta["shards"]``. What it cannot know is a note. Damaged files are a `DumpError` of one sentence. A source
+``meta["shards"]``. Unknown facts become notes. Damaged files are a `DumpError` of one sentence. A source
 is opened by its path alone, in each of the processes that share the work.
 
 The readers of this package are registered in the same way, and are known where its metadata is stale, too. Dumps of our

@@ -63,8 +63,7 @@ def canonical_layout(record: Record, frame: TokenFrame) -> TokenLayout:
 
 
 def rows_layout(record: Record, frame: TokenFrame) -> TokenLayout | None:
-    """Return the layout that rows of loss tokens (logits) follow where it is not the record's own, which
-    ``meta["rows"]`` has.
+    """Return the layout of rows of loss tokens (logits) in ``meta["rows"]``; None for the record's own.
 
     Raises:
         CompareError: as `canonical_layout`.
@@ -79,8 +78,8 @@ def told_loss_tokens(
     """Read from the records which tokens enter the loss.
 
     Returns:
-        ``(told, loss)``, both ``[frame.size]``: whether any record tells it of a token, and what the first of them
-        says (in the order of computation).
+        ``(told, loss)``, both ``[frame.size]``: whether any record tells it of a token, and the value of the
+        first of them (in the order of computation).
     """
     told, loss = np.zeros(frame.size, bool), np.zeros(frame.size, bool)
     masks = [

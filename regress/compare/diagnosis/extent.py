@@ -68,8 +68,7 @@ def _ends(hit: NDArray[np.int64], held: NDArray[np.int64]) -> tuple[int, int, in
 
 
 def blocks(over: NDArray[np.bool_], first: int = 0) -> Iterator[tuple[int, int, int, int]]:
-    """Yield ``(dimension, start, stop, size)`` where one block of a dimension from ``first`` on holds all affected
-    elements."""
+    """Yield ``(dimension, start, stop, size)`` where the affected elements fill one block of a dimension."""
     for dimension in range(first, over.ndim):
         size = over.shape[dimension]
         rows = over.any(axis=tuple(d for d in range(over.ndim) if d != dimension))
@@ -80,8 +79,7 @@ def blocks(over: NDArray[np.bool_], first: int = 0) -> Iterator[tuple[int, int, 
 
 
 def constant_offset(actual: Array, golden: Array, over: NDArray[np.bool_], bound: float) -> float | None:
-    """Return the number added to all affected elements, at least three of which have different values; None without
-    one."""
+    """Return the number added to all affected elements, three or more of different values; None without one."""
     if not is_float(golden.dtype) or int(over.sum()) < 3:
         return None
     before = golden[over].astype(np.float64)

@@ -162,8 +162,7 @@ class TokenGradients:
             yield "with that of the sampler's weights", policy + weights * loss
 
     def _clipped(self, policy: Floats, pull: Floats, ratio: Floats) -> Iterator[tuple[str, Floats]]:
-        """Yield gradients under a clip that stops other tokens; ``pull`` is negative where the advantage is
-        positive."""
+        """Yield gradients under a clip that stops other tokens; ``pull`` has the opposite sign of the advantage."""
         if self.clip is None:
             return
         low, high = self.clip
@@ -174,8 +173,7 @@ class TokenGradients:
         yield "of a clip range with its sides swapped", pull * ratio * ~swapped
 
     def _of_samples(self, policy: Floats, own: Floats) -> Iterator[tuple[str, Floats]]:
-        """Yield gradients under per-sample ratios that reach all tokens of the sample, or each token's own log-prob
-        alone."""
+        """Yield gradients of per-sample ratios that reach all tokens of a sample, or each one's own log-prob."""
         mean = np.zeros_like(own)
         live = np.where(policy != 0, own, 0.0)
         for start, stop in zip(self.offsets[:-1], self.offsets[1:], strict=True):

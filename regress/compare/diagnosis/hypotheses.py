@@ -74,7 +74,7 @@ def explains(guess: Hypothesis, actual: Array, golden: Array, over: NDArray[np.b
             return False
     moved = np.abs(values - golden[said].astype(np.float64))
     if float(np.median(moved)) <= 4 * slack:
-        return False  # it says what the golden tensor says
+        return False  # it equals the golden tensor
     if exact:
         return hits >= 3 or np.unique(values).size > 1
     room = float(np.ptp(np.concatenate([values, golden[said].astype(np.float64)])))

@@ -43,8 +43,7 @@ class RunContext:
             return 0
 
     def named_factor(self, alpha: float) -> tuple[str, list[tuple[str, str]]]:
-        """Name the numbers of the run that equal a scale factor: ``(text of an exact factor or "", [(name,
-        words)])``."""
+        """Name the run's numbers that equal a factor: ``(text of an exact factor or "", [(name, words)])``."""
         found: list[tuple[str, str]] = []
         known = {
             "world_size": (self.world_size, "the number of ranks"),

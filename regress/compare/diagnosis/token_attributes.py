@@ -70,8 +70,7 @@ class TokenAttributes:
         )
 
     def part(self, shards: ShardLayout, leading: tuple[int, ...]) -> TokenAttributes:
-        """Return the attributes of the places that lie in a part of the tensor; ``leading`` is the shape of all
-        places."""
+        """Return the attributes of places in a part of the tensor; ``leading`` is the shape of all places."""
         places = np.arange(len(self.sample)).reshape(leading)
         return self.at(ShardLayout(leading, shards.ranges[: len(leading)]).project(places).reshape(-1))
 

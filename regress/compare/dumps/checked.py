@@ -127,8 +127,7 @@ def _not_finite(side: Side, records: Sequence[Listed], place: Place) -> Iterator
 
 
 def _weights(side: Side, records: Sequence[Listed], own: Sequence[Listed], place: Place) -> Iterator[Verdict]:
-    """Yield a verdict on the weights of the step's first update: they must be those that sampled, where both are
-    told."""
+    """Yield a verdict on whether the step's first update uses the weights that sampled, where both are told."""
     rollouts = (record.meta.get(CHECKSUM) for record in records if record.key.stage == "trajectory")
     sampled = next((checksum for checksum in rollouts if checksum is not None), None)
     told = [(record.key, record.meta[CHECKSUM]) for record in own if CHECKSUM in record.meta]

@@ -67,8 +67,7 @@ class _Tensor:
         self.parts.setdefault(layout, {}).setdefault(at, record)
 
     def holders(self, layout: ShardLayout, record: Listed) -> Iterable[Listed]:
-        """Return one record for each part that shares an element with a layout; a single one where its part is the
-        same."""
+        """Return one record for each part that overlaps a layout; a single one if its part is the same."""
         if layout in self.parts:
             return [_one(self.parts[layout], record)]
         return [_one(self.parts[self._layouts[i]], record) for i in self._near.of(layout.ranges)]

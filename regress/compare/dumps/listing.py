@@ -106,8 +106,7 @@ def _refuse_more_than_held(key: Key, layouts: Iterable[Spans], record: Record) -
 
 
 def has_rows_of_loss_tokens(record: Listed) -> bool:
-    """Return True if a record of tokens has a tensor with a row for each loss token instead of a place for each
-    token."""
+    """Return True if a record of tokens has a tensor with a row for each loss token, not one for each token."""
     if record.spans is None:
         return False
     B, T = record.spans.shape

@@ -44,8 +44,7 @@ class Aligned:
 
 
 def judge_padding(verdict: Verdict, case: Case, found: Aligned) -> Verdict:
-    """Return a failing verdict for a non-finite value beside the loss tokens without a golden counterpart, else the
-    verdict as given."""
+    """Return a failing verdict for a new non-finite value beside the loss tokens, else the one given."""
     part = found.part
     if not is_float(part.array.dtype) or not part.array.size:
         return verdict

@@ -247,8 +247,7 @@ class Update:
             yield replace(self._token_unit(stage, record, order), tensors=names)
 
     def _token_unit(self, stage: str, record: Listed, order: Sequence[Listed]) -> Unit:
-        """Return the unit of a record of tokens; rows of loss tokens are counted over all its samples, compared or
-        not."""
+        """Return the unit of a record of tokens; its rows of loss tokens are counted over all of its samples."""
         matching = self.matching
         rows = any(has_rows_of_loss_tokens(g) for g in (record, *order))
         known = self._golden_samples(record)

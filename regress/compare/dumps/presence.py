@@ -142,8 +142,7 @@ class Stage:
             yield Verdict(Status.COVERAGE, QUANTITY, str(key), self.place, detail, multiple=math.inf)
 
     def _tokens(self) -> Iterator[Verdict]:
-        """Yield verdicts on golden tokens that are absent or doubled, and on extra ones; by tensor where records
-        differ."""
+        """Yield verdicts on missing, doubled and extra tokens; tensor by tensor where records differ."""
         if any(record.bare or record.meta.get("open") for record in (*self.golden, *self.actual)):
             return  # nothing tells which tokens lie here, so none can be said to be missing
         golden = self._layouts(self.golden, self.index, self.golden_side)

@@ -100,8 +100,7 @@ class OwnDump:
         self._reader.verify(name)
 
     def root(self, rank: int) -> int:
-        """Return the first rank of the same data and context-parallel place: ranks that share a model share its
-        tokens."""
+        """Return the first rank of the same dp and cp place: ranks that share a model share its tokens."""
         return self._mesh.group(rank, "pp", "tp")[0] if rank < self._mesh.world_size else rank
 
     def writes(self, stage: str, tensor: str | None = None) -> bool:

@@ -116,8 +116,7 @@ def aligned(unit: Unit) -> dict[str, Aligned | str]:
 
 
 def columns(unit: Unit) -> tuple[Index | None, Mask | None, list[Column]]:
-    """Return the columns of a record: golden token ids and loss tokens as far as they are told, and the quantities
-    with one value for each token."""
+    """Return the columns of a record: golden token ids, loss tokens, and quantities with a value a token."""
     work = _opened(unit, None)
     found = [
         Column.of(source.quantity, one, work.tolerance(source, one.part.array, one.parts[0].array))
@@ -175,8 +174,7 @@ class _Work:
     def _decided(
         self, source: Source, finding: Finding, golden: Sequence[Shard], actual: Shard
     ) -> Array | None:
-        """Return a failing parameter with golden values where rounding decides it; None if nothing tells of such
-        elements."""
+        """Return a failing parameter with golden values where rounding decides it; None where nothing tells."""
         if source.quantity != "param" or finding.verdict.status is not Status.DRIFT or len(golden) > 1:
             return None
         if golden[0].layout != actual.layout or "multiple" not in finding.tolerance.basis:

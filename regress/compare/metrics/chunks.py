@@ -131,8 +131,7 @@ def _worst_row(error: NDArray[np.float64], golden: NDArray[np.float64], row: int
 
 
 def norm(values: NDArray[np.float64], square: float | None = None) -> float:
-    """Return the Euclidean norm, scaled only where squares would leave the range of float64; ``square`` is their
-    sum, if known."""
+    """Return the Euclidean norm, scaled only if squares leave float64's range; ``square`` is their sum, if known."""
     norm = math.sqrt(float(np.dot(values, values)) if square is None else square)
     if 1e-140 < norm < math.inf:
         return norm

@@ -58,8 +58,7 @@ class LogRatios:
         )
 
     def distances(self) -> dict[str, float] | None:
-        """Return ``k1``, ``k2``, ``k3``, ``max_ratio``, ``mean_ratio`` and ``clipped``, the share of ratios beyond
-        `CLIP`.
+        """Return ``k1``, ``k2``, ``k3``, ``max_ratio``, ``mean_ratio`` and ``clipped`` (ratios beyond `CLIP`).
 
         Return None if there is no token.
         """

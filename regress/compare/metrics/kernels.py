@@ -1,8 +1,8 @@
 """Compiled measures of two arrays of floats: tile by tile, each in a processor's nearest cache, all in float64.
 
 The loops over a tile are written so that the compiler makes vector instructions of them: no branches, no lookups but
-for 8-bit floats, integers where floats would need an order. What is rare (a new largest relative error, errors beyond
-the bound, values that are not finite) is seen from a tile's figures, and looked at in a second loop.
+for 8-bit floats, integers where floats would need an order. Rare events (a new largest relative error, errors beyond
+the bound, values that are not finite) are seen from a tile's figures, and examined in a second loop.
 
 This module loads numba; `regress.compare.metrics.stripes` imports it when two arrays are large enough to be worth it.
 """
@@ -30,15 +30,12 @@ SHIFTED, HALF, TABLE = range(3)
 
 _INFINITE = np.int64(0x7FF << 52)
 _compiled = njit(nogil=True, cache=True)
-_reordered = njit(
-    nogil=True, cache=True, fastmath={"reassoc", "contract"}
-)  # sums by lanes; NaN stays NaN
+_reordered = njit(nogil=True, cache=True, fastmath={"reassoc", "contract"})  # sums by lanes; NaN stays NaN
 
 
 @_reordered
 def _figures(x, y, exponents, steep):
-    """Return sums over a tile, its largest error as bits, and a positive number if one exceeds ``steep`` of its
-    golden value."""
+    """Return sums over a tile, its largest error as bits, and more than 0 if one exceeds ``steep`` x golden."""
     square = golden = product = total = 0.0
     top, above = np.int64(0), np.int64(0)
     for i in range(len(exponents)):

@@ -3,7 +3,7 @@
 Arrays are taken stripe by stripe, so that no more than the stripes at hand lies in memory, also of mapped files, and
 stripes are spread over threads. Two ways lead to the same measures: numpy for small arrays, integers or two dtypes,
 and compiled loops (`regress.compare.metrics.kernels`), whose import takes longer than a small comparison, for
-arrays of one floating dtype with at least `LARGE` elements. What is counted and every maximum are the same either way,
+arrays of one floating dtype with at least `LARGE` elements. Counts and maxima are the same either way,
 to the last bit (`max_relative` but for 1e-15 of it); sums are of float64 and agree within 1e-12 of the sum of their
 terms' sizes. On one kind of processor measures are always the same, however many threads there are.
 """
@@ -69,8 +69,7 @@ def measure(
 
 
 def scaled_residual(pairs: Iterable[tuple[Array, Array]], alpha: float) -> float:
-    """Return ``||actual - alpha golden|| / ||golden||`` over pairs that are finite on both sides, to the last digits of
-    float64.
+    """Return ``||actual - alpha golden|| / ||golden||`` over finite pairs, to the last digits of float64.
 
     Args:
         pairs: actual and golden arrays of one shape.

@@ -54,9 +54,9 @@ def judge_update(
     """Return all verdicts on one optimizer update, in the order of computation.
 
     Records and tensors are judged by the union of the recorded and the expected ones. A missing record is a
-    ``missing`` verdict on each of its tensors at its place. What nobody planned, what was written twice and what was
-    not compared at all are verdicts on ``coverage``, beside the proof that every token was computed exactly once. What
-    several ranks hold must be the same bit for bit, and all of it must be on some rank: verdicts on ``replicas`` and
+    ``missing`` verdict on each of its tensors at its place. Unplanned and doubled records, and quantities that were not
+    compared at all, are verdicts on ``coverage``, beside the proof that every token was computed exactly once. Elements
+    on several ranks must be the same bit for bit, and every element must be on some rank: verdicts on ``replicas`` and
     ``coverage``.
 
     Args:
@@ -244,8 +244,7 @@ class _Update:
             yield Verdict(status, source.quantity, source.label, place, detail)
 
     def _nothing(self, key: Key, place: Place) -> Iterator[Verdict]:
-        """Yield an ok verdict for a part of the model without any tensor of a stage; coverage over all ranks is
-        proved elsewhere."""
+        """Yield an ok verdict for a rank's part of the model that has no tensors of a stage."""
         if self.plan.divided and key.stage in self.golden.truth and self.tolerances(key.stage) is not None:
             detail = f"the part of the model on rank {key.rank} has none"
             yield Verdict(Status.OK, key.stage, key.stage, place, detail)

@@ -44,8 +44,7 @@ class Groups:
         return list(dict.fromkeys(name for key in keys for name in self.record(key).tensors))
 
     def layout(self, key: Key) -> object:
-        """Return the layout of the tokens of a record, equal for records that hold the same; None for one without
-        tokens."""
+        """Return the token layout of a record, equal for records that hold the same; None without tokens."""
         layout = self.placed.layouts.get(key)
         return None if layout is None else (layout, self.placed.rows(key))
 

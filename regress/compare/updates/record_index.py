@@ -68,8 +68,7 @@ class RecordIndex:
         return loss if told.any() else None
 
     def words(self, key: Key, quantity: str, shape: tuple[int, ...], locator: Locator) -> Locate | None:
-        """Return canonical words for the elements of a whole tensor; None where an element is named by its index
-        alone."""
+        """Return canonical words for a whole tensor's elements; None where only indices name them."""
         layout = self.layouts.get(key)
         if layout is None or quantity_named(quantity).kind is Kind.SHARE:
             return None

@@ -38,8 +38,7 @@ class Replicas:
     place: Place
 
     def verdicts(self) -> Iterator[Verdict]:
-        """Yield verdicts on elements that two ranks hold in common: one for each stage, or one for each tensor that
-        differs."""
+        """Yield verdicts on elements that two ranks hold: one a stage, or one for each tensor that differs."""
         for stage in (*MICRO_STAGES, *UPDATE_STAGES):
             count, found = 0, []
             for keys in self.groups.of(stage):
