@@ -46,17 +46,19 @@ def choices(metafunc: pytest.Metafunc) -> Iterator[Wanted]:
     if _recollected(metafunc.definition):
         yield Wanted()
         return
-    wanted = _containing(_asked(metafunc.config, metafunc.definition)) & _by_expressions(metafunc)
+    whole, texts = _asked(metafunc.config, metafunc.definition)
+    named = _containing(
+        texts
+    )  # pytest refuses an id that no test has, even if an expression would deselect it
+    wanted = _by_expressions(metafunc) | named if whole else named
     failed = _last_failed(metafunc)
     if failed is not None:
         yield wanted & failed
     yield wanted
 
 
-def _containing(texts: list[str] | None) -> Wanted:
+def _containing(texts: list[str]) -> Wanted:
     """Return the tests with an id in one of some texts."""
-    if texts is None:
-        return Wanted()
     return Wanted(
         lambda name: any(f"{name}/" in text for text in texts),
         lambda id: any(id in text for text in texts),
@@ -64,11 +66,9 @@ def _containing(texts: list[str] | None) -> Wanted:
     )
 
 
-def _asked(config: pytest.Config, definition: pytest.Function) -> list[str] | None:
-    """Return the bracketed ids on the command line for a function; None if it is asked for as a whole."""
-    if config.getoption("pyargs"):
-        return None
-    texts = []
+def _asked(config: pytest.Config, definition: pytest.Function) -> tuple[bool, list[str]]:
+    """Return whether the command line asks for a function as a whole, and the bracketed ids that it names."""
+    whole, texts = bool(config.getoption("pyargs")), []
     chain = {node.name for node in definition.listchain()}
     for argument in config.args:
         base, bracket, rest = argument.partition("[")
@@ -77,10 +77,11 @@ def _asked(config: pytest.Config, definition: pytest.Function) -> list[str] | No
             continue
         if parts and parts[-1] not in chain:
             continue
-        if not bracket:
-            return None
-        texts.append(f"[{rest}")
-    return texts or None
+        if bracket:
+            texts.append(f"[{rest}")
+        else:
+            whole = True
+    return whole or not texts, texts
 
 
 def _may_hold_file(path: str, file: Path, config: pytest.Config) -> bool:

@@ -24,6 +24,16 @@ class Wanted:
     test: Callable[[str], bool] = _always
     narrowed: bool = False
 
+    def __or__(self, other: Wanted) -> Wanted:
+        """Return the tests that either selects."""
+        if not self.narrowed or not other.narrowed:
+            return Wanted()
+        return Wanted(
+            lambda name: self.replay(name) or other.replay(name),
+            lambda id: self.test(id) or other.test(id),
+            narrowed=True,
+        )
+
     def __and__(self, other: Wanted) -> Wanted:
         """Return the tests that both select."""
         if not self.narrowed or not other.narrowed:

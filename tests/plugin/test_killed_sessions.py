@@ -88,8 +88,8 @@ def test_b(regress):
 
 def state(root: Path) -> tuple[dict[str, bytes], set[str]]:
     """The stored checks, and the golden advantages of the case, by the names that their content gives them."""
+    manifest = GoldenStore(root).case("dr_grpo").manifest  # opened first: that finishes an update
     checks = {path.name: path.read_bytes() for path in (root / "checks").rglob("*") if path.is_file()}
-    manifest = GoldenStore(root).case("dr_grpo").manifest
     assert manifest is not None
     return checks, {row["advantages"].file for row in manifest.truth.values()}
 
