@@ -64,8 +64,7 @@ class ReplaySession:
         return TestStage(self.shared / STAGED, worker, item.nodeid)
 
     def suite(self) -> Suite:
-        """Return the cases and variants, opened when a test first asks for them; raises `ConfigError` for
-        bad ones.
+        """Return the cases and variants, opened on first use; raises `ConfigError` for bad ones.
         """
         if SUITE not in self._config.stash:
             from regress.compare.verdicts.overrides import read_overrides
@@ -103,8 +102,7 @@ class ReplaySession:
         return found
 
     def _adapter(self) -> Adapter | None:
-        """Return the function that replays golden cases in place of the engine: a hook, or one named by
-        pyproject.toml.
+        """Return the function that replays cases in place of the engine: a hook, or one of pyproject.toml.
 
         Raises:
             ConfigError: if there are two, or goldens are to be updated.

@@ -49,8 +49,7 @@ class Proof:
 
     @property
     def alarms(self) -> list[str]:
-        """Return a sentence for each healthy variant that fails, which calls for a look at the engine, or
-        more seeds.
+        """A sentence for each healthy variant that fails: check the engine, or use more seeds.
         """
         failing = [trial for trial in self.healthy if trial.first is not None]
         return [

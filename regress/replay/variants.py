@@ -317,8 +317,7 @@ VARIANTS: Mapping[str, Variant] = _rows(
 
 
 def select(names: Iterable[str], pattern: str) -> list[str]:
-    """Return the names that a comma-separated list of patterns matches, in their order; raises
-    `ConfigError` for none.
+    """Return names that match a comma-separated list of patterns, in order; raises `ConfigError` for none.
     """
     known = list(names)
     patterns = [part.strip() for part in pattern.split(",") if part.strip()]
