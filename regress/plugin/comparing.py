@@ -22,8 +22,7 @@ _GRAVITY = {status: rank for rank, status in enumerate(Status)}
 
 
 def tolerance_of(rtol: float, atol: float, why: str, scale: float = 1.0) -> Tolerance:
-    """Return a call's tolerance times `scale`; raises `CheckError` if it is invalid or has no reason.
-    """
+    """Return a call's tolerance times `scale`; raises `CheckError` if it is invalid or has no reason."""
     for key, value in (("rtol", rtol), ("atol", atol)):
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
             raise CheckError(f"{key}={value!r} is no tolerance: give a finite number that is not negative")

@@ -59,8 +59,7 @@ def environment_differences(case: GoldenCase, config: pytest.Config) -> list[str
 
 
 def commands(item: Item, node: pytest.Item, *, updates: bool = True) -> dict[str, str]:
-    """Return the commands that repeat this test, keep its dump, and accept new values if an update can.
-    """
+    """Return the commands that repeat this test, keep its dump, and accept new values if an update can."""
     run, test = redacted(shlex.join(["pytest", *said(node.config)])), shlex.quote(node.nodeid)
     found = {
         "reproduce": f"{run} {test}",

@@ -64,8 +64,7 @@ class ReplaySession:
         return TestStage(self.shared / STAGED, worker, item.nodeid)
 
     def suite(self) -> Suite:
-        """Return the cases and variants, opened on first use; raises `ConfigError` for bad ones.
-        """
+        """Return the cases and variants, opened on first use; raises `ConfigError` for bad ones."""
         if SUITE not in self._config.stash:
             from regress.compare.verdicts.overrides import read_overrides
             from regress.replay.settings import with_settings

@@ -40,8 +40,7 @@ EXPORTS = "exports"
 
 @dataclass(frozen=True)
 class Broken:
-    """A case or replay that cannot be judged: a test that fails with the reason; ``case`` is its name, if known.
-    """
+    """A case or replay that cannot be judged: a test that fails with the reason; ``case`` is its name, if known."""
 
     id: str
     problem: str

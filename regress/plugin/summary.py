@@ -61,8 +61,7 @@ class Summary:
         return [told_call(text) for _, text in self.properties(CALL)]
 
     def supported(self) -> bool:
-        """Return True if the user's own trainer, if it replays cases, supports any variant of this session.
-        """
+        """Return True if the user's own trainer, if it replays cases, supports any variant of this session."""
         return supported(foreign_row(text) for _, text in self.properties(FOREIGN))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:

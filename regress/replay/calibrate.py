@@ -141,8 +141,7 @@ def _refuse_blind_semantics(case: GoldenCase, measured: Responses) -> None:
 
 
 def perturbation(precision: Precision, seed: int) -> Prepare:
-    """Return a function that multiplies policy and reference weights by ``1 + s * eps``, ``s`` drawn from -1 and +1.
-    """
+    """Return a function that multiplies policy and reference weights by ``1 + s * eps``, ``s`` drawn from -1 and +1."""
     dtype = DTYPES[precision.dtype]
     eps = torch.finfo(dtype).eps
 

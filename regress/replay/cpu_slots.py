@@ -38,8 +38,7 @@ class CpuSlots:
 
     @contextmanager
     def taken(self, wanted: int, what: str) -> Iterator[None]:
-        """Hold ``wanted`` slots, or all if there are fewer; raises `ReplayError` if others never release any.
-        """
+        """Hold ``wanted`` slots, or all if there are fewer; raises `ReplayError` if others never release any."""
         self._root.mkdir(parents=True, exist_ok=True)
         with ExitStack() as held:
             with interprocess_lock(self._root / "gate", what):

@@ -168,8 +168,7 @@ def _bounded(replay: Replay, quantity: str) -> bool:
 
 
 def _updates(one: Replay, dump: DumpReader, name: str) -> Iterator[tuple[PlannedUpdate, list[Record]]]:
-    """Yield the case's updates with their records: by step and update, or the k-th optimizer step as k-th.
-    """
+    """Yield the case's updates with their records: by step and update, or the k-th optimizer step as k-th."""
     entries = dump.manifest.files
     files: dict[tuple[int, int | None], list[str]] = {}
     for file in dump.names():

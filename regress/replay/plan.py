@@ -165,8 +165,7 @@ def _layouts(step: int, lengths: tuple[int, ...], plan: BatchPlan, ranks: RankPl
 
 @lru_cache(maxsize=256)
 def _shared(mesh: Mesh, loss_stage: int) -> tuple[dict[int, int], dict[int, int], frozenset[int]]:
-    """Return rank -> rank whose tokens it repeats, rank -> pipeline stage, and ranks without loss values.
-    """
+    """Return rank -> rank whose tokens it repeats, rank -> pipeline stage, and ranks without loss values."""
     ranks = range(mesh.world_size)
     stages = {rank: mesh.coordinates(rank)["pp"] for rank in ranks}
     roots = {rank: mesh.group(rank, "pp", "tp")[0] for rank in ranks}

@@ -49,8 +49,7 @@ class Proof:
 
     @property
     def alarms(self) -> list[str]:
-        """A sentence for each healthy variant that fails: check the engine, or use more seeds.
-        """
+        """A sentence for each healthy variant that fails: check the engine, or use more seeds."""
         failing = [trial for trial in self.healthy if trial.first is not None]
         return [
             f"{trial.name} in {trial.precision} is healthy, but fails: {trial.worst}, {multiple(trial.multiple)}"

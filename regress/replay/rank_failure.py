@@ -63,8 +63,7 @@ class RankState:
 
 
 def rank_failure(states: Sequence[RankState], logs: Sequence[str], what: str, timeout: float) -> RankError:
-    """Return the error of a job that failed or exceeded ``timeout`` seconds; ``logs`` are its ranks' outputs.
-    """
+    """Return the error of a job that failed or exceeded ``timeout`` seconds; ``logs`` are its ranks' outputs."""
     culprit, clause = _culprit(states, logs, timeout)
     head = f"rank {culprit.rank} of {len(states)}"
     error = RankError(f"{what}: {head} {clause}" if what else f"{head} {clause}", culprit.rank)

@@ -23,8 +23,7 @@ def parse_variants(table: Mapping[str, Any], origin: str) -> dict[str, Variant]:
 
 
 def check_name(name: object, stated: str) -> None:
-    """Raise `ConfigError` for a name unfit for test ids, patterns and paths, or that reads as a precision.
-    """
+    """Raise `ConfigError` for a name unfit for test ids, patterns and paths, or that reads as a precision."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ConfigError(f"{stated} cannot stand in a test id; choose letters, digits and dashes")
     for precision in Precision:
@@ -80,8 +79,7 @@ def _list(value: Any) -> Sequence[Any]:
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
-    """Yield dotted key and value of nested tables: TOML reads ``batching.layout = "packed"`` as nested.
-    """
+    """Yield dotted key and value of nested tables: TOML reads ``batching.layout = "packed"`` as nested."""
     for key, value in tree.items():
         if isinstance(value, Mapping) and value:
             yield from flat(value, f"{prefix}{key}.")

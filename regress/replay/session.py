@@ -154,8 +154,7 @@ def chosen_replays(
 
 
 def spelled_out(text: str, known: Mapping[str, Variant]) -> dict[str, Variant]:
-    """Return the variants missing from all tables, among names with commas: ``fsdp8-tp4`` spells out itself.
-    """
+    """Return the variants missing from all tables, among names with commas: ``fsdp8-tp4`` spells out itself."""
     found = {}
     for name in (part.strip() for part in text.split(",")):
         overrides = overrides_of(name)

@@ -81,6 +81,5 @@ def _wheres(calls: Sequence[Call]) -> list[str]:
 
 
 def _read(path: Path) -> list[TokenTable]:
-    """Return the tables of a replay; none if it was judged without golden values, as bitwise replays are.
-    """
+    """Return the tables of a replay; none if it was judged without golden values, as bitwise replays are."""
     return [TokenTable.from_json(tree) for tree in loads(path.read_bytes())] if path.is_file() else []

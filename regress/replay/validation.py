@@ -153,8 +153,7 @@ def validate(
 
 
 def _drawn(case: GoldenCase, seed: int, root: Path) -> GoldenCase:
-    """Return the case with another seed, recorded even if some faults could not show in it (the runs tell).
-    """
+    """Return the case with another seed, recorded even if some faults could not show in it (the runs tell)."""
     tree: dict[str, Any] = yaml.safe_load((case.folder / CASE_FILE).read_text())
     tree["config"]["seed"] = seed
     folder = root / case.name

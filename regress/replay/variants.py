@@ -317,8 +317,7 @@ VARIANTS: Mapping[str, Variant] = _rows(
 
 
 def select(names: Iterable[str], pattern: str) -> list[str]:
-    """Return names that match a comma-separated list of patterns, in order; raises `ConfigError` for none.
-    """
+    """Return names that match a comma-separated list of patterns, in order; raises `ConfigError` for none."""
     known = list(names)
     patterns = [part.strip() for part in pattern.split(",") if part.strip()]
     found = [name for name in known if any(fnmatchcase(name, part) for part in patterns)]
