@@ -26,7 +26,7 @@ FAULTS = {
 def test_a_script_of_the_exported_files_passes_the_suite_and_says_what_it_left_out(
     project: ForeignProject,
 ) -> None:
-    code, said = project.pytest("-n", "0", "-k", "dense/base/ or bf16")
+    code, said = project.pytest("-n", "0", "-k", "dense/base/ or bf16", "--regress-matrix=default")
     assert code == 0, said
     assert "39 passed, " in said
     assert "failed" not in said

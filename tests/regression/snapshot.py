@@ -29,7 +29,7 @@ from regress.replay.matrix import Replay
 from regress.replay.run import replay
 from regress.replay.run_context import run_context_of
 from regress.replay.variants import VARIANTS, Precision
-from regress.report.comparison import scene_of as scene_of_comparison
+from regress.report.comparison import run_context_of as run_context_of_comparison
 
 sys.path.insert(0, str(Path(__file__).parent))
 import layout_faults as bugs  # by the name under which the ranks import it
@@ -171,7 +171,7 @@ def compared(golden: str, actual: str) -> tuple[RunContext, list[Verdict]]:
     """The verdicts of ``regress compare``."""
     found = compare_dumps(golden, actual)
     assert not found.problems
-    return scene_of_comparison(found), found.verdicts
+    return run_context_of_comparison(found), found.verdicts
 
 
 def main() -> None:

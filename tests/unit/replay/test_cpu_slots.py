@@ -50,8 +50,8 @@ def test_they_are_given_back_by_whatever_ends_their_use(tmp_path: Path) -> None:
 def test_a_process_that_dies_gives_them_back(tmp_path: Path) -> None:
     program = (
         "import os, pathlib\n"
-        "from regress.replay.cpu_slots import Slots\n"
-        f"with Slots(pathlib.Path({str(tmp_path)!r}), 2).taken(2, 'it'): os._exit(0)\n"
+        "from regress.replay.cpu_slots import CpuSlots\n"
+        f"with CpuSlots(pathlib.Path({str(tmp_path)!r}), 2).taken(2, 'it'): os._exit(0)\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
     with CpuSlots(tmp_path, 2).taken(2, "it"):
@@ -61,7 +61,7 @@ def test_a_process_that_dies_gives_them_back(tmp_path: Path) -> None:
 def test_one_that_waits_in_vain_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interprocess_lock, "TIMEOUT", 0.01)
     with (
-        interprocess_lock.turn(tmp_path / "gate", "another"),
+        interprocess_lock.interprocess_lock(tmp_path / "gate", "another"),
         pytest.raises(ReplayError, match=r"^dense/dp2 "),
         CpuSlots(tmp_path, 1).taken(1, "dense/dp2"),
     ):

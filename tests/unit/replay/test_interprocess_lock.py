@@ -12,9 +12,9 @@ from regress.replay import interprocess_lock
 
 
 def test_a_turn_is_given_back_by_whatever_ends_it(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), interprocess_lock.turn(tmp_path / "it", "it"):
+    with pytest.raises(KeyboardInterrupt), interprocess_lock.interprocess_lock(tmp_path / "it", "it"):
         raise KeyboardInterrupt
-    with interprocess_lock.turn(tmp_path / "it", "it"):
+    with interprocess_lock.interprocess_lock(tmp_path / "it", "it"):
         pass
 
 
@@ -25,7 +25,7 @@ def test_a_process_that_does_not_come_to_an_end_is_named(
     with (
         FileLock(tmp_path / "it.lock"),
         pytest.raises(ReplayError) as error,
-        interprocess_lock.turn(tmp_path / "it", "dense/packed"),
+        interprocess_lock.interprocess_lock(tmp_path / "it", "dense/packed"),
     ):
         raise AssertionError("two had the turn")
     assert str(error.value) == (
