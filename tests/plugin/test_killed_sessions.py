@@ -119,7 +119,7 @@ def killed(folder: Path, *arguments: str) -> None:
         pytest.param("staged", False, marks=pytest.mark.extended),
         pytest.param("journal", False, marks=pytest.mark.extended),
         pytest.param("first", True, marks=pytest.mark.extended),
-        ("manifest", True),
+        pytest.param("manifest", True, marks=pytest.mark.extended),
         pytest.param("end", True, marks=pytest.mark.extended),
     ],
 )

@@ -65,6 +65,7 @@ def raises(culprit: int, folder: str | None = None) -> float:
         with recording(Recorder(folder, options={"loss": True})), at(step=3, rank=rank(), micro=1):
             tap("loss", loss=1.0)
             return raises(culprit)
+    total()  # all ranks are connected: one that is not yet would fail before it says anything
     print(f"rank {rank()} says hello")
     if rank() == culprit:
         raise ValueError("wrong sign")
