@@ -112,7 +112,9 @@ def dump() -> None:
 @dump.command()
 @click.argument("path")
 def show(path: str) -> None:
-    """Show a dump directory, or one of its files, as a table; PATH may be a URL.
+    """Show a dump directory, or one of its files, as a table.
+
+    PATH may be a URL.
 
     \b
     regress dump show outputs/demo/debug_dump

@@ -34,7 +34,9 @@ def explain(
     preset: str | None,
     json_file: Path | None,
 ) -> None:
-    """Say what the trainer of a dump really does, from one update of it.
+    """Say what a recorded trainer really does.
+
+    One update is enough.
 
     \b
     regress explain outputs/demo/debug_dump

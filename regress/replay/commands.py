@@ -133,7 +133,7 @@ def _keep(store: GoldenStore, found: Calibration, accept: bool) -> None:
 def study(
     ctx: click.Context, case: str, golden_dir: Path | None, draws: int, faults: bool, report: Path | None
 ) -> None:
-    """Validate the tolerances of a case on seeds that they were not measured with.
+    """Validate the tolerances of a case on other seeds.
 
     \b
     regress golden validate dense              ten draws of about a hundred replays each

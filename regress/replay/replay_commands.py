@@ -310,7 +310,9 @@ def _listed(chosen: list[Replay], adapter: Adapter | None) -> Table:
 @click.command()
 @click.argument("pattern", default="*", metavar="[GLOB|EXPR]")
 def variants(pattern: str) -> None:
-    """List the variants, with their overrides and the faults they could reveal.
+    """List the variants and the faults they could reveal.
+
+    Their overrides stand beside them.
 
     \b
     regress variants

@@ -115,7 +115,9 @@ def compare(
     ray_address: str | None,
     golden_dir: Path | None,
 ) -> None:
-    """Compare two dumps, or a golden case and a dump: the second is judged by the first.
+    """Compare two sources; the first judges the second.
+
+    A source is a dump, a golden case, a file of tensors or a checkpoint folder.
 
     Padding side, packing, microbatches, row order, data, context, tensor and pipeline parallelism may differ: samples
     are matched by id, else by their tokens, and parameters element by element. Dumps of NexRL (self-hosted, remote API,
