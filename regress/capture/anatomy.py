@@ -1,4 +1,4 @@
-"""The parts of a model that are hooked: the decoder, whose output is the last hidden state, and the output head."""
+"""Hooked parts of a model: the decoder, whose output is the last hidden state, and the output head."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Anatomy:
         root: the model itself, whose parameter names are recorded.
         decoder: the module whose output (or, with ``at_input``, whose input) is the last hidden state.
         head: the output embedding, or a function that makes logits of hidden states.
-        at_input: whether the hidden state is read at the input of the head, for models without a separate decoder.
+        at_input: True if the hidden state is read at the input of the head, for models without a separate decoder.
     """
 
     root: nn.Module
@@ -35,7 +35,7 @@ class Anatomy:
     at_input: bool = False
 
     def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Parameters by the names of the unwrapped model; each once."""
+        """Yield parameters by the names of the unwrapped model, each once."""
         for name, parameter in self.root.named_parameters():
             yield plain_name(name), parameter
 
@@ -125,7 +125,7 @@ def _output_embeddings(root: nn.Module) -> nn.Module | None:
 
 
 def _decoder(root: nn.Module) -> nn.Module | None:
-    """The decoder of a Hugging Face model; None for a plain module, whose head is hooked at its input."""
+    """Return the decoder of a Hugging Face model; None for a plain module, whose head is hooked at its input."""
     for name in ("get_decoder",):
         get = getattr(root, name, None)
         if callable(get):
@@ -139,13 +139,13 @@ def _decoder(root: nn.Module) -> nn.Module | None:
 
 
 def unwrapped_compile(module: nn.Module) -> nn.Module:
-    """The module inside of a torch.compile wrapper."""
+    """Return the module inside of a torch.compile wrapper."""
     found = module._modules.get("_orig_mod")
     return module if found is None else found
 
 
 def last_hidden_state(output: Any) -> Tensor | None:
-    """The hidden states among what a decoder returns: ``last_hidden_state``, or the first tensor."""
+    """Return the hidden states among what a decoder returns: ``last_hidden_state``, or the first tensor."""
     if isinstance(output, Tensor):
         return output
     found = getattr(output, "last_hidden_state", None)
@@ -157,11 +157,11 @@ def last_hidden_state(output: Any) -> Tensor | None:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """A distributed tensor put together on every rank of its mesh; any other tensor as it is."""
+    """Gather a distributed tensor on every rank of its mesh; return any other tensor as it is."""
     full = getattr(tensor, "full_tensor", None)
     return full() if callable(full) else tensor
 
 
 def is_distributed(tensor: Any) -> bool:
-    """Tell a `DTensor` from a plain one without importing torch.distributed."""
+    """Return True for a `DTensor`, without importing torch.distributed."""
     return isinstance(tensor, torch.Tensor) and hasattr(tensor, "placements")

@@ -39,7 +39,7 @@ class Fit:
 
 @dataclass(frozen=True)
 class Directions:
-    """What log-prob and entropy of each position are, and how its state moves them; all float64.
+    """Log-prob and entropy of each position, and their gradients by its state; all float64.
 
     Attributes:
         a, b: ``[K, H]`` d log-prob / d state and d entropy / d state.
@@ -79,7 +79,7 @@ class Directions:
 
 
 def blocks(hidden: Tensor, head: Head, chunk: int, reduce: Reduce | None) -> Iterator[slice]:
-    """Rows ``0:K`` in pieces whose logits stay within `ELEMENTS`; the same on all ranks of one head."""
+    """Yield rows ``0:K`` in pieces whose logits stay within `ELEMENTS`; the same on all ranks of one head."""
     if hidden.shape[0] == 0:
         return
     with torch.no_grad():
@@ -99,7 +99,8 @@ def directions(
     reduce: Reduce | None = None,
     vocabulary_start: int = 0,
 ) -> Directions:
-    """Directions of the positions of one block; see `regress.capture.token_gradient.solve` for the arguments."""
+    """Return the directions of the positions of one block; see `regress.capture.token_gradient.solve` for the
+    arguments."""
     return Linearized(hidden, head, targets, reduce, vocabulary_start).at(temperature)
 
 

@@ -1,4 +1,4 @@
-"""What hooks on a model see of its forward passes."""
+"""Hooks on a model that observe its forward passes."""
 
 from __future__ import annotations
 
@@ -126,7 +126,8 @@ class Forwards:
         self.opened(p, states, hidden)
 
     def _kind(self, hidden: Tensor, arguments: Mapping[str, Any]) -> str | None:
-        """``policy`` for a pass with gradients, a record type for one that the caller names; None for any other."""
+        """Return ``policy`` for a pass with gradients, the record type of one that the caller names; None for any
+        other."""
         if torch.is_grad_enabled() and hidden.requires_grad:
             return "policy"
         classify = self.settings.classify
@@ -140,7 +141,7 @@ class Forwards:
         return None if kind is None else CLASSES[kind]
 
     def _arguments(self, module: nn.Module, args: Any, kwargs: Any) -> dict[str, Any]:
-        """The arguments of the decoder, and what only the model around it was given; those of an encoder never."""
+        """Return the arguments of the decoder and those of the model around it, except those of an encoder."""
         encoder = getattr(getattr(self.anatomy.root, "config", None), "is_encoder_decoder", False)
         arguments = {} if encoder else {**self._outer}
         if not self.anatomy.at_input:
@@ -165,7 +166,7 @@ class Forwards:
         return p, states
 
     def _described(self, found: Arrangement, width: int) -> Pass:
-        """A pass by its inputs, put together over the ranks that share its sequences."""
+        """Return a pass described by its inputs, which are joined over the ranks that share its sequences."""
         absolute, group = _absolute(self.anatomy.root), self.settings.sequence_group
         own = found.input_ids.shape[1]
         if group is None:
@@ -192,7 +193,7 @@ class Forwards:
             self.checked = True
 
     def _looks(self) -> bool:
-        """Whether a hook has to look: not at what a checkpoint computes again within a backward pass."""
+        """Return True if a hook has to act: not while a checkpoint recomputes within a backward pass."""
         return self.active and torch._C._current_graph_task_id() == -1
 
     def _forget(self) -> None:
@@ -200,7 +201,7 @@ class Forwards:
 
 
 def _tells(value: Any, known: Any) -> bool:
-    """Whether an argument of the decoder tells as much as the model's: a mask of pairs of tokens tells less."""
+    """Return True if an argument of the decoder tells as much as the model's; a mask of token pairs tells less."""
     return not (isinstance(value, Tensor) and isinstance(known, Tensor) and value.dim() > known.dim())
 
 
@@ -211,7 +212,7 @@ def _pad_token(root: nn.Module) -> int | None:
 
 
 def _absolute(root: nn.Module) -> bool:
-    """Whether positions are looked up in a table of embeddings."""
+    """Return True if the model looks positions up in a table of embeddings."""
     named = root.named_modules()
     return any(
         isinstance(module, nn.Embedding) and name.rpartition(".")[2] in ABSOLUTE for name, module in named

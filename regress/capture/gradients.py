@@ -1,4 +1,4 @@
-"""When gradients are ready: before anything clips them, and after everything was accumulated.
+"""The moments at which gradients are final: before anything clips them, and after everything was accumulated.
 
 torch's clip functions, whoever calls them (a trainer, accelerate, transformers, FSDP's own method) and however they
 were imported, group the gradients with one helper of `torch.nn.utils.clip_grad`; that look-up, the public names and the
@@ -19,28 +19,28 @@ from torch.nn.utils import clip_grad
 
 
 class Listener(Protocol):
-    """Is told of what happens to gradients, in the order in which it happens."""
+    """Receiver of events on gradients, in the order in which they happen."""
 
     def before_clip(self, tensors: list[Tensor]) -> None:
-        """Gradients (some of these tensors) are about to be measured or clipped."""
+        """Handle that gradients, some of these tensors, are about to be measured or clipped."""
 
     def clip_norm(self, norm: Any) -> None:
-        """The norm by which gradients are clipped."""
+        """Handle the norm by which gradients are clipped."""
 
     def before_backward(self, roots: Any, gradients: Any) -> None:
-        """A backward pass starts at these tensors."""
+        """Handle the start of a backward pass at these tensors."""
 
     def after_backward(self) -> None:
-        """It ended without an error."""
+        """Handle the end of a backward pass without an error."""
 
     def scaled(self, scaler: Any) -> None:
-        """A GradScaler multiplied a loss."""
+        """Handle that a GradScaler multiplied a loss."""
 
     def unscaled(self, optimizer: Any) -> None:
-        """A GradScaler divided the gradients of an optimizer by its scale."""
+        """Handle that a GradScaler divided the gradients of an optimizer by its scale."""
 
     def stepped_by_scaler(self, optimizer: Any) -> None:
-        """A GradScaler made or skipped the step of an optimizer."""
+        """Handle that a GradScaler made or skipped the step of an optimizer."""
 
 
 _listeners: list[Listener] = []
@@ -144,7 +144,7 @@ def _after(event: str, own: bool = False) -> Callable[[Callable[..., Any]], Call
 
 
 def versions(gradients: Mapping[str, Tensor]) -> dict[str, tuple[int, int]]:
-    """Storage and version of each gradient, by which a later change in place is seen; holds no tensor."""
+    """Return storage and version of each gradient, which reveal a later change in place; no tensor is held."""
     found = {}
     for name, grad in gradients.items():
         local = getattr(grad, "_local_tensor", grad)

@@ -15,7 +15,7 @@ from regress.capture.linear_head import LinearHead
 from regress.errors import CaptureError
 
 AGREE = {torch.float64: 1e-9, torch.float32: 1e-3}
-"""How far recomputed logits may lie from the model's own, relative to the largest; 0.05 for other dtypes."""
+"""Allowed distance of recomputed logits from the model's own, relative to the largest; 0.05 for other dtypes."""
 
 
 def make_head(anatomy: Anatomy) -> Head:
@@ -90,7 +90,7 @@ def _without_dropout(module: nn.Module) -> Iterator[None]:
 
 
 def _finish(root: nn.Module) -> Callable[[Tensor], Tensor] | None:
-    """Scale and soft cap as a function of logits; None where there are none."""
+    """Return scale and soft cap as a function of logits; None where there are none."""
     factor, cap = _scaling(root)
     if factor == 1.0 and not cap:
         return None
@@ -104,7 +104,7 @@ def _finish(root: nn.Module) -> Callable[[Tensor], Tensor] | None:
 
 
 def _scaling(root: nn.Module) -> tuple[float, float | None]:
-    """Factor on the logits and their bound, as Hugging Face models apply them to the output of the head."""
+    """Return the factor on the logits and their bound, as Hugging Face models apply them to the output of the head."""
     config: Any = getattr(root, "config", None)
     text = getattr(config, "text_config", None) or config
     scale = getattr(root, "logit_scale", None)  # Cohere

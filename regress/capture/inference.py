@@ -1,6 +1,6 @@
-"""Where the samples of a batch lie, inferred from what the trainer hands to its model.
+"""Inference of the places of a batch's samples from what the trainer hands to its model.
 
-Nothing is guessed: what allows two readings is refused with the argument that decides. numpy only.
+Ambiguous inputs are refused with the argument that decides between the readings. This module uses numpy only.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Arrangement:
-    """What a batch tells about its layout; everything but the ids may be absent.
+    """Inputs of a batch that tell its layout; everything but the ids may be absent.
 
     Attributes:
         input_ids: ``[B, T]``.
@@ -96,7 +96,7 @@ def _from_borders(
 
 
 def _in_row(found: Arrangement, row: int) -> Iterator[tuple[int, int]]:
-    """Column ranges of the samples of a row."""
+    """Yield the column ranges of the samples of a row."""
     mask, positions = found.attention_mask, found.position_ids
     if mask is not None:
         _refuse_holes(row, mask[row], None if positions is None else positions[row])
@@ -108,7 +108,7 @@ def _in_row(found: Arrangement, row: int) -> Iterator[tuple[int, int]]:
 
 
 def _refuse_holes(row: int, mask: Ints, positions: Ints | None) -> None:
-    """Several runs of ones are samples only if position ids start anew at each."""
+    """Refuse several runs of ones in a mask, unless position ids start anew at each."""
     runs = _runs(mask)
     if len(runs) < 2 or int(mask.max(initial=0)) > 1:
         return
@@ -122,7 +122,7 @@ def _refuse_holes(row: int, mask: Ints, positions: Ints | None) -> None:
 
 
 def _live(found: Arrangement, row: int) -> list[tuple[int, int]]:
-    """Column ranges that hold tokens: runs of equal values other than 0 in the mask, or what is no padding."""
+    """Return the column ranges that hold tokens: runs of equal non-zero values in the mask, or what is no padding."""
     if found.attention_mask is not None:
         return _runs(found.attention_mask[row])
     ids = found.input_ids[row]
@@ -144,18 +144,18 @@ def _packed(positions: Ints) -> bool:
 
 
 def _runs(mask: Ints) -> list[tuple[int, int]]:
-    """Column ranges of equal values other than 0."""
+    """Return the column ranges of equal values other than 0."""
     change = np.flatnonzero(np.diff(mask)) + 1
     borders = [0, *change.tolist(), mask.size]
     return [(a, b) for a, b in pairwise(borders) if b > a and mask[a] != 0]
 
 
 def _restarts(positions: Ints, row: int, column: int, masked: bool) -> list[int]:
-    """Columns of the row at which another sample starts: where position ids do not go on by one.
+    """Return the columns of the row at which another sample starts: where position ids do not go on by one.
 
     Args:
-        positions: of a run of tokens that starts at ``column``.
-        masked: whether a mask tells padding.
+        positions: position ids of a run of tokens that starts at ``column``.
+        masked: True if a mask tells padding.
     """
     cuts = np.flatnonzero(np.diff(positions) != 1) + 1
     odd = cuts[positions[cuts] != positions[0]]
@@ -181,7 +181,7 @@ def _split(start: int, stop: int, cuts: list[int]) -> Iterator[tuple[int, int]]:
 
 
 def predicted(layout: TokenLayout, first: Any = None) -> TokenLayout:
-    """The layout of the tokens that a hidden state of the same sample here predicts: all but the first of a segment.
+    """Return the layout of the tokens that hidden states predict: all but the first of each segment.
 
     Args:
         first: the first column whose hidden state is known; None for all of them.

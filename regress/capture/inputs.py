@@ -1,4 +1,4 @@
-"""What a forward pass was called with: ids, masks, positions and borders among its arguments."""
+"""Inputs of a forward pass found among its arguments: ids, masks, positions and borders."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ OTHERS = re.compile(
 )
 """Integers among the arguments that are no token ids, whatever their shape."""
 
-OF_THE_LOSS = re.compile("loss|completion|response|label|action|assistant|answer")
-"""Names of masks that select tokens of the loss, which tells nothing about padding."""
+OF_THE_LOSS = re.compile("encoder|cross|loss|completion|response|label|action|assistant|answer")
+"""Names of masks that select tokens of the loss or of an encoder, which tells nothing about padding."""
 
 BORDERS = ("cu_seq_lens_q", "cu_seq_lens", "cu_seqlens", "cu_seqlens_q", "cu_seqlens_padded")
 
 
 @dataclass(frozen=True)
 class Finders:
-    """Where the layout of a batch is told, if not under the usual names.
+    """Names or finders of the arguments that tell the layout, where they are not the usual ones.
 
     Attributes:
         pad_token_id: id of padding; ``"none"`` if every token counts; None for that of the model's configuration.
@@ -46,7 +46,8 @@ class Finders:
 
 
 def arguments_of(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a forward call by name; positional ones that no signature names as ``arg0``, ``arg1`` ..."""
+    """Return the arguments of a forward call by name; positional ones that no signature names as ``arg0``, ``arg1``
+    ..."""
     try:
         bound = inspect.signature(type(module).forward).bind_partial(module, *args, **kwargs).arguments
     except (TypeError, ValueError):
@@ -92,7 +93,7 @@ def arrangement_of(arguments: Mapping[str, Any], finders: Finders, pad_token_id:
 
 
 def _refuse_blocks(mask: NDArray[np.int64]) -> None:
-    """A mask of pairs that hides more than the future may hide other samples or padding.
+    """Refuse a mask of pairs that hides more than the future, which may be other samples or padding.
 
     Raises:
         CaptureError: if it does.
@@ -177,13 +178,13 @@ def _numpy(value: Any) -> NDArray[np.int64]:
 
 
 def as_ids(value: Any) -> NDArray[np.int64]:
-    """Ids, a mask or positions as ``[B, T]``; one packed row may be ``[T]``."""
+    """Return ids, a mask or positions as ``[B, T]``; one packed row may be ``[T]``."""
     array = _numpy(value)
     return array.reshape(1, -1) if array.ndim == 1 else array
 
 
 def _like(value: NDArray[np.int64] | None, ids: NDArray[np.int64]) -> NDArray[np.int64] | None:
-    """One value for each token: of a flat batch, or of positions that all rows share."""
+    """Return one value for each token, from those of a flat batch or from positions that all rows share."""
     if value is None:
         return None
     if value.ndim == 3:  # positions of several axes, as of images: the first axis counts

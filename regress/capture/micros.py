@@ -43,7 +43,7 @@ class Naming:
     _known: dict[int, list[SampleKey]] = field(default_factory=dict)
 
     def of(self, p: Pass) -> list[SampleKey]:
-        """Keys of the samples of a pass, the same whenever it is asked for."""
+        """Return the keys of the samples of a pass, the same on every call."""
         if p.samples is not None:
             return p.samples
         if id(p) not in self._known:
@@ -51,14 +51,14 @@ class Naming:
         return self._known[id(p)]
 
     def new(self, key: str) -> SampleKey:
-        """The key of one more sample of these tokens."""
+        """Return the key of a further sample with these tokens."""
         self._seen[key] += 1
         return key, self.root * OTHER_RANKS + self._seen[key] - 1
 
 
 @dataclass(frozen=True, eq=False)
 class _Stack:
-    """Passes under one another: their common layouts, and where the rows of each lie."""
+    """Passes stacked by rows: their common layouts, and the places of each pass's rows."""
 
     passes: Sequence[Pass]
     layout: TokenLayout
@@ -87,7 +87,7 @@ def write_micro(
 
     Args:
         scale: factor between the loss of the mini-batch and what is back-propagated.
-        temperature: what logits were divided by for log-probs and entropies.
+        temperature: divisor of the logits for log-probs and entropies.
     """
     stack = _Stack.of(micro.passes, naming)
     at_tokens, at_targets = stack.meta(stack.layout), stack.meta(stack.targets)

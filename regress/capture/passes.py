@@ -1,4 +1,4 @@
-"""One forward pass: what it read, where its tokens lie, and what the recorder computes of it."""
+"""One forward pass: its inputs, the places of its tokens, and the values that the recorder computes of it."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Pass:
     """A forward pass of the policy.
 
     Attributes:
-        layout: where its tokens lie; ``targets`` those of them that a hidden state of this pass predicts.
+        layout: places of its tokens; ``targets`` those that a hidden state of this pass predicts.
         inputs: ``[B, T]`` ids, positions and mask, by tensor name.
         target_ids: ``[B, T]`` ids of the predicted tokens, at the places of ``targets``.
         contents: an id for each sample, made of its tokens.
-        own_place: whether values lie at the token they belong to, and not, as in slices of sequences, at the state
+        own_place: True if values lie at the token they belong to, and not, as in slices of sequences, at the state
             that predicts it.
         values: ``[B, T]`` token quantities.
         extra: ``[B, T]`` values that were tapped for this pass, by name; ``rewards`` those of its samples.
@@ -43,7 +43,7 @@ class Pass:
         activations: module name -> output.
         gradients: token gradients, by tensor name; ``temperatures`` those that they were solved at,
             ``accuracy`` bounds of their errors.
-        shifts: what other targets than the next tokens leave unexplained, where these do not explain the loss.
+        shifts: parts left unexplained by targets other than the next tokens, where these do not explain the loss.
         strays: rows that predict no token and have a gradient.
         reached: number of the microbatch whose backward call reached it first.
     """
@@ -87,7 +87,7 @@ class Pass:
 
 
 def per_sample(name: str, value: Any, layout: TokenLayout) -> Array:
-    """One number for each sample, in the order of rows and columns."""
+    """Return one number for each sample, in the order of rows and columns."""
     array = to_numpy(value if hasattr(value, "shape") else np.asarray(value), name)
     if array.shape != (len(layout.segments),):
         raise CaptureError(
@@ -99,7 +99,8 @@ def per_sample(name: str, value: Any, layout: TokenLayout) -> Array:
 
 
 def on_tokens(name: str, value: Any, layout: TokenLayout) -> Array:
-    """``[B, T]`` values of tokens: as given, with fewer columns aligned from the right, or one for each sample."""
+    """Return ``[B, T]`` values of tokens: as given, aligned from the right if narrower, or spread from one for each
+    sample."""
     array = to_numpy(value if hasattr(value, "shape") else np.asarray(value), name)
     B, T = layout.shape
     if array.ndim == 1 and B == 1 and array.size == T != len(layout.segments):
@@ -128,7 +129,7 @@ def open_pass(found: Arrangement, layout: TokenLayout, first: int, absolute: boo
 
     Args:
         first: the first column whose hidden state is known.
-        absolute: whether the model has position embeddings, so that not only distances between positions matter.
+        absolute: True if the model has position embeddings, so that not only distances between positions matter.
     """
     inputs = inputs_of(found, layout, absolute)
     targets = predicted(layout, first)
@@ -154,7 +155,7 @@ def open_slice(found: Arrangement, whole: TokenLayout, offset: int, width: int, 
 
 
 def inputs_of(found: Arrangement, layout: TokenLayout, absolute: bool) -> dict[str, Array]:
-    """Ids, positions and mask of a batch."""
+    """Return ids, positions and mask of a batch."""
     return {
         "input_ids": np.where(layout.attention_mask, found.input_ids, 0),
         "position_ids": positions_of(found, layout, absolute),
@@ -163,12 +164,12 @@ def inputs_of(found: Arrangement, layout: TokenLayout, absolute: bool) -> dict[s
 
 
 def contents_of(ids: Array, layout: TokenLayout) -> list[str]:
-    """An id made of the tokens of each sample."""
+    """Return an id for each sample, made of its tokens."""
     return [content_key(ids[s.row, s.col : s.col + s.stop - s.start]) for s in layout.segments]
 
 
 def positions_of(found: Arrangement, layout: TokenLayout, absolute: bool) -> Array:
-    """``[B, T]`` positions as the model sees them, 0 on padding.
+    """Return ``[B, T]`` positions as the model sees them, 0 on padding.
 
     Without learned position embeddings only distances count, so each sample starts at 0.
     """
@@ -185,12 +186,12 @@ def positions_of(found: Arrangement, layout: TokenLayout, absolute: bool) -> Arr
 
 
 def content_key(tokens: Array) -> str:
-    """An id made of the tokens of a sample, the same in every layout."""
+    """Return an id made of the tokens of a sample, the same in every layout."""
     return hashlib.sha256(np.ascontiguousarray(tokens, np.int64).tobytes()).hexdigest()[:16]
 
 
 def source_rows(p: Pass, width: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Paired flat indices: rows of the hidden states ``[B * width, H]``, and tokens ``[B * T]`` that they predict.
+    """Return paired flat indices: rows of hidden states ``[B * width, H]``, and tokens ``[B * T]`` that they predict.
 
     Args:
         width: columns of the hidden states; fewer than those of the ids are aligned from the right.
@@ -208,7 +209,7 @@ def source_rows(p: Pass, width: int) -> tuple[NDArray[np.int64], NDArray[np.int6
 def token_values(
     p: Pass, hidden: Tensor, head: Head, temperature: float, chunk: int | None = None
 ) -> dict[str, Array]:
-    """Log-prob and entropy of each predicted token, ``[B, T]``, at its own place; 0 where there is none.
+    """Compute log-prob and entropy of each predicted token, ``[B, T]``, at its own place; 0 where there is none.
 
     Args:
         hidden: ``[B, T', H]`` last hidden states.
@@ -247,7 +248,7 @@ def token_values(
 
 
 def scattered(values: Tensor | None, places: NDArray[np.int64], shape: tuple[int, int]) -> Array:
-    """Values ``[K]`` at flat places of a ``[B, T]`` array of zeros."""
+    """Scatter values ``[K]`` to flat places of a ``[B, T]`` array of zeros."""
     array = np.zeros(0, np.float32) if values is None else values.detach().cpu().numpy()
     out = np.zeros(shape[0] * shape[1], array.dtype)
     out[places] = array
@@ -273,7 +274,7 @@ def stacked(passes: Sequence[Pass]) -> tuple[TokenLayout, TokenLayout, list[tupl
 def together(
     arrays: Sequence[Array | None], places: Sequence[tuple[int, int]], shape: tuple[int, int]
 ) -> Array:
-    """``[B, T, ...]`` arrays of several passes under one another; zeros where a pass has none."""
+    """Stack ``[B, T, ...]`` arrays of several passes by rows; zeros where a pass has none."""
     known = [array for array in arrays if array is not None]
     if len(arrays) == 1 and known and known[0].shape[:2] == shape:
         return known[0]

@@ -1,4 +1,4 @@
-"""The precision that a trainer computes in, as found while it runs."""
+"""Precision that a trainer computes in, observed while it runs."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ ORDER = ("bfloat16", "float16", "float32", "float64")
 
 @dataclass
 class Precision:
-    """What is found about number formats.
+    """Observed number formats.
 
     Attributes:
         computed: dtypes of hidden states and of products.
         autocast: dtype that autocast asks for, if it is on.
-        parameters: how many parameters have which dtype.
+        parameters: number of parameters of each dtype.
         tf32: whether float32 products are rounded to ten bits.
     """
 
@@ -46,7 +46,7 @@ class Precision:
 
     @property
     def dtype(self) -> str:
-        """The coarsest dtype that products are computed in; float32 products of ten bits count as float16."""
+        """Coarsest dtype that products are computed in; float32 products of ten bits count as float16."""
         found = next((name for name in ORDER if name in self.computed), "float32")
         return "float16" if self.tf32 and found == "float32" else found
 
@@ -56,12 +56,12 @@ class Precision:
         return float(torch.finfo(getattr(torch, self.dtype)).eps)
 
     def to_json(self) -> dict[str, Any]:
-        """What the manifest tells."""
+        """Return the entries of the manifest."""
         return {"autocast": self.autocast, "parameters": self.parameters, "tf32": self.tf32}
 
 
 def _matrices(module: nn.Module) -> Iterable[nn.Parameter]:
-    """The first few weights that are multiplied with: norms may be kept in another dtype."""
+    """Yield the first few weights of products, since norms may be kept in another dtype."""
     found = 0
     for parameter in module.parameters():
         if parameter.dim() >= 2 and parameter.is_floating_point():

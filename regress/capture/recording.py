@@ -61,14 +61,14 @@ def record(
     same arguments.
 
     Args:
-        folder: of the dump; made if missing, and refused if it holds one.
+        folder: folder of the dump; made if missing, and refused if it holds one.
         model: plain, or inside DDP, `fully_shard`, tensor parallel, torch.compile or peft; before or after it
             is wrapped.
         token_gradient: solve for d loss / d log-prob and d loss / d entropy of each token; costs about three
             products of the size of the head.
         activations: regular expression of module names whose outputs are kept.
-        gradient, param, optimizer_state: whether they are kept, or a regular expression of parameter names.
-        temperature: what the trainer divides logits by. By default log-probs are those of 1.0, and the token
+        gradient, param, optimizer_state: True to keep them, or a regular expression of parameter names.
+        temperature: divisor of the trainer's logits. By default log-probs are those of 1.0, and the token
             gradient finds it.
         samples: name of a forward argument that holds an id for each sample, or a function of all forward
             arguments that returns them; by default an id is made of a sample's tokens.

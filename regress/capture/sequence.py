@@ -1,4 +1,4 @@
-"""Sequences whose tokens are shared by several ranks: their batch put together, and the slice of this rank cut out."""
+"""Sequences whose tokens several ranks share: their batch joined, and the slice of this rank cut out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from regress.layout import Segment, TokenLayout
 
 
 def gather_sequence(found: Arrangement, group: Any) -> tuple[Arrangement, int]:
-    """Join the slices of the ranks of a group, in their order along the columns; and the first column of this rank.
+    """Join the slices of the ranks of a group, in their order along the columns; return the batch and this rank's first
+    column.
 
     Raises:
         CaptureError: if the slices do not fit together.
@@ -25,7 +26,7 @@ def gather_sequence(found: Arrangement, group: Any) -> tuple[Arrangement, int]:
 
 
 def joined(parts: Sequence[Arrangement], rank: int) -> tuple[Arrangement, int]:
-    """Join slices of one batch, and the first column of one of them."""
+    """Join slices of one batch; return the batch and the first column of one of them."""
     rows = {part.input_ids.shape[0] for part in parts}
     if len(rows) > 1:
         raise CaptureError(
@@ -63,7 +64,8 @@ def _side_by_side(name: str, parts: Sequence[Arrangement]) -> Any:
 
 
 def sliced(whole: TokenLayout, offset: int, width: int) -> tuple[TokenLayout, TokenLayout]:
-    """The tokens in some columns of a layout, and the tokens that their states predict, at the states' places."""
+    """Return layouts of the tokens in some columns, and of the tokens that their states predict, at the states'
+    places."""
     tokens, targets = [], []
     for s in whole.segments:
         first, last = max(s.col, offset), min(s.col + s.stop - s.start, offset + width)

@@ -1,7 +1,7 @@
 """A recording under way: forward passes, the backward calls that reach them, and the steps of the optimizer.
 
-A microbatch is one backward call and the forward passes that it reached; a step ends with the optimizer's. What a
-step computed is written when the next one begins, or recording ends.
+A microbatch is one backward call and the forward passes that it reached; a step ends with the optimizer's. Values of a
+step are written when the next one begins, or recording ends.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ class Session:
         return self.recorder.wanted(type, self.step)
 
     def _begin(self) -> bool:
-        """A forward pass that counts begins, and with it the next step, if an optimizer has stepped."""
+        """Begin a forward pass that counts, and with it the next step if an optimizer has stepped; return whether it
+        is wanted."""
         if self._stepped:
             self.finish_step()
         self._live = True
@@ -77,7 +78,7 @@ class Session:
         self._others.append((kind, p))
 
     def reached(self, p: Pass, hidden: Tensor | None, gradient: Tensor) -> None:
-        """A backward call reached a forward pass."""
+        """Note that a backward call reached a forward pass."""
         if not self.forwards.active:
             return
         task = torch._C._current_graph_task_id()
@@ -94,7 +95,7 @@ class Session:
     def before_backward(self, roots: Any, gradients: Any) -> None:
         """Note the loss that a backward call starts from.
 
-        A step whose gradients were clipped and then thrown away ends without an update.
+        A step whose gradients were clipped and then discarded ends without an update.
         """
         if self._live and not self._stepped and self.updates.dropped():
             self.finish_step()
@@ -115,31 +116,31 @@ class Session:
         self.updates.backward_ended()
 
     def before_clip(self, tensors: list[Tensor]) -> None:
-        """Gradients are about to be measured or clipped."""
+        """Note that gradients are about to be measured or clipped."""
         if self._live:
             self.updates.before_clip(tensors)
 
     def clip_norm(self, norm: Any) -> None:
-        """The trainer's own total norm."""
+        """Note the trainer's own total norm."""
         self.updates.clip_norm(norm)
 
     def scaled(self, scaler: Any) -> None:
-        """A GradScaler multiplied the loss."""
+        """Note that a GradScaler multiplied the loss."""
         self._scale = self.updates.factor = float(scaler.get_scale())
 
     def unscaled(self, optimizer: Any) -> None:
-        """A GradScaler divided the gradients of an optimizer."""
+        """Note that a GradScaler divided the gradients of an optimizer."""
         if optimizer is not None and self.updates.owns(optimizer):
             self.updates.unscaled()
 
     def stepped_by_scaler(self, optimizer: Any) -> None:
-        """A GradScaler made the step of an optimizer, or skipped it, which ends a step all the same."""
+        """Note that a GradScaler made the step of an optimizer, or skipped it, which ends a step all the same."""
         if optimizer is not None and self._live and not self._stepped and self.updates.owns(optimizer):
             self.before_step(optimizer)
             self.after_step(optimizer)
 
     def before_step(self, optimizer: Optimizer, args: Any = (), kwargs: Any = None) -> None:
-        """An optimizer is about to step."""
+        """Note that an optimizer is about to step."""
         if self.forwards.active and self._live and self.updates.owns(optimizer):
             if torch._C._current_graph_task_id() != -1:
                 self.updates.write_ready(optimizer)
@@ -147,7 +148,7 @@ class Session:
                 self.updates.write_gradients(getattr(optimizer, "grad_scale", None))
 
     def after_step(self, optimizer: Optimizer, args: Any = (), kwargs: Any = None) -> None:
-        """An optimizer has stepped: parameters and state are new."""
+        """Note that an optimizer has stepped: parameters and state are new."""
         if self.forwards.active and self._live and self.updates.owns(optimizer):
             self.updates.write_gradients()  # of a closure, which computes them within the step
             self.updates.write_update(optimizer)
@@ -178,7 +179,7 @@ class Session:
         write_rewards(self._micros, naming, self._add)
 
     def _backward_scale(self) -> float:
-        """The factor between the loss of the mini-batch and what is back-propagated."""
+        """Return the factor between the loss of the mini-batch and the one that is back-propagated."""
         given = self.settings.backward_scale
         return self._scale * self.world.averaged if given is None else given
 

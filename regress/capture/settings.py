@@ -1,4 +1,4 @@
-"""What is recorded, as the arguments of `record` say it."""
+"""Settings of a recording, as the arguments of `record` state them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Samples = str | Callable[[Mapping[str, Any]], Sequence[Any]] | None
 """The name of a forward argument, or a function of all of them: an id for each sample, by row and column."""
 
 CLASSES = {"old": "old_log_probs", "reference": "ref_log_probs"}
-"""What a pass without gradients can be, and the type of its record."""
+"""Kinds of passes without gradients, and the types of their records."""
 
 Classify = Callable[[Mapping[str, Any]], str | None]
 
 
 @dataclass(frozen=True)
 class Settings:
-    """See `regress.capture.recording.record`, whose arguments these are."""
+    """Arguments of `regress.capture.recording.record`."""
 
     samples: Samples = None
     activations: str | None = None
@@ -56,14 +56,14 @@ class Settings:
 
 
 def sample_key(value: Any) -> SampleKey:
-    """A sample's id as ``(group_id, run_id)``: a pair as it is, anything else as a group of one."""
+    """Return a sample's id as ``(group_id, run_id)``: a pair as it is, anything else as a group of one."""
     if isinstance(value, tuple | list) and len(value) == 2:
         return str(value[0]), int(value[1])
     return str(value.item() if hasattr(value, "item") else value), 0
 
 
 def as_keys(values: Any, count: int) -> list[SampleKey]:
-    """Ids as keys, one for each of so many samples; raises `CaptureError` for another number of them."""
+    """Return ids as keys, one for each sample; raise `CaptureError` for another number of them."""
     keys = [sample_key(value) for value in values]
     if len(keys) != count:
         raise CaptureError(
@@ -75,7 +75,7 @@ def as_keys(values: Any, count: int) -> list[SampleKey]:
 
 
 def segment_keys(told: Samples, arguments: Mapping[str, Any], count: int) -> list[SampleKey] | None:
-    """Keys of the samples of a forward pass, where the caller names them.
+    """Return the keys of the samples of a forward pass, where the caller names them.
 
     Raises:
         CaptureError: if there is no such argument, or another number of ids than of samples.

@@ -1,4 +1,4 @@
-"""The token gradient of a forward pass: what a backward call leaves at its last hidden state, read token by token."""
+"""Token gradient of a forward pass, read from the gradient that a backward call leaves at its last hidden state."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def add_token_gradient(
     Args:
         hidden: ``[B, T', H]`` last hidden states.
         gradient: d loss / d hidden.
-        temperature: what the trainer divides logits by; None finds it.
+        temperature: divisor of the trainer's logits; None finds it.
         eps: spacing of the coarsest dtype that the gradient was computed in.
     """
     rows, places = source_rows(p, hidden.shape[1])
@@ -72,7 +72,7 @@ def add_token_gradient(
 
 
 def _note_errors(p: Pass, found: TokenGradient, eps: float) -> None:
-    """Bound what rounding does to the values; what is left unexplained beyond rounding is a finding, not an error."""
+    """Bound the rounding errors of the values; anything unexplained beyond rounding is a finding, not an error."""
     residual = found.residual_K.nan_to_num(nan=1.0)
     share = (ROUNDING * eps / residual.clamp(min=1e-30)).clamp(max=1.0)
     errors = {"token_gradient": found.log_prob_error_K, "entropy_gradient": found.entropy_error_K}
@@ -91,9 +91,9 @@ def _solved(
     temperature: float | None,
     eps: float,
 ) -> TokenGradient:
-    """Solve at the temperature given. Without one, at 1 if that leaves rounding only, else at the one found.
+    """Solve at the temperature given; without one, at 1 if that leaves rounding only, else at the one found.
 
-    A temperature that is found is meant to be a round number, where that explains as much.
+    A found temperature is rounded where the rounded number explains as much.
     """
     first = solve(states, slopes, head, targets, temperature=temperature or 1.0)
     if temperature is not None or (_rest(first, slopes) <= PLAIN * eps and eps < COARSE):
@@ -109,7 +109,7 @@ def _solved(
 
 
 def _rest(found: TokenGradient, slopes: Tensor) -> float:
-    """Norm of what is left unexplained of all gradients, relative to theirs."""
+    """Return the norm of the unexplained part of all gradients, relative to theirs."""
     norms = slopes.double().nan_to_num().norm(dim=-1)
     return float((found.residual_K.nan_to_num() * norms).norm() / norms.norm().clamp(min=1e-300))
 
@@ -137,7 +137,7 @@ def unscaled(found: Mapping[str, Array], scale: float) -> dict[str, Array]:
 
 
 def told_of(passes: Sequence[Pass], scale: float) -> dict[str, Any]:
-    """Tell what a reader has to know of the token gradients of a microbatch."""
+    """Return the facts that a reader needs about the token gradients of a microbatch."""
     temperatures = sorted({temperature for p in passes for temperature in p.temperatures})
     told: dict[str, Any] = {"backward_scale": scale, "accuracy": _accuracy(passes, scale)}
     if temperatures:
@@ -154,7 +154,7 @@ def told_of(passes: Sequence[Pass], scale: float) -> dict[str, Any]:
 
 
 def _accuracy(passes: Sequence[Pass], scale: float) -> dict[str, float]:
-    """The largest error of each tensor, in the units that it is recorded in."""
+    """Return the largest error of each tensor, in the units that it is recorded in."""
     found: dict[str, float] = {}
     for p in passes:
         for name, error in p.accuracy.items():

@@ -1,4 +1,4 @@
-"""Other targets than the next tokens, tried where these do not explain a loss: a wrong shift is told by them."""
+"""Targets other than the next tokens, tried where these do not explain a loss, to detect a wrong shift."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def shifted_residuals(
     places: NDArray[np.int64],
     temperature: float | None,
 ) -> dict[str, float]:
-    """Relative norm that targets at other distances leave unexplained; empty where the next tokens explain the loss.
+    """Return the relative norm left unexplained by targets at other distances; empty where the next tokens explain the
+    loss.
 
     Args:
         found: the solution for the next tokens.

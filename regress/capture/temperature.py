@@ -27,7 +27,7 @@ CONSISTENT = 4.0
 
 @dataclass(frozen=True)
 class Temperature:
-    """A temperature with the bound of its error, and the relative norm that stays unexplained there."""
+    """A temperature with the bound of its error, and the relative norm left unexplained there."""
 
     value: float
     error: float
@@ -45,7 +45,7 @@ def find_temperature(
 ) -> float | None:
     """Return what the trainer divides its logits by, or None where the residual has no sharp minimum.
 
-    Arguments are those of `regress.capture.token_gradient.solve`. None for no position with a gradient, for
+    Arguments are those of `regress.capture.token_gradient.solve`. None is returned for no position with a gradient, for
     distributions that a temperature does not change, and for losses of which the two directions explain too little.
     """
     found = search_temperature(
@@ -92,12 +92,13 @@ def search_temperature(
 
 
 def _height(lines: Linearized, d: Tensor, log_t: float) -> float:
-    """Norm over all positions of the relative rest."""
+    """Return the norm over all positions of the relative rest."""
     return float((lines.at(math.exp(log_t)).fit(d).rest / d.norm(dim=-1, keepdim=True)).norm())
 
 
 def _valley(lines: Linearized, d: Tensor, eps: float) -> tuple[float, float] | None:
-    """Bottom of the lowest valley, as a logarithm, and the half width in which the rest is not above noise."""
+    """Return the bottom of the lowest valley, as a logarithm, and the half width in which the rest is not above
+    noise."""
     grid = torch.linspace(math.log(LOWEST), math.log(HIGHEST), POINTS).tolist()
     heights = [_height(lines, d, point) for point in grid]
     best = min(range(POINTS), key=heights.__getitem__)
@@ -128,7 +129,8 @@ def _valley(lines: Linearized, d: Tensor, eps: float) -> tuple[float, float] | N
 def _refine(
     lines: Linearized, d: Tensor, eps: float, value: float, window: float
 ) -> tuple[float, float] | None:
-    """Temperature and relative error at which the derivatives by the entropy follow a pattern; None if they do not."""
+    """Return temperature and relative error at which the derivatives by the entropy follow a pattern; None if they
+    do not."""
     start = value
     for with_bonus in (False, True):
         value, error, holds = start, math.inf, False
@@ -149,7 +151,8 @@ def _refine(
 def _excess(
     lines: Linearized, d: Tensor, eps: float, value: float, with_bonus: bool
 ) -> tuple[float, float, bool] | None:
-    """Relative excess of a temperature, its error, and whether the pattern explains the derivatives by the entropy."""
+    """Return the relative excess of a temperature, its error, and True if the pattern explains the derivatives by
+    the entropy."""
     at = lines.at(value)
     fit = at.fit(d)
     usable = fit.has_entropy & (fit.sine > 1e-3)
@@ -171,7 +174,7 @@ def _excess(
 
 
 def _chosen(grad: Tensor) -> Tensor:
-    """Indices of the positions with the largest finite gradients, none of them 0."""
+    """Return the indices of the positions with the largest finite gradients, none of them 0."""
     size = grad.double().norm(dim=-1)
     live = torch.nonzero(size.isfinite() & (size > 0))[:, 0]
     order = torch.argsort(size[live], descending=True, stable=True)

@@ -77,7 +77,7 @@ def solve(
         head: the real output head, differentiable, for float64 states ``[K, H]`` (`LinearHead` wraps weights of any
             dtype); its logits before the temperature. Of a tensor-parallel head, the part of this rank.
         targets_K: token ids that the positions predict.
-        temperature: what the trainer divides logits by; None finds it.
+        temperature: divisor of the trainer's logits; None finds it.
         chunk: positions at once, at most; fewer where the vocabulary is large.
         reduce: for tensor-parallel heads, ``reduce(tensor, "sum" or "max")`` over the ranks of one head.
         vocabulary_start: first token id of this rank's part of the head.
@@ -126,7 +126,7 @@ def residual_of(
     reduce: Reduce | None = None,
     vocabulary_start: int = 0,
 ) -> dict[str, float]:
-    """Relative norm, over all positions, of what other targets would leave unexplained.
+    """Return the relative norm, over all positions, that other targets would leave unexplained.
 
     Where the residual of the next token is large and the one of another token vanishes, the trainer's loss takes the
     log-prob of that other token: a wrong shift of the targets.
@@ -173,7 +173,7 @@ _FIELDS = (
 
 
 def _solve(at: Directions, grad: Tensor) -> dict[str, Tensor]:
-    """The two unknowns of each position, with what they leave and how far they can be wrong."""
+    """Return the two unknowns of each position, their rests and the bounds of their errors."""
     eps = torch.finfo(grad.dtype).eps
     # norms of about 1, whatever the scale of the loss: squares of float64 reach from 1e-308 to 1e308 only
     size = grad.double().abs().amax(-1, keepdim=True).nan_to_num(nan=1.0, posinf=1.0)

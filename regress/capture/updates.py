@@ -1,4 +1,4 @@
-"""What an optimizer's step starts from and leaves: gradients before clipping, parameters, state."""
+"""Start and result of an optimizer's step: gradients before clipping, parameters, state."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ Part = tuple[Array, ShardLayout | None]
 class Updates:
     """Follows the gradients of one step from the backward calls to the optimizer.
 
-    Gradients count as final when something is about to clip them, or the optimizer is about to step; a backward call
-    in between says that they were not. Changes in place that nobody announced are seen by version counters, and what
-    the optimizer then gets is recorded as ``gradient_clipped``.
+    Gradients count as final when something is about to clip them, or the optimizer is about to step, unless a backward
+    call follows. Version counters reveal changes in place that nobody announced; the gradients that the optimizer then
+    gets are recorded as ``gradient_clipped``.
 
     Attributes:
         wanted: tells whether a record type is kept in the current step.
-        factor: what gradients are to be divided by: the scale of a GradScaler that has not been divided out.
+        factor: divisor of gradients: the scale of a GradScaler that has not been divided out.
     """
 
     anatomy: Anatomy
@@ -50,7 +50,7 @@ class Updates:
     _done: set[str] = field(default_factory=set)
 
     def dropped(self) -> bool:
-        """Whether the gradients that were measured or clipped are gone, and no optimizer has stepped."""
+        """Return True if gradients were measured or clipped and are gone, and no optimizer has stepped."""
         if self._snapshot is None or not self._versions:
             return False
         now = self._gradients()
@@ -58,7 +58,7 @@ class Updates:
             return True
         found = versions(now)
         return all(found[n] != self._versions.get(n) for n in found) and not any(
-            g.any() for g in now.values()
+            local(g).any() for g in now.values()
         )
 
     def backward_begins(self) -> None:
@@ -66,21 +66,21 @@ class Updates:
         self._before = versions(self._gradients())
 
     def backward_ended(self) -> None:
-        """What was taken for the final gradient was not, unless the call was that of another model.
+        """Discard the gradients taken as final if the backward call changed any; calls of other models do not.
 
-        From now on nothing should change a gradient but what announces it.
+        After this call only announced changes of gradients are expected.
         """
         now = versions(self._gradients())
         if self._versions is None or now != self._before:
             self._snapshot, self._norm, self._versions = None, None, now
 
     def unscaled(self) -> None:
-        """A GradScaler divided its scale out."""
+        """Note that a GradScaler divided its scale out."""
         self.factor = 1.0
         self._versions = versions(self._gradients())
 
     def before_clip(self, tensors: list[Tensor]) -> None:
-        """Some of these tensors are about to be measured or clipped: keep all gradients as they are."""
+        """Keep all gradients as they are before some of these tensors are measured or clipped."""
         if self._snapshot is not None or self._versions is None or not self.wanted("gradient"):
             return
         own = self._gradients()
@@ -94,7 +94,7 @@ class Updates:
             self._norm = float(norm.detach())
 
     def owns(self, optimizer: Optimizer) -> bool:
-        """Whether an optimizer updates parameters of the model."""
+        """Return True if an optimizer updates parameters of the model."""
         mine = {id(p) for _, p in self.anatomy.parameters()}
         return any(id(p) in mine for group in optimizer.param_groups for p in group["params"])
 
@@ -115,7 +115,7 @@ class Updates:
         """Record the gradients of the step, once.
 
         Args:
-            scale: of a GradScaler, for an optimizer that divides by it within its step.
+            scale: scale of a GradScaler, for an optimizer that divides by it within its step.
         """
         if "gradient" in self._done or not self.wanted("gradient"):
             return
@@ -161,7 +161,7 @@ class Updates:
             self._emit_parts("optimizer", state, {"learning_rates": _rates(optimizer, named)})
 
     def finished(self) -> None:
-        """The step is over."""
+        """End the step."""
         self._versions, self._snapshot, self._norm, self.factor = None, None, None, 1.0
         self._before = {}
         self._done = set()
@@ -170,7 +170,7 @@ class Updates:
         return {name: p.grad for name, p in self.anatomy.parameters() if p.grad is not None}
 
     def _copied(self, gradients: Mapping[str, Tensor], scale: float | None = None) -> dict[str, Part]:
-        """Copies of what lies here of each gradient, and which part of the whole that is."""
+        """Return copies of the local part of each gradient, with the part of the whole that it is."""
         factor, found = self.factor if scale is None else scale, {}
         for name, grad in gradients.items():
             if _matches(self.settings.gradient, name):
@@ -191,7 +191,7 @@ class Updates:
 
 
 def shard_of(name: str, value: Any) -> ShardLayout | None:
-    """Which part of the whole a distributed tensor has here; None for any other value.
+    """Return the part of the whole that a distributed tensor has here; None for any other value.
 
     Raises:
         CaptureError: for a partial sum, which is no part of anything.
@@ -209,7 +209,7 @@ def shard_of(name: str, value: Any) -> ShardLayout | None:
 
 
 def _rates(optimizer: Optimizer, named: Mapping[str, Any]) -> dict[str, float]:
-    """Learning rate of each of these parameters."""
+    """Return the learning rate of each of these parameters."""
     names = {id(p): name for name, p in named.items()}
     rates = [(group.get("lr"), p) for group in optimizer.param_groups for p in group["params"]]
     return {names[id(p)]: float(rate) for rate, p in rates if rate is not None and id(p) in names}
@@ -220,7 +220,7 @@ def _matches(wanted: bool | str, name: str) -> bool:
 
 
 def _norm(tensors: Mapping[str, Array]) -> float | None:
-    """Euclidean norm of all gradients together."""
+    """Return the Euclidean norm of all gradients together."""
     if not tensors:
         return None
     return float(np.sqrt(sum(float(np.square(array.astype(np.float64)).sum()) for array in tensors.values())))

@@ -1,4 +1,4 @@
-"""Which ranks a run has, how they share the work, and by which factor its backward pass averages over them."""
+"""Ranks of a run, how they share the work, and the factor by which its backward pass averages over them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class World:
 
     @property
     def joined(self) -> bool:
-        """Whether there is a process group."""
+        """True if there is a process group."""
         return distributed.is_available() and distributed.is_initialized()
 
     @property
@@ -59,11 +59,11 @@ class World:
 
     @property
     def expected(self) -> int:
-        """Number of processes, also before they have joined, as launchers tell it."""
+        """Number of processes; before they have joined, the number that launchers tell."""
         return self.size if self.joined else int(os.environ.get("WORLD_SIZE", "1") or 1)
 
     def gather(self, value: Any) -> list[Any]:
-        """The value of every rank, in their order."""
+        """Gather a value from every rank, in their order."""
         if self.size == 1:
             return [value]
         found: list[Any] = [None] * self.size
@@ -82,7 +82,7 @@ class World:
             self.averaged = float(factor) if factor else float(math.prod(_fsdp_sizes(group).values()))
 
     def sizes(self, root: nn.Module) -> dict[str, int]:
-        """Extent of each dimension of more than one rank.
+        """Return the extent of each dimension of more than one rank.
 
         Raises:
             CaptureError: if nothing tells what the ranks share.
@@ -92,7 +92,7 @@ class World:
         return self._sizes
 
     def root(self, model: nn.Module) -> int:
-        """The first rank that holds the same samples as this one."""
+        """Return the first rank that holds the same samples as this one."""
         sizes = self.sizes(model)
         return Mesh(**sizes).group(self.rank, "pp", "tp", "cp")[0] if sizes else self.rank
 
@@ -151,7 +151,7 @@ def _mesh_sizes(mesh: Any) -> dict[str, int]:
 
 
 def _fsdp_groups(root: nn.Module) -> Iterator[Any]:
-    """Parameter groups of modules that `fully_shard` was applied to."""
+    """Yield the parameter groups of modules that `fully_shard` was applied to."""
     if "torch.distributed.fsdp" not in sys.modules:
         return
     from torch.distributed.fsdp import FSDPModule
@@ -197,5 +197,5 @@ def refuse_flat(root: nn.Module) -> None:
 
 
 def device_of(tensor: torch.Tensor) -> str:
-    """Type of the device that a tensor lies on."""
+    """Return the type of the device that a tensor lies on."""
     return tensor.device.type

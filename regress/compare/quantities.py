@@ -37,7 +37,7 @@ class Quantity:
     """A quantity under the name that test ids, goldens and tolerances use.
 
     Attributes:
-        level: what it belongs to, ``"step"``, ``"update"`` or ``"micro"``.
+        level: scope of its tensors, ``"step"``, ``"update"`` or ``"micro"``.
     """
 
     name: str
@@ -114,8 +114,8 @@ class Source:
 
     Attributes:
         stage, tensor: type of the record, and name of the tensor in it.
-        quantity, name: where its golden values are.
-        primary: whether it is the first place to look for them; other stages repeat them.
+        quantity, name: quantity and name of its golden values.
+        primary: True if it is the first place to look for them; other stages repeat them.
     """
 
     stage: str
@@ -166,7 +166,7 @@ SOURCES: tuple[Source, ...] = (
 """Tensors with a name of their own; activations, gradients, parameters and optimizer states go by the model's."""
 
 SHARES = {"loss": "token_loss", "pg_loss": "policy_loss", "kl_loss": "kl", "entropy_loss": "entropy_loss"}
-"""Which quantity, weighted and summed over a microbatch's loss tokens, is its share of which sum."""
+"""Sum -> quantity whose weighted sum over a microbatch's loss tokens is its share of that sum."""
 
 OPEN_STAGES = ("activations", "gradient", "gradient_clipped", "param", "optimizer")
 """Stages whose tensors bear the names of modules and parameters."""

@@ -18,7 +18,7 @@ tried first."""
 
 @dataclass(frozen=True)
 class Advantages:
-    """One rule.
+    """One advantage rule and its values.
 
     Attributes:
         name: the rule in words.
@@ -34,7 +34,7 @@ class Advantages:
 
 
 def candidates(update: Update) -> list[Advantages]:
-    """Every rule that the dump has the values for: recorded advantages, or those that follow from rewards."""
+    """Return every rule that the dump has the values for: recorded advantages, or those that follow from rewards."""
     recorded = update.get("is_loss_debug/advantages")
     if recorded is not None:
         return [Advantages("as recorded", recorded)]
@@ -44,7 +44,7 @@ def candidates(update: Update) -> list[Advantages]:
 
 
 def named(update: Update, tokens: Ints, tolerance: float) -> list[Advantages]:
-    """Rules that give the recorded advantages of some tokens; none without rewards."""
+    """Return rules that give the recorded advantages of some tokens; none without rewards."""
     recorded = update.get("is_loss_debug/advantages")
     if recorded is None or not update.trajectories:
         return []
@@ -55,7 +55,7 @@ def named(update: Update, tokens: Ints, tolerance: float) -> list[Advantages]:
 
 
 def groups_of(update: Update) -> Ints:
-    """Number of the group of each trajectory."""
+    """Return the number of the group of each trajectory."""
     names = [trajectory.group_id for trajectory in update.trajectories]
     return np.unique(np.array(names), return_inverse=True)[1].astype(np.int64)
 
@@ -76,7 +76,7 @@ _SCALES = {
 
 
 def _of_objective(update: Update) -> Iterator[Advantages]:
-    """Rules of one value per sample that an `Objective` can say."""
+    """Yield rules with one value per sample that an `Objective` can express."""
     for estimator, scale in product(("grpo", "rloo"), _SCALES):
         baseline = "mean of the group" if estimator == "grpo" else "mean of the others of the group"
         words = f"reward minus the {baseline}, {_SCALES[scale]}"
@@ -90,7 +90,7 @@ def _of_objective(update: Update) -> Iterator[Advantages]:
 
 
 def _by_objective(update: Update, fields: dict[str, Any]) -> Floats:
-    """One advantage per trajectory, by the functions that our own trainer uses."""
+    """Return one advantage per trajectory, by the functions that our own trainer uses."""
     import torch
 
     from regress.grpo.advantages import token_advantages
@@ -102,7 +102,7 @@ def _by_objective(update: Update, fields: dict[str, Any]) -> Floats:
 
 
 def _of_samples(update: Update) -> Iterator[Advantages]:
-    """Rules of one value per sample that no field of an `Objective` names."""
+    """Yield rules with one value per sample that no field of an `Objective` expresses."""
     rewards, groups = _rewards(update), groups_of(update)
     lengths = np.array([sum(t.loss_mask) for t in update.trajectories], np.float64)
     rules: dict[str, Callable[[], Floats]] = {
@@ -133,7 +133,7 @@ def _per_group(groups: Ints, values: Floats) -> Floats:
 
 
 def _leave_one_out(rewards: Floats, groups: Ints) -> Floats:
-    """NeMo-RL's default: mean and deviation of the other samples; 0 where these are equal."""
+    """Return NeMo-RL's default: mean and deviation of the other samples; 0 where these are equal."""
     out = np.zeros_like(rewards)
     for i, reward in enumerate(rewards):
         others = np.delete(rewards[groups == groups[i]], np.flatnonzero(groups == groups[i]).searchsorted(i))
@@ -145,7 +145,7 @@ def _leave_one_out(rewards: Floats, groups: Ints) -> Floats:
 
 
 def _of_tokens(update: Update) -> Iterator[Advantages]:
-    """Rules that whiten over the loss tokens of the rollout batch."""
+    """Yield rules that whiten over the loss tokens of the rollout batch."""
     import torch
 
     from regress.grpo.advantages import token_advantages

@@ -1,4 +1,4 @@
-"""What the solution itself says: temperature, what else the loss depends on, and the mask."""
+"""Statements read from the solution itself: temperature, other dependences of the loss, and the mask."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SAME_TEMPERATURE = 1e-3
 
 
 def temperature(mask: Mask) -> Iterator[Statement]:
-    """What logits are divided by, as found in or given to the recording; and a sampler that did otherwise."""
+    """Yield the temperature that logits are divided by, found or given, and a departure if the sampler used another."""
     told = mask.update.temperatures
     if not told:
         return
@@ -44,7 +44,8 @@ def temperature(mask: Mask) -> Iterator[Statement]:
 
 
 def dependence(mask: Mask) -> Iterator[Statement]:
-    """Whether log-probs and entropies of the next tokens explain the loss; if not, of which tokens it takes them."""
+    """Yield a statement on whether log-probs and entropies of the next tokens explain the loss, and if not, on which
+    tokens do."""
     residual = mask.update.get("token_gradient/token_residual")
     live = mask.known & ((mask.g != 0) | (mask.h != 0))
     if residual is None or not live.any():
@@ -72,7 +73,7 @@ def dependence(mask: Mask) -> Iterator[Statement]:
 
 
 def _shifts(mask: Mask) -> dict[str, float]:
-    """Largest unexplained part over microbatches, by shift of the targets; where the recording tried any."""
+    """Return the largest unexplained part over microbatches, by shift of the targets; where the recording tried any."""
     found: dict[str, float] = {}
     for meta in mask.update.meta:
         tried: Any = meta.get("target_residuals") or {}
@@ -82,7 +83,7 @@ def _shifts(mask: Mask) -> dict[str, float]:
 
 
 def masks(mask: Mask) -> Iterator[Statement]:
-    """Which tokens the loss trains on, and where they are not the expected ones."""
+    """Yield the tokens that the loss trains on, and where they are not the expected ones."""
     strays = sum(
         int(found) for meta in mask.update.meta if (found := _integer(meta.get("rows_without_target")))
     )
@@ -120,7 +121,7 @@ def _integer(value: object) -> int:
 
 
 def _where(mask: Mask, tokens: Bools, verb: str) -> str:
-    """Number of tokens, and what they have in common."""
+    """Return the number of tokens, and what they have in common, in words."""
     if not tokens.any() or mask.expected is None:
         return ""
     sample, position = mask.update.sample[tokens], mask.update.position[tokens]

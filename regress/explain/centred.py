@@ -1,4 +1,4 @@
-"""What tokens alone say of their weights: centred advantages of a group sum to 0 under the right ones only."""
+"""Weights read from tokens alone: centred advantages of a group sum to 0 only under the right weights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EQUAL = 1e-3
 
 
 def centred(mask: Mask, known: Policies) -> Iterator[Statement]:
-    """Statements on the weights without rewards or advantages, from groups of samples with one prompt."""
+    """Yield statements on the weights without rewards or advantages, from groups of samples with one prompt."""
     if not mask.complete or known.on_policy(mask.effective) is False:
         return
     groups = _groups(mask)
@@ -51,7 +51,8 @@ def centred(mask: Mask, known: Policies) -> Iterator[Statement]:
 
 
 def _groups(mask: Mask) -> Ints | None:
-    """Number of each sample's group: by its name, or by the tokens before the first of the loss; None without any."""
+    """Return the group number of each sample, by name, or by the tokens before the first of the loss; None without
+    groups."""
     update = mask.update
     names: list[object] = [group for group, _ in update.frame.samples]
     ids = update.values.get("batch_inputs/input_ids", update.values.get("forward_data/input_ids"))
@@ -68,7 +69,7 @@ def _groups(mask: Mask) -> Ints | None:
 
 
 def _scores(mask: Mask, rule: Rule, tolerance: float) -> Floats | None:
-    """-g / weight of each sample, which is its advantage; None where the tokens of a sample disagree."""
+    """Return -g / weight of each sample, which is its advantage; None where the tokens of a sample disagree."""
     tokens = mask.policy & (mask.update.block >= 0)
     weights = rule.values[tokens]
     if not np.isfinite(weights).all():
@@ -92,7 +93,7 @@ def _shape(rule: Rule) -> str:
 
 
 def _scaled(found: list[tuple[Rule, Floats]], groups: Ints) -> Iterator[Statement]:
-    """The denominator, where the norms of groups show that advantages are divided by the deviation of their group."""
+    """Yield the denominator where the norms of groups show that advantages are divided by the group's deviation."""
     sizes = np.bincount(groups)
     exact = []
     for rule, scores in found:

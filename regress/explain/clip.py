@@ -1,4 +1,4 @@
-"""Where the ratio is clipped: the bounds lie between the last token with a gradient and the first without."""
+"""Clip range of the ratio: each bound lies between the last token with a gradient and the first without."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from regress.explain.update import Bools, Floats
 
 
 def clips(found: Found, readings: list[Reading], mask: Mask, known: Policies) -> Iterator[Statement]:
-    """Statements on the clip range, from the ratios of tokens with and without a policy term."""
+    """Yield statements on the clip range, from the ratios of tokens with and without a policy term."""
     best = readings[0]
     if not best.match.factor.clips or any(r.match.factor.name != best.match.factor.name for r in readings):
         return
@@ -52,7 +52,7 @@ def clips(found: Found, readings: list[Reading], mask: Mask, known: Policies) ->
 
 
 def _upper(ratio: Floats, kept: Bools, gone: Bools) -> tuple[float, float] | None:
-    """Between which ratios the upper bound lies; None if tokens are clipped for another reason."""
+    """Return the ratios between which the upper bound lies; None if tokens are clipped for another reason."""
     last = float(ratio[kept].max(initial=0.0))
     first = float(ratio[gone].min(initial=np.inf))
     return (last, first) if last <= first else None
@@ -66,7 +66,7 @@ def _lower(ratio: Floats, kept: Bools, gone: Bools) -> tuple[float, float] | Non
 
 
 def _wrong(ratio: Floats, gone: Bools, up: Bools, down: Bools) -> str:
-    """What shows that the larger loss is not taken: tokens of positive advantage are clipped at small ratios.
+    """Return evidence that the larger loss is not taken: tokens of positive advantage are clipped at small ratios.
 
     High ratios of tokens with a negative advantage prove nothing: a second bound (delta, dual clip) clips them, too.
     """

@@ -1,4 +1,4 @@
-"""``regress explain``: what a recorded trainer really does."""
+"""``regress explain``: the behaviour of a recorded trainer, read from one update."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the derivatives by the entropy say: whether the loss has a bonus, its coefficient and its weights."""
+"""Statements read from derivatives by the entropy: presence of a bonus, its coefficient and its weights."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ABSENT = 1e-3
 
 
 def entropies(mask: Mask, rules: list[Rule]) -> Iterator[Statement]:
-    """Statements on the entropy bonus; none where its derivatives are too noisy to tell."""
+    """Yield statements on the entropy bonus; none where its derivatives are too noisy to tell."""
     if "token_gradient/entropy_gradient" not in mask.update.values or not mask.policy.any():
         return
     tokens = mask.known & (mask.update.block >= 0)
@@ -43,7 +43,7 @@ def entropies(mask: Mask, rules: list[Rule]) -> Iterator[Statement]:
 
 
 def _bonus(mask: Mask, rules: list[Rule], live: Bools) -> Iterator[Statement]:
-    """The coefficient under every rule of weights that the derivatives follow."""
+    """Yield the coefficient under every rule of weights that the derivatives follow."""
     fits: dict[str, float] = {}
     names: list[str] = []
     for rule in rules:
@@ -63,5 +63,5 @@ def _bonus(mask: Mask, rules: list[Rule], live: Bools) -> Iterator[Statement]:
 
 
 def _spread(mask: Mask, values: Floats, middle: float) -> float:
-    """Relative spread of nine tenths of the tokens: single ones may be ill-conditioned."""
+    """Return the relative spread of nine tenths of the tokens: single ones may be ill-conditioned."""
     return float(np.quantile(np.abs(values - middle), 0.9)) / abs(middle)

@@ -1,4 +1,4 @@
-"""From one recorded update to what its trainer really does."""
+"""Explanation of a trainer from one recorded update."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from regress.grpo.presets import preset_values
 def explain_dump(
     path: str | Path, *, step: int | None = None, update: int | None = None, preset: str | None = None
 ) -> Explanation:
-    """Say from one recorded update what its trainer really does, each statement with its evidence.
+    """Explain from one recorded update what its trainer really does, each statement with its evidence.
 
     Args:
         path: a dump with token gradients; log-probs, reference log-probs, rewards or advantages add to what is told.
@@ -70,7 +70,8 @@ def _statements(update: Update, preset: str | None) -> Iterator[Statement]:
 
 
 def _with_clipped(mask: Mask) -> tuple[Mask, Policies]:
-    """The mask with the tokens whose ratio is out of range; those among tokens with a gradient are masked out."""
+    """Return the mask with out-of-range tokens marked as clipped; those amid tokens with a gradient count as masked
+    out."""
     known = policies(replace(mask, clipped=mask.missing))
     missing = mask.missing
     ratio = known.log_ratio()
@@ -88,13 +89,13 @@ def _with_clipped(mask: Mask) -> tuple[Mask, Policies]:
 
 
 def _signs(mask: Mask) -> Floats:
-    """Sign of each token's advantage, from its sample's other tokens."""
+    """Return the sign of each token's advantage, taken from the other tokens of its sample."""
     total = np.bincount(mask.update.sample[mask.policy], -mask.g[mask.policy], minlength=len(mask.speaking))
     return np.asarray(np.sign(total)[mask.update.sample], np.float64)
 
 
 def _undetermined(update: Update, statements: list[Statement]) -> dict[str, str]:
-    """Why nothing is said on what an explanation should have."""
+    """Return the subjects that nothing is said on, each with the reason."""
     said = {statement.subject for statement in statements}
     out: dict[str, str] = {}
     if "targets" in said or any(s.subject == "loss" and s.departure for s in statements):

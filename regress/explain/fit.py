@@ -75,7 +75,8 @@ def fit_clipped(g: Floats, base: Floats, factor: Floats, kl: Floats | None) -> F
 
 
 def _starts(g: Floats, policy: Floats, full: Bools, near: Floats) -> list[Bools]:
-    """Sets of tokens to begin with: those with a gradient, a share next to ratio 1, those of the policy's sign."""
+    """Return sets of tokens to begin with: those with a gradient, a share next to ratio 1, those of the policy's
+    sign."""
     alive = full & (g != 0)
     shares = [
         alive & (near <= np.quantile(near[alive], share)) if alive.sum() >= FEW else alive for share in SHARES
@@ -86,7 +87,7 @@ def _starts(g: Floats, policy: Floats, full: Bools, near: Floats) -> list[Bools]
 def _classify(
     g: Floats, base: Floats, factor: Floats, kl: Floats | None, used: Bools
 ) -> tuple[Fit, Bools] | None:
-    """Solve on the tokens `used`, then say of every token whether it has the policy term, and which are capped."""
+    """Solve on the tokens `used`, then tell for every token whether it has the policy term, and which are capped."""
     policy = base * factor
     solved = _solve(g[used], policy[used], None if kl is None else kl[used])
     if solved is None:
@@ -109,7 +110,7 @@ def _classify(
 def _cap(
     g: Floats, base: Floats, factor: Floats, predicted: Floats, above: bool
 ) -> tuple[float | None, Bools]:
-    """The one ratio that all tokens beyond it have in place of their own, and these tokens."""
+    """Return the ratio that all tokens beyond it have in place of their own, and these tokens."""
     odd = (np.abs(g - predicted) > ODD * np.abs(base * factor)) & (base != 0)
     odd &= (factor > 1) if above else (factor < 1)
     if not odd.any():

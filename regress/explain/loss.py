@@ -1,4 +1,4 @@
-"""What the fits say of the loss: advantages, aggregation and denominator, ratio, KL, and common factors."""
+"""Statements on the loss from the fits: advantages, aggregation and denominator, ratio, KL, and common factors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NEGLIGIBLE = 1e-3
 
 
 def statements(found: Found, readings: list[Reading], mask: Mask, known: Policies) -> Iterator[Statement]:
-    """Statements on every part of the loss that the readings agree on, or on each alternative."""
+    """Yield statements on every part of the loss that the readings agree on, or on each alternative."""
     yield _advantages(found, readings, mask)
     yield from _aggregation(found, readings, mask)
     yield from _ratio(found, readings, known, mask)
@@ -30,7 +30,8 @@ def statements(found: Found, readings: list[Reading], mask: Mask, known: Policie
 
 
 def _dropped(found: Found, readings: list[Reading], mask: Mask) -> Iterator[Statement]:
-    """Samples that have an advantage under every reading, and no gradient; clipped ones were fitted with the others."""
+    """Yield a departure for samples with an advantage under every reading and no gradient; clipped ones were fitted
+    above."""
     silent = ~mask.speaking
     silent[mask.update.sample[found.tokens]] = False
     if mask.expected is None or not silent.any():
@@ -162,7 +163,7 @@ def _kl(found: Found, readings: list[Reading], mask: Mask, known: Policies) -> I
 
 
 def _bounds(found: Found, best: Reading, mask: Mask, known: Policies) -> dict[str, float]:
-    """Largest coefficient that each KL could have and not be seen."""
+    """Return the largest coefficient that each KL could have without being noticed."""
     weights = best.match.rules[0].values[found.tokens] * abs(best.match.fit.scale)
     g = mask.g[found.tokens]
     limit = found.tolerance * float(np.sqrt(g @ g))
@@ -175,7 +176,7 @@ def _bounds(found: Found, best: Reading, mask: Mask, known: Policies) -> dict[st
 
 
 def _recorded_kl(mask: Mask) -> str:
-    """What shows that the trainer's loss has a KL term, if anything does."""
+    """Return evidence that the trainer's loss has a KL term; empty if there is none."""
     value = mask.update.losses.get("kl_loss")
     if value:
         return f"the loss has a KL term of {value:.3g}"

@@ -1,4 +1,4 @@
-"""Which tokens the loss really trains on: those whose gradient is not 0."""
+"""Tokens that the loss really trains on: those whose gradient is not 0."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Mask:
         g, h: derivatives by log-prob and entropy, NaN where none was recorded.
         known: tokens whose gradient could be recovered.
         expected: the loss mask that the dump tells of, None if it tells none.
-        source: where that is from.
+        source: source of the expected mask.
         clipped: tokens without a gradient that belong to the loss all the same, because their ratio is clipped.
     """
 
@@ -42,7 +42,7 @@ class Mask:
 
     @cached_property
     def policy(self) -> Bools:
-        """Tokens with a derivative by their log-prob, rounding beside that by their entropy aside."""
+        """Tokens with a derivative by their log-prob beyond rounding of that by their entropy."""
         residual = self.update.get("token_gradient/token_residual")
         left = np.zeros_like(self.g) if residual is None else np.nan_to_num(residual)
         return self.known & (
@@ -51,12 +51,12 @@ class Mask:
 
     @cached_property
     def entropy(self) -> Bools:
-        """Tokens with a derivative by their entropy, rounding aside."""
+        """Tokens with a derivative by their entropy beyond rounding."""
         return self.known & (np.abs(self.h) > self.rounding)
 
     @cached_property
     def rounding(self) -> Floats:
-        """What the derivative by the entropy may be off, token by token, from what is left unexplained."""
+        """Bound of the error of each token's derivative by the entropy, estimated from the unexplained part."""
         residual = self.update.get("token_gradient/token_residual")
         left = np.zeros_like(self.g) if residual is None else np.nan_to_num(residual)
         size = np.abs(np.nan_to_num(self.g))
@@ -65,7 +65,8 @@ class Mask:
 
     @cached_property
     def noise(self) -> float:
-        """Relative noise of the gradients, from what log-prob and entropy leave; 0 if that was not recorded."""
+        """Relative noise of the gradients, from the part that log-prob and entropy do not explain; 0 if none was
+        recorded."""
         residual = self.update.get("token_gradient/token_residual")
         if residual is None:
             return 0.0
@@ -75,12 +76,12 @@ class Mask:
 
     @cached_property
     def speaking(self) -> Bools:
-        """``[N]`` samples with any derivative by a log-prob."""
+        """Samples ``[N]`` with any derivative by a log-prob."""
         return np.bincount(self.update.sample[self.policy], minlength=len(self.update.frame.samples)) > 0
 
     @cached_property
     def effective(self) -> Bools:
-        """Tokens of the loss: those with a gradient, and of samples without any those that are expected."""
+        """Tokens of the loss: those with a gradient, and the expected ones of samples without any gradient."""
         if self.expected is None:
             return self.policy
         found = self.policy if self.clipped is None else self.policy | self.clipped
@@ -89,7 +90,7 @@ class Mask:
 
     @cached_property
     def missing(self) -> Bools:
-        """Expected tokens without a gradient, in samples that have some; not those whose advantage is 0."""
+        """Expected tokens without a gradient, in samples that have some; tokens with advantage 0 are excluded."""
         if self.expected is None:
             return np.zeros_like(self.policy)
         advantages = self.update.get("is_loss_debug/advantages")
@@ -105,9 +106,9 @@ class Mask:
         return np.zeros_like(self.policy) if self.expected is None else self.policy & ~self.expected
 
     def counts(self) -> dict[str, Ints]:
-        """Ways to count the tokens of each sample ``[N]``, by what they differ in from those found.
+        """Return the possible numbers of tokens of each sample ``[N]``, by how they differ from those found.
 
-        Of samples without a gradient the mask is not seen: they may lose as many tokens as the others do, or all.
+        The mask of samples without a gradient is unseen: they may lose as many tokens as the others do, or all.
         """
         found = {"": self.lengths}
         if self.expected is None:
@@ -124,12 +125,12 @@ class Mask:
 
     @property
     def lengths(self) -> Ints:
-        """``[N]`` tokens of each sample in the loss."""
+        """Number of loss tokens of each sample, ``[N]``."""
         return np.bincount(self.update.sample[self.effective], minlength=len(self.update.frame.samples))
 
     @property
     def spans(self) -> Floats:
-        """``[N]`` tokens from the first to the last of each sample in the loss, those between without loss included."""
+        """Number of tokens from the first to the last loss token of each sample, ``[N]``, those between included."""
         position, sample = self.update.position[self.effective], self.update.sample[self.effective]
         first = np.full(len(self.update.frame.samples), np.inf)
         last = np.full(len(first), -1.0)

@@ -1,7 +1,7 @@
-"""Which named objectives do the same as the trainer, and where it departs from the nearest.
+"""Presets that give the recorded gradients, and departures from the nearest one.
 
-Nothing is inferred here: each objective is evaluated on the recorded log-probs, rewards and tokens by the functions
-that our own trainer uses, and the token gradients that it would have are compared with the recorded ones.
+Each objective is evaluated on the recorded log-probs, rewards and tokens by the functions of this project's trainer,
+and the token gradients that it would have are compared with the recorded ones.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LOOSE = ("eps", "norm_length")
 def agreements(
     mask: Mask, known: Policies, readings: list[Reading], found: Found, expected: str | None = None
 ) -> Iterator[Statement]:
-    """Statements on presets: those that give the recorded gradients, else the nearest and where it differs.
+    """Yield statements on presets: those that give the recorded gradients, else the nearest and where it differs.
 
     Args:
         expected: the preset that the trainer should follow; a departure from it is said.
@@ -65,7 +65,7 @@ def agreements(
 
 
 def _in_proportion(model: _Model, names: list[str], found: Found) -> Iterator[Statement]:
-    """Presets whose gradients are the recorded ones but for a factor."""
+    """Yield presets whose gradients are the recorded ones up to a factor."""
     factors = {}
     for name in names:
         own = model.predicted(name, {})
@@ -84,7 +84,7 @@ def _in_proportion(model: _Model, names: list[str], found: Found) -> Iterator[St
 def _nearest(
     model: _Model, readings: list[Reading], names: list[str], found: Found, expected: str | None
 ) -> Iterator[Statement]:
-    """The preset that takes the fewest other fields to give the gradients, each change proven to be needed."""
+    """Yield the preset that needs the fewest changed fields to give the gradients, each change proven necessary."""
     best: tuple[int, str, dict[str, Any], float] | None = None
     for reading in readings:
         fields = _fields(reading)
@@ -110,7 +110,7 @@ def _nearest(
 
 
 def _fields(reading: Reading) -> dict[str, Any]:
-    """What a reading says of the fields of an objective."""
+    """Return the fields of an objective that a reading determines."""
     fields = dict(reading.match.advantages.fields) | {
         "aggregation": reading.rule.aggregation,
         "norm_length": reading.length if reading.rule.length == "free" else None,
@@ -124,7 +124,7 @@ def _fields(reading: Reading) -> dict[str, Any]:
 
 
 def _changes(name: str, fields: dict[str, Any]) -> dict[str, Any]:
-    """Fields of a preset that have other values in a reading."""
+    """Return the fields of a preset that have other values in a reading."""
     objective = make_objective(name)
     ours = {field: value for field, value in fields.items() if getattr(objective, field) != value}
     if ours.get("aggregation", objective.aggregation) != "seq-mean-token-sum-norm":
@@ -145,7 +145,7 @@ class _Model:
 
     @property
     def coefficients(self) -> dict[str, Any]:
-        """Coefficients that were set to what was found, so that they are no difference."""
+        """Coefficients set to the values found, so that they count as no difference."""
         found: dict[str, Any] = {"kl_coef": float(self._kl)} if self._kl else {}
         return found | ({"norm_length": self._length} if self._length is not None else {})
 
@@ -155,7 +155,8 @@ class _Model:
         return self._mask.g[self._found.tokens]
 
     def unexplained(self, name: str, changes: dict[str, Any]) -> float | None:
-        """Relative norm of what an objective leaves of the gradients; None where the dump cannot evaluate it."""
+        """Return the relative norm of the gradients that an objective leaves unexplained; None where it cannot be
+        evaluated."""
         own = self.predicted(name, changes)
         return (
             None
@@ -164,7 +165,7 @@ class _Model:
         )
 
     def predicted(self, name: str, changes: dict[str, Any]) -> Floats | None:
-        """Gradients that an objective would have; None where the dump cannot evaluate it."""
+        """Return the gradients that an objective would give; None where the dump cannot evaluate it."""
         try:
             predicted = self._gradient(self._objective(name, changes))
         except RegressError:
@@ -189,7 +190,7 @@ class _Model:
         return make_objective(name, **values)
 
     def _gradient(self, objective: Objective) -> Floats | None:
-        """d loss / d log-prob of each loss token, by autograd."""
+        """Return d loss / d log-prob of each loss token, by autograd."""
         import torch
 
         from regress.grpo.losses import token_loss
@@ -214,7 +215,7 @@ class _Model:
         return np.asarray(grad.numpy(), np.float64)
 
     def _policies(self, objective: Objective) -> tuple[Floats | None, Floats | None, Floats | None]:
-        """Log-probs of the tokens; where all ratios are 1, any will do for those of the policy without a KL."""
+        """Return the log-probs of the tokens; if all ratios are 1, any serve for a policy without a KL."""
         known = self._known
         own = None if known.own is None else known.own[self._tokens]
         old = None if known.old is None else known.old[self._tokens]
@@ -250,7 +251,7 @@ class _Model:
         return self._cache[name]
 
     def _first(self, values: Floats, sequence: Ints, count: int) -> Floats:
-        """The value of each token's sample: with one reward for each, all tokens of a sample have the same."""
+        """Return the value of each token's sample, which all its tokens share where each sample has one reward."""
         each = np.zeros(count)
         each[sequence] = values
         return each[self._mask.update.rollout][self._mask.update.sample[self._tokens]]

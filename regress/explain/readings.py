@@ -1,4 +1,4 @@
-"""What the factor of a fit says: the denominator, or how far the gradients are from every known one."""
+"""Readings of the factor of a fit: the denominator, or how far the gradients are from every known one."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ EXACT = 2e-5
 
 @dataclass(frozen=True)
 class Reading:
-    """A match, the rule of weights that it is read as, and the factor that remains: 1 if nothing does.
+    """A match with one rule of weights, and the factor that remains: 1 if nothing does.
 
     Attributes:
         length: the constant length of the denominator, where the rule has one.
-        cause: what the factor is equal to, such as "the number of ranks"; empty for 1 or an unknown factor.
+        cause: name of the factor, such as "the number of ranks"; empty for 1 or an unknown factor.
     """
 
     match: Match
@@ -32,7 +32,7 @@ class Reading:
 
     @property
     def words(self) -> str:
-        """The weight in words, with its constant length."""
+        """Weight in words, with its constant length."""
         words = self.rule.words
         if self.length is not None and self.rule.length == "free":
             words = words.replace("a constant length", f"the constant length {self.length}")
@@ -40,7 +40,8 @@ class Reading:
 
 
 def read(found: Found, mask: Mask) -> list[Reading]:
-    """Every reading with factor 1; or else those whose factor has a name; or else all, global denominators first."""
+    """Return the readings with factor 1, else those whose factor has a name, else all; global denominators come
+    first."""
     exact = max(EXACT, found.tolerance)
     every = [
         reading
@@ -66,7 +67,8 @@ def _read(match: Match, rule: Rule, mask: Mask, exact: float) -> list[Reading]:
 
 
 def _constant(match: Match, rule: Rule, factor: float, mask: Mask) -> list[Reading]:
-    """A whole number not below the longest completion (and that of a truncated one, if there is any) as length."""
+    """Return a reading whose constant length is whole, not below the longest completion, and that of truncated ones
+    if any."""
     if factor <= 0:
         return []
     length = whole_length(1 / factor)
@@ -80,7 +82,7 @@ def _constant(match: Match, rule: Rule, factor: float, mask: Mask) -> list[Readi
 
 
 def _named(mask: Mask) -> dict[str, float]:
-    """Factors that have a name: ranks and microbatches, forgotten or counted twice."""
+    """Return named factors: ranks and microbatches, forgotten or counted twice."""
     ranks = len({rank for rank, _ in mask.update.blocks})
     per_rank = len(mask.update.blocks) / ranks
     found: dict[str, float] = {}
@@ -98,7 +100,7 @@ def _named(mask: Mask) -> dict[str, float]:
 
 
 def _unique(readings: list[Reading]) -> list[Reading]:
-    """One reading of each advantage, weight, ratio and KL; of the constants beside a deviation the best."""
+    """Return one reading of each advantage, weight, ratio and KL, with the best of the constants beside a deviation."""
     best: dict[tuple[object, ...], Reading] = {}
     for reading in readings:
         m = reading.match
@@ -122,7 +124,7 @@ def _order(reading: Reading) -> int:
 
 
 def epsilons(found: Found, reading: Reading) -> list[float]:
-    """Constants beside the deviation that fit as well as the one of a reading."""
+    """Return the constants beside the deviation that fit as well as that of a reading."""
     same = {
         match.advantages.eps
         for match in found.matches

@@ -42,13 +42,13 @@ class Match:
     token: int
 
     def scale(self, rule: Rule) -> float:
-        """Factor between the gradients and what a rule of the same direction predicts."""
+        """Return the factor between the gradients and what a rule of the same direction predicts."""
         return float(self.fit.scale * self.rules[0].values[self.token] / rule.values[self.token])
 
 
 @dataclass(frozen=True)
 class Found:
-    """What the search came to; ``nearest`` is the smallest part that a rejected hypothesis left unexplained."""
+    """Result of the search; ``nearest`` is the smallest part that a rejected hypothesis left unexplained."""
 
     matches: tuple[Match, ...]
     tolerance: float
@@ -89,7 +89,8 @@ def _search(
 
 
 def _classes(rules: list[Rule], tokens: Ints) -> list[tuple[Rule, ...]]:
-    """Rules whose weights differ by one factor only, together; rules that give no number for a token are left out."""
+    """Return classes of rules whose weights differ by one factor only; rules without a number for a token are left
+    out."""
     classes: list[list[Rule]] = []
     units: list[Floats] = []
     for rule in rules:
@@ -148,7 +149,7 @@ def _hypotheses(
 
 
 def _repeated(terms: list[Penalty | None], tokens: Ints) -> list[int]:
-    """Index of the first KL with the same derivative, for each."""
+    """Return the index of the first KL with the same derivative, for each."""
     out: list[int] = []
     for k, term in enumerate(terms):
         first = (
@@ -165,7 +166,7 @@ def _repeated(terms: list[Penalty | None], tokens: Ints) -> list[int]:
 def _proportional(
     own: Floats, tried: list[tuple[Floats, dict[tuple[int, int, int], Fit]]]
 ) -> tuple[dict[tuple[int, int, int], Fit], float]:
-    """Fits of advantages that are the same but for a factor, and that factor."""
+    """Return the fits of advantages that differ from these by a factor only, and that factor."""
     size = _size(own)
     unit = own / size
     for other, fits in tried:
@@ -190,7 +191,7 @@ def _fit(mask: Mask, known: Policies, match: Match, tokens: Ints) -> Fit | None:
 
 
 def clipped_tokens(match: Match, found: Found, size: int) -> Bools:
-    """Tokens of the frame that a match takes as clipped."""
+    """Return the tokens of the frame that a match takes as clipped."""
     out = np.zeros(size, bool)
     if len(match.fit.clipped) == len(found.tokens):
         out[found.tokens] = match.fit.clipped

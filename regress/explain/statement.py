@@ -1,4 +1,4 @@
-"""Statements about a trainer, each with its evidence, and the whole of them."""
+"""Statements about a trainer, each with its evidence, and the explanation that they form."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Statement:
     """One finding.
 
     Attributes:
-        subject: what it is about, such as "temperature", "mask", "aggregation".
+        subject: topic, such as "temperature", "mask", "aggregation".
         text: the finding as one sentence.
         values: the readings that fit, in machine form; several where the dump cannot tell them apart.
         evidence: the numbers that prove it.
@@ -26,7 +26,7 @@ class Statement:
     departure: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """The statement as plain JSON."""
+        """Return the statement as plain JSON."""
         return {
             "subject": self.subject,
             "text": self.text,
@@ -38,7 +38,7 @@ class Statement:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What one recorded update says about its trainer.
+    """Explanation of a trainer from one recorded update.
 
     Attributes:
         path: the dump.
@@ -64,7 +64,7 @@ class Explanation:
         return tuple(statement for statement in self.statements if statement.departure)
 
     def to_json(self) -> dict[str, Any]:
-        """The explanation as plain JSON."""
+        """Return the explanation as plain JSON."""
         return {
             "schema_version": 1,
             "path": self.path,
@@ -75,7 +75,7 @@ class Explanation:
         }
 
     def to_text(self) -> str:
-        """The explanation for a terminal: one line a statement, its evidence below it."""
+        """Return the explanation for a terminal: one line a statement, its evidence below it."""
         place = f"step {self.step}" + ("" if self.update is None else f", update {self.update}")
         lines = [f"{self.path}, {place}:"]
         for statement in self.statements:
@@ -90,7 +90,7 @@ class Explanation:
 
 
 def _plain(value: Any) -> Any:
-    """Plain JSON: an open bound is a word, as JSON has no infinity."""
+    """Convert a value to plain JSON; an infinite bound becomes a word, as JSON has no infinity."""
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

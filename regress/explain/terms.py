@@ -19,14 +19,14 @@ PRODUCT = "the product of the ratios of the sample"
 
 @dataclass(frozen=True)
 class Factor:
-    """What a token's advantage is multiplied with in the derivative of the policy term.
+    """Factor of a token's advantage in the derivative of the policy term.
 
     Attributes:
         name: in words.
         values: factor of each token of the frame where nothing is clipped.
         clips: True if tokens may be without the term because their ratio is out of range.
         fields: the fields of an `Objective` that say the same.
-        departure: what is wrong with it, if anything is.
+        departure: description of a fault, if there is one.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Policies:
     reference: Floats | None
 
     def log_ratio(self) -> Floats | None:
-        """Log-ratio of each token against the old policy, or None."""
+        """Return the log-ratio of each token against the old policy; None where either is unknown."""
         return None if self.own is None or self.old is None else self.own - self.old
 
     def on_policy(self, tokens: Bools) -> bool | None:
@@ -84,7 +84,7 @@ def policies(mask: Mask) -> Policies:
 
 
 def sample_mean(mask: Mask, values: Floats, *, total: bool = False) -> Floats:
-    """Mean (or sum) of the loss tokens of each token's sample."""
+    """Return the mean (or sum) over the loss tokens of each token's sample."""
     tokens, sample = mask.effective, mask.update.sample
     sums = np.bincount(sample[tokens], values[tokens], minlength=len(mask.lengths))
     out = sums if total else sums / np.maximum(mask.lengths, 1)
@@ -92,7 +92,7 @@ def sample_mean(mask: Mask, values: Floats, *, total: bool = False) -> Floats:
 
 
 def factors(mask: Mask, known: Policies) -> list[Factor]:
-    """Every factor that the recorded log-probs allow."""
+    """Return every factor that the recorded log-probs allow."""
     ones = np.ones(mask.update.frame.size)
     found = [Factor("1: on policy, or without a ratio", ones)]
     ratio = known.log_ratio()
@@ -116,21 +116,22 @@ def _off_policy(mask: Mask, ratio: Floats) -> Iterator[Factor]:
 
 
 def _product(mask: Mask, ratio: Floats, clips: bool) -> Factor:
-    """The product of a sample's ratios: each of its n tokens moves the loss of all of them."""
+    """Return the product of a sample's ratios: each of its n tokens moves the loss of all of them."""
     length = np.maximum(mask.lengths, 1)[mask.update.sample]
     values = np.exp(sample_mean(mask, ratio, total=True)) * length
     return Factor(PRODUCT, values, clips, {"importance_level": "sequence_product"})
 
 
 def _gate(mask: Mask, ratio: Floats) -> Floats:
-    """Derivative of SAPO's gate (arXiv 2511.20347) by the log-prob; the sign of the advantage is that of -g."""
+    """Return the derivative of SAPO's gate (arXiv 2511.20347) by the log-prob; the sign of the advantage is that of
+    -g."""
     tau = np.where(np.nan_to_num(mask.g) < 0, 1.0, 1.05)
     opened = 1 / (1 + np.exp(-tau * (ratio - 1)))
     return 4 * opened * (1 - opened) * ratio
 
 
 def penalties(mask: Mask, known: Policies) -> list[Penalty]:
-    """Every KL derivative that the recorded log-probs allow; none without those of a reference."""
+    """Return every KL derivative that the recorded log-probs allow; none without those of a reference."""
     if known.own is None or known.reference is None:
         return []
     x = known.own - known.reference

@@ -1,4 +1,4 @@
-"""What the records of one optimizer update say of its tokens, free of any layout."""
+"""Tokens of one optimizer update, collected from its records, free of any layout."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Update:
         forward_temperatures: those that log-probs of the forward pass are recorded at, where that was told.
         trajectories: those of the step, in recorded order, matched to the samples; empty if there are none.
         rollout: index of each sample among them, -1 without.
-        config: of the run, as the manifest tells it.
+        config: configuration of the run, as the manifest tells it.
     """
 
     step: int
@@ -187,7 +187,7 @@ def _number(value: object) -> float | None:
 
 
 def _segments(record: Record) -> list[tuple[SampleKey, int]]:
-    """Sample and last position of each segment of a record."""
+    """Return the sample and last position of each segment of a record."""
     try:
         layout = TokenLayout.from_json(record.meta["layout"])  # type: ignore[arg-type]  # what is not, raises
         names: Any = record.meta["samples"]
@@ -198,7 +198,7 @@ def _segments(record: Record) -> list[tuple[SampleKey, int]]:
 
 
 def _frame(records: Sequence[Record], gradients: Sequence[Record]) -> TokenFrame:
-    """The samples of the token gradients, and as many tokens of each as any record holds."""
+    """Return a frame of the token gradients' samples, each as long as any record tells."""
     for record in gradients:
         if not _segments(record):
             raise CompareError(
@@ -218,7 +218,7 @@ def _frame(records: Sequence[Record], gradients: Sequence[Record]) -> TokenFrame
 def _blocks(
     gradients: Sequence[Record],
 ) -> tuple[tuple[tuple[int, int], ...], dict[tuple[int, int], int]]:
-    """Microbatches; ranks that hold (parts of) the same samples in them are one."""
+    """Return the microbatches; ranks that hold (parts of) the same samples count as one."""
     root: dict[int, int] = {}
     owner: dict[tuple[int, SampleKey], int] = {}
     for record in sorted(gradients, key=lambda r: (r.rank or 0, r.micro or 0)):
@@ -234,7 +234,7 @@ def _blocks(
 
 
 def _indices(record: Record, frame: TokenFrame, index: Mapping[SampleKey, int]) -> tuple[Ints, Ints]:
-    """Paired indices of the flat arrays and of a record's ``[B, T]`` tensors."""
+    """Return paired indices of the flat arrays and of a record's ``[B, T]`` tensors."""
     keys = _segments(record)
     if not keys:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
@@ -249,7 +249,7 @@ def _indices(record: Record, frame: TokenFrame, index: Mapping[SampleKey, int]) 
 
 
 def _put(values: Floats, flat: Ints, own: Floats, record: Record) -> None:
-    """Write values to their tokens; where another rank has written, they have to repeat its values."""
+    """Write values to their tokens; values that another rank wrote there must be equal."""
     known = values[flat]
     twice = ~np.isnan(known) & ~np.isnan(own)
     if twice.any() and record.type == "token_gradient":
@@ -264,7 +264,7 @@ def _put(values: Floats, flat: Ints, own: Floats, record: Record) -> None:
 
 
 def _losses(records: Sequence[Record], block_of: Mapping[tuple[int, int], int]) -> dict[str, float]:
-    """Shares of the loss, of ranks that repeat each other once, added up."""
+    """Add up the shares of the loss; ranks that repeat each other count once."""
     seen: set[int] = set()
     total: dict[str, float] = {}
     for record in records:
@@ -281,7 +281,7 @@ def _losses(records: Sequence[Record], block_of: Mapping[tuple[int, int], int]) 
 def _match(
     trajectories: Sequence[Trajectory], frame: TokenFrame, values: Mapping[str, Floats]
 ) -> tuple[Ints, str]:
-    """Trajectory of each sample, by its key or else by its tokens; and why there is none."""
+    """Match trajectories to samples by key, else by tokens; return them, or why there is none."""
     none = np.full(len(frame.samples), -1, np.int64)
     if not trajectories:
         return none, "the dump has no trajectories with rewards: tap them with tap_trajectories"

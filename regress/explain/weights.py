@@ -1,4 +1,4 @@
-"""How token losses may become one number: the weight of each token under every rule that trainers use."""
+"""Weights of tokens under every rule by which trainers reduce token losses to one number."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Rule:
 
     Attributes:
         aggregation: one of the names of an `Objective`.
-        scope: what the denominator counts: "global" (the update), "rank", "microbatch" (of each rank alone) or
+        scope: tokens that the denominator counts: "global" (the update), "rank", "microbatch" (of each rank alone) or
             "microbatch over ranks".
         words: the weight in words.
         values: the weight of each token of the frame; up to the constant length where `length` is "free".
-        length: what divides a sum over tokens beside the samples: None, "longest", "free".
+        length: constant length that divides a sum over tokens besides the number of samples: None, "longest", "free".
     """
 
     aggregation: str
@@ -41,10 +41,10 @@ class Rule:
 
 @dataclass(frozen=True)
 class Blocks:
-    """Microbatches of the update, and which of them share a denominator under a scope.
+    """Microbatches of the update, and those of them that share a denominator under a scope.
 
-    ``part[token]`` is the index of the part that the token's denominator counts; ``parts`` is how many there are, whose
-    means are averaged.
+    ``part[token]`` is the index of the part that the token's denominator counts; ``parts`` is the number of parts,
+    whose means are averaged.
     """
 
     part: Ints
@@ -52,7 +52,7 @@ class Blocks:
 
 
 def scopes(mask: Mask) -> dict[str, tuple[str, Blocks]]:
-    """Scope -> words and parts; every scope is there, also where several are the same."""
+    """Return words and parts of each scope; every scope is there, even where several are the same."""
     blocks = mask.update.blocks
     block = np.maximum(mask.update.block, 0)
     ranks = {rank: i for i, rank in enumerate(sorted({rank for rank, _ in blocks}))}
@@ -68,7 +68,7 @@ def scopes(mask: Mask) -> dict[str, tuple[str, Blocks]]:
 
 
 def rules(mask: Mask) -> list[Rule]:
-    """Every rule whose weights follow from the tokens of the update."""
+    """Return every rule whose weights follow from the tokens of the update."""
     if not mask.complete:
         return []
     return [
@@ -115,7 +115,7 @@ def _of_scope(mask: Mask, lengths: Floats, scope: str, words: str, blocks: Block
 
 
 def whole_length(value: float) -> int | None:
-    """The integer that a length read off a weight is, if it is one."""
+    """Return a length read off a weight as an integer; None if it is not whole."""
     nearest = round(value)
     near = abs(value - nearest) <= max(1e-4, INTEGER * value)
     return nearest if near and nearest >= 1 else None

@@ -46,22 +46,22 @@ class TensorFiles:
         self._tensors = _of_folder(path) if path.is_dir() else tensors_in(path)
 
     def read(self, name: str) -> Record:
-        """The one record; its tensors lie in the mapped files."""
+        """Read the one record; its tensors lie in the mapped files."""
         return Record(STAGE, 0, dict(self._tensors))
 
     def raw(self, type: str, step: int) -> Mapping[str, Any] | None:
-        """Nothing: everything is in the record."""
+        """Return None: everything is in the record."""
         return None
 
     def verify(self, name: str) -> None:
-        """Nothing tells what was written."""
+        """Do nothing: no file tells what was written."""
 
     def root(self, rank: int) -> int:
-        """Itself."""
+        """Return the rank itself, as no rank repeats another's tokens."""
         return rank
 
     def writes(self, stage: str, tensor: str | None = None) -> bool:
-        """Parameters."""
+        """Return True for parameters only."""
         return stage == STAGE
 
 
@@ -71,13 +71,13 @@ class FilesReader:
     name = "files"
 
     def matches(self, path: Location) -> bool:
-        """Whether it is a file, or a folder with files of tensors or an index of them."""
+        """Return True for a file, or a folder with files of tensors or an index of them."""
         if path.is_file():
             return True
         return any(below.name in INDEXES or is_tensor_file(below) for below in children(path))
 
     def open(self, path: Location) -> TensorFiles:
-        """Its tensors."""
+        """Open the tensors of a file or folder."""
         return TensorFiles(path)
 
 
@@ -107,7 +107,7 @@ def _of_folder(folder: Location) -> dict[str, Array]:
 
 
 def _sharded(folder: Location, index: Location) -> dict[str, Array]:
-    """The tensors that an index names, each from the shard that it names."""
+    """Return the tensors that an index names, each read from its shard."""
     shards = _index(index)
     found: dict[str, Array] = {}
     owner: dict[str, Location] = {}

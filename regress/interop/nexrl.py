@@ -1,7 +1,7 @@
 """Dump directories of NexRL: self-hosted, remote API and weaver, of both generations of their format.
 
-What the files lack is told by their content: whose the rows are, where their tokens begin, which rows only fill a batch
-up. What cannot be known is a note. Source of the tables: NexRL v1.4.0, `nexrl/utils/data_dumper.py`,
+Facts that the files lack are inferred from their content: samples of the rows, starts of their tokens, rows that only
+fill a batch up. Unknown facts become notes. Source of the tables: NexRL v1.4.0, `nexrl/utils/data_dumper.py`,
 `nexrl/utils/compare_debug_dumps.py`; before commit 5bd3f78 prompts were padded on the left, and the tensors of tokens
 are as wide as the responses; since then all rows are padded on the right, and they are one narrower than the rows.
 """
@@ -35,7 +35,7 @@ class NexrlDump:
 
     Attributes:
         folder: the directory.
-        modes: what wrote it, by its sub-folders; several may share one.
+        modes: writers of its sub-folders; several may share one.
         mesh, config: nothing, since no file tells them.
 
     Raises `DumpError` for a folder without records, or with those of two formats.
@@ -72,7 +72,7 @@ class NexrlDump:
 
     @cached_property
     def precision(self) -> str | None:
-        """The dtype of a parameter, else that of an entropy, which is computed from the logits as they are."""
+        """Dtype of a parameter, else that of an entropy, which is computed from the logits as they are."""
         for type, key in (("param", "param"), ("gradient", "gradient"), ("forward_data", "entropy")):
             for name, (found, _) in self._files.items():
                 if found == type:
@@ -82,16 +82,16 @@ class NexrlDump:
 
     @property
     def notes(self) -> Sequence[str]:
-        """What cannot be known of what was read so far."""
+        """Notes on unknown facts of the records read so far."""
         told = (note for _, batches in sorted(self._batches.items()) for note in batches.notes)
         return list(dict.fromkeys([*self._notes, *told]))
 
     def raw(self, type: str, step: int) -> Payload | None:
-        """The content of the first file of a type and step as it is; None if there is none."""
+        """Return the content of the first file of a type and step as it is; None if there is none."""
         return self._first(type, step)
 
     def root(self, rank: int) -> int:
-        """Every rank has rows of its own."""
+        """Return the rank itself: every rank has rows of its own."""
         return rank
 
     def verify(self, name: str) -> None:
@@ -99,13 +99,13 @@ class NexrlDump:
         self._payload(name.partition("#")[0])
 
     def writes(self, stage: str, tensor: str | None = None) -> bool:
-        """Whether what wrote this dump could have recorded a stage, or a tensor of it."""
+        """Return True if the writer of this dump could have recorded a stage, or a tensor of it."""
         if tensor is None:
             return any(WRITES[mode].get(stage) for mode in self.modes)
         return any(tensor in WRITES[mode].get(stage, ()) for mode in self.modes)
 
     def read(self, name: str) -> Record:
-        """One record.
+        """Read one record.
 
         Raises:
             DumpError: if its file is missing, damaged, holds code, or is not what its folder says.
@@ -133,7 +133,7 @@ class NexrlDump:
         return self.batches(where.step).record(type, stage, where, payload)
 
     def batches(self, step: int) -> Batches:
-        """The batches of a step, placed by their rows."""
+        """Return the batches of a step, placed by their rows."""
         if step not in self._batches:
             found = Batches(
                 step,
@@ -149,7 +149,7 @@ class NexrlDump:
         return self._batches[step]
 
     def _rollouts(self, step: int) -> Iterator[Record]:
-        """The rollouts of a step; what is written before the step is known belongs to any."""
+        """Yield the rollouts of a step; those written before the step is known belong to any step."""
         for name, (type, where) in self._files.items():
             if type in ("trajectory", "prepared_trajectories") and (step == BEFORE or where.step == step):
                 yield _trajectories(self._payload(name), where.step)
@@ -162,7 +162,7 @@ class NexrlDump:
         return None if name is None else self._payload(name)
 
     def _parameter(self, type: str, where: Coordinates, payload: Payload) -> Record:
-        """The one parameter that a file holds."""
+        """Return the one parameter that a file holds."""
         ranks = {
             place.rank for found, place in self._files.values() if found == type and place.step == where.step
         }
@@ -183,7 +183,7 @@ class NexrlDump:
 
 
 def is_nexrl(folder: Location) -> bool:
-    """Whether a folder has sub-folders of NexRL with records that are not our own."""
+    """Return True if a folder has sub-folders of NexRL with records of its format."""
     first = next(_files(folder), None)
     return first is not None and not is_own(folder / first[0])
 
@@ -194,11 +194,11 @@ class NexrlReader:
     name = "NexRL"
 
     def matches(self, path: Location) -> bool:
-        """Whether it is one."""
+        """Return True for a dump directory of NexRL."""
         return is_nexrl(path)
 
     def open(self, path: Location) -> NexrlDump:
-        """The dump."""
+        """Open the dump."""
         return NexrlDump(path)
 
 
@@ -206,7 +206,7 @@ READER = NexrlReader()
 
 
 def _files(folder: Location) -> Iterator[tuple[str, tuple[str, Coordinates]]]:
-    """Relative name, type and place of each file."""
+    """Yield the relative name, type and place of each file."""
     for below in children(folder):
         if below.name not in FOLDERS:
             continue
@@ -217,7 +217,7 @@ def _files(folder: Location) -> Iterator[tuple[str, tuple[str, Coordinates]]]:
 
 
 def _trajectories(payload: Payload, step: int) -> Record:
-    """The rollouts of a file; a rollout without ids has its number."""
+    """Return the rollouts of a file; a rollout without ids is identified by its number."""
     items = payload["trajectories"]
     if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
         raise Damage("its trajectories are not a list of dicts")

@@ -1,4 +1,4 @@
-"""The batches of one step of NexRL: rows without ids, brought to the places of their tokens."""
+"""Batches of one step of NexRL: rows without ids, mapped to the places of their tokens."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Batch:
     """The rows of one file.
 
     Attributes:
-        name: of the rows, where nothing tells whose they are.
+        name: name for the rows where nothing tells their samples.
         ids: ``[b, W]`` token ids; None where they were not recorded.
         mask: ``[b, R]`` what counts in the loss.
     """
@@ -44,7 +44,7 @@ class Batch:
 
     @classmethod
     def of(cls, payload: Payload, name: str) -> Batch:
-        """The rows of a ``forward_data`` file."""
+        """Return the rows of a ``forward_data`` file."""
         mask = tensor(payload["response_mask"], "response_mask")
         ids = tensor(payload["input_ids"], "input_ids") if "input_ids" in payload else None
         if mask.ndim != 2 or (ids is not None and (ids.ndim != 2 or ids.shape[0] != mask.shape[0])):
@@ -56,12 +56,12 @@ class Batch:
 
     @property
     def width(self) -> int:
-        """Columns of a row; without token ids one more than the values have, as since commit 5bd3f78."""
+        """Number of columns of a row; without token ids one more than the values have, as since commit 5bd3f78."""
         return self.mask.shape[1] + 1 if self.ids is None else int(self.ids.shape[1])
 
     @property
     def wide_mask(self) -> NDArray[np.bool_]:
-        """``[b, W]`` the mask at the tokens' own columns."""
+        """Mask ``[b, W]`` at the tokens' own columns."""
         out = np.zeros((self.mask.shape[0], self.width), bool)
         out[:, self.width - self.mask.shape[1] :] = self.mask
         return out
@@ -77,7 +77,7 @@ class Batches:
         old: content of the file of old log-probs, which has no ids.
 
     Attributes:
-        notes: what cannot be known.
+        notes: unknown facts, a sentence each.
     """
 
     step: int
@@ -109,7 +109,7 @@ class Batches:
         self._note()
 
     def record(self, type: str, stage: str, where: Coordinates, payload: Payload) -> Record:
-        """The record of a file."""
+        """Return the record of a file."""
         if type == "datums":
             return self._datums(stage, where, payload)
         if type == "old_log_probs":
@@ -138,7 +138,7 @@ class Batches:
         )
 
     def _derived(self, where: Coordinates, payload: Payload, place: Place) -> Record:
-        """What the values of the loss must have been: those of the forward pass, and the ratio that they come to."""
+        """Return the values that the loss must have used: those of the forward pass, and the ratio that they give."""
         rows, width = self._rows[place], self.forward[place].width
         tensors = {"log_probs": tensor(payload["log_probs"], "log_probs")}
         tensors["effective_valid"] = tensor(payload["response_mask"], "response_mask")
@@ -158,7 +158,7 @@ class Batches:
         return Record.of("is_loss_debug", where, tensors, {**_meta(rows, width), "derived": True})
 
     def _old_rows(self) -> dict[SampleKey, Array]:
-        """The old log-probs of each sample, from its first token on."""
+        """Return the old log-probs of each sample, from its first token on."""
         if self.old is None:
             return {}
         record = self._old_log_probs(Coordinates(self.step), self.old)
@@ -182,7 +182,7 @@ class Batches:
         return Record.of("loss", where, tensors, meta)
 
     def _datums(self, stage: str, where: Coordinates, payload: Payload) -> Record:
-        """Rows of the data that go to a remote trainer: right padded here, each value at its own token."""
+        """Return the rows sent to a remote trainer, padded on the right, with each value at its own token."""
         items = payload["datums"]
         keys = self._keys_of(
             [[*item["input_tokens"], item["loss_fn_inputs"]["target_tokens"][-1]] for item in items]
@@ -215,7 +215,7 @@ class Batches:
         return Record.of(stage, where, tensors, {**_meta(rows, width), "sampler": True})
 
     def _keys_of(self, tokens: Sequence[Sequence[int]]) -> list[Row]:
-        """Whose sequences these are."""
+        """Return the keys of the samples that these sequences belong to."""
         known = Rollouts({t.key: tuple(t.tokens) for t in self._samples}) if self._samples else None
         width = max(map(len, tokens))
         ids = np.full((len(tokens), width), -1, np.int64)
@@ -225,7 +225,7 @@ class Batches:
         return rows
 
     def _old_log_probs(self, where: Coordinates, payload: Payload) -> Record:
-        """The old log-probs of the whole batch, in the order in which ranks and microbatches got its rows."""
+        """Return the old log-probs of the whole batch, in the order in which ranks and microbatches got its rows."""
         values = tensor(payload["old_log_probs"], "old_log_probs")
         if values.ndim != 2:
             raise Damage(f"its old log-probs have the shape {list(values.shape)}, but are a batch of rows")
@@ -235,7 +235,7 @@ class Batches:
         return Record.of("old_log_probs", where, tensors, meta)
 
     def _global_rows(self, shape: tuple[int, ...], payload: Payload) -> tuple[list[Row] | None, int]:
-        """The rows of the whole batch and their width; None where nothing tells them."""
+        """Return the rows of the whole batch and their width; None where nothing tells them."""
         count, columns = shape
         found = [row for place in sorted(self._rows) for row in self._rows[place]]
         widths = {batch.width for batch in self.forward.values()}
@@ -251,7 +251,7 @@ class Batches:
         return rows, width
 
     def _sorted_rows(self, count: int, columns: int, width: int) -> list[Row] | None:
-        """The rollouts as NexRL sorts them, the first ones repeated until all ranks have as many."""
+        """Return the rollouts as NexRL sorts them, the first ones repeated until all ranks have equally many."""
         if not self._samples or count < len(self._samples):
             return None
         arrival = [t for record in self.rollouts for t in from_record(record)]
@@ -302,7 +302,7 @@ class Batches:
 
 
 def _order(t: Trajectory) -> tuple[str, str, int]:
-    """How NexRL sorts rollouts into a batch."""
+    """Return the key by which NexRL sorts rollouts into a batch."""
     task = t.group_id if t.task_id is None else t.task_id
     return _sortable(task), _sortable(t.extra.get("uid") or t.group_id), t.run_id
 
@@ -333,7 +333,7 @@ def _scalar(value: Any, name: str) -> Array:
 
 
 def _widened(tensors: Mapping[str, Array], width: int) -> dict[str, Array]:
-    """Values at their own tokens: those of a narrower tensor are of the last columns of the rows."""
+    """Return values at their own tokens: a narrower tensor holds the last columns of the rows."""
     found = {}
     for name, array in tensors.items():
         if array.ndim == 2 and array.shape[1] < width:

@@ -1,4 +1,4 @@
-"""What NexRL writes: the folders and tensors of its three modes."""
+"""Folders and tensors that NexRL writes in its three modes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Mode(StrEnum):
-    """What wrote a dump: the trainer itself, its client of a remote trainer, or that trainer."""
+    """Writer of a dump: the trainer itself, its client of a remote trainer, or that trainer."""
 
     SELF_HOSTED = "self-hosted"
     REMOTE_API = "remote API"

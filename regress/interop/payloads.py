@@ -1,6 +1,6 @@
 """The plain content of files that other trainers wrote with ``torch.save`` or as lines of JSON.
 
-A pickle is never executed, and nothing is taken on trust: what is not plain data is refused.
+A pickle is never executed, and nothing is taken on trust: anything but plain data is refused.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SUFFIXES = (".pt", ".jsonl")
 
 
 def read_payload(path: Location) -> Payload:
-    """The one object of a file; bare ``NaN`` and ``Infinity``, which Python writes into JSON, are read.
+    """Read the one object of a file; bare ``NaN`` and ``Infinity``, which Python writes into JSON, are accepted.
 
     Raises:
         DumpError: if the file is missing, damaged, or holds code.
@@ -49,7 +49,7 @@ def _content(data: bytes) -> Payload:
 
 
 def _last_line(data: bytes) -> Any:
-    """The object of a file of JSON lines; of several, which a file opened for appending gets, the last."""
+    """Return the last object of a file of JSON lines, which holds several if it was opened for appending."""
     lines = [line for line in data.split(b"\n") if line.strip()]
     try:
         return json.loads(lines[-1])
@@ -58,7 +58,7 @@ def _last_line(data: bytes) -> Any:
 
 
 def is_own(path: Location) -> bool:
-    """Whether a file is one of our own recordings, which have a seal."""
+    """Return True if a file is a recording of this project, which has a seal."""
     data = path.read_bytes()
     format = detect_format(data)
     if format is None:
@@ -67,7 +67,7 @@ def is_own(path: Location) -> bool:
 
 
 def tensor(value: Any, name: str) -> Array:
-    """A tensor, or a list that stands for one; a list has lost its dtype, which is told by its values.
+    """Convert a tensor or a list to an array; the dtype of a list is inferred from its values.
 
     Raises:
         Damage: for anything else, or a ragged list.
@@ -84,7 +84,7 @@ def tensor(value: Any, name: str) -> Array:
 
 
 def narrowed(array: Array) -> Array:
-    """A float64 array in the narrowest dtype that holds all of its values, which it was written from."""
+    """Return a float64 array in the narrowest dtype that holds all of its values exactly."""
     if not is_float(array.dtype) or not array.size:
         return array
     names = ("bfloat16", "float32") if array.size > 8 else ("float32",)  # few values may be round by chance

@@ -1,4 +1,4 @@
-"""Sources of other systems: who reads which folder or file.
+"""Sources of other systems: the readers of folders and files, and how they are registered.
 
 A reader is an object with a name and two functions, in a file of its own::
 
@@ -53,14 +53,14 @@ LAST = "files"
 
 
 class Source(Protocol):
-    """What a reader opens.
+    """A source opened by a reader.
 
     Attributes:
         folder: the path it was opened with.
         system: name of the system, for people.
         mesh, config: extent of each dimension of the ranks, and configuration of the run; empty where unknown.
         precision: dtype that the model computed in, None where unknown.
-        notes: what cannot be known of what was read so far, a sentence each.
+        notes: unknown facts of the records read so far, a sentence each.
         entries: name of each record -> its type and coordinates.
     """
 
@@ -79,31 +79,31 @@ class Source(Protocol):
     def entries(self) -> Mapping[str, tuple[str, Coordinates]]: ...
 
     def read(self, name: str) -> Record:
-        """One record; raises `DumpError` for a damaged one."""
+        """Read one record; raise `DumpError` for a damaged one."""
 
     def raw(self, type: str, step: int) -> Mapping[str, Any] | None:
-        """The content of the first file of a type that has no records; None if there is none."""
+        """Return the content of the first file of a type that has no records; None if there is none."""
 
     def verify(self, name: str) -> None:
         """Raise `DumpError` if a record is not what was written, as far as the system can tell."""
 
     def root(self, rank: int) -> int:
-        """The rank whose tokens a rank repeats, which may be itself."""
+        """Return the rank whose tokens a rank repeats, which may be itself."""
 
     def writes(self, stage: str, tensor: str | None = None) -> bool:
-        """Whether the system could have recorded a stage, or a tensor of it."""
+        """Return True if the system could have recorded a stage, or a tensor of it."""
 
 
 class Reader(Protocol):
-    """What is registered."""
+    """A registered reader."""
 
     name: str
 
     def matches(self, path: Location) -> bool:
-        """Whether this is a source of the system."""
+        """Return True if a path is a source of the system."""
 
     def open(self, path: Location) -> Source:
-        """The source; raises `DumpError` for a damaged one."""
+        """Open the source; raise `DumpError` for a damaged one."""
 
 
 def open_source(path: Location) -> Source | None:
@@ -138,7 +138,7 @@ _REPAIR = "repair or uninstall the package that registers it"
 
 
 def _points() -> Iterator[EntryPoint]:
-    """Our own readers, then those of others by name."""
+    """Yield the entry points of this package's readers, then those of others by name."""
     yield from (EntryPoint(name, value, GROUP) for name, value in BUILT_IN.items())
     others = {point.value: point for point in entry_points(group=GROUP)}
     own = set(BUILT_IN.values())
@@ -150,7 +150,7 @@ def _matches(point: EntryPoint, path: Location) -> bool:
 
 
 def _guarded(point: EntryPoint, name: str, path: Location) -> Any:
-    """Call a reader; whatever somebody else's raises becomes a sentence that names it."""
+    """Call a reader; any error of another package's reader becomes a sentence that names it."""
     try:
         module, _, attribute = point.value.partition(":")
         return getattr(getattr(import_module(module), attribute), name)(path)

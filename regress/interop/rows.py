@@ -1,7 +1,7 @@
-"""Which tokens the rows of a padded batch hold, told by their content.
+"""Tokens that the rows of a padded batch hold, found by their content.
 
-A row without an id is found among the rollouts of its step: its tokens are theirs. Rows that repeat a rollout more
-often than it was sampled are the copies that fill a batch up to a multiple of the ranks.
+A row without an id is looked up among the rollouts of its step by its tokens. Rows that repeat a rollout more often
+than it was sampled are the copies that fill a batch up to a multiple of the ranks.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class Row:
     """A row of a batch: tokens ``start:stop`` of the row are those of a sample, from its first on.
 
     Attributes:
-        key: of the sample; made up where no rollout tells it.
+        key: key of the sample; made up where no rollout tells it.
         copy_of: the sample that this row only repeats.
-        sure: whether no other rollout of the step has the same tokens.
-        known: whether a rollout tells the key.
-        open: whether nothing tells where the tokens begin and end.
+        sure: True if no other rollout of the step has the same tokens.
+        known: True if a rollout tells the key.
+        open: True if nothing tells where the tokens begin and end.
     """
 
     key: SampleKey
@@ -45,7 +45,7 @@ class Rollouts:
     """The rollouts of a step by their tokens.
 
     Args:
-        tokens: of each sample, in the order in which a batch sorts them.
+        tokens: tokens of each sample, in the order in which a batch sorts them.
     """
 
     tokens: Mapping[SampleKey, tuple[int, ...]]
@@ -60,11 +60,11 @@ class Rollouts:
             self._keys.setdefault(tokens, []).append(key)
 
     def keys(self, tokens: tuple[int, ...]) -> list[SampleKey]:
-        """The samples with these tokens."""
+        """Return the keys of the samples with these tokens."""
         return self._keys[tokens]
 
     def find(self, row: Sequence[int]) -> tuple[int, tuple[int, ...]] | None:
-        """Where a rollout begins in a row, and its tokens: the longest that leaves nothing but padding around it."""
+        """Return the start of a rollout in a row, and its tokens: the longest that leaves only padding around it."""
         edge = 1
         while edge < len(row) and row[edge] == row[0]:
             edge += 1
@@ -88,11 +88,11 @@ def _padding(rest: Sequence[int]) -> bool:
 def place_rows(
     batches: Mapping[str, tuple[Ids, NDArray[np.bool_]]], rollouts: Rollouts | None
 ) -> dict[str, list[Row]]:
-    """The rows of all batches of a step.
+    """Find the samples of the rows of all batches of a step.
 
     Args:
         batches: name -> token ids ``[b, W]``, and which of them count in the loss; in the order of the batch.
-        rollouts: of the step; None where they were not recorded.
+        rollouts: rollouts of the step; None where they were not recorded.
     """
     pad = padding_id(batches.values())
     seen: dict[tuple[int, ...], int] = {}
@@ -122,7 +122,7 @@ def _known(
 
 
 def padding_id(batches: Iterable[tuple[Ids, NDArray[np.bool_]]]) -> int | None:
-    """The token id that fills rows up: what most rows end or begin with outside of the loss."""
+    """Return the padding id: the token that most rows begin or end with outside of the loss."""
     votes: dict[int, int] = {}
     for ids, mask in batches:
         for row, counted in zip(ids, mask, strict=True):
@@ -133,6 +133,6 @@ def padding_id(batches: Iterable[tuple[Ids, NDArray[np.bool_]]]) -> int | None:
 
 
 def _stripped(row: Ids, counted: NDArray[np.bool_], pad: int | None) -> tuple[int, int]:
-    """The tokens of a row without padding; what counts in the loss is none."""
+    """Return the bounds of a row without padding; loss tokens are never padding."""
     kept = np.flatnonzero((row != pad) | counted) if pad is not None else np.arange(row.size)
     return (int(kept[0]), int(kept[-1]) + 1) if kept.size else (0, row.size)

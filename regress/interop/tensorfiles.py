@@ -1,6 +1,6 @@
-"""The tensors of one file of weights, where they lie: headers are read, values stay in the mapped file.
+"""Tensors of one file of weights, read in place: headers are parsed, values stay in the mapped file.
 
-Nothing is executed, and nothing is believed that the size of the file contradicts. Source of the format of safetensors:
+Nothing is executed, and headers that contradict the size of the file are refused. Source of the format of safetensors:
 https://github.com/huggingface/safetensors#format
 """
 
@@ -30,7 +30,7 @@ _DTYPES = {code: name for name, code in CODES.items()}
 
 
 def tensors_in(path: Location) -> dict[str, Array]:
-    """The tensors of a file by name, in their order there; they are parts of the mapped file.
+    """Return the tensors of a file by name, in their order there; they are views of the mapped file.
 
     Raises:
         DumpError: if it cannot be read, is damaged, holds something else, or claims what it does not hold.
@@ -70,7 +70,7 @@ def _tensors(data: memoryview, path: Location) -> dict[str, Array]:
 
 
 def _archived(file: BinaryIO, data: memoryview) -> dict[str, Array]:
-    """Tensors of nested dicts and lists, by the names that lead to them."""
+    """Flatten nested dicts and lists of tensors, by the names that lead to them."""
     value = archive.load(file, data)
     found: dict[str, Array] = {}
     if isinstance(value, np.ndarray):
@@ -146,5 +146,5 @@ def _tensor(name: str, entry: Any, body: memoryview) -> Array:
 
 
 def is_tensor_file(path: Location) -> bool:
-    """Whether a file is named like one of tensors."""
+    """Return True if a file is named like a file of tensors."""
     return path.suffix in SUFFIXES and path.is_file()

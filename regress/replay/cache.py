@@ -52,7 +52,7 @@ class ReplayCache:
     """Replays below ``root``, which all processes of the session see.
 
     Attributes:
-        variants: the table in which twins are looked up.
+        variants: the table in which bitwise references are looked up.
         scale: factor on tolerances.
         overrides: tolerances that the project sets by hand.
         dumps: folder of the replays' dumps, if not below `root`.
@@ -182,7 +182,7 @@ class ReplayCache:
             ) from None
 
     def _leave(self, replay: Replay) -> None:
-        """Remove the dump of a judged replay; a twin's stays until the session ends."""
+        """Remove the dump of a judged replay; that of a bitwise reference stays until the session ends."""
         if not (self._folder(replay) / "keep").exists():
             remove_tree(self._place(replay))
 

@@ -146,7 +146,7 @@ def study(
     Exit codes: 0 no false alarm and nothing missed, 1 a false alarm or a fault that passed.
     """
     from regress.replay.validation import replays_of_seed
-    from regress.replay.validation import study as run
+    from regress.replay.validation import validate as run
     from regress.report.validation import faults_table, headroom_table
 
     console = Console()

@@ -102,7 +102,7 @@ class ForeignReplays:
         tokens by the mesh of the variant, and every rank must have recorded.
 
         Args:
-            case: whose values are golden.
+            case: case with the golden values.
             bound: tolerance of each quantity.
 
         Raises:
@@ -133,7 +133,7 @@ def foreign_items(replay: Replay) -> Iterator[Item]:
 
 
 def foreign_scene(replay: Replay) -> RunContext:
-    """Return the run of a replay by a user's own trainer; its microbatches are unknown."""
+    """Return the run context of a replay by a user's own trainer; its microbatches are unknown."""
     name = shlex.quote(f"{replay.name}/")
     commands = {
         "variant": replay.variant.name,

@@ -1,4 +1,4 @@
-"""Judgement of a replay: every record of its dump against the golden values, or byte for byte against its twin."""
+"""Judgement of a replay: each record against the golden values, or byte for byte against its bitwise reference."""
 
 from __future__ import annotations
 

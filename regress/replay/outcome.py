@@ -86,7 +86,7 @@ class ReplayOutcome:
         Args:
             tested: the places and quantities that have a test. What fails elsewhere, such as a quantity that was not
                 recorded, counts for the coverage of its update, or no test would show it.
-            scene: the run, for the diagnosis.
+            scene: run context, for the diagnosis.
             place: place of the test for a verdict's place.
         """
         divergence = find_divergence(verdicts, scene)

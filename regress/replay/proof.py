@@ -18,11 +18,11 @@ from regress.report.numbers import multiple
 
 @dataclass(frozen=True)
 class Proof:
-    """Trials in every precision.
+    """Runs in every precision.
 
     Attributes:
-        healthy: trials of the held-out variants.
-        faulty: trials of the corpus of faults.
+        healthy: runs of the held-out variants.
+        faulty: runs of the corpus of faults.
     """
 
     healthy: Sequence[ValidationRun]

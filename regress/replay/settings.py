@@ -90,7 +90,7 @@ def _text(value: Any) -> str:
 
 
 def scene_with(scene: RunContext, settings: Mapping[str, Any]) -> RunContext:
-    """Return the scene with the settings added to the commands that repeat a replay."""
+    """Return the run context with the settings added to the commands that repeat a replay."""
     if not settings:
         return scene
     commands = dict(scene.commands)

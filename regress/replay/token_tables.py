@@ -82,6 +82,6 @@ def _wheres(calls: Sequence[Call]) -> list[str]:
 
 def _read(path: Path) -> list[TokenTable]:
     """Return the tables of a replay; none if it was compared without golden values, such as byte by byte
-    with its twin.
+    with its bitwise reference.
     """
     return [TokenTable.from_json(tree) for tree in loads(path.read_bytes())] if path.is_file() else []

@@ -1,6 +1,6 @@
 """Validation of a case's tolerances on other seeds of it, with held-out variants and faults.
 
-A draw is the case with another seed: other weights, another warm optimizer state, other rollouts, made by its recipe.
+Each seed makes the case anew by its recipe: other weights, another warm optimizer state, other rollouts.
 It is recorded and calibrated as the case itself would be; then every healthy variant must pass, and every fault that
 changes anything beyond rounding must fail.
 """
@@ -35,7 +35,7 @@ FAULTS = tuple(fault for fault in CORPUS if fault.small)
 
 @dataclass(frozen=True)
 class Exposure:
-    """A fault in one draw, in float32.
+    """A fault under one seed, in float32.
 
     Attributes:
         exercised: True if it changes any tensor by more than its noise floor, in exact arithmetic.
@@ -52,7 +52,7 @@ class Exposure:
 
 @dataclass(frozen=True)
 class ValidatedSeed:
-    """One seed: the trials of healthy variants in all precisions, and of faults."""
+    """One seed: the runs of healthy variants in all precisions, and of faults."""
 
     seed: int
     healthy: Sequence[ValidationRun]
@@ -61,7 +61,7 @@ class ValidatedSeed:
 
 @dataclass(frozen=True)
 class Validation:
-    """All draws of a case."""
+    """Results of all seeds of a case."""
 
     case: str
     draws: Sequence[ValidatedSeed]
@@ -110,7 +110,7 @@ class Validation:
 
     @property
     def faulty(self) -> list[Faulty]:
-        """Every fault of every draw in which it could be run."""
+        """Every fault under every seed where it could be run."""
         return [
             Faulty(
                 draw.seed,
@@ -127,17 +127,17 @@ class Validation:
 
 
 def replays_of_seed(faults: bool) -> int:
-    """Return the number of replays that a draw takes, besides those that make its inputs."""
+    """Return the number of replays that a seed takes, besides those that make its inputs."""
     return replays_of(SEEDS) + len(KAPPA) * len(HELD_OUT) + (2 * len(FAULTS) if faults else 0)
 
 
-def study(
+def validate(
     case: GoldenCase, draws: int, *, faults: bool = True, advance: Callable[[], None] = lambda: None
 ) -> Validation:
-    """Make, calibrate and validate this many draws of a case.
+    """Make, calibrate and validate a case under this many other seeds.
 
     Raises:
-        ConfigError: if it has no recipe to make other draws with.
+        ConfigError: if it has no recipe from which inputs of other seeds are made.
     """
     if not case.recipe:
         raise ConfigError(
@@ -154,7 +154,7 @@ def study(
 
 def _drawn(case: GoldenCase, seed: int, root: Path) -> GoldenCase:
     """Return the case with another seed, recorded even if some faults could not show in it, which the
-    trials find out.
+    runs find out.
     """
     tree: dict[str, Any] = yaml.safe_load((case.folder / CASE_FILE).read_text())
     tree["config"]["seed"] = seed
@@ -189,7 +189,7 @@ def _tried(
 
 
 def to_json(found: Validation) -> Mapping[str, Any]:
-    """Return a plain tree; trials keep their largest multiple of each quantity."""
+    """Return a plain tree; runs keep their largest multiple of each quantity."""
     return {
         "schema_version": 1,
         "case": found.case,

@@ -27,7 +27,7 @@ HELD_OUT = (
 
 @dataclass(frozen=True)
 class ValidationRun:
-    """Result of a trial.
+    """Result of one run.
 
     Attributes:
         name: name of the variant, or of the fault.

@@ -19,7 +19,7 @@ class Precision(StrEnum):
     """Precision that a replay computes in.
 
     ``MIXED`` is FSDP's policy: float32 weights, blocks that compute in bfloat16, gradients summed in float32.
-    ``BITWISE`` is float32 compared byte for byte with the replay of a twin.
+    ``BITWISE`` is float32 compared byte for byte with the replay of a bitwise reference.
     """
 
     FLOAT64 = "float64"
@@ -94,7 +94,7 @@ class Variant:
         precisions: precisions that it is replayed in.
         cases: patterns (``fnmatch``) of the cases that it is replayed on, the most telling first.
         possible: patterns of those that it can be replayed on at all.
-        twin: the variant whose bytes it has to reproduce, if ``precisions`` has ``bitwise``.
+        twin: bitwise reference, the variant whose bytes it has to reproduce, if ``precisions`` has ``bitwise``.
     """
 
     name: str

@@ -48,7 +48,7 @@ def report_of(
             notes += [f"{mark}{sample} is in the {side} dump only" for sample in samples]
     divergences, diagnoses = {}, {}
     for name, comparison in found.items():
-        scene = scene_of(comparison)
+        scene = run_context_of(comparison)
         divergence = find_divergence(comparison.verdicts, scene) if comparison.failed else None
         if divergence is not None:
             divergences[name] = divergence
@@ -71,7 +71,7 @@ def report_of(
     )
 
 
-def scene_of(comparison: Comparison) -> RunContext:
+def run_context_of(comparison: Comparison) -> RunContext:
     """Return the known facts of the actual run, and the commands for a closer look."""
     scene = scene_of_side(open_side(comparison.actual))
     pair = f"{shlex.quote(comparison.golden)} {shlex.quote(comparison.actual)}"

@@ -1,4 +1,4 @@
-"""Results of a study: headroom of healthy replays, and multiples of faults, as tables for the terminal."""
+"""Results of a validation: headroom of healthy replays, and multiples of faults, as tables for the terminal."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from regress.golden.store import GoldenStore
 from regress.replay.run import replay
 from regress.replay.session import spelled_out, variant_table
 from regress.replay.variants import Precision
-from regress.report.comparison import scene_of
+from regress.report.comparison import run_context_of
 from regress.report.comparison_tokens import comparison_tables
 from regress.report.tokens import TokenTable
 
@@ -154,7 +154,7 @@ def test_what_wrong_tokens_have_in_common_is_found_in_any_layout(
         assert verdict.affected is not None
         assert verdict.affected.total.hits == verdict.over
         assert verdict.affected.classes["last_trained"].hits == verdict.over
-    divergence = find_divergence(faulty.verdicts, scene_of(faulty))
+    divergence = find_divergence(faulty.verdicts, run_context_of(faulty))
     assert divergence is not None
     assert "class:last_trained" in {pattern.id for pattern in divergence.patterns}
 
@@ -163,7 +163,7 @@ def test_the_factor_between_two_deviations_is_named(dump: Dumps, tmp_path: Path)
     golden, other = dump("base", Precision.FLOAT64), dump("mbs4", Precision.FLOAT64)
     faulty = compared(golden, rewritten(other, tmp_path / "changed", other_deviation))
     assert {verdict.quantity for verdict in faulty.failed} == {"advantages"}
-    scene = scene_of(faulty)
+    scene = run_context_of(faulty)
     divergence = find_divergence(faulty.verdicts, scene)
     assert divergence is not None
     assert [cause.rule for cause in diagnose(divergence, scene)][:1] == ["deviation-ddof"]

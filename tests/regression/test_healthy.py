@@ -14,7 +14,7 @@ from regress.golden.store import GoldenStore
 from regress.replay import validation as module
 from regress.replay.calibrate import LAYOUTS
 from regress.replay.judge import stored_tolerances
-from regress.replay.validation import Exposure, ValidatedSeed, Validation, validation
+from regress.replay.validation import Exposure, ValidatedSeed, Validation, validate
 from regress.replay.validation_run import HELD_OUT, ValidationRun, run_validation
 from regress.replay.variants import Precision
 
@@ -104,7 +104,7 @@ def test_false_alarms_and_misses_are_counted(
     found = Validation("dense", [ValidatedSeed(7, healthy, exposures)])
     assert (len(found.alarms), len(found.misses)) == (alarms, misses)
     assert found.summary.endswith(f"{misses} missed")
-    monkeypatch.setattr(module, "study", lambda *_, **__: found)
+    monkeypatch.setattr(module, "validate", lambda *_, **__: found)
     command = ["golden", "validate", "dense", "--golden-dir", str(GOLDEN), "--report", str(tmp_path)]
     result = CliRunner().invoke(main, command)
     assert result.exit_code == int(bool(alarms or misses)), result.output
@@ -128,7 +128,7 @@ def test_a_case_without_a_recipe_has_no_other_draws(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_another_draw_of_a_case_has_no_false_alarm_and_no_miss(name: str) -> None:
     """Other weights and rollouts, recorded and calibrated anew: ten held-out variants, and 22 faults."""
-    found = validation(GoldenStore(GOLDEN).case(name), 1)
+    found = validate(GoldenStore(GOLDEN).case(name), 1)
     assert found.alarms == []
     assert found.misses == []
     assert sum(row.exercised for row in found.faulty) >= 18

@@ -34,9 +34,9 @@ Canonical = dict[str, dict[str, Array]]
 def canonicalize(records: Iterable[Record], frame: TokenFrame, plan: Plan | None = None) -> Canonical:
     """Gather the records of one optimizer update.
 
-    Token quantities become flat ``[frame.size]`` arrays, 0 where there is no loss token; hidden states
-    ``[frame.size, ...]``; logits ``[K, V]``, the loss tokens in canonical order; shares of a loss their sum; gradients,
-    parameters and optimizer states, put together from their shards, are whole.
+    Token quantities become flat ``[frame.size]`` arrays, 0 where there is no loss token; hidden states become
+    ``[frame.size, ...]``; logits ``[K, V]``, the loss tokens in canonical order. Shares of a loss are summed.
+    Gradients, parameters and optimizer states are put together from their shards.
 
     Args:
         plan: which ranks repeat each other's tokens; by default none does.

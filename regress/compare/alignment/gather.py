@@ -116,8 +116,8 @@ def _gather_hidden(
 def _has_rows(part: Part, array: Array, frame: TokenFrame, told: Told) -> bool:
     """Return True if an array has one row for each loss token.
 
-    It may look so in one microbatch by chance, but not in all of them: nothing predicts a first token, so there are
-    fewer rows than tokens.
+    A shape may match by chance in one microbatch, but not in all: nothing predicts a first token, so there are fewer
+    rows than tokens.
     """
     wanted = _loss_tokens(part.rows.indices(frame.offsets)[0], told)
     return wanted is not None and array.shape[:-1] in ((1, int(wanted.sum())), (int(wanted.sum()),))

@@ -36,7 +36,7 @@ class Overlap:
     """Elements that two ranks hold, as each of them has them.
 
     Attributes:
-        shape: of the whole tensor; ``along`` are indices in it, dimension by dimension.
+        shape: shape of the whole tensor; ``along`` are indices in it, dimension by dimension.
         one, other: the two keys; ``first`` and ``second`` their values of these elements.
     """
 
@@ -103,7 +103,7 @@ def flat_index(place: Sequence[int], shape: tuple[int, ...]) -> int:
 def uncovered(shape: tuple[int, ...], layouts: Iterable[ShardLayout]) -> tuple[int, int] | None:
     """Count the elements of a tensor that lie in none of the layouts; return the count and the first flat index.
 
-    None where every element lies somewhere.
+    Return None if every element lies in some layout.
 
     The tensor is cut at the edges of all ranges; no array of its size is made.
     """
@@ -133,8 +133,8 @@ def uncovered(shape: tuple[int, ...], layouts: Iterable[ShardLayout]) -> tuple[i
 def overlaps(parts: Sequence[LocalShard]) -> Iterator[Overlap]:
     """Yield the elements that ranks hold in common, in the fewest comparisons that show every difference.
 
-    Ranks with equal shards are compared with what most of them hold (the first, if undecided), and one of them with
-    one of each other set of shards.
+    Each rank is compared with the most common values among ranks with the same shard (the first in a tie), and one of
+    these ranks with one of every other shard.
     """
     alike: dict[ShardLayout, list[LocalShard]] = {}
     for part in parts:

@@ -23,7 +23,7 @@ class Locator:
 
     Attributes:
         token_ids: ``[frame.size]``, or None where they are unknown.
-        text: of a token id; by default its number.
+        text: text of a token id; by default its number.
     """
 
     frame: TokenFrame

@@ -62,8 +62,8 @@ class Expected:
     Attributes:
         values: the golden values in the local layout, 0 in padding; None where there should be none.
         mask: ``[B, T]`` (or ``[B * T]``) where they are compared; None for everywhere.
-        scale: of tolerances: the largest absolute golden value over all microbatches; for a share that of its terms,
-            times the sum of their weights; None for the largest of ``values``.
+        scale: scale of tolerances: the largest absolute golden value over all microbatches; for a share that of its
+            terms, times the sum of their weights; None for the largest of ``values``.
         locate: canonical coordinates of an element, in words.
         surroundings: failure context of the elements.
     """
@@ -192,7 +192,7 @@ class Projection:
 
         Args:
             layout: in the frame's own sample numbers.
-            shape: of the recorded tensor, or of that which a shard is a part of. Rows of tokens may come as
+            shape: shape of the recorded tensor, or of the whole tensor of a shard. Rows of tokens may come as
                 ``[B, T, ...]`` or ``[B * T, ...]``, rows of loss tokens as ``[1, K, V]`` or ``[K, V]``; everything
                 else has one shape.
             rows: the layout that rows of loss tokens follow, by default the same.

@@ -1,7 +1,7 @@
 """The probable cause of a first divergence, and what to run next: a table of rules, read from top to bottom.
 
-A rule is a row: where the divergence is, which patterns were proven there, what holds; and the cause that this usually
-means. What no rule knows is said to be unknown.
+A rule is a row: the place of a divergence, the patterns proven there and the inputs that hold, with their usual cause.
+A divergence that no rule matches has an unknown cause.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from regress.compare.verdicts.verdict import Status
 
 UNKNOWN = "unknown"
 _VALUES = (Status.DRIFT, Status.MASK)
-"""Of these statuses is a divergence that a rule is about which names no other, and no words of the verdict."""
+"""Statuses that a rule matches if it names none, and no words of the verdict."""
 AT_MOST = 3
 """Causes that are told of one divergence."""
 
@@ -35,8 +35,9 @@ class Diagnosis:
     Attributes:
         rule: its id; ``"unknown"`` if no rule applies.
         cause: one sentence.
-        evidence: what of the verdicts led to it, and the quantity that it cites first.
+        evidence: findings of the verdicts that led to it; the first names the diverging tensor.
         next: a command.
+        cites: quantity and tensor that the evidence names first.
     """
 
     rule: str

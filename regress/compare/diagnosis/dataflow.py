@@ -41,16 +41,16 @@ INPUTS: Mapping[str, tuple[str, ...]] = {
     "replicas": ("param",),
     "invariants": (),
 }
-"""What each quantity is computed from, within an update. Coverage breaks what follows from tokens that are missing."""
+"""Inputs of each quantity within an update. Missing tokens, a break of coverage, break all that depends on them."""
 
 OPTIONAL = (
     *("trajectory", "coverage", "kl", "sampler_weights", "entropy_loss"),
     *("token_gradient", "entropy_gradient", "token_residual", "logit_gradient"),
 )
-"""What not every objective or dump has."""
+"""Quantities that not every objective or dump has."""
 
 CARRIED = ("param", "optimizer")
-"""What an update leaves to the next ones."""
+"""Quantities that an update passes on to the next ones."""
 
 _WITHIN = tuple(
     re.compile(expression)
@@ -68,7 +68,7 @@ _WITHIN = tuple(
         *(r"gate_proj|up_proj|gate_up_proj|\.c_fc\b|\.fc1\b", r"down_proj|\.mlp\.c_proj|\.fc2\b"),
     )
 )
-"""What follows what within a layer, in the names that families of models use."""
+"""Order of modules within a layer, in the names that families of models use."""
 
 
 def inputs_of(quantity: str) -> tuple[str, ...]:
@@ -97,8 +97,8 @@ def depth(name: str) -> tuple[int, ...]:
 def dataflow_key(verdict: Verdict) -> tuple[object, ...]:
     """Return a key that sorts verdicts by when their tensor was computed.
 
-    Activations of a microbatch run through the modules, on whichever rank each lies, so that what one rank hands to the
-    next (along a pipeline, or in a collective) comes before what the other makes of it. Gradients run backwards.
+    Activations of a microbatch are ordered by module, on whichever rank each lies, so that a tensor handed to the next
+    rank (along a pipeline, or in a collective) comes before the results made of it. Gradients run backwards.
     """
     place = verdict.place
     step, update, micro, rank = (

@@ -28,7 +28,7 @@ class FailureContexts:
 
     Attributes:
         loss_mask: ``[frame.size]``, or None if nothing tells it.
-        config: of the run, nested, as far as it is known.
+        config: configuration of the run, nested, as far as it is known.
         pool: the different golden values of a token quantity in the whole update, sorted.
     """
 

@@ -1,8 +1,8 @@
 """Hypotheses about token gradients: those of a loss with a term detached, clipped or weighted otherwise.
 
-The golden gradient by the log-prob of a token is the sum of that of the KL term, which the golden values give, and of
-the rest, which is that of the policy loss. So no formula has to know every objective: it takes a part off, or puts
-another in its place, and says nothing where a part is unknown.
+The golden gradient by the log-prob of a token is the sum of that of the KL term, which follows from the golden values,
+and that of the policy loss, the rest. So no formula depends on the objective: it removes or replaces a part, and yields
+nothing where a part is unknown.
 """
 
 from __future__ import annotations

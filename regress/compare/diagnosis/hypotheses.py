@@ -1,7 +1,7 @@
 """Values that would explain wrong ones, and the test of whether they do.
 
-A hypothesis is an array beside the golden one. `explains` tests whether the affected values are equal to it, and too
-many for chance.
+A hypothesis is an array beside the golden one. `explains` tests whether the affected values equal it in too many places
+for chance.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Hypothesis:
     """Values that would explain the recorded ones.
 
     Attributes:
-        id: of the pattern, such as ``"equals"``.
-        numbers: what the pattern says besides.
+        id: id of the pattern, such as ``"equals"``.
+        numbers: further numbers of the pattern.
         values: in the shape of the golden tensor, NaN where it says nothing.
-        direction: of that shape, if a multiple of it is to be added; the multiple is the number ``value``.
-        everywhere: whether it has to hold wherever it says anything, not at the affected values alone.
+        direction: array of that shape, if a multiple of it is to be added; the multiple is the number ``value``.
+        everywhere: True if it has to hold wherever it has a value, not at the affected values alone.
     """
 
     id: str
@@ -59,7 +59,7 @@ def fitted(guess: Hypothesis, actual: Array, over: NDArray[np.bool_]) -> Hypothe
 def explains(guess: Hypothesis, actual: Array, golden: Array, over: NDArray[np.bool_], bound: float) -> bool:
     """Return True if the affected values equal those of the hypothesis in too many places for chance.
 
-    The chance is that of as many values within the bound as the spread of the golden tensor leaves room for.
+    Chance is the probability that as many random values, spread like the golden tensor, fall within the bound.
     """
     said = over & np.isfinite(guess.values)
     hits = int(said.sum())

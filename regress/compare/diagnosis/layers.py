@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from regress.compare.verdicts.verdict import Verdict
 
 FIRST, LAST = "embedding", "head"
-"""What comes before the first layer, and after the last."""
+"""Names for the parts of a model before its first layer and after its last."""
 
 _NUMBER = re.compile(r"(?:^|[./])(?:layers?|h|blocks?)[./](\d+)(?:[./]|$)")
 _FIRST = re.compile(r"(?:^|[./])(?:embed_tokens|embeddings?|wte|wpe)(?:[./]|$)")

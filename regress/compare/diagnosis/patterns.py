@@ -1,6 +1,6 @@
 """Patterns common to all failures of a quantity: places, tokens, parts and numbers, each proven by the data.
 
-No pattern is a hypothesis: one with one counter-example is not stated, and neither is one that chance could make.
+A pattern with one counter-example is not stated, and neither is one that chance could produce.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Pattern:
     Attributes:
         id: for rules, such as ``"rank"`` or ``"class:packed_behind"``.
         words: for people, such as ``"only rank 1"``.
-        numbers: what it says, plain JSON.
+        numbers: its numbers, plain JSON.
     """
 
     id: str

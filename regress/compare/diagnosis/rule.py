@@ -16,18 +16,18 @@ class Rule:
 
     Attributes:
         id: names the rule in reports.
-        cause: what it usually is; names of configuration keys as they are here.
+        cause: usual cause, with names of configuration keys as in this project.
         at: quantities that the first divergence may be in.
         tensor: expression that the name of the tensor must contain.
-        status: of the first verdict.
+        status: statuses of the first verdict.
         says: expression that the detail of the first verdict must contain.
         patterns: ids of patterns that must all have been found; one that ends in ``*`` stands for all that begin so.
-        any_of: of these at least one.
+        any_of: ids of patterns, at least one of which must have been found.
         what: expression that the words of a found pattern must contain.
         without: patterns that must not have been found.
         holds: quantities that must have been judged before it and hold.
         when: a further condition.
-        variants: to replay next, as ``--variants`` takes them: those that tell this cause from others.
+        variants: variants to replay next, as ``--variants`` takes them: those that tell this cause from others.
         look: the quantity whose tensors tell most; by default that of the divergence.
     """
 

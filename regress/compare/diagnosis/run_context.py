@@ -18,10 +18,10 @@ class RunContext:
     Attributes:
         world_size, micros: its ranks, and the most microbatches that a rank has in an update; None if unknown.
         mesh: extent of each dimension of the mesh of ranks.
-        group_sizes: how many samples groups have, where the samples are known.
-        config: of the run, nested, as far as it is known.
-        commands: how to look closer, by purpose: ``replay`` (under ``{variants}``), ``test`` and ``compare`` (of
-            ``{quantity}`` alone), ``show`` (the records of ``{stage}``); those that are missing do not apply.
+        group_sizes: numbers of samples in a group, where the samples are known.
+        config: configuration of the run, nested, as far as it is known.
+        commands: commands for a closer look, by purpose: ``replay`` (under ``{variants}``), ``test`` and ``compare``
+            (of ``{quantity}`` alone), ``show`` (the records of ``{stage}``); those that are missing do not apply.
     """
 
     world_size: int | None = None

@@ -49,9 +49,9 @@ class TokenAttributes:
     Attributes:
         sample: index in the frame, -1 for padding.
         token: flat canonical index, -1 for padding.
-        position, length: of the token in its sample, and of the sample.
-        classes: by name, whether a place belongs to it.
-        names: of all samples of the frame, ``group/run``.
+        position, length: position of the token in its sample, and length of the sample.
+        classes: mask of the places in each class, by name.
+        names: names of all samples of the frame, ``group/run``.
     """
 
     sample: NDArray[np.int64]

@@ -30,7 +30,7 @@ class _Made(NamedTuple):
 
 
 def _step(made: _Made) -> Floats:
-    """Step of AdamW without its weight decay."""
+    """Return the step of AdamW without its weight decay."""
     first = made.first / (1 - made.betas[0] ** made.t)
     second = made.second / (1 - made.betas[1] ** made.t)
     step: Floats = made.rate * first / (np.sqrt(second) + made.eps)
@@ -114,12 +114,12 @@ class UpdateHypotheses:
         )
 
     def _before(self, name: str) -> Floats | None:
-        """Parameters before the golden update, if everything that enters it is known."""
+        """Return the parameter before the golden update; None unless everything that enters it is known."""
         made = self._made(name)
         return None if made is None else (made.golden + _step(made)) / (1 - made.rate * made.decay)
 
     def _made(self, name: str) -> _Made | None:
-        """What the golden update of a parameter was made of, None where some of it is unknown."""
+        """Return the inputs of the golden update of a parameter; None where some of them are unknown."""
         golden = self._values("param", name)
         moments = [self._values("optimizer", f"{name}/{key}") for key in ("exp_avg", "exp_avg_sq")]
         count = self._values("optimizer", f"{name}/step")

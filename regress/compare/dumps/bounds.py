@@ -98,8 +98,8 @@ class Bounds:
         """Return the tolerance of a quantity.
 
         Args:
-            dtypes: of the two tensors, and of the two models where known: the coarsest of them decides. What has none
-                with fractions is compared exactly.
+            dtypes: dtypes of the two tensors, and of the two models where known: the coarsest of them decides. Without
+                a floating dtype the comparison is exact.
         """
         if quantity_named(quantity).exact or (dtypes and not any(map(_is_float, dtypes))):
             return BITWISE if self.given is not None and self.given.bitwise else EXACT

@@ -1,6 +1,6 @@
 """Canonical golden values of one update from any dump; each is read when it is first asked for.
 
-Only what fails asks. Of a dump whose tensors are too large for it nothing is told.
+Only failing tensors are asked for. A dump whose tensors are too large for it yields nothing.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class _Recorded:
         return TokenFrame(tuple(lengths), tuple(lengths.values()))
 
     def truth(self) -> dict[str, Mapping[str, Array]]:
-        """Golden values as quantity -> tensors."""
+        """Return the golden values as quantity -> tensors."""
         names: dict[str, list[str]] = {}
         for quantity, name in self._found:
             names.setdefault(quantity, []).append(name)

@@ -17,10 +17,10 @@ class Column:
     """Values at loss tokens.
 
     Attributes:
-        quantity: such as ``log_probs``.
+        quantity: name of the quantity, such as ``log_probs``.
         tokens: ``[n]`` flat index in the unit's frame.
         golden, actual: ``[n]``.
-        tolerance: what they are judged by.
+        tolerance: tolerance of the quantity.
     """
 
     quantity: str

@@ -1,7 +1,7 @@
 """Element-by-element comparison of tensors without a token layout.
 
-Without a token layout a tensor can be compared with one of the same shape only, recorded by the same rank for the same
-microbatch. What else is known (the layouts of other records of that microbatch) must not speak against it.
+Without a token layout a tensor can be compared only with one of the same shape, recorded by the same rank for the same
+microbatch. Other known layouts of that microbatch must not contradict this.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Elementwise:
     """The records of one stage of an update on both sides.
 
     Attributes:
-        where: of the problems, in words.
-        layouts: of each side, where the tokens of each rank and microbatch lie, as far as any record tells.
+        where: place named in problems.
+        layouts: for each side, places of the tokens of each rank and microbatch, as far as any record tells.
     """
 
     stage: str

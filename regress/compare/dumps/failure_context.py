@@ -32,7 +32,7 @@ def with_affected(
         blocks: the elements that were compared.
         golden: an array of the golden dtype.
         around: finds the failure context of the tensor.
-        bitwise: whether bytes were compared.
+        bitwise: True if bytes were compared.
     """
     if verdict.ok or not verdict.count or actual.size > LIMIT:
         return verdict

@@ -64,9 +64,9 @@ def settle(results: Sequence[tuple[U, Sequence[Finding]]], run: Again[U]) -> lis
     """Return verdicts under the scale of a tensor over all units, in the order of the units and their findings.
 
     The tolerance of a tensor is relative to its largest golden value over all ranks and microbatches. A unit judges by
-    the largest that it sees, which is stricter: what passes there passes, what fails there may not, and is compared
-    anew. Where no tolerance was measured, a bias has at least the scale of its weight: its gradient sums the same
-    terms, and may be nothing but their rounding, as that of the keys' bias in attention.
+    the largest that it sees, which is stricter: a pass there is final, a failure is compared anew. Where no tolerance
+    was measured, a bias has at least the scale of its weight: its gradient sums the same terms, and may be nothing but
+    their rounding, as that of the keys' bias in attention.
     """
     scales: dict[tuple[Any, ...], float] = {}
     for _, findings in results:

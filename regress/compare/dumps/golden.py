@@ -71,7 +71,7 @@ class GoldenSide:
     """The recorded updates of a case; see `regress.compare.dumps.sides.Side`.
 
     Attributes:
-        system: tells it from a dump: its values are those of whole updates in float64, in no rank's layout.
+        system: ``golden``, unlike a dump's: values are of whole updates in float64, in no rank's layout.
     """
 
     system = "golden"
@@ -222,7 +222,7 @@ class GoldenSide:
 
 
 def text_of(*sides: object) -> Callable[[int], str] | None:
-    """Text of a token id, by the first of some sources that knows it."""
+    """Return a function from token ids to text, from the first golden source with a tokenizer; None without one."""
     found = (side.text for side in sides if isinstance(side, GoldenSide))
     return next((text for text in found if text is not None), None)
 
@@ -238,7 +238,7 @@ def _placed(frame: TokenFrame) -> dict[str, Any]:
 
 
 def token_text(case: GoldenCase) -> Callable[[int], str] | None:
-    """Text of a token id, if the case holds a tokenizer."""
+    """Return a function from token ids to text; None if the case holds no tokenizer."""
     path = Path(case.folder) / "model" / "tokenizer.json"
     if not path.is_file():
         return None

@@ -34,9 +34,10 @@ class Holders:
     def of(self, record: Listed) -> list[Listed]:
         """Return the golden records that an actual one is compared with, that of its own rank first.
 
-        Several ranks may hold a part: one of them stands for all, that of the same rank if it is among them. Where no
-        golden tensor has that shape those of other shapes are among them, for the shapes to be compared. So is one that
-        cannot be used, for it to be told. If nobody has anything of it there is still one to compare metadata with.
+        If several ranks hold a part, one of them stands for all, that of the same rank if it is among them. If no
+        golden tensor has that shape, those of other shapes are returned, so that shapes are compared. A record that
+        cannot be used is returned, too, to be reported. If nobody holds any of it, one record remains to compare
+        metadata with.
         """
         found = {other.name: other for other in self._unusable}
         for name in record.tensors:

@@ -31,21 +31,18 @@ LIGHT = (
 """Metadata that a comparison is planned by."""
 
 
-"""What makes tensors of tokens comparable."""
-
-
 @dataclass(frozen=True)
 class Listed:
     """A record without its tensors.
 
     Attributes:
-        name: of its file.
+        name: name of its file.
         tensors: name -> dtype and shape, in recorded order.
-        spans: where its tokens lie, None for full tensors; ``rows`` those that rows of loss tokens follow.
+        spans: places of its tokens, None for full tensors; ``rows`` those that rows of loss tokens follow.
         shards: tensor -> the part of it that lies here, as JSON.
         local: why its tensors mean something on their own rank only; empty where they do not.
         problem: why it cannot be placed, if so.
-        bare: whether it should have a token layout, and has none.
+        bare: True if it should have a token layout, and has none.
     """
 
     name: str

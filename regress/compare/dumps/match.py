@@ -32,10 +32,10 @@ class Tokens:
 
 
 Content: TypeAlias = Tokens | tuple[int, ...]
-"""What the samples are matched by: equal for equal tokens."""
+"""Key that samples are matched by: equal for equal tokens."""
 
 ValuesOf = Mapping[str, NDArray[np.float64]]
-"""What was computed of a sample, by name."""
+"""Values computed for a sample, by name."""
 
 Values = Callable[[str, SampleKey], ValuesOf]
 """The values of a sample on the side ``"golden"`` or ``"actual"``."""
@@ -50,7 +50,7 @@ class Sample:
 
     Attributes:
         content: its tokens, or None where nothing tells them.
-        named: whether the key was recorded, and not made up by a reader.
+        named: True if the key was recorded, and not made up by a reader.
         copy_of: the sample that it only repeats, as rows do that fill a batch up; None for a sample of its own.
         place: rank, microbatch and row, for those whose tokens nothing tells.
     """
@@ -71,7 +71,7 @@ class Matching:
         alias: golden key of a copy -> that of the sample it repeats.
         golden_only, actual_only: samples without a counterpart.
         ambiguous: identical rollouts that could have been paired otherwise; the closest values were.
-        by_content: how many were found by their tokens and not by their ids; ``by_place`` by rank, microbatch and row.
+        by_content: number of samples found by tokens, not by id; ``by_place`` by rank, microbatch and row.
     """
 
     golden_of: Mapping[SampleKey, SampleKey]
@@ -88,9 +88,9 @@ def match_samples(
 ) -> Matching:
     """Pair the samples of two dumps.
 
-    First by id and tokens together, then identical tokens (a multiset: each sample has one counterpart), then by id
-    alone, where the tokens are what differs; where one side tells no tokens, by rank, microbatch and row. Copies go
-    with the sample that they repeat, whatever their number.
+    Samples are paired by id and tokens together, then by identical tokens (a multiset: each sample has one
+    counterpart), then by id alone, where the tokens are what differs; where one side tells no tokens, by rank,
+    microbatch and row. Copies go with the sample that they repeat, whatever their number.
 
     Args:
         values: tells identical rollouts apart, which may differ in rewards or log-probs; by default their order does.

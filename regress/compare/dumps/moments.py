@@ -1,8 +1,8 @@
 """Parameters whose update is decided by rounding: Adam divides a gradient by its own size.
 
-The update of Adam and its relatives is the learning rate times m / sqrt(v). Where m is no larger than what its
-tolerance allows, as for the bias of the keys in attention, whose gradient is 0 but for rounding, that is any number
-between -1 and 1, in two correct runs too.
+The update of Adam and its relatives is the learning rate times m / sqrt(v). Where m is no larger than its tolerance,
+that quotient may be any number between -1 and 1, in two correct runs, too. An example is the bias of the keys in
+attention, whose gradient is 0 but for rounding.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def decided(
     Args:
         golden, actual: a parameter after the same update, in one layout.
         records: names of the two records that hold it.
-        bound: of the moments, relative to the largest.
+        bound: tolerance of the moments, relative to the largest.
     """
     known = _moments(sides[0], records[0], name, golden.shape)
     other = _moments(sides[1], records[1], name, golden.shape)

@@ -77,8 +77,8 @@ class Numbered:
 def numbered_as(golden: GoldenSide, actual: Side) -> tuple[Side, list[str]]:
     """Return the case numbered as the dump counts updates, and a sentence where the two count differently.
 
-    Numbers count if the samples agree with them; otherwise the order of the updates does, and where samples do not
-    agree with that either, the samples alone.
+    Numbers are used if the samples agree with them, otherwise the order of the updates; if samples do not agree with
+    that either, updates are matched by samples alone.
     """
     known = [Number(place.step, place.update) for place in golden.places.values()]
     others = _numbers(actual)

@@ -21,7 +21,7 @@ class Options:
 
     Attributes:
         steps: the first and the last; None for all that both dumps have.
-        ranks, micros: how many ranks of the actual dump are compared, and microbatches of each; None for all.
+        ranks, micros: number of ranks of the actual dump to compare, and of microbatches of each; None for all.
     """
 
     steps: tuple[int, int] | None = None
@@ -37,10 +37,10 @@ class Planned:
 
     Attributes:
         units: in the order of computation.
-        verdicts: what headers alone tell: what is missing, superfluous, or produced twice.
+        verdicts: verdicts that need headers only: missing, superfluous or doubled parts.
         golden_only, actual_only: samples without a counterpart, in words.
-        notes: what cannot be known, or was left out, a sentence each.
-        problems: what could not be compared, a sentence each.
+        notes: unknown facts and omissions, a sentence each.
+        problems: parts that could not be compared, a sentence each.
     """
 
     units: list[AnyUnit] = field(default_factory=list)

@@ -24,7 +24,7 @@ class Aligned:
     Attributes:
         part: the actual tensor; ``parts`` the golden ones; ``selected`` its rows that count.
         words: canonical coordinates of an element.
-        padding: whether it has rows that hold no token.
+        padding: True if it has rows that hold no token.
         around: finds the failure context of its tokens.
     """
 

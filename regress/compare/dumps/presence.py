@@ -47,7 +47,7 @@ class Stage:
         index, actual_index: sample of the one or the other side -> its number in the frame.
         telling: golden records that tell loss tokens.
         copies: samples that only repeat others; they need not be anywhere.
-        problems: is told what is wrong with the golden records, so that nothing can be compared with them.
+        problems: receives defects of the golden records that prevent a comparison.
     """
 
     name: str

@@ -11,7 +11,7 @@ class Selection:
     """All tensors, or those that a pattern names.
 
     Attributes:
-        pattern: of a quantity (``log_probs``), a tensor (``*q_proj*``) or both (``gradient/model.layers.0.*``).
+        pattern: pattern of a quantity (``log_probs``), a tensor (``*q_proj*``) or both (``gradient/model.layers.0.*``).
     """
 
     pattern: str = ""

@@ -35,9 +35,9 @@ class Comparison:
     Attributes:
         verdicts: in the order of computation.
         golden_only, actual_only: samples without a counterpart, in words.
-        notes: what cannot be known, or was left out, a sentence each.
-        problems: what could not be compared, a sentence each.
-        group_sizes: how many samples of a group an update has.
+        notes: unknown facts and omissions, a sentence each.
+        problems: parts that could not be compared, a sentence each.
+        group_sizes: numbers of samples of a group in an update.
     """
 
     golden: str
@@ -94,7 +94,7 @@ def compare_dumps(
     Args:
         golden, actual: folders or URLs of dumps of any system that is known.
         engine: does the work; by default this process, one unit after the other.
-        advance: told how many units there are in all (negative), then the number that was done.
+        advance: called with the number of all units (negative) first, then with the numbers of those done.
 
     Raises:
         DumpError: if a dump is missing, incomplete or damaged.

@@ -1,8 +1,7 @@
 """Overlap of the shards of two sides: the elements of a whole tensor that both hold, piece by piece.
 
-A shard is a box of the whole tensor, or several where a weight is fused. Only ranges are reckoned with, never the
-indices of elements, so a tensor may have any size; what
-has to be put together from several shards is so block by block.
+A shard is a box of the whole tensor, or several boxes where a weight is fused. Only ranges are computed with, never the
+indices of elements, so a tensor may have any size; parts of several shards are put together block by block.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ def _meet(one: Sequence[Sequence[Range]], other: Sequence[Sequence[Range]]) -> b
 def shard_blocks(actual: Shard, golden: Sequence[Shard], limit: int = BLOCK) -> Iterator[Block]:
     """Yield the elements of a shard beside their golden values, in local order.
 
-    Elements that no golden shard has are left out: that they are missing there is for the proof of coverage to say.
+    Elements that no golden shard has are left out; the proof of coverage reports them.
 
     Args:
         golden: the first that has an element gives its value.

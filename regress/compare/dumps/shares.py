@@ -40,7 +40,7 @@ class Group:
 
     Attributes:
         golden, actual: names of their records.
-        words: whose sum it is, for the reader of a failure.
+        words: description of the sum, for the reader of a failure.
         samples: actual key -> golden key, where the golden share is the sum of weights times terms of these tokens.
     """
 

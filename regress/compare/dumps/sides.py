@@ -26,7 +26,7 @@ class Side(Protocol):
 
     Attributes:
         folder: the directory.
-        system: whose it is, ``regress`` or the name of another system.
+        system: ``regress``, or the name of another system.
         mesh: extent of each dimension of its ranks; ``config`` of the run, nested; both empty where nothing tells them.
     """
 

@@ -1,8 +1,8 @@
 """Overlap of two token layouts: elements of two local tensors that are the same logical ones.
 
-A local tensor of tokens is seen as rows of inner elements, one for each canonical token; the inner dimensions may be a
-shard. What one side should hold is put together from the other side's
-rows, block by block, so that no tensor is ever copied as a whole.
+A local tensor of tokens is treated as rows of inner elements, one for each canonical token; the inner dimensions may be
+a shard. The expected values of one side are put together from the other side's rows, block by block, so that no tensor
+is ever copied as a whole.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Part:
         array: ``[R, ...inner]``; its flat order is that of the recorded tensor.
         rows: ``[R]`` which row of the whole each is, `PADDING` for none.
         inner: the part of a whole row that lies here.
-        shape: of the recorded tensor.
+        shape: shape of the recorded tensor.
     """
 
     array: Array
@@ -72,7 +72,7 @@ def token_part(array: Array, layout: ShardLayout, canonical: Index, lead: int) -
     """Return a part made of a tensor whose first ``lead`` dimensions are places of tokens.
 
     Args:
-        layout: of the array as a part of the microbatch's whole tensor.
+        layout: layout of the array as a part of the microbatch's whole tensor.
         canonical: the token at each place of the whole tensor, flattened.
 
     Raises:
@@ -89,7 +89,7 @@ def token_part(array: Array, layout: ShardLayout, canonical: Index, lead: int) -
 def blocks(actual: Part, golden: Sequence[Part], selected: Index) -> Iterator[Block]:
     """Yield the elements of some local rows beside their golden values, in local order.
 
-    Elements that no golden part has are left out: that they are missing there is for the proof of coverage to say.
+    Elements that no golden part has are left out; the proof of coverage reports them.
 
     Args:
         golden: the first that has an element gives its value.

@@ -1,7 +1,7 @@
 """Units of a comparison: one record of the actual dump beside the golden records of the same tokens or tensors.
 
-A unit is small and can be pickled; whoever compares it opens the files by itself. Units do not depend on one another,
-so they may be spread over processes and machines in any way.
+A unit is small and can be pickled; the process that compares it opens the files by itself. Units do not depend on one
+another, so they may be spread over processes and machines in any way.
 """
 
 from __future__ import annotations
@@ -57,15 +57,15 @@ class Unit:
     Attributes:
         golden, actual: the two dumps.
         record: name of the actual record; ``records`` names of the golden ones that hold the same, the likeliest first.
-        place: of the verdicts.
+        place: place of the verdicts.
         stage: type of the records.
         frame: the golden samples that have a token here; empty for full tensors.
         golden_of: actual or golden key -> key in the frame.
         telling, actual_telling: records of each side that tell loss tokens and token ids of these samples.
         bounds, only: tolerances, and which tensors are compared.
-        suffix: what a verdict's name ends with, such as ``(golden rank 1)``.
+        suffix: end of a verdict's name, such as ``(golden rank 1)``.
         tensors: those that are compared; by default all.
-        elementwise: whether they are compared element by element, because nothing tells their tokens.
+        elementwise: True if they are compared element by element, because nothing tells their tokens.
     """
 
     golden: str
@@ -227,7 +227,7 @@ class _Work:
                 yield source, Aligned(part, parts, selected, token_words(locator, part), lead > 1, around)
 
     def told(self) -> tuple[Index | None, Mask | None]:
-        """Golden token ids and loss tokens, both ``[frame.size]``, as far as records tell them."""
+        """Return golden token ids and loss tokens, both ``[frame.size]``, as far as records tell them."""
         return told_tokens(self.golden_side, self.unit.telling, self._indices()[0], self.unit.frame)
 
     def tolerance(self, source: Source, *arrays: Array) -> Tolerance:
@@ -238,7 +238,7 @@ class _Work:
         return widened(found, source.tensor, [self.actual.meta], [r.meta for r in self.golden.values()])
 
     def _indices(self) -> tuple[dict[SampleKey, int], dict[SampleKey, int]]:
-        """Frame numbers of the golden and of the actual samples."""
+        """Return the frame numbers of the golden and of the actual samples."""
         index = {key: number for number, key in enumerate(self.unit.frame.samples)}
         golden_index = {**index, **{key: index[to] for key, to in self.unit.alias.items() if to in index}}
         return golden_index, {key: index[to] for key, to in self.unit.golden_of.items() if to in index}

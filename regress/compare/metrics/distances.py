@@ -1,9 +1,9 @@
 """Distances between two policies, seen from log-probs of the same tokens.
 
-The golden log-probs are of the policy that the tokens are taken to be drawn from. Of a token, ``r`` is the probability
-under the actual policy over that under the golden one. The means of ``k1 = -log r``, ``k2 = (log r)**2 / 2`` and
-``k3 = r - 1 - log r`` estimate the divergence KL(golden, actual): ``k1`` and ``k3`` without bias, ``k2`` and ``k3``
-with less variance and never below 0.
+The golden log-probs belong to the policy that the tokens are assumed to be drawn from. For each token, ``r`` is its
+probability under the actual policy over that under the golden one. The means of ``k1 = -log r``, ``k2 = (log r)**2 /
+2`` and ``k3 = r - 1 - log r`` estimate the divergence KL(golden, actual): ``k1`` and ``k3`` without bias, ``k2`` and
+``k3`` with less variance and never below 0.
 
 Source: J. Schulman, Approximating KL divergence, http://joschu.net/blog/kl-approx.html, 2020.
 """
@@ -30,7 +30,7 @@ class LogRatios:
     """Sums over tokens whose log-probs are finite on both sides; by default those of ``count`` equal log-probs.
 
     Attributes:
-        total, square: of ``log r`` and of its square; ``above`` of ``r - 1``, and ``excess`` of ``r - 1 - log r``.
+        total, square: sums of ``log r`` and of its square; ``above`` of ``r - 1``, and ``excess`` of ``r - 1 - log r``.
         highest: the largest ``r - 1``.
         beyond: ratios further from 1 than `CLIP`.
     """
@@ -61,7 +61,7 @@ class LogRatios:
         """Return ``k1``, ``k2``, ``k3``, ``max_ratio``, ``mean_ratio`` and ``clipped``, the share of ratios beyond
         `CLIP`.
 
-        None where there is no token.
+        Return None if there is no token.
         """
         if not self.count:
             return None

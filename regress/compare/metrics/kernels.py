@@ -26,7 +26,7 @@ relative error, and the first two of these of the worst row."""
 OVER, WORST, MISMATCHED, FIRST_MISMATCH, FINITE, ULPS, DIFFERENT, ROW = range(8)
 """Places in ``counts``: as in `regress.compare.metrics.stripes.Measures`, and the first element whose bytes differ."""
 SHIFTED, HALF, TABLE = range(3)
-"""How narrow floats become float32: bfloat16 by a shift, float16 by arithmetic, 8-bit floats by a table."""
+"""Conversions of narrow floats to float32: bfloat16 by a shift, float16 by arithmetic, 8-bit floats by a table."""
 
 _INFINITE = np.int64(0x7FF << 52)
 _compiled = njit(nogil=True, cache=True)
@@ -142,7 +142,7 @@ def _tally(exponents, below, top, octaves):
 def _at_most(typing, values, start, limit):
     """Count the bytes ``values[start : start + LANES]`` that are at most ``limit`` in one vector comparison.
 
-    From a loop the compiler makes eight times as many, for it widens what it counts before it adds it up.
+    A loop would compile to eight times as many instructions, as the compiler widens bytes before it adds them up.
     """
 
     def code(context, builder, signature, arguments):

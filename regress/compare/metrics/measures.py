@@ -22,8 +22,8 @@ class Row:
 class Measures:
     """Measures of two arrays of equal shape, with elements counted in C order.
 
-    Everything but the counts of mismatched elements is of pairs that are finite on both sides; an error is
-    ``actual - golden``, without its sign unless something else is said.
+    All but the counts of mismatched elements cover pairs that are finite on both sides; an error is the absolute value
+    of ``actual - golden`` unless stated otherwise.
 
     Attributes:
         count: elements compared; ``finite`` those that are finite on both sides.
@@ -78,7 +78,7 @@ class Measures:
     def alpha(self) -> float | None:
         """The factor ``<T, R> / <R, R>`` by which the golden values come closest to the actual ones.
 
-        None where it has no meaning: the golden values are zero, or their squares leave the range of float64.
+        It is None where it has no meaning: the golden values are zero, or their squares leave the range of float64.
         """
         excess = self._excess()
         return None if excess is None else 1.0 + excess
@@ -87,7 +87,7 @@ class Measures:
     def residual(self) -> float | None:
         """``||T - alpha R|| / ||R||``, what scaling does not explain.
 
-        It comes from the difference of two sums, so what is below 1e-6 of ``relative_l2`` is noise;
+        It is the difference of two sums, so values below 1e-6 of ``relative_l2`` are noise;
         see `scaled_residual`.
         """
         excess = self._excess()

@@ -46,7 +46,7 @@ def measure(
         bound: errors above it are counted in ``over``; integers and booleans are compared exactly.
         bitwise: count the elements whose bytes differ instead (both arrays then have the same dtype).
         row: elements of a row, which divides their number; None for no rows.
-        threads: that measure stripes at a time.
+        threads: number of threads that measure stripes.
 
     Raises:
         ValueError: if the shapes differ, or rows do not fit into them: compiled code would read beyond the arrays.

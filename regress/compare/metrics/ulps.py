@@ -20,7 +20,7 @@ _EXPONENT = np.int64(0x7FF << 52)
 def ulp_distance(a: Array, b: Array) -> NDArray[np.uint64]:
     """Count representable values between two arrays of the same floating dtype: 0 for equal values, 1 for neighbours.
 
-    Both zeros are one value; infinity follows the largest finite number. What it says of NaN means nothing.
+    Both zeros are one value; infinity follows the largest finite number. The result for NaN is meaningless.
     """
     if a.dtype != b.dtype or not is_float(a.dtype):
         raise TypeError(f"ulps lie between values of one floating dtype, not between {a.dtype} and {b.dtype}")
@@ -60,7 +60,7 @@ def most_ulps(
     Args:
         error: ``|actual - golden|`` in float64; 0 where it is not finite.
         size: ``|golden|`` in float64, likewise.
-        whole: whether all values are finite.
+        whole: True if all values are finite.
     """
     if actual.size <= _FEW and actual.dtype == golden.dtype and whole:
         return float(np.maximum.reduce(ulp_distance(actual, golden)))

@@ -28,7 +28,7 @@ class Broken:
 
 @dataclass
 class Checked:
-    """How often an invariant was checked, and where it is broken."""
+    """Count of checks of an invariant, and the places where it is broken."""
 
     count: int = 0
     broken: list[Broken] = field(default_factory=list)

@@ -21,11 +21,11 @@ def judge_elements(
 ) -> Iterator[Verdict]:
     """Yield verdicts on the coverage of full tensors of an update, and of each microbatch's module outputs.
 
-    Nothing is said where one rank holds it all: what it lacks is missing at its place.
+    There is no verdict where one rank holds the whole tensor: elements that it lacks are missing at its place.
 
     Args:
         golden: ``stage -> tensor name -> golden values``, other stages than those of open names are left out.
-        place: of the update.
+        place: place of the update.
     """
     for stage, quantity in (*((stage, stage) for stage in OPEN_STAGES), ("token_gradient", "logit_gradient")):
         names, found = golden.get(quantity, {}), groups.of(stage)

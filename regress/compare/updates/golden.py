@@ -63,12 +63,12 @@ def judge_update(
         records: all records of the update, in any order.
         truth: canonical golden values, ``quantity -> name -> array``.
         frame: the samples of the update.
-        tolerances: of a quantity; None leaves it out.
+        tolerances: tolerance of a quantity; None leaves it out.
         place: step, and update within the step (None where it has one).
         planned: every rank and microbatch that had to be computed, and which of them hold the same.
         dtype: name of the dtype that a tensor must have, by golden quantity and name; None for any.
-        text: of a token id.
-        config: of the run, nested, for what is said of a failure and for the invariants of its objective.
+        text: text of a token id.
+        config: configuration of the run, nested, for failure contexts and the invariants of its objective.
 
     Raises:
         CompareError: if the golden values are incomplete, or of other samples than the frame's.

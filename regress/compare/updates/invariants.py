@@ -1,7 +1,7 @@
 """Invariants of every update, which need no golden values.
 
-A golden recorded from a broken engine freezes its fault; these statements do not know the golden. Rules that depend on
-the objective hold only where the configuration says which objective it is.
+A golden recorded from a broken engine freezes its fault; these checks do not use the golden. Checks that depend on the
+objective run only where the configuration tells the objective.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def judge_invariants(
         frame: the samples of the update.
         place: step, and update within the step (None where it has one).
         planned: which ranks repeat each other's tokens.
-        config: of the run, nested; without it nothing is asked that depends on the objective.
+        config: configuration of the run, nested; without it no invariant of the objective is checked.
     """
     return _Update(RecordIndex(records, frame), frame, Place(*place), planned, config or {}).verdicts()
 

@@ -20,7 +20,7 @@ class Plan:
         parts: rank -> which part of the model it holds, such as its pipeline stage; the others hold part 0. Ranks of
             one part have tensors of the same names.
         without_loss: ranks that record no values of the loss, such as all but the last pipeline stage's.
-        repeated: whether a stage has to repeat tensors of another, such as the log-probs beside the terms of the loss,
+        repeated: True if a stage has to repeat tensors of another, such as the log-probs beside the terms of the loss,
             where no record does.
     """
 

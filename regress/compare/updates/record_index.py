@@ -23,7 +23,7 @@ class RecordIndex:
     """All records of an update, by stage, rank and microbatch.
 
     Attributes:
-        layouts: of every record of tokens whose layout fits the frame; ``misfits`` says why the others' do not.
+        layouts: layouts of the records of tokens that fit the frame; ``misfits`` holds the reasons for the others.
     """
 
     def __init__(self, records: Iterable[Record], frame: TokenFrame) -> None:
@@ -94,7 +94,7 @@ class RecordIndex:
         """Yield verdicts on the set of records.
 
         Args:
-            planned: whether a record belongs at a place.
+            planned: predicate of a place: True if a record belongs there.
             root: the rank whose tokens a rank repeats; they are counted once.
             stages: those whose tokens must be complete: all of them, or in the stages of the loss the loss tokens.
             loss_tokens: ``[frame.size]``; None where nothing tells them: all tokens that have a predecessor.

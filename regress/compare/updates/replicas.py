@@ -30,7 +30,7 @@ class Replicas:
     """The tensors of an update, rank beside rank.
 
     Args:
-        place: of the update.
+        place: place of the update.
     """
 
     groups: Groups

@@ -1,6 +1,6 @@
 """Self-test of the judge: golden values rolled by one place must leave their tolerance.
 
-A tolerance under which a shuffled tensor passes says nothing.
+A tolerance under which a shuffled tensor passes proves nothing.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ def judge_rolled(
 ) -> Verdict:
     """Return one verdict for the golden values of all updates: some tensor of every quantity must fail when rolled.
 
-    Quantities whose tensors hold one value each, sums and numbers cannot be rolled, and are left out.
+    Quantities whose tensors hold one value each (sums and numbers) cannot be rolled, and are left out.
 
     Args:
-        place: where the verdict belongs: the first of the updates.
+        place: place of the verdict: the first of the updates.
     """
     where = Place(*place)
     noticed, blind = 0, []

@@ -24,7 +24,7 @@ def judge_trajectories(record: Record | None, golden: Record) -> list[Verdict]:
     """Return verdicts on the rollouts of one step: every array byte for byte, and the metadata of each sample.
 
     Args:
-        record: what the replay recorded; None where it recorded nothing.
+        record: record of the replay; None where it recorded nothing.
         golden: the record of the rollouts that it had to repeat.
     """
     place = Place(golden.step)

@@ -1,6 +1,6 @@
 """Tokens or parts of a tensor that are beyond their tolerance, and the form of the wrong values.
 
-Counts, not claims: `regress.compare.diagnosis.patterns` states of several such counts together what they prove.
+These are counts; `regress.compare.diagnosis.patterns` decides what several of them prove together.
 """
 
 from __future__ import annotations

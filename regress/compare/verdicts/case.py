@@ -24,7 +24,7 @@ class Case:
 
     Attributes:
         words: canonical coordinates of a flat index in the actual tensor; by default its own index.
-        shape: of the actual tensor.
+        shape: shape of the actual tensor.
     """
 
     quantity: str

@@ -36,7 +36,7 @@ class Override:
     """One row.
 
     Attributes:
-        origin: where it stands, such as ``pyproject.toml: [[tool.regress.tolerances]] row 2``.
+        origin: its location, such as ``pyproject.toml: [[tool.regress.tolerances]] row 2``.
         quantity, tensor, case, precision: patterns (``fnmatch``) of what it is about.
         relative, absolute: the bound, in place of the measured one: ``relative * scale + absolute``.
     """
@@ -78,7 +78,7 @@ class Overrides:
     def over(self, bounds: Tolerances, *, case: str = "", precision: str = "") -> Tolerances:
         """Return the tolerances of a case at a precision with the rows applied; without a case, those of no case.
 
-        Two dumps that are compared belong to no case, so rows that name cases leave them alone.
+        Two compared dumps belong to no case, so rows that name cases do not apply to them.
         """
 
         def of(quantity: str) -> Tolerance | None:

@@ -46,12 +46,12 @@ def judge_tensor(
 
     Args:
         actual, expected: the two tensors; None where there is none (not both).
-        mask: of the leading dimensions of ``expected``; only elements where it holds are compared.
-        scale: of the tolerance; by default the largest absolute value of ``expected`` inside the mask.
+        mask: mask of the leading dimensions of ``expected``; only elements where it holds are compared.
+        scale: scale of the tolerance; by default the largest absolute value of ``expected`` inside the mask.
         dtype: name of the dtype that ``actual`` must have; by default any, or that of ``expected`` if bytes are
             compared.
         locate: words for a flat index of ``expected``.
-        affect: finds which of the elements beyond the tolerance have what in common; asked if there are any.
+        affect: finds common features of the elements beyond the tolerance; called if there are any.
     """
     shape = () if expected is None else expected.shape
     case = Case(quantity, name, place, tolerance, locate, shape)

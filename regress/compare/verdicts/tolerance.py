@@ -22,9 +22,9 @@ class Tolerance:
         relative: the bound; 0 asks for equal values.
         absolute: added to ``relative * scale``.
         bitwise: equal bytes are asked for; ``relative`` and ``absolute`` are then 0.
-        basis: what was measured, plain JSON, such as ``{"perturbation": 2.1e-6, "kappa": 4}``.
+        basis: measurements behind the bound, plain JSON, such as ``{"perturbation": 2.1e-6, "kappa": 4}``.
         reason: one sentence for the reader of a failure.
-        tensors: of a quantity with many tensors, those that have a tolerance of their own, by patterns of their names;
+        tensors: tolerances of single tensors of the quantity, by patterns of their names;
             the first that matches counts.
 
     Raises:

@@ -32,8 +32,8 @@ def judge_blocks(
 
     Args:
         actual, golden: arrays of the two dtypes.
-        scale: of the tolerance; by default the largest golden value of the blocks.
-        seen: is told what was measured, if anything was.
+        scale: scale of the tolerance; by default the largest golden value of the blocks.
+        seen: called with the measures, if anything was measured.
     """
     return wrong_dtype(case, actual, golden) or judge_values(
         case, blocks, is_float(golden.dtype), scale, seen

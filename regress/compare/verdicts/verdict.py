@@ -65,7 +65,7 @@ class WorstRow:
     """The row (of the last dimension: a token's hidden values, a line of a matrix) whose error has the largest norm.
 
     Attributes:
-        index: of the row in the local tensor.
+        index: index of the row in the local tensor.
         where: canonical coordinates of its first element, in words.
         error_l2: Euclidean norm of its errors; ``relative_l2`` the same over that of its golden values.
     """
@@ -81,7 +81,7 @@ class Verdict:
     """The judgement of one tensor at one place.
 
     Attributes:
-        quantity: as in test ids, such as ``log_probs``.
+        quantity: name as in test ids, such as ``log_probs``.
         name: the tensor, such as ``log_probs`` or ``model.norm.weight``.
         multiple: tolerance ratio, the error over the tolerance (1 is the limit; ``inf`` where nothing is tolerated);
             the headroom is ``1 / multiple``. 0 for equal values.
@@ -93,13 +93,13 @@ class Verdict:
             it does not explain over that of the golden values. None for golden values that are zero.
         quantiles: ``p50``, ``p90``, ``p99``, ``p999`` of the error, by octave: true values lie at most a factor of two
             below.
-        worst_row: where the last dimension makes rows, and something differs.
-        distances: of log-probs, how far the two policies are apart, see `regress.compare.metrics.distances`.
+        worst_row: row with the largest error, if the last dimension makes rows and something differs.
+        distances: distances of the two policies, for log-probs only, see `regress.compare.metrics.distances`.
         over, count: elements beyond the tolerance, and compared elements.
         tolerance: the bound that was applied, on ``max_error``.
-        basis, reason: of the tolerance.
+        basis, reason: those of the tolerance.
         affected: which tokens or part of a failing tensor, and what its values look like; None where unknown.
-        detail: what a status other than drift has to say: ``golden float32, actual float64``.
+        detail: details of a status other than drift: ``golden float32, actual float64``.
     """
 
     status: Status

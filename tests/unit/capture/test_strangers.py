@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from transformers import BartConfig, BartForConditionalGeneration, OPTConfig, OPTForCausalLM
 
 from regress import record
+from regress.compare.diagnosis.causes import diagnose
+from regress.compare.diagnosis.divergence import find_divergence
 from regress.dump.reader import DumpReader
 from regress.errors import CaptureError
 
@@ -262,3 +264,21 @@ def test_a_mask_of_pairs_that_hides_more_than_the_future_is_refused(tmp_path: Pa
             record(tmp_path / "b", model, overwrite=True),
         ):
             model(input_ids=ids, attention_mask=mask)
+
+
+def test_nothing_is_ruled_out_that_the_dumps_do_not_tell(tmp_path: Path) -> None:
+    """Log-probs are recorded by us: another temperature or mask of the trainer leaves them as they are."""
+
+    def run(name: str, temperature: float) -> Path:
+        model, inputs = tiny_model(), padded(make_samples())
+        with record(tmp_path / name, model):
+            mean_loss(model(**inputs).logits / temperature, inputs, TOTAL).backward()
+        return tmp_path / name
+
+    report = compare(run("a", 1.0), run("b", 0.9))
+    assert next(iter(failed(report))) == "loss"
+    divergence = find_divergence(report.verdicts)
+    assert divergence is not None
+    causes = " ".join(found.cause for found in diagnose(divergence))
+    assert "its mask" in causes
+    assert "temperature" in causes

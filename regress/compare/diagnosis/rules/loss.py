@@ -186,8 +186,8 @@ LOSS: tuple[Rule, ...] = (
     ),
     Rule(
         "equal-log-probs-other-loss",
-        "log-probs are equal and the loss is not: its denominator, entropy_coef, kl_coef, or the advantages; record "
-        "is_loss_debug to see which",
+        "log-probs are equal and the loss is not: its mask, denominator, advantages, coefficients of KL and entropy, "
+        "or a temperature other than that of the log-probs; record is_loss_debug (tap_batch) to see which",
         at=("loss",),
         when=lambda divergence, _: "token_loss" in divergence.unjudged,
         look="is_loss_debug",

@@ -1,6 +1,6 @@
 """Engines that do the units of a comparison: this process, processes of this machine, or a Ray cluster.
 
-Whoever does them, the verdicts are the same to the last bit and in the same order (on processors of one kind: numpy
+Under every engine, verdicts are the same to the last bit and in the same order (on processors of one kind: numpy
 adds up in another order where vectors are longer).
 """
 
@@ -29,8 +29,8 @@ def engine_named(
 
     Args:
         workers: processes or tasks at a time; by default as many as there are processors.
-        address: of an existing Ray cluster; by default that of the variable RAY_ADDRESS, else one is started here.
-        tell: hears of what went wrong and was made good; by default a warning.
+        address: address of an existing Ray cluster; by default that of RAY_ADDRESS, else one is started here.
+        tell: called with a sentence on each problem that was worked around; by default a warning.
 
     Raises:
         CompareError: for an unknown name, options that do not fit it, or if Ray is not installed.

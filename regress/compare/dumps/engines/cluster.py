@@ -35,8 +35,8 @@ class Cluster:
 
     Attributes:
         workers: tasks at a time; by default as many as the cluster has processors.
-        address: of an existing cluster: ``HOST:PORT``, ``ray://HOST:PORT`` or ``auto``.
-        tell: hears of tasks that could not be done there.
+        address: address of an existing cluster: ``HOST:PORT``, ``ray://HOST:PORT`` or ``auto``.
+        tell: called with a sentence on tasks that failed there.
     """
 
     workers: int | None = None

@@ -31,8 +31,8 @@ class Processes:
     """An engine: this process at first, and others with it when there is more to do.
 
     Attributes:
-        workers: by default one for each processor that this process may use.
-        tell: hears of processes that died.
+        workers: number of processes; by default one for each processor that this process may use.
+        tell: called with a sentence on processes that died.
         alone: seconds until others are started.
     """
 
