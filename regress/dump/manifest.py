@@ -102,6 +102,8 @@ def read_manifest(folder: Location) -> Manifest:
     """Read and verify manifest.json; raises `DumpError` when it is missing, damaged or not of this schema."""
     path = folder / MANIFEST
     try:
+        if isinstance(path, Path) and path.is_fifo():
+            raise ValueError("it is a named pipe")
         tree = loads(path.read_bytes())
         return _from_json(tree)
     except (FileNotFoundError, NotADirectoryError):

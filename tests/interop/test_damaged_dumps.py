@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -223,3 +224,12 @@ def test_a_path_that_no_file_can_have(tmp_path: Path, path: str) -> None:
     code, said = run("compare", path, dump(tmp_path / "good"))
     assert code == 2
     assert "error: " in said
+
+
+@pytest.mark.parametrize("name", ["gradient/step_000000_rank0.safetensors", "manifest.json"])
+def test_a_named_pipe_is_no_file_to_wait_for(tmp_path: Path, name: str) -> None:
+    bad = dump(tmp_path / "bad")
+    (bad / name).unlink()
+    os.mkfifo(bad / name)
+    for code, _ in (compare(bad, bad), run("dump", "check", bad), run("explain", bad)):
+        assert code == 2

@@ -44,9 +44,9 @@ def check_dump(path: str) -> list[Verdict]:
     side = open_side(path)
     found: list[Verdict] = []
     for step, names in sorted(by_step(side).items()):
+        records = [listed(name, side.read(name)) for name in names]
         for name in names:
             side.verify(name)
-        records = [listed(name, side.read(name)) for name in names]
         numbers = {side.entries[record.name][1].update for record in records if _of_update(record)}
         for number in sorted(numbers, key=lambda number: number or 0):
             own = [r for r in records if _of_update(r) and side.entries[r.name][1].update == number]
