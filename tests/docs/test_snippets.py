@@ -129,7 +129,9 @@ def test_commands_name_what_exists(page: str, command: str) -> None:
 
 def _parse(words: list[str]) -> None:
     command: click.Command = main
-    context = click.Context(command)
+    context = click.Context(
+        command, **main.context_settings
+    )  # commands keep the help option they are first asked for
     while isinstance(command, click.Group):
         while words and words[0].startswith("-"):
             words = words[1:]
