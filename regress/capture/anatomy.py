@@ -62,7 +62,7 @@ def _inside(model: nn.Module) -> nn.Module | None:
     if list(model._modules) == ["module"] and not hasattr(model, "get_output_embeddings"):
         return model._modules["module"]
     if isinstance(model, nn.parallel.DistributedDataParallel):
-        return model.module  # type: ignore[no-any-return]
+        return model.module  # type: ignore[no-any-return]  # torch does not annotate it
     get_base = getattr(model, "get_base_model", None)  # peft
     if callable(get_base) and hasattr(model, "peft_config"):
         found = get_base()

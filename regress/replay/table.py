@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from regress.errors import ConfigError
-from regress.golden.project import project_section
+from regress.project import project_section
 from regress.replay.layouts import LAYOUTS
 from regress.replay.rows import parse_variants
 from regress.replay.variants import VARIANTS, Variant

@@ -1,4 +1,4 @@
-"""What the arguments of a forward pass tell about its layout, and what is refused rather than guessed."""
+"""Arguments of a forward pass: the layout they tell, and the masks that are refused rather than ignored."""
 
 from __future__ import annotations
 

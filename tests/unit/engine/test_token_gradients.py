@@ -51,7 +51,7 @@ def by_place(reader: DumpReader, type: str) -> dict[Any, Record]:
 def test_gradients_are_those_of_the_recorded_loss_by_their_formulas(
     chunk: str, config: MakeConfig, console: Console
 ) -> None:
-    """Of a clipped ratio with k3 and an entropy bonus: what autograd brings is what one derives by hand."""
+    """Autograd and a derivation by hand agree for a clipped ratio with k3 and an entropy bonus."""
     run = config(*RUN, *options(*EVERYTHING), f"batching.log_prob_chunk_size={chunk}")
     train(run, console)
     reader = DumpReader(run.debug.dump_dir)
