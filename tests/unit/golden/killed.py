@@ -184,16 +184,18 @@ def usual(subject: Commits | Dumps) -> float:
 
 def main(writer: str, folder: str, attempts: str, seed: str) -> None:
     """See the docstring of the module."""
-    os.fsync = lambda handle: (
-        None
-    )  # a killed process loses nothing that it wrote, and other tests need the disk
+    # a killed process loses nothing that it wrote, and other tests need the disk; but a disk takes its time, so a
+    # kill between the write and the rename is likely on a fast machine too
+    os.fsync = lambda handle: time.sleep(0.001)
     rng = random.Random(seed)
     subject = {"commit": Commits, "propose": Proposals, "dump": Dumps}[writer](Path(folder))
     found: Counter[str] = Counter()
     wrong: list[str] = []
     left = 0
     span = usual(subject)
-    for attempt in range(int(attempts)):
+    for attempt in range(20 * int(attempts)):
+        if attempt >= int(attempts) and left and len({name.partition(",")[0] for name in found}) > 1:
+            break  # enough attempts, and at least one kill came in between
         killed(subject.write, rng.uniform(0, span))
         try:
             left += subject.left()

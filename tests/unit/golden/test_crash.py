@@ -46,7 +46,7 @@ def test_kill_at_random_moments(writer: str, attempts: int, states: set[str], tm
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["wrong"] == []
-    assert sum(result["found"].values()) == attempts
+    assert sum(result["found"].values()) >= attempts
     assert result["left"] > 0, "no kill came in between: the test would pass without any care"
     found = {name.partition(",")[0] for name in result["found"]}
     assert found <= states

@@ -1,6 +1,7 @@
 // One record in full.
 
 const dialog = byId("details");
+let opened = "";
 const HEADS = ["status", "where", "precision", "place", "quantity", "name", "anchor", "worst", "step", "update", "rank", "micro"];
 const NAMES = { over: "beyond tolerance", count: "elements", multiple: "× tolerance" };
 
@@ -17,6 +18,7 @@ function openDetails(record) {
   );
   if (!dialog.open) dialog.showModal();
   history.replaceState(null, "", `#${encodeURI(value("anchor", record))}`);
+  opened = location.hash;
 }
 
 /** All that is known of a record, the worst element first. */
@@ -57,4 +59,8 @@ function pairs(entries) {
   return list;
 }
 dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); });
-dialog.addEventListener("close", () => { history.replaceState(null, "", location.pathname + location.search); table.focus({ preventScroll: true }); });
+dialog.addEventListener("close", () => {
+  // the event comes late: a link that was followed meanwhile has another record, and stays
+  if (location.hash === opened) history.replaceState(null, "", location.pathname + location.search);
+  table.focus({ preventScroll: true });
+});
