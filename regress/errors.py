@@ -23,6 +23,12 @@ class ConfigError(RegressError):
     exit_code = 2
 
 
+class CheckpointError(RegressError):
+    """A checkpoint is missing, incomplete, damaged, or not one that this run can go on from."""
+
+    exit_code = 2
+
+
 class CheckError(RegressError):
     """A value is checked in a way that cannot fail, or cannot be stored bit for bit."""
 

@@ -127,6 +127,11 @@ class LocalPolicy:
         """Return None: parameters are whole."""
         return None
 
+    @property
+    def owned(self) -> frozenset[str]:
+        """Names of the parameters whose part on this rank lies on no lower rank."""
+        return frozenset(name for name, _ in self.named_parameters())
+
     def part(self, name: str, whole: Tensor) -> Tensor:
         """Return the part of a whole tensor that corresponds to this rank's part of the named parameter,
         placed like it.

@@ -161,6 +161,11 @@ class ParallelPolicy(LocalPolicy):
             self._shards[name] = self._shard(name, dict(self.named_parameters())[name])
         return self._shards[name]
 
+    @property
+    def owned(self) -> frozenset[str]:
+        """Names of the parameters whose part on this rank lies on no lower rank."""
+        return self._owned
+
     def part(self, name: str, whole: Tensor) -> Tensor:
         """Return the part of a whole tensor that corresponds to this rank's part of the named parameter,
         placed like it.
