@@ -115,7 +115,7 @@ def compare_dumps(
     planned.notes += notes
     planned.problems += problems
     results = [(unit, [finding for finding in findings if not finding.problem]) for unit, findings in results]
-    verdicts = settle(results, run)
+    verdicts = settle(results, run, planned.problems)
     failed = {verdict.quantity for verdict in verdicts if not verdict.ok}
     planned.notes += unknown(golden_side, open_side(actual), failed)
     comparison = Comparison(
