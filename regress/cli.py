@@ -55,10 +55,21 @@ def main() -> None:
 @click.option(
     "--print-config", is_flag=True, help="Show every key with its value and what decided it; do not run."
 )
+@click.option(
+    "--allow-change",
+    multiple=True,
+    metavar="KEY",
+    help="With trainer.resume_from_checkpoint: this key of model, data, objective or seed may differ from the "
+    "checkpoint's. Give it once for each.",
+)
 @code_option
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 def train(
-    config_path: str | None, config_name: str | None, print_config: bool, overrides: tuple[str, ...]
+    config_path: str | None,
+    config_name: str | None,
+    print_config: bool,
+    allow_change: tuple[str, ...],
+    overrides: tuple[str, ...],
 ) -> None:
     """Train with GRPO, as configured.
 
@@ -93,7 +104,7 @@ def train(
     sys.path.append(str(Path.cwd()))  # rewards of one's own: task.rewards names package.module:function
     from regress.parallel.run import train as run  # torch starts here, after the environment is set
 
-    result = run(loaded.config, console)
+    result = run(loaded.config, console, allow_change=allow_change)
     if not result.main:
         return
     click.echo(f"{loaded.config.max_steps} steps done")

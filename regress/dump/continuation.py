@@ -39,20 +39,16 @@ class Position:
 
 
 @dataclass(frozen=True)
-class StartingPlace:
-    """Place in a run at which a dump is continued.
+class Place:
+    """Place in a run between two optimizer updates.
 
     Attributes:
         step: completed steps.
         updates_in_step: updates of the next step that are made, too.
-        position: records before this place, as the earlier process knew them.
-        stated: name of what the run goes on from, for errors.
     """
 
     step: int
     updates_in_step: int
-    position: Position
-    stated: str
 
     def keeps(self, folder: str, where: Coordinates) -> bool:
         """Return True if a record lies before this place.
@@ -68,6 +64,21 @@ class StartingPlace:
         return where.update is not None and where.update < self.updates_in_step
 
 
+@dataclass(frozen=True)
+class StartingPlace:
+    """Place in a run at which a dump is continued.
+
+    Attributes:
+        place: the place.
+        position: records before it, as the earlier process knew them.
+        stated: name of what the run goes on from, for errors.
+    """
+
+    place: Place
+    position: Position
+    stated: str
+
+
 def continued(folder: Location, format: Format, start: StartingPlace) -> dict[str, Entry]:
     """Return the records that stay, after removing all others and the manifest.
 
@@ -81,7 +92,7 @@ def continued(folder: Location, format: Format, start: StartingPlace) -> dict[st
         where = parse_stem(path.stem) if is_dump_file(path) else None
         if where is None:
             others += [path] if path.name.startswith(TEMPORARY) else []
-        elif start.keeps(path.parent.name, where):
+        elif start.place.keeps(path.parent.name, where):
             kept[f"{path.parent.name}/{path.name}"] = _entry(path, format, start)
         else:
             others.append(path)

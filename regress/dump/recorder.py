@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
-from regress.dump.continuation import Position, StartingPlace, continued
+from regress.dump.continuation import Place, Position, StartingPlace, continued
 from regress.dump.coordinates import Coordinates
 from regress.dump.files import TEMPORARY, probe, unwritable
 from regress.dump.formats import format_named
@@ -152,20 +152,20 @@ class Recorder:
         if self._alone or self.failure is None:
             self._writer.put(path, record)
 
-    def position(self) -> Position:
-        """Return how many records of this dump are written, after waiting for those on their way; ranks
-        together.
+    def position(self, place: Place) -> Position:
+        """Return which records before a place are written, after waiting for those on their way; ranks together.
 
         Raises `DumpError` if one cannot be written.
         """
-        parts = self._together(self._written)
-        return functools.reduce(Position.joined, parts)
+        return functools.reduce(Position.joined, self._together(lambda: self._written(place)))
 
-    def _written(self) -> Position:
+    def _written(self, place: Place) -> Position:
         self._writer.drain()
-        stamps = self._writer.stamps
-        own = {f"{path.parent.name}/{path.name}": stamps[path] for path in self._entries if path in stamps}
-        return Position.of({**{name: entry.stamp for name, entry in self._kept.items()}, **own})
+        found = {name: entry.stamp for name, entry in self._kept.items()}
+        for path, stamp in self._writer.stamps.items():
+            if place.keeps(path.parent.name, self._entries[path][1]):
+                found[f"{path.parent.name}/{path.name}"] = stamp
+        return Position.of(found)
 
     def close(self, complete: bool = True) -> None:
         """Write pending records and, if the run is `complete`, the manifest; raises the first `DumpError`."""

@@ -169,13 +169,16 @@ class Trainer:
                 f"the rollout has {sum(sizes)} loss tokens and advantages of {len(known.advantages)}; leave "
                 "algorithm.mask_truncated_completions as it was when it was sampled"
             )
-        parts = {
+        parts: dict[str, Any] = {
             name: [None] * len(minis) if value is None else value.to(self.policy.device).split(sizes)
             for name, value in vars(known).items()
         }
+        own: list[dict[str, Any]] = [
+            {name: part[index] for name, part in parts.items()} for index in range(len(minis))
+        ]
         return [
-            replace(mini, tokens=replace(mini.tokens, **{name: part[i] for name, part in parts.items()}))
-            for i, mini in enumerate(minis)
+            replace(mini, tokens=replace(mini.tokens, **quantities))
+            for mini, quantities in zip(minis, own, strict=True)
         ]
 
     def _cut(self, trajectories: Sequence[Trajectory]) -> list[MiniBatch]:

@@ -162,6 +162,11 @@ class ParallelPolicy(LocalPolicy):
         return self._shards[name]
 
     @property
+    def rearranges(self) -> bool:
+        """True if the first backward pass decides how gradients are summed in all later ones."""
+        return self._replicas is not None
+
+    @property
     def owned(self) -> frozenset[str]:
         """Names of the parameters whose part on this rank lies on no lower rank."""
         return self._owned

@@ -27,9 +27,7 @@ ON_DEMAND = (
 def changed_keys(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Return the keys whose values differ, with both values; None stands for a key that one side does not know."""
     names = [*now, *(name for name in before if name not in now)]
-    return {
-        name: (before.get(name), now.get(name)) for name in names if before.get(name) != now.get(name)
-    }
+    return {name: (before.get(name), now.get(name)) for name in names if before.get(name) != now.get(name)}
 
 
 def resolved(config: Config) -> dict[str, Any]:
@@ -69,7 +67,9 @@ def check_changes(before: Mapping[str, Any], config: Config, allowed: Collection
             continue
         told = f"{stated} was written with {key}={_shown(old)}, and this run has {key}={_shown(new)}"
         if not is_on_demand(key):
-            raise CheckpointError(f"{told}, which cannot change in the middle of a run; set {key}={_shown(old)}")
+            raise CheckpointError(
+                f"{told}, which cannot change in the middle of a run; set {key}={_shown(old)}"
+            )
         if not _in(key, tuple(allowed)):
             raise CheckpointError(
                 f"{told}, which changes what is computed; set {key}={_shown(old)}, or allow the change with "
@@ -80,7 +80,9 @@ def check_changes(before: Mapping[str, Any], config: Config, allowed: Collection
 def _replaces(key: str, before: Mapping[str, Any]) -> bool:
     """Return True for an entry of a mapping that the checkpoint holds with other entries, or as empty."""
     section = key.rpartition(".")[0]
-    return any(name == section or name.rpartition(".")[0] == section for name in before) and _is_mapping(section)
+    return any(name == section or name.rpartition(".")[0] == section for name in before) and _is_mapping(
+        section
+    )
 
 
 def _is_mapping(section: str) -> bool:
@@ -95,7 +97,9 @@ def _check_allowed(name: str, now: Mapping[str, Any]) -> None:
         near = get_close_matches(name, now, n=1) or [ON_DEMAND[0]]
         raise ConfigError(f"--allow-change {name} names no key of the configuration; did you mean {near[0]}?")
     if is_free(name):
-        raise ConfigError(f"--allow-change {name} is not needed: {name} may change at any time; leave it away")
+        raise ConfigError(
+            f"--allow-change {name} is not needed: {name} may change at any time; leave it away"
+        )
     if not is_on_demand(name):
         raise ConfigError(
             f"--allow-change {name} cannot be allowed in the middle of a run; keep its value, or start a new run"

@@ -71,7 +71,7 @@ def load_whole(
     Raises:
         CheckpointError: if it is the state of other parameters.
     """
-    named = {name: parameter for name, parameter in policy.named_parameters()}
+    named = dict(policy.named_parameters())
     shapes = {name: tuple(p.shape) for name, p in policy.architecture.named_parameters()}
     found: dict[str, dict[str, Any]] = {}
     for full, value in (*record.tensors.items(), *others.items()):

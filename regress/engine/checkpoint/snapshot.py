@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from regress.dump.arrays import to_numpy
+from regress.dump.continuation import Place
 from regress.dump.jsontext import plain
 from regress.dump.manifest import Provenance
 from regress.dump.record import Record
@@ -57,7 +58,7 @@ class Snapshot:
 
 
 def take(
-    run: Run, step: int, work: UnfinishedStep | None, pass_rates: Mapping[int, float], place: tuple[int, int]
+    run: Run, step: int, work: UnfinishedStep | None, pass_rates: Mapping[int, float], segment: int
 ) -> Snapshot | None:
     """Return a snapshot on the first rank, None on the others; all ranks call this together.
 
@@ -65,14 +66,15 @@ def take(
         step: completed rollout steps.
         work: the unfinished step, if some of its updates are made.
         pass_rates: held-out pass rate by step.
-        place: segment, and number of the last row of metrics.jsonl.
+        segment: number of this part of the run, if its log has none.
 
     Raises:
         DumpError: on every rank, if the run's dump cannot be written.
     """
     trainer, config = run.trainer, run.config
+    place = Place(step, 0 if work is None else len(work.outcomes))
     dumps = {
-        name: DumpPosition(str(recorder.folder), *vars(recorder.position()).values())
+        name: DumpPosition(str(recorder.folder), *vars(recorder.position(place)).values())
         for name, recorder in run.recorders.items()
     }
     model = trainer.policy.whole_model()
@@ -88,18 +90,22 @@ def take(
         records += records_of(work, step, trainer.trajectory_meta)
     origin = provenance(config, fingerprint(run.tokenizer), trainer.world.plan.mesh)
     parts = {name: plain(part.state_dict(), name) for name, part in run.parts.items()}
+    log: Any = parts.get("tracking") or {}
     mesh = trainer.world.plan.mesh
     state = CheckpointState(
         path=Path(),
         step=step,
         update=trainer.updates,
-        updates_in_step=0 if work is None else len(work.outcomes),
+        updates_in_step=place.updates_in_step,
         config=resolved(config),
         world_size=mesh.world_size,
         mesh=dict(mesh.sizes),
-        scheduler={"updates": trainer.scheduler.last_epoch, "learning_rates": trainer.scheduler.get_last_lr()},
-        segment=place[0],
-        sequence=place[1],
+        scheduler={
+            "updates": trainer.scheduler.last_epoch,
+            "learning_rates": trainer.scheduler.get_last_lr(),
+        },
+        segment=log.get("segment", segment),
+        sequence=log.get("sequence", -1),
         parts={**parts, FINGERPRINT: fingerprint(run.tokenizer)},
         pass_rates=dict(pass_rates),
         outcomes=[] if work is None else outcomes_of(work),

@@ -135,9 +135,7 @@ def _from_json(folder: Location, tree: Any) -> CheckpointState:
     if not isinstance(tree, dict):
         raise TypeError("it is no JSON object")
     if tree.get("schema_version") != SCHEMA_VERSION:
-        raise ValueError(
-            f"schema version {tree.get('schema_version')}, this release reads {SCHEMA_VERSION}"
-        )
+        raise ValueError(f"schema version {tree.get('schema_version')}, this release reads {SCHEMA_VERSION}")
     found = {spec.name: tree[spec.name] for spec in fields(CheckpointState) if spec.name != "path"}
     for name in ("step", "update", "updates_in_step", "world_size", "segment"):
         if type(found[name]) is not int or found[name] < 0:

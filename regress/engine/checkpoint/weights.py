@@ -37,7 +37,7 @@ def read_weights(model: PreTrainedModel, folder: Path, stated: str) -> dict[str,
     Raises:
         CheckpointError: if they are not those of this model, or can only be read as a pickle.
     """
-    wanted = {name: value for name, value in model.named_parameters()}
+    wanted = dict(model.named_parameters())
     found = _tensors(folder, stated)
     if not wanted.keys() <= found.keys():  # transformers saves some models under other names
         loaded = load_checkpoint(folder, {}, {}, "trainer.resume_from_checkpoint")

@@ -35,6 +35,7 @@ def write_checkpoint(snapshot: Snapshot, home: Location, limit: int | None) -> L
     Raises:
         RegressError: in one sentence, if it cannot be written; the directory then holds what it held before.
     """
+    final: Location
     with written(home, snapshot.name):
         if isinstance(home, Path):
             final = _write_here(snapshot, home)
