@@ -3,14 +3,21 @@
 At every level prompts have at most 28 characters and answers at most 15, so that with the chat template's
 special tokens they fit the default lengths of the `data` section; and every level has more than a thousand
 distinct prompts but `parity` 1, which has 960, and `gcd` 1.
+
+The complexity of a problem follows from its size: the letters of the word (of the text that is searched, in
+`letter_counting`), the digits of all terms (`chain_sum`, `modular_sum`), the larger number (`gcd`). The smallest
+problem of level 1 has complexity 0, the largest of level n has 2n, and sizes between them are interpolated, so that a
+level overlaps with its neighbors as its sizes do.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from string import ascii_lowercase
 
 from regress.errors import TaskError
 from regress.tasks import generators
+from regress.tasks.difficulty import on_scale
 from regress.tasks.names import nearest
 from regress.tasks.strata import Stratum
 
@@ -31,10 +38,54 @@ LIMITS = {
 
 @dataclass(frozen=True)
 class Family:
-    """Generator with its levels: `levels[i]` holds all parameters of level i + 1."""
+    """Generator with its levels: `levels[i]` holds all parameters of level i + 1.
+
+    `size` measures a prompt, and `extremes` gives the smallest and largest size under parameters.
+    """
 
     strata: Callable[..., Iterable[Stratum]]
     levels: tuple[Params, ...]
+    size: Callable[[str], int]
+    extremes: Callable[[Params], tuple[int, int]]
+
+    def complexity(self, prompt: str) -> float:
+        """Return the complexity of a problem, from 0 to 10."""
+        smallest = self.extremes(self.levels[0])[0]
+        return on_scale(self.size(prompt), [smallest, *(self.extremes(level)[1] for level in self.levels)])
+
+
+def _word_size(prompt: str) -> int:
+    return len(prompt.rpartition(" ")[2])
+
+
+def _word_extremes(params: Params) -> tuple[int, int]:
+    return int(params["min_length"]), int(params["max_length"])
+
+
+def _terms_size(prompt: str) -> int:
+    return sum(character.isdigit() for character in prompt.partition(" ")[0])
+
+
+def _chain_extremes(params: Params) -> tuple[int, int]:
+    ends = ((int(params[f"{end}_terms"]), int(params[f"{end}_digits"])) for end in ("min", "max"))
+    smallest, largest = (terms * digits for terms, digits in ends)
+    return smallest, largest
+
+
+def _modular_extremes(params: Params) -> tuple[int, int]:
+    digits = len(str(params["max_value"]))
+    return int(params["min_terms"]), int(params["max_terms"]) * digits
+
+
+def _gcd_size(prompt: str) -> int:
+    return max(map(int, re.findall(r"\d+", prompt)))
+
+
+def _gcd_extremes(params: Params) -> tuple[int, int]:
+    return 1, int(params["max_value"])
+
+
+_WORD = (_word_size, _word_extremes)
 
 
 def _levels(names: str, *rows: tuple[int | str, ...]) -> tuple[Params, ...]:
@@ -55,6 +106,8 @@ FAMILIES: Mapping[str, Family] = {
             (3, 5, 2, 3),
             (4, 6, 2, 3),
         ),
+        _terms_size,
+        _chain_extremes,
     ),
     "copy": Family(
         generators.copy,
@@ -66,8 +119,11 @@ FAMILIES: Mapping[str, Family] = {
             (6, 11, AZ),
             (8, 14, AZ),
         ),
+        *_WORD,
     ),
-    "gcd": Family(generators.gcd, _levels("max_value", (30,), (60,), (100,), (200,), (400,))),
+    "gcd": Family(
+        generators.gcd, _levels("max_value", (30,), (60,), (100,), (200,), (400,)), _gcd_size, _gcd_extremes
+    ),
     "letter_counting": Family(
         generators.letter_counting,
         _levels(
@@ -78,6 +134,7 @@ FAMILIES: Mapping[str, Family] = {
             (8, 13, AZ[:8]),
             (10, 17, AZ[:10]),
         ),
+        *_WORD,
     ),
     "modular_sum": Family(
         generators.modular_sum,
@@ -89,10 +146,13 @@ FAMILIES: Mapping[str, Family] = {
             (3, 6, 20, 11),
             (4, 7, 99, 13),
         ),
+        _terms_size,
+        _modular_extremes,
     ),
     "parity": Family(
         generators.parity,
         _levels("min_length max_length", (6, 9), (7, 11), (8, 13), (10, 16), (12, 20)),
+        *_WORD,
     ),
     "reverse_string": Family(
         generators.reverse_string,
@@ -104,6 +164,7 @@ FAMILIES: Mapping[str, Family] = {
             (6, 10, AZ),
             (8, 14, AZ),
         ),
+        *_WORD,
     ),
     "sort": Family(
         generators.sort,
@@ -115,6 +176,7 @@ FAMILIES: Mapping[str, Family] = {
             (6, 10, AZ),
             (8, 14, AZ),
         ),
+        *_WORD,
     ),
 }
 

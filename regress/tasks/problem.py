@@ -13,13 +13,15 @@ class Problem:
     """A prompt and its only correct answer.
 
     `task_id` identifies the content (task, prompt, answer): equal problems have equal ids on every machine
-    and in every run, whatever seed drew them.
+    and in every run, whatever seed drew them. `level` is its difficulty from 1 up and `complexity` its own from 0 to
+    10 (see `regress.tasks.difficulty`); None where nobody has told.
     """
 
     task: str
     prompt: str
     answer: str
-    level: int = 1
+    level: int | None = 1
+    complexity: float | None = None
     task_id: str = field(init=False)
 
     def __post_init__(self) -> None:
