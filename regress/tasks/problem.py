@@ -14,7 +14,8 @@ class Problem:
 
     `task_id` identifies the content (task, prompt, answer): equal problems have equal ids on every machine
     and in every run, whatever seed drew them. `level` is its difficulty from 1 up and `complexity` its own from 0 to
-    10 (see `regress.tasks.difficulty`); None where nobody has told.
+    10 (see `regress.tasks.difficulty`); None where nobody has told. A prompt that was given as token ids has them in
+    `tokens`, and their numbers as its text.
     """
 
     task: str
@@ -22,6 +23,7 @@ class Problem:
     answer: str
     level: int | None = 1
     complexity: float | None = None
+    tokens: tuple[int, ...] | None = None
     task_id: str = field(init=False)
 
     def __post_init__(self) -> None:

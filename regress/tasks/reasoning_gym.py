@@ -84,6 +84,11 @@ class GymTask:
     build: Any
     seed: int
 
+    @property
+    def size(self) -> int | None:
+        """None: problems are generated."""
+        return None
+
     def draw(self, count: int) -> list[Problem]:
         """Return `count` problems with distinct prompts; fewer if 20 draws per problem do not find enough."""
         # the package seeds item i with seed + i: neighboring seeds would give nearly the same items
