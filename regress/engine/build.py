@@ -36,7 +36,7 @@ from regress.engine.warm_start import warm_start
 from regress.engine.workers import make_worker
 from regress.engine.world import SingleProcess, World, raise_on_all_ranks
 from regress.errors import ConfigError
-from regress.tasks.dataset import Dataset, make_dataset
+from regress.tasks.dataset import Dataset, make_dataset, with_answer_tags
 from regress.tasks.environments import Environment, make_environment
 from regress.tasks.registry import make_task
 
@@ -126,6 +126,8 @@ def _material(config: Config) -> tuple[PreTrainedTokenizerBase, PromptSource, Di
     """Return the tokenizer, the prompts, and the dialogue of conversations with several turns."""
     task = make_task(config.task.name, config.task.level, config.task.params, config.seed)
     dataset = make_dataset(task, config.task.train_size, config.task.eval_size)
+    if config.task.answer_tags:
+        dataset = with_answer_tags(dataset)
     environment = None if config.task.environment is None else make_environment(config.task.environment)
     tokenizer = _tokenizer(config, dataset, environment)
     dialogue = None

@@ -20,13 +20,14 @@ from regress.engine.sampling import SamplingParams, UndefinedDistribution, sampl
 from regress.engine.tokenizer import completion_text
 from regress.engine.world import World, raise_on_all_ranks
 from regress.errors import DumpError, RegressError
+from regress.tasks.conversation import Turn
 from regress.tasks.draws import generator
 from regress.tasks.problem import Problem
 from regress.tasks.rewards import Reward
 
 TRAIN, VAL = "train", "val"
 
-Score = Callable[[Problem, str], Reward]
+Score = Callable[[Problem, str, Sequence[Turn]], Reward]
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class HFRolloutWorker:
         model: the policy's model; its current weights are used.
         tokenizer: decodes completions for rewards and environment.
         params: sampling parameters; evaluation is greedy with the same limits.
-        score: the reward of the text of the last completion of a conversation.
+        score: the reward of the last completion of a conversation, given with all its turns.
         batch_size: completions sampled at once.
         dialogue: writer of the environment's turns; without one every conversation has one turn.
         seed: with step, split, group, run and turn it determines every draw of a sample: no state is carried along,
@@ -123,7 +124,8 @@ class HFRolloutWorker:
             self._turn([talks[row] for row in rows], rows, params, generators)
             if self._dialogue is not None and turn + 1 < turns:
                 for row in rows:
-                    talks[row].answer(self._dialogue.reply(prompts[row].problem, talks[row].text))
+                    talk = talks[row]
+                    talk.answer(*self._dialogue.reply(prompts[row].problem, talk.text, talk.turns[:-1]))
         return talks
 
     def _turn(
@@ -148,7 +150,7 @@ class HFRolloutWorker:
             talk.complete(completion, completion_text(self._tokenizer, completion.tokens))
 
     def _trajectory(self, prompt: Prompt, run: int, talk: Conversation, split: str) -> Trajectory:
-        reward = self._score(prompt.problem, talk.text)
+        reward = self._score(prompt.problem, talk.text, talk.turns)
         prompt_length = len(prompt.tokens)
         log_probs = torch.cat(talk.log_probs).numpy()
         return Trajectory(
@@ -167,6 +169,7 @@ class HFRolloutWorker:
             response=talk.text,
             ground_truth=prompt.problem.answer,
             temperature=None if split == VAL else self._params.temperature,  # greedy has none
+            extra={"turns": [[turn.completion, turn.reply] for turn in talk.turns]} if self._dialogue else {},
         )
 
 

@@ -61,15 +61,17 @@ def on_scale(size: float, bounds: Sequence[float]) -> float:
     """Return the complexity of a problem of this size, by linear interpolation between the sizes of a task's levels.
 
     Args:
-        bounds: size of the smallest problem of the first level, and of the largest problem of each level, ascending.
-            They have the complexities 0, 10/n, 20/n, ..., 10 for n levels; sizes beyond count as the nearest of them.
+        bounds: size of the smallest problem of the first level, and of the largest problem of each level, not
+            descending. They have the complexities 0, 10/n, 20/n, ..., 10 for n levels, equal ones the highest of
+            theirs; sizes beyond count as the nearest of them.
     """
     step = HIGHEST / (len(bounds) - 1)
+    known = {bound: step * index for index, bound in enumerate(bounds)}
     if size <= bounds[0]:
-        return 0.0
-    for index, (low, high) in enumerate(pairwise(bounds)):
+        return known[bounds[0]]
+    for low, high in pairwise(known):
         if size <= high:
-            return step * (index + (size - low) / (high - low))
+            return known[low] + (known[high] - known[low]) * (size - low) / (high - low)
     return HIGHEST
 
 

@@ -2,26 +2,20 @@
 
 At every level prompts have at most 28 characters and answers at most 15, so that with the chat template's
 special tokens they fit the default lengths of the `data` section; and every level has more than a thousand
-distinct prompts but `parity` 1, which has 960, and `gcd` 1.
-
-The complexity of a problem follows from its size: the letters of the word (of the text that is searched, in
-`letter_counting`), the digits of all terms (`chain_sum`, `modular_sum`), the larger number (`gcd`). The smallest
-problem of level 1 has complexity 0, the largest of level n has 2n, and sizes between them are interpolated, so that a
-level overlaps with its neighbors as its sizes do.
+distinct prompts but `parity` 1, which has 960, and `gcd` 1. `regress.tasks.sizes` tells what makes a problem complex.
 """
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from string import ascii_lowercase
 
 from regress.errors import TaskError
-from regress.tasks import generators
+from regress.tasks import generators, sizes
+from regress.tasks.conversation import answer_text, call_text
 from regress.tasks.difficulty import on_scale
 from regress.tasks.names import nearest
+from regress.tasks.sizes import Measure, Params
 from regress.tasks.strata import Stratum
-
-Params = Mapping[str, int | str]
 
 LIMITS = {
     "min_length": (1, 64),
@@ -32,6 +26,9 @@ LIMITS = {
     "max_digits": (1, 9),
     "max_value": (2, 400),  # gcd enumerates all pairs
     "modulus": (2, 1000),
+    "min_syllables": (2, 4),
+    "max_syllables": (2, 4),
+    "relations": (1, 6),
 }
 """Smallest and largest allowed value of each integer parameter."""
 
@@ -40,52 +37,23 @@ LIMITS = {
 class Family:
     """Generator with its levels: `levels[i]` holds all parameters of level i + 1.
 
-    `size` measures a prompt, and `extremes` gives the smallest and largest size under parameters.
+    `measure` gives the size of a problem. `tool` is called with the prompt before the answer is given; None: the answer
+    is given at once.
     """
 
     strata: Callable[..., Iterable[Stratum]]
     levels: tuple[Params, ...]
-    size: Callable[[str], int]
-    extremes: Callable[[Params], tuple[int, int]]
+    measure: Measure
+    tool: str | None = None
 
     def complexity(self, prompt: str) -> float:
         """Return the complexity of a problem, from 0 to 10."""
-        smallest = self.extremes(self.levels[0])[0]
-        return on_scale(self.size(prompt), [smallest, *(self.extremes(level)[1] for level in self.levels)])
+        extremes = [self.measure.extremes(level) for level in self.levels]
+        return on_scale(self.measure.size(prompt), [extremes[0][0], *(largest for _, largest in extremes)])
 
-
-def _word_size(prompt: str) -> int:
-    return len(prompt.rpartition(" ")[2])
-
-
-def _word_extremes(params: Params) -> tuple[int, int]:
-    return int(params["min_length"]), int(params["max_length"])
-
-
-def _terms_size(prompt: str) -> int:
-    return sum(character.isdigit() for character in prompt.partition(" ")[0])
-
-
-def _chain_extremes(params: Params) -> tuple[int, int]:
-    ends = ((int(params[f"{end}_terms"]), int(params[f"{end}_digits"])) for end in ("min", "max"))
-    smallest, largest = (terms * digits for terms, digits in ends)
-    return smallest, largest
-
-
-def _modular_extremes(params: Params) -> tuple[int, int]:
-    digits = len(str(params["max_value"]))
-    return int(params["min_terms"]), int(params["max_terms"]) * digits
-
-
-def _gcd_size(prompt: str) -> int:
-    return max(map(int, re.findall(r"\d+", prompt)))
-
-
-def _gcd_extremes(params: Params) -> tuple[int, int]:
-    return 1, int(params["max_value"])
-
-
-_WORD = (_word_size, _word_extremes)
+    def solution(self, prompt: str, answer: str) -> tuple[str, ...]:
+        """Return the completions of a right conversation, if it has several turns."""
+        return () if self.tool is None else (call_text(self.tool, prompt), answer_text(answer))
 
 
 def _levels(names: str, *rows: tuple[int | str, ...]) -> tuple[Params, ...]:
@@ -96,6 +64,12 @@ def _levels(names: str, *rows: tuple[int | str, ...]) -> tuple[Params, ...]:
 AZ = ascii_lowercase
 
 FAMILIES: Mapping[str, Family] = {
+    "calculate": Family(
+        generators.calculate,
+        _levels("min_terms max_terms max_digits", (2, 3, 1), (2, 3, 2), (3, 4, 2), (4, 5, 2), (5, 6, 2)),
+        sizes.EXPRESSIONS,
+        tool="calculator",
+    ),
     "chain_sum": Family(
         generators.chain_sum,
         _levels(
@@ -106,8 +80,7 @@ FAMILIES: Mapping[str, Family] = {
             (3, 5, 2, 3),
             (4, 6, 2, 3),
         ),
-        _terms_size,
-        _chain_extremes,
+        sizes.CHAINS,
     ),
     "copy": Family(
         generators.copy,
@@ -119,11 +92,9 @@ FAMILIES: Mapping[str, Family] = {
             (6, 11, AZ),
             (8, 14, AZ),
         ),
-        *_WORD,
+        sizes.WORDS,
     ),
-    "gcd": Family(
-        generators.gcd, _levels("max_value", (30,), (60,), (100,), (200,), (400,)), _gcd_size, _gcd_extremes
-    ),
+    "gcd": Family(generators.gcd, _levels("max_value", (30,), (60,), (100,), (200,), (400,)), sizes.GCD),
     "letter_counting": Family(
         generators.letter_counting,
         _levels(
@@ -134,7 +105,15 @@ FAMILIES: Mapping[str, Family] = {
             (8, 13, AZ[:8]),
             (10, 17, AZ[:10]),
         ),
-        *_WORD,
+        sizes.WORDS,
+    ),
+    "lookup": Family(
+        generators.lookup,
+        _levels(
+            "min_syllables max_syllables relations", (2, 2, 3), (2, 2, 6), (2, 3, 6), (3, 3, 6), (3, 4, 6)
+        ),
+        sizes.FACTS,
+        tool="search",
     ),
     "modular_sum": Family(
         generators.modular_sum,
@@ -146,13 +125,12 @@ FAMILIES: Mapping[str, Family] = {
             (3, 6, 20, 11),
             (4, 7, 99, 13),
         ),
-        _terms_size,
-        _modular_extremes,
+        sizes.MODULAR_SUMS,
     ),
     "parity": Family(
         generators.parity,
         _levels("min_length max_length", (6, 9), (7, 11), (8, 13), (10, 16), (12, 20)),
-        *_WORD,
+        sizes.WORDS,
     ),
     "reverse_string": Family(
         generators.reverse_string,
@@ -164,7 +142,7 @@ FAMILIES: Mapping[str, Family] = {
             (6, 10, AZ),
             (8, 14, AZ),
         ),
-        *_WORD,
+        sizes.WORDS,
     ),
     "sort": Family(
         generators.sort,
@@ -176,7 +154,7 @@ FAMILIES: Mapping[str, Family] = {
             (6, 10, AZ),
             (8, 14, AZ),
         ),
-        *_WORD,
+        sizes.WORDS,
     ),
 }
 

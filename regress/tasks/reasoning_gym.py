@@ -102,7 +102,9 @@ class GymTask:
             item = items[index]
             prompt = item["question"].strip(WHITESPACE)
             answer = item["answer"].strip(WHITESPACE)
-            found.setdefault(prompt, Problem(self.name, prompt, answer, self.level, self.complexity))
+            found.setdefault(
+                prompt, Problem(self.name, prompt, answer, self.level, complexity=self.complexity)
+            )
         return list(found.values())
 
 

@@ -6,10 +6,11 @@ from typing import Any, Protocol
 
 from regress.errors import TaskError
 from regress.tasks.draws import generator
-from regress.tasks.levels import FAMILIES, Params, resolve
+from regress.tasks.levels import FAMILIES, resolve
 from regress.tasks.names import nearest
 from regress.tasks.own import make_own_task
 from regress.tasks.problem import Problem
+from regress.tasks.sizes import Params
 from regress.tasks.strata import draw
 
 GYM = "reasoning_gym/"
@@ -57,8 +58,8 @@ class BuiltinTask:
         family = FAMILIES[self.name]
         pairs = draw(list(family.strata(**self.params)), count, generator("task", self.name, self.seed))
         return [
-            Problem(self.name, prompt, answer, self.level, family.complexity(prompt))
-            for prompt, answer in pairs
+            Problem(self.name, *pair, self.level, family.solution(*pair), family.complexity(pair[0]))
+            for pair in pairs
         ]
 
 

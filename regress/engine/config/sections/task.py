@@ -19,11 +19,16 @@ class TaskConfig:
     eval_size: int = value(64, "prompts in the held-out split", minimum=0)
     max_turns: int = value(1, "completions in a conversation, at most", minimum=1)
     environment: str | None = value(
-        None, "what answers every completion but the last: checker, or your own as package.module:function"
+        None,
+        "what answers every completion but the last: checker, calculator, search, or your own as "
+        "package.module:function",
+    )
+    answer_tags: bool = value(
+        False, "the warm start shows answers as <answer>...</answer>, which answers at once then take"
     )
     rewards: dict[str, float] = field(
         default_factory=lambda: {"exact_match": 1.0},
-        metadata={"help": "weight of each reward of the last completion, by name"},
+        metadata={"help": "weight of each reward of a conversation, by name"},
     )
 
 
