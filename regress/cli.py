@@ -7,6 +7,7 @@ from collections.abc import Callable
 from copy import copy
 from functools import wraps
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
@@ -25,7 +26,7 @@ from regress.report.compare_commands import compare
 def flag_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the flags that are aliases of keys to a command."""
     for flag in reversed(FLAGS):
-        takes: dict[str, object] = {"metavar": flag.metavar}
+        takes: dict[str, Any] = {"metavar": flag.metavar}
         if flag.given is not None and not flag.optional:
             takes = {"is_flag": True, "flag_value": flag.given}
         elif flag.given is not None:

@@ -14,8 +14,8 @@ from regress.engine.config.environment import apply_environment
 from regress.engine.config.files import path_errors
 from regress.engine.config.flag_values import flag_entries
 from regress.engine.config.leaves import Leaf, leaves
-from regress.engine.config.origins import DEFAULT, PRESET, Origin
 from regress.engine.config.lengths import allocate, apply_length_variables
+from regress.engine.config.origins import DEFAULT, PRESET, Origin
 from regress.engine.config.overrides import parse_overrides, searchpath_override
 from regress.engine.config.primary import find_primary
 from regress.engine.config.resolve import Resolver, environment

@@ -41,6 +41,6 @@ def _refuse_other(entry: Entry, stated: str, value: Any) -> None:
     own, other = (checked(leaf, found, entry.origin) for found in (entry.value, value))
     if own != other:
         raise ConfigError(
-            f"{entry.origin.name} gives {leaf.key} the value {in_yaml(own)} and {stated} gives it another; leave one of "
-            "them away."
+            f"{entry.origin.name} gives {leaf.key} the value {in_yaml(own)} and {stated} gives it another; leave one "
+            "of them away."
         )

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regress.errors import TaskError
-from regress.tasks.levels import FAMILIES
 from regress.tasks.knowledge import knowledge_base
+from regress.tasks.levels import FAMILIES
 from regress.tasks.registry import make_task, task_names
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -23,7 +23,7 @@ def solve(name: str, prompt: str) -> str:
         terms, modulus = prompt.split(" mod ")
         return str(sum(int(term) for term in terms.split("+")) % int(modulus))
     if name == "calculate":
-        return str(eval(prompt, {"__builtins__": {}}))  # noqa: S307  # written by the generator
+        return str(eval(prompt, {"__builtins__": {}}))  # written by the generator
     if name == "lookup":
         return dict(document.split(": ") for document in knowledge_base().documents)[prompt]
     if name == "gcd":

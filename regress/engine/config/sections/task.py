@@ -5,7 +5,6 @@ from typing import Any
 
 from regress.engine.config.sections.value import value
 
-
 CUSTOM = "custom"
 STRATEGIES = ("balanced", "prompt_heavy", "completion_heavy", CUSTOM)
 
