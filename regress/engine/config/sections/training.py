@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from regress.engine.config.sections.value import value
 
 OPTIMIZERS = ("auto", "for_loop", "foreach", "fused")
+NONFINITE = ("stop", "skip")
 SCHEDULERS = ("constant", "linear", "cosine")
 
 
@@ -15,6 +16,12 @@ class TrainerConfig:
     epochs: int = value(1, "passes over a rollout batch", minimum=1)
     mini_batch_size: int | None = value(
         None, "samples per optimizer update; null: the whole rollout batch", minimum=1
+    )
+    on_nonfinite: str = value(
+        "stop",
+        "what follows a loss or gradient that is not finite on any rank: stop ends the run, skip leaves that update "
+        "out on all ranks and counts it",
+        choices=NONFINITE,
     )
 
 
