@@ -105,7 +105,8 @@ def _link_out(run: Run) -> None:
 
 def _traverse(run: Run) -> None:
     stamp = {"size": 1, "sha256": "0" * 64}
-    run.change(f"{C}/manifest.json", lambda tree: tree["files"].update({"../../outside": stamp}))
+    files = json.loads((run.folder / MANIFEST).read_text())["files"]
+    run.write_manifest(run.checkpoint(), {"files": files | {"../../outside": stamp}, "complete": True})
 
 
 def _half_written(run: Run) -> None:
@@ -138,11 +139,16 @@ REBUILT = (MANIFEST, TRAINER)
 
 BROKEN = [
     # the commit
-    Broken("no_manifest", _remove(MANIFEST), {"incomplete_checkpoint": HIGH}, ASIDE),
+    Broken(
+        "no_manifest",
+        _remove(MANIFEST),
+        {"incomplete_checkpoint": MEDIUM, "tracking_step_offset": LOW},
+        ASIDE,
+    ),
     Broken("torn_manifest", _tear(MANIFEST), {"corrupted_manifest": HIGH}, ASIDE),
     Broken(
         "manifest_of_an_unfinished_write",
-        lambda run: run.change(MANIFEST, lambda tree: tree.update(complete=False)),
+        lambda run: run.write_manifest(run.checkpoint(), {"files": {}, "complete": False}),
         {"incomplete_checkpoint": HIGH},
         ASIDE,
     ),
@@ -311,7 +317,7 @@ BROKEN = [
         lambda run: _write("metrics.jsonl", b'\0\0\0\n{"segment": 0, "sequence": 1, "time": 1, "step": 0}\n')(
             run
         ),
-        {"corrupted_metrics": MEDIUM},
+        {"corrupted_metrics": HIGH},
         REPAIRED,
         ("metrics.jsonl",),
     ),
