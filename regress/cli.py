@@ -12,7 +12,7 @@ from rich.console import Console
 
 from regress import __version__
 from regress.doctor.commands import doctor
-from regress.errors import DumpError, RegressError
+from regress.errors import RegressError
 from regress.explain.commands import explain
 from regress.golden.commands import code_option, golden, hint_at
 from regress.replay.commands import calibrate, record, study
@@ -147,14 +147,9 @@ def check(ctx: click.Context, path: str) -> None:
     from regress.compare.diagnosis.rules.loss import OF_GOLDEN
     from regress.compare.dumps.checked import check_dump, scene_of_side
     from regress.compare.dumps.sides import open_side
-    from regress.errors import CompareError
     from regress.report.text import headline
 
-    try:
-        verdicts = check_dump(path)
-    except (CompareError, DumpError) as error:
-        click.echo(f"error: {error}", err=True)
-        ctx.exit(2)
+    verdicts = check_dump(path)
     failed = [verdict for verdict in verdicts if not verdict.ok]
     for verdict in failed:
         click.echo(headline(verdict, path))
@@ -186,11 +181,7 @@ def diff(ctx: click.Context, first: str, second: str) -> None:
     """
     from regress.dump.difference import compare_bitwise
 
-    try:
-        found = compare_bitwise(first, second)
-    except DumpError as error:
-        click.echo(f"error: {error}", err=True)
-        ctx.exit(2)
+    found = compare_bitwise(first, second)
     for difference in found.differences:
         click.echo(f"{difference.file}: {difference.what}")
     if found.differences:

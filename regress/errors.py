@@ -30,9 +30,13 @@ class CheckError(RegressError):
 class CompareError(RegressError):
     """Values cannot be brought into canonical form, or cannot be compared at all."""
 
+    exit_code = 2  # 1 tells a difference
+
 
 class DumpError(RegressError):
     """A dump cannot be written, or is missing, incomplete or damaged."""
+
+    exit_code = 2
 
 
 class CaptureError(RegressError):

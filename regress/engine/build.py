@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Protocol
 
 from torch.optim import Optimizer
 from transformers import PreTrainedTokenizerBase
@@ -35,7 +36,7 @@ from regress.engine.warm_start import warm_start
 from regress.engine.workers import make_worker
 from regress.engine.world import SingleProcess, World, raise_on_all_ranks
 from regress.errors import ConfigError
-from regress.tasks.dataset import Dataset, make_dataset
+from regress.tasks.dataset import Dataset, make_dataset, with_answer_tags
 from regress.tasks.environments import Environment, make_environment
 from regress.tasks.registry import make_task
 
@@ -43,15 +44,31 @@ Progress = Callable[[str, int], Callable[[], None]]
 """Function ``progress(name, total)``: opens a progress bar and returns the function that advances it."""
 
 
+class Stateful(Protocol):
+    """Part of a run with a state of its own, which checkpoints hold as JSON."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state, as values of JSON."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a state that `state_dict` has returned."""
+
+
 @dataclass(frozen=True)
 class Run:
-    """Run that is ready to train; ``recorder`` is None when nothing is dumped."""
+    """Run that is ready to train.
+
+    Attributes:
+        recorder: ``None`` when nothing is dumped.
+        parts: what else has a state that a checkpoint keeps, by name.
+    """
 
     config: Config
     tokenizer: PreTrainedTokenizerBase
     prompts: PromptSource
     trainer: Trainer
     recorder: Recorder | None
+    parts: dict[str, Stateful] = field(default_factory=dict)
 
 
 def build(config: Config, resources: ExitStack, progress: Progress, world: World | None = None) -> Run:
@@ -109,6 +126,8 @@ def _material(config: Config) -> tuple[PreTrainedTokenizerBase, PromptSource, Di
     """Return the tokenizer, the prompts, and the dialogue of conversations with several turns."""
     task = make_task(config.task.name, config.task.level, config.task.params, config.seed)
     dataset = make_dataset(task, config.task.train_size, config.task.eval_size)
+    if config.task.answer_tags:
+        dataset = with_answer_tags(dataset)
     environment = None if config.task.environment is None else make_environment(config.task.environment)
     tokenizer = _tokenizer(config, dataset, environment)
     dialogue = None

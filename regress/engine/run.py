@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -14,10 +13,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from transformers.utils.logging import disable_progress_bar
 
 from regress.dump.location import Location
-from regress.engine.build import Run, build
+from regress.engine.build import build
 from regress.engine.config.schema import Config
 from regress.engine.environment import configure_torch, export_environment
-from regress.engine.evaluation import PASS_RATE, due, pass_rate
+from regress.engine.loop import Loop
 from regress.engine.outputs import Outputs
 from regress.engine.tracking import Log, tracking
 from regress.engine.world import SingleProcess, World, raise_on_all_ranks
@@ -64,12 +63,13 @@ def train(config: Config, console: Console, world: World | None = None) -> RunRe
 
             log = raise_on_all_ranks(world, lambda: resources.enter_context(_log(config, outputs)))
             run = build(config, resources, progress, world)
-            metrics, pass_rates = _loop(run, log, progress("training", config.max_steps), console)
+            loop = Loop(run, log, progress("training", config.max_steps), console)
+            loop.train()
             model = run.trainer.policy.whole_model()
             raise_on_all_ranks(world, lambda: None if outputs is None else outputs.save(model, run.tokenizer))
         raise_on_all_ranks(world, files.close)
     dump_dir = run.recorder.folder if run.recorder is not None else None
-    return RunResult(Path(config.output_dir), dump_dir, metrics, pass_rates, world.main)
+    return RunResult(Path(config.output_dir), dump_dir, loop.metrics, loop.pass_rates, world.main)
 
 
 def _outputs(config: Config, world: World) -> AbstractContextManager[Outputs | None]:
@@ -80,26 +80,6 @@ def _outputs(config: Config, world: World) -> AbstractContextManager[Outputs | N
 def _log(config: Config, outputs: Outputs | None) -> AbstractContextManager[Log]:
     """Open the destinations of metrics; a rank that writes nothing drops them."""
     return nullcontext(lambda step, metrics: None) if outputs is None else tracking(config, outputs)
-
-
-def _loop(
-    run: Run, log: Log, advance: Callable[[], None], console: Console
-) -> tuple[dict[str, float], dict[int, float]]:
-    metrics: dict[str, float] = {}
-    pass_rates: dict[int, float] = {}
-    for step in range(run.config.max_steps + 1):
-        row: dict[str, float] = {}
-        if due(run.config, step):
-            row[PASS_RATE] = pass_rates[step] = pass_rate(run.trainer.worker, run.prompts.evaluation(), step)
-            if run.trainer.world.main:
-                console.print(f"step {step}: greedy pass rate on held-out prompts {pass_rates[step]:.3f}")
-        if step < run.config.max_steps:
-            metrics = run.trainer.step(step)
-            row |= metrics
-            advance()
-        if row:
-            raise_on_all_ranks(run.trainer.world, functools.partial(log, step, row))
-    return metrics, pass_rates
 
 
 @contextmanager

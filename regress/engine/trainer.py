@@ -39,9 +39,32 @@ class MiniBatch:
     tokens: LossTokens
 
 
+AfterUpdate = Callable[[StepOutcome, int, float], None]
+"""Function ``after_update(outcome, update, learning_rate)``; ``update`` counts over the whole run, from 0."""
+
+
+@dataclass
+class UnfinishedStep:
+    """Rollout of a step with the quantities of its loss, and outcomes and learning rates of the updates made so far."""
+
+    trajectories: list[Trajectory]
+    minis: list[MiniBatch]
+    outcomes: list[StepOutcome] = field(default_factory=list)
+    learning_rates: list[float] = field(default_factory=list)
+
+
+def _nothing(outcome: StepOutcome, update: int, learning_rate: float) -> None:
+    pass
+
+
 @dataclass
 class Trainer:
-    """Parts of a training step; :func:`regress.engine.run.build` builds them from a configuration."""
+    """Parts of a training step; :func:`regress.engine.run.build` builds them from a configuration.
+
+    Attributes:
+        updates: optimizer updates made so far.
+        unfinished: the step that is being trained on; ``None`` between two steps.
+    """
 
     config: Config
     policy: LocalPolicy
@@ -53,44 +76,65 @@ class Trainer:
     trajectory_meta: Mapping[str, Any]
     world: World = field(default_factory=SingleProcess)
     token_loss: LossFunction | None = None
+    updates: int = 0
+    unfinished: UnfinishedStep | None = None
 
-    def step(self, step: int) -> dict[str, float]:
-        """Roll out, then update the policy ``epochs * mini_batches`` times; returns the metrics of the step."""
-        trajectories = self.worker.rollout(step, self.prompts(step), TRAIN)
-        minis = self.mini_batches(trajectories)  # outside of at(): these forward passes are not recorded
-        learning_rate = float(self.scheduler.get_last_lr()[0])  # of the step's first update
+    def step(
+        self, step: int, *, start: UnfinishedStep | None = None, after_update: AfterUpdate = _nothing
+    ) -> dict[str, float]:
+        """Roll out, then update the policy ``epochs * mini_batches`` times; returns the metrics of the step.
+
+        Args:
+            step: number of the rollout step, from 0.
+            start: this step as an earlier process left it, continued after the updates that it has made; ``None``:
+                a new rollout.
+            after_update: called after every optimizer update and step of the schedule; `unfinished` then tells what
+                the step has done.
+        """
+        work = self._rolled_out(step) if start is None else start
+        self.unfinished = work
         with at(step=step):
             if self.world.main:
-                tap_trajectories(trajectories, meta=self.trajectory_meta)
-                taps.before_updates(trajectories, [(mini.batch, mini.tokens) for mini in minis])
-            outcomes = self._updates(minis)
+                tap_trajectories(work.trajectories, meta=self.trajectory_meta)
+                taps.before_updates(work.trajectories, [(mini.batch, mini.tokens) for mini in work.minis])
+            self._update(work, after_update)
         if self.reference is not None:
             self.reference.after_step(step)
-        return {**rollout_metrics(trajectories), **self._update_metrics(outcomes, learning_rate)}
+        self.unfinished = None
+        return {**rollout_metrics(work.trajectories), **self._update_metrics(work)}
 
-    def _updates(self, minis: Sequence[MiniBatch]) -> list[StepOutcome]:
-        epochs = self.config.trainer.epochs
-        several = epochs * len(minis) > 1
-        outcomes: list[StepOutcome] = []
-        for epoch in range(epochs):
-            for index, mini in enumerate(minis):
-                update = len(outcomes) if several else None
-                with at(update=update, epoch=epoch, mini_batch=index, rank=self.world.rank):
-                    outcomes.append(
-                        train_step(
-                            self.policy,
-                            self.optimizer,
-                            mini.tokens,
-                            mini.microbatches,
-                            self.config.algorithm,
-                            world=self.world,
-                            max_grad_norm=self.config.optimizer.max_grad_norm,
-                            target_params=self.config.debug.target_param_pattern,
-                            loss_function=self.token_loss,
-                        )
-                    )
-                self.scheduler.step()
-        return outcomes
+    def _rolled_out(self, step: int) -> UnfinishedStep:
+        trajectories = list(self.worker.rollout(step, self.prompts(step), TRAIN))
+        # outside of at(): the forward passes of the recorded log-probs are not dumped
+        return UnfinishedStep(trajectories, self.mini_batches(trajectories))
+
+    def _update(self, work: UnfinishedStep, after_update: AfterUpdate) -> None:
+        """Make the updates of a step that it has not made yet."""
+        total = self.config.trainer.epochs * len(work.minis)
+        for number in range(len(work.outcomes), total):
+            epoch, index = divmod(number, len(work.minis))
+            learning_rate = float(self.scheduler.get_last_lr()[0])
+            update = number if total > 1 else None
+            with at(update=update, epoch=epoch, mini_batch=index, rank=self.world.rank):
+                outcome = self._train_step(work.minis[index])
+            self.scheduler.step()
+            work.outcomes.append(outcome)
+            work.learning_rates.append(learning_rate)
+            self.updates += 1
+            after_update(outcome, self.updates - 1, learning_rate)
+
+    def _train_step(self, mini: MiniBatch) -> StepOutcome:
+        return train_step(
+            self.policy,
+            self.optimizer,
+            mini.tokens,
+            mini.microbatches,
+            self.config.algorithm,
+            world=self.world,
+            max_grad_norm=self.config.optimizer.max_grad_norm,
+            target_params=self.config.debug.target_param_pattern,
+            loss_function=self.token_loss,
+        )
 
     def mini_batches(self, trajectories: Sequence[Trajectory]) -> list[MiniBatch]:
         """Cut the rollout into mini-batches, with every quantity of the loss that precedes the updates."""
@@ -165,12 +209,13 @@ class Trainer:
         batching = self.config.batching
         return BatchPlan(**{f.name: getattr(batching, f.name) for f in fields(BatchPlan)})
 
-    def _update_metrics(self, outcomes: Sequence[StepOutcome], learning_rate: float) -> dict[str, float]:
+    def _update_metrics(self, work: UnfinishedStep) -> dict[str, float]:
+        outcomes = work.outcomes
         means = functools.reduce(add_metrics, (outcome.metrics for outcome in outcomes))
         return {
             "training_step/loss": sum(outcome.loss for outcome in outcomes) / len(outcomes),
             "training_step/grad_norm": sum(outcome.grad_norm for outcome in outcomes) / len(outcomes),
-            "training_step/learning_rate": learning_rate,
+            "training_step/learning_rate": work.learning_rates[0],
             **{f"training_step/{name}": metric.value for name, metric in means.items()},
         }
 

@@ -1,10 +1,11 @@
 """The split of a task into training and evaluation problems, and the order of training."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from regress.errors import TaskError
+from regress.tasks.conversation import answer_text
 from regress.tasks.draws import distinct, generator
 from regress.tasks.problem import Problem
 from regress.tasks.registry import Task
@@ -18,8 +19,9 @@ class Dataset:
     evaluation: tuple[Problem, ...]
 
     def texts(self) -> list[str]:
-        """Return every prompt and answer: the text that a local tokenizer is trained on."""
-        return [text for problem in self.train + self.evaluation for text in (problem.prompt, problem.answer)]
+        """Return every prompt, answer and right completion: the text that a local tokenizer is trained on."""
+        problems = self.train + self.evaluation
+        return [text for p in problems for text in (p.prompt, p.answer, *p.solution)]
 
 
 def make_dataset(task: Task, train_size: int, eval_size: int) -> Dataset:
@@ -40,6 +42,15 @@ def make_dataset(task: Task, train_size: int, eval_size: int) -> Dataset:
             "task.eval_size, raise task.level, or widen task.params"
         )
     return Dataset(tuple(problems[:train_size]), tuple(problems[train_size:]))
+
+
+def with_answer_tags(dataset: Dataset) -> Dataset:
+    """Return the dataset with every answer that is given at once shown between answer marks."""
+
+    def tagged(problems: Sequence[Problem]) -> tuple[Problem, ...]:
+        return tuple(p if p.solution else replace(p, solution=(answer_text(p.answer),)) for p in problems)
+
+    return Dataset(tagged(dataset.train), tagged(dataset.evaluation))
 
 
 def training_batch(problems: Sequence[Problem], step: int, prompts_per_step: int, seed: int) -> list[Problem]:

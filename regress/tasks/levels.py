@@ -11,6 +11,7 @@ from string import ascii_lowercase
 
 from regress.errors import TaskError
 from regress.tasks import generators
+from regress.tasks.conversation import answer_text, call_text
 from regress.tasks.names import nearest
 from regress.tasks.strata import Stratum
 
@@ -25,16 +26,27 @@ LIMITS = {
     "max_digits": (1, 9),
     "max_value": (2, 400),  # gcd enumerates all pairs
     "modulus": (2, 1000),
+    "min_syllables": (2, 4),
+    "max_syllables": (2, 4),
+    "relations": (1, 6),
 }
 """Smallest and largest allowed value of each integer parameter."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """Generator with its levels: `levels[i]` holds all parameters of level i + 1."""
+    """Generator with its levels: `levels[i]` holds all parameters of level i + 1.
+
+    `tool` is called with the prompt before the answer is given; None: the answer is given at once.
+    """
 
     strata: Callable[..., Iterable[Stratum]]
     levels: tuple[Params, ...]
+    tool: str | None = None
+
+    def solution(self, prompt: str, answer: str) -> tuple[str, ...]:
+        """Return the completions of a right conversation, if it has several turns."""
+        return () if self.tool is None else (call_text(self.tool, prompt), answer_text(answer))
 
 
 def _levels(names: str, *rows: tuple[int | str, ...]) -> tuple[Params, ...]:
@@ -45,6 +57,11 @@ def _levels(names: str, *rows: tuple[int | str, ...]) -> tuple[Params, ...]:
 AZ = ascii_lowercase
 
 FAMILIES: Mapping[str, Family] = {
+    "calculate": Family(
+        generators.calculate,
+        _levels("min_terms max_terms max_digits", (2, 3, 1), (2, 3, 2), (3, 4, 2), (4, 5, 2), (5, 6, 2)),
+        tool="calculator",
+    ),
     "chain_sum": Family(
         generators.chain_sum,
         _levels(
@@ -78,6 +95,13 @@ FAMILIES: Mapping[str, Family] = {
             (8, 13, AZ[:8]),
             (10, 17, AZ[:10]),
         ),
+    ),
+    "lookup": Family(
+        generators.lookup,
+        _levels(
+            "min_syllables max_syllables relations", (2, 2, 3), (2, 2, 6), (2, 3, 6), (3, 3, 6), (3, 4, 6)
+        ),
+        tool="search",
     ),
     "modular_sum": Family(
         generators.modular_sum,

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 
 from regress.errors import TaskError
+from regress.tasks.conversation import parse_answer
 
 WHITESPACE = " \t\r\n"
 
@@ -12,6 +13,8 @@ WHITESPACE = " \t\r\n"
 class Problem:
     """A prompt and its only correct answer.
 
+    `solution` holds the completions of a conversation that ends with the answer, in turn, such as a tool's call
+    and the answer; empty where the answer alone is the completion.
     `task_id` identifies the content (task, prompt, answer): equal problems have equal ids on every machine
     and in every run, whatever seed drew them.
     """
@@ -20,7 +23,13 @@ class Problem:
     prompt: str
     answer: str
     level: int = 1
+    solution: tuple[str, ...] = ()
     task_id: str = field(init=False)
+
+    @property
+    def completions(self) -> tuple[str, ...]:
+        """The completions of a right conversation; a single one where the answer is given at once."""
+        return self.solution or (self.answer,)
 
     def __post_init__(self) -> None:
         if not self.answer or self.answer != self.answer.strip(WHITESPACE):
@@ -33,9 +42,10 @@ class Problem:
 
 
 def is_correct(problem: Problem, completion: str) -> bool:
-    """Return True if the completion equals the answer, ignoring outer ASCII whitespace only.
+    """Return True if the completion equals the answer, bare or between answer marks, ignoring outer ASCII whitespace
+    only.
 
     Text is compared and never parsed: "07", "+7" and a full-width 7 are not "7", and nothing a model writes
     is ever evaluated or converted.
     """
-    return completion.strip(WHITESPACE) == problem.answer
+    return problem.answer in (completion.strip(WHITESPACE), parse_answer(completion))

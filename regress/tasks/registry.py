@@ -43,9 +43,9 @@ class BuiltinTask:
 
     def draw(self, count: int) -> list[Problem]:
         """Implement `Task.draw`."""
-        strata = list(FAMILIES[self.name].strata(**self.params))
-        pairs = draw(strata, count, generator("task", self.name, self.seed))
-        return [Problem(self.name, prompt, answer, self.level) for prompt, answer in pairs]
+        family = FAMILIES[self.name]
+        pairs = draw(list(family.strata(**self.params)), count, generator("task", self.name, self.seed))
+        return [Problem(self.name, *pair, self.level, family.solution(*pair)) for pair in pairs]
 
 
 def task_names() -> tuple[str, ...]:

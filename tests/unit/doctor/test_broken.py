@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -19,12 +18,11 @@ BY_NAME = [pytest.param(case, id=case.name) for case in BROKEN]
 
 
 @pytest.fixture(autouse=True)
-def _no_variables_of_the_caller(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+def _no_variables_of_the_caller(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in list(os.environ):
         if name.startswith(("REGRESS_", "WANDB_", "ATEN_", "NCCL_", "EXPERIMENT_PATH")):
             monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
-    yield
 
 
 def doctor(run: Run, case: Broken, *options: str) -> Result:
