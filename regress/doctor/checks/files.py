@@ -211,7 +211,11 @@ def _unlisted(scene: Scene, folder: str, listed: set[str]) -> Iterator[Issue]:
                 f"{clean(path)} {reason}, so it is not read; remove it, or put the file itself there",
                 path=path,
             )
-        elif scene.commit is not None and not path.rpartition("/")[2].startswith(".partial-"):
+        elif (
+            scene.commit is not None
+            and scene.commit.complete
+            and not path.rpartition("/")[2].startswith(".partial-")
+        ):
             yield issue(
                 "unlisted_file",
                 f"{clean(path)} is not in manifest.json, so a resume does not read it; nothing has to be done",

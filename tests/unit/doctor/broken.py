@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 from safetensors.numpy import save_file
 
-from tests.unit.doctor.builder import RUN_ID, Run
+from tests.unit.doctor.builder import RUN_ID, STEPS, Run
 
 HIGH, MEDIUM, LOW = "high", "medium", "low"
 REPAIRED, ASIDE, LEFT = "repaired", "moved aside", "left"
@@ -114,6 +115,9 @@ def _half_written(run: Run) -> None:
     half = run.folder / f".partial-{_dead_process()}-checkpoint-6"
     shutil.copytree(run.checkpoint(), half)
     (half / "manifest.json").unlink()
+    an_hour_ago = time.time() - 3600
+    for path in (half, *half.rglob("*")):
+        os.utime(path, (an_hour_ago, an_hour_ago))
 
 
 def _dead_process() -> int:
@@ -126,11 +130,17 @@ def _dead_process() -> int:
 
 def _foreign(run: Run) -> None:
     """What Hugging Face's Trainer leaves: no state of ours, no manifest, pickled optimizer."""
-    for name in ("regress_state.json", "manifest.json", "curriculum_state.json"):
-        (run.checkpoint() / name).unlink()
-    shutil.rmtree(run.checkpoint() / "state")
-    for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"):
-        (run.checkpoint() / name).write_bytes(b"PK\x03\x04 not opened by anybody")
+    for step in STEPS:
+        for name in ("regress_state.json", "manifest.json", "curriculum_state.json"):
+            (run.checkpoint(step) / name).unlink()
+        shutil.rmtree(run.checkpoint(step) / "state")
+        for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"):
+            (run.checkpoint(step) / name).write_bytes(b"PK\x03\x04 not opened by anybody")
+
+
+def _torn_metrics(run: Run) -> None:
+    with (run.folder / "metrics.jsonl").open("a") as file:
+        file.write('{"segment": 0, "sequ')
 
 
 C, EARLIER = "checkpoint-4", "checkpoint-2"
@@ -307,7 +317,7 @@ BROKEN = [
     ),
     Broken(
         "torn_metrics",
-        lambda run: (run.folder / "metrics.jsonl").open("a").write('{"segment": 0, "sequ'),
+        _torn_metrics,
         {"torn_metrics": LOW},
         REPAIRED,
         ("metrics.jsonl",),
