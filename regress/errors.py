@@ -81,6 +81,12 @@ class NotSupported(RegressError):  # noqa: N818  # reads as what an adapter says
     """A user's own trainer does not support a variant; the message is the reason."""
 
 
+class DoctorError(RegressError):
+    """A run cannot be examined, or a repair cannot be made or taken back."""
+
+    exit_code = 2
+
+
 class TaskError(RegressError):
     """A task, reward or tokenizer cannot do what the configuration asks."""
 
