@@ -78,7 +78,12 @@ def train(
             loop.train()
             saver.finish()
             model = run.trainer.policy.whole_model()
-            raise_on_all_ranks(world, lambda: None if outputs is None else outputs.save(model, run.tokenizer))
+
+            def save() -> None:
+                if outputs is not None:
+                    outputs.save(model, run.tokenizer, merged=config.model.lora.save_merged)
+
+            raise_on_all_ranks(world, save)
         raise_on_all_ranks(world, files.close)
     dump_dir = run.recorder.folder if run.recorder is not None else None
     return RunResult(Path(config.output_dir), dump_dir, loop.metrics, loop.pass_rates, world.main)

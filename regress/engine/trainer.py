@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -126,11 +128,18 @@ class Trainer:
             update = number if total > 1 else None
             with at(update=update, epoch=epoch, mini_batch=index, rank=self.world.rank):
                 outcome = self._train_step(work.minis[index])
-            self.scheduler.step()
+            self._schedule(outcome)
             work.outcomes.append(outcome)
             work.learning_rates.append(learning_rate)
             self.updates += 1
             after_update(outcome, self.updates - 1, learning_rate)
+
+    def _schedule(self, outcome: StepOutcome) -> None:
+        """Go on with the learning rate, which counts the updates that are left out, too."""
+        with warnings.catch_warnings():
+            if outcome.skipped:  # torch believes that the optimizer was forgotten if it is the first one
+                warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
+            self.scheduler.step()
 
     def _train_step(self, mini: MiniBatch) -> StepOutcome:
         return train_step(
@@ -143,6 +152,7 @@ class Trainer:
             max_grad_norm=self.config.optimizer.max_grad_norm,
             target_params=self.config.debug.target_param_pattern,
             loss_function=self.token_loss,
+            skip_nonfinite=self.config.trainer.on_nonfinite == "skip",
         )
 
     def mini_batches(self, trajectories: Sequence[Trajectory]) -> list[MiniBatch]:
@@ -252,13 +262,16 @@ class Trainer:
         return BatchPlan(**{f.name: getattr(batching, f.name) for f in fields(BatchPlan)})
 
     def _update_metrics(self, work: UnfinishedStep) -> dict[str, float]:
-        outcomes = work.outcomes
-        means = functools.reduce(add_metrics, (outcome.metrics for outcome in outcomes))
+        """Return means over the updates that were made, and the number of those left out."""
+        outcomes = [outcome for outcome in work.outcomes if not outcome.skipped]
+        count = len(outcomes) or math.nan
+        means = functools.reduce(add_metrics, (outcome.metrics for outcome in outcomes), {})
         return {
-            "training_step/loss": sum(outcome.loss for outcome in outcomes) / len(outcomes),
-            "training_step/grad_norm": sum(outcome.grad_norm for outcome in outcomes) / len(outcomes),
+            "training_step/loss": sum(outcome.loss for outcome in outcomes) / count,
+            "training_step/grad_norm": sum(outcome.grad_norm for outcome in outcomes) / count,
             "training_step/learning_rate": work.learning_rates[0],
             **{f"training_step/{name}": metric.value for name, metric in means.items()},
+            "training/invalid_loss_count": float(len(work.outcomes) - len(outcomes)),
         }
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from regress.engine.config.sections.value import value
 
 OPTIMIZERS = ("auto", "for_loop", "foreach", "fused")
+NONFINITE = ("stop", "skip")
 SCHEDULERS = ("constant", "linear", "cosine")
 
 
@@ -34,6 +35,12 @@ class TrainerConfig:
         None,
         "go on from this checkpoint: its directory or URL, or latest for the newest in checkpoint_dir (none there: "
         "start at the beginning); null: start at the beginning",
+    )
+    on_nonfinite: str = value(
+        "stop",
+        "what follows a loss or gradient that is not finite on any rank: stop ends the run, skip leaves that update "
+        "out on all ranks and counts it",
+        choices=NONFINITE,
     )
 
 
