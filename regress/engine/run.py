@@ -18,7 +18,7 @@ from regress.engine.config.schema import Config
 from regress.engine.environment import configure_torch, export_environment
 from regress.engine.loop import Loop
 from regress.engine.outputs import Outputs
-from regress.engine.tracking import Log, tracking
+from regress.engine.tracking.log import open_log
 from regress.engine.world import SingleProcess, World, raise_on_all_ranks
 from regress.errors import RegressError, reason
 
@@ -57,11 +57,16 @@ def train(config: Config, console: Console, world: World | None = None) -> RunRe
         outputs = raise_on_all_ranks(world, lambda: files.enter_context(_outputs(config, world)))
         with ExitStack() as resources:
 
+            def warn(text: str) -> None:
+                console.print(f"warning: {text}", style="yellow", markup=False)
+
             def progress(name: str, total: int) -> Callable[[], None]:
                 task = bars.add_task(name, total=total)
                 return lambda: bars.advance(task)
 
-            log = raise_on_all_ranks(world, lambda: resources.enter_context(_log(config, outputs)))
+            log = raise_on_all_ranks(
+                world, lambda: resources.enter_context(open_log(config, main=world.main, warn=warn))
+            )
             run = build(config, resources, progress, world)
             loop = Loop(run, log, progress("training", config.max_steps), console)
             loop.train()
@@ -75,11 +80,6 @@ def train(config: Config, console: Console, world: World | None = None) -> RunRe
 def _outputs(config: Config, world: World) -> AbstractContextManager[Outputs | None]:
     """Open the files of a run, which its first rank writes."""
     return Outputs(Path(config.output_dir)) if world.main else nullcontext()
-
-
-def _log(config: Config, outputs: Outputs | None) -> AbstractContextManager[Log]:
-    """Open the destinations of metrics; a rank that writes nothing drops them."""
-    return nullcontext(lambda step, metrics: None) if outputs is None else tracking(config, outputs)
 
 
 @contextmanager
