@@ -9,8 +9,16 @@ from rich.console import Console
 
 from regress.engine.build import Run
 from regress.engine.evaluation import PASS_RATE, due, pass_rate
+from regress.engine.metrics import (
+    RunTotals,
+    Values,
+    is_dr_grpo,
+    layout_metrics,
+    loss_components,
+    update_metrics,
+)
 from regress.engine.step import StepOutcome
-from regress.engine.tracking import Log
+from regress.engine.tracking.log import Log
 from regress.engine.world import raise_on_all_ranks
 
 
@@ -18,6 +26,7 @@ class Loop:
     """Loop over the rollout steps of a run.
 
     Attributes:
+        totals: what counts from the start of the run.
         metrics: those of the last step.
         pass_rates: the held-out pass rate by step.
     """
@@ -28,37 +37,49 @@ class Loop:
         self._advance = advance
         self._console = console
         self._step = 0
-        self.metrics: dict[str, float] = {}
+        self.totals = RunTotals()
+        self.metrics: Values = {}
         self.pass_rates: dict[int, float] = {}
 
     def train(self) -> None:
         """Train until ``max_steps`` rollout steps are completed; all ranks call this together."""
         last = self._run.config.max_steps
         for self._step in range(last + 1):
-            row = self._evaluate()
+            self._evaluate()
             if self._step < last:
-                self.metrics = self._train()
-                row |= self.metrics
+                self._train()
                 self._advance()
-            if row:
-                self._write(row)
+        self._write(self.totals.final(self._run.trainer.updates))
 
-    def _evaluate(self) -> dict[str, float]:
+    def _evaluate(self) -> None:
         """Evaluate the policy after as many steps as are completed, if that is due."""
         run, step = self._run, self._step
         if not due(run.config, step):
-            return {}
+            return
         rate = pass_rate(run.trainer.worker, run.prompts.evaluation(), step)
         self.pass_rates[step] = rate
         if run.trainer.world.main:
             self._console.print(f"step {step}: greedy pass rate on held-out prompts {rate:.3f}")
-        return {PASS_RATE: rate}
+        self._write(
+            {PASS_RATE: rate, "inference/step": float(step), "_trainer_step": float(run.trainer.updates)}
+        )
 
-    def _train(self) -> dict[str, float]:
-        return self._run.trainer.step(self._step, after_update=self._after_update)
+    def _train(self) -> None:
+        """Make one rollout step; its row holds what is no value of a single update."""
+        run = self._run
+        self.metrics = run.trainer.step(self._step, after_update=self._after_update)
+        row = {name: value for name, value in self.metrics.items() if not name.startswith("training_step/")}
+        row |= self.totals.count(self.metrics, several_turns=run.config.task.max_turns > 1)
+        row |= layout_metrics(run.config, run.trainer.world, run.trainer.policy.device)
+        self._write(row)
 
     def _after_update(self, outcome: StepOutcome, update: int, learning_rate: float) -> None:
         """Do what is due between two optimizer updates; ``update`` counts over the whole run, from 0."""
+        row = update_metrics(outcome, learning_rate)
+        if is_dr_grpo(self._run.config.algorithm):
+            row |= loss_components(outcome)
+        self._write(row, update)
 
-    def _write(self, row: Mapping[str, float]) -> None:
-        raise_on_all_ranks(self._run.trainer.world, functools.partial(self._log, self._step, row))
+    def _write(self, row: Mapping[str, float | str], update: int | None = None) -> None:
+        log = functools.partial(self._log.log, row, step=self._step, update=update)
+        raise_on_all_ranks(self._run.trainer.world, log)

@@ -6,6 +6,7 @@ Standard deviations divide by N - 1, and are 0 for a single value.
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -81,6 +82,11 @@ def update_metrics(outcome: StepOutcome, learning_rate: float) -> dict[str, floa
     }
 
 
+def loss_components(outcome: StepOutcome) -> dict[str, float]:
+    """Return the terms of an update's loss, which add up to it."""
+    return {f"training_step/dr_component_{name}": value for name, value in outcome.terms.items()}
+
+
 def epoch_metrics(outcomes: Sequence[StepOutcome]) -> dict[str, float]:
     """Return the spread of loss, KL and gradient norm over the optimizer updates of a rollout step."""
     losses = [outcome.loss for outcome in outcomes]
@@ -115,17 +121,22 @@ def dr_grpo_metrics(batches: Sequence[LossTokens], objective: Objective) -> Valu
     }
 
 
+def example(trajectories: Sequence[Trajectory], step: int) -> Values:
+    """Return the text of a completion at every so many steps."""
+    text = trajectories[0].response
+    return {"examples/completion": text} if text is not None and step % EXAMPLES_EVERY == 0 else {}
+
+
 def layout_metrics(config: Config, world: World, device: torch.device) -> Values:
-    """Return who sums the gradients, and the memory of the rank that uses most."""
-    processes = float(len(world.gather(None)))
+    """Return who sums the gradients, and the memory of the rank that uses most; all ranks call this together."""
     values: Values = {}
     if config.parallel.data_parallel == "accelerate":
         values |= {"accelerate/device": str(device), "accelerate/sync_gradients": 1.0}
     if config.parallel.data_parallel in ("ddp", "accelerate"):
         values |= {
-            "ddp/num_processes": processes,
+            "ddp/num_processes": float(world.plan.mesh.world_size),
             "ddp/process_index": float(world.rank),
-            "ddp/local_process_index": float(world.rank),
+            "ddp/local_process_index": float(os.environ.get("LOCAL_RANK", world.rank)),
             "ddp/sync_gradients": 1.0,
         }
     if device.type == "cuda":
@@ -146,21 +157,23 @@ class RunTotals:
         self.batches = 0
         self.best_mean: float | None = None
 
-    def count(self, trajectories: Sequence[Trajectory], *, several_turns: bool) -> Values:
-        """Count a rollout batch, and return its part of the step's row."""
-        mean = statistics.fmean(float(one.reward) for one in trajectories)
+    def count(self, step: Mapping[str, Any], *, several_turns: bool) -> Values:
+        """Count a rollout step by its metrics, and return the part of its row that this gives."""
+        mean = float(step["rollouts/returns_mean"])
         self.best_mean = mean if self.best_mean is None else max(self.best_mean, mean)
-        step, self.batches = self.batches, self.batches + 1
-        self.rollouts += len(trajectories)
+        self.rollouts += int(step["system/replay_buffer_size"])
+        self.batches += 1
         values: Values = {
             "rollouts/returns_best_mean": self.best_mean,
             "rollouts/total_rollouts": float(self.rollouts),
-            "rollouts/batch_step": float(step),
+            "rollouts/batch_step": float(self.batches),
         }
         if several_turns:
-            values |= self._batch_returns(trajectories, mean)
-            if step % EXAMPLES_EVERY == 0 and trajectories[0].response is not None:
-                values["examples/completion"] = trajectories[0].response
+            values |= {
+                "batch_returns/mean": mean,
+                "batch_returns/max": float(step["rollouts/returns_max"]),
+                "batch_returns/best_mean": self.best_mean,
+            }
         return values
 
     def final(self, updates: int) -> Values:
@@ -182,14 +195,6 @@ class RunTotals:
         """Go on from the counts of a checkpoint."""
         self.rollouts, self.batches = int(state["rollouts"]), int(state["batches"])
         self.best_mean = None if state["best_mean"] is None else float(state["best_mean"])
-
-    def _batch_returns(self, trajectories: Sequence[Trajectory], mean: float) -> Values:
-        assert self.best_mean is not None
-        return {
-            "batch_returns/mean": mean,
-            "batch_returns/max": max(float(one.reward) for one in trajectories),
-            "batch_returns/best_mean": self.best_mean,
-        }
 
 
 def _std(values: Sequence[float]) -> float:

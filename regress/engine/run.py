@@ -17,6 +17,7 @@ from regress.engine.build import build
 from regress.engine.config.schema import Config
 from regress.engine.environment import configure_torch, export_environment
 from regress.engine.loop import Loop
+from regress.engine.metrics import Values
 from regress.engine.outputs import Outputs
 from regress.engine.tracking.log import open_log
 from regress.engine.world import SingleProcess, World, raise_on_all_ranks
@@ -32,7 +33,7 @@ class RunResult:
 
     output_dir: Path
     dump_dir: Location | None
-    metrics: dict[str, float]
+    metrics: Values
     pass_rates: dict[int, float]
     main: bool = True
 
@@ -53,20 +54,21 @@ def train(config: Config, console: Console, world: World | None = None) -> RunRe
     bars = Progress(
         *columns, console=console, transient=True, disable=not (console.is_terminal and world.main)
     )
+
+    def warn(text: str) -> None:
+        console.print(f"warning: {text}", style="yellow", markup=False)
+
     with bars, _memory_errors(), ExitStack() as files:
         outputs = raise_on_all_ranks(world, lambda: files.enter_context(_outputs(config, world)))
+        log = raise_on_all_ranks(
+            world, lambda: files.enter_context(open_log(config, main=world.main, warn=warn))
+        )
         with ExitStack() as resources:
-
-            def warn(text: str) -> None:
-                console.print(f"warning: {text}", style="yellow", markup=False)
 
             def progress(name: str, total: int) -> Callable[[], None]:
                 task = bars.add_task(name, total=total)
                 return lambda: bars.advance(task)
 
-            log = raise_on_all_ranks(
-                world, lambda: resources.enter_context(open_log(config, main=world.main, warn=warn))
-            )
             run = build(config, resources, progress, world)
             loop = Loop(run, log, progress("training", config.max_steps), console)
             loop.train()

@@ -70,7 +70,9 @@ def unusable(name: str) -> str | None:
             importlib.import_module(module)
             error = None
             break
-        except Exception as caught:  # a package that cannot be imported is as good as none, whatever it raises
+        except (
+            Exception
+        ) as caught:  # a package that cannot be imported is as good as none, whatever it raises
             error = error or caught
     if error is not None:
         return f"is not installed ({reason(error)})"

@@ -133,10 +133,10 @@ class TensorBoardBackend(AccelerateBackend):
         """Open the writers of both axes; what earlier segments wrote from here on is hidden."""
         target = self.target
         again = target.segment > 0
-        name = target.unique_name
-        for name, start in ((name, target.step), (f"{name}/updates", target.update)):
+        axes = ("", target.step), ("/updates", target.update)
+        for suffix, start in axes:
             purge = {"purge_step": start} if again else {}
-            tracker = self._kind()(name, *self._directory(), **purge)
+            tracker = self._kind()(target.unique_name + suffix, *self._directory(), **purge)
             self._start(tracker, settings=not again and not self._trackers)
 
     def send(self, row: Row) -> None:

@@ -85,7 +85,9 @@ def _entries(path: Path) -> list[dict[str, Any]]:
         if not all({TRACKER, ROW} <= entry.keys() and SEQUENCE in entry[ROW] for entry in entries):
             raise ValueError
     except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
-        raise RegressError(f"{path} is no backup of metrics; move it away, metrics.jsonl has every value") from error
+        raise RegressError(
+            f"{path} is no backup of metrics; move it away, metrics.jsonl has every value"
+        ) from error
     return entries
 
 

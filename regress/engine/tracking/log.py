@@ -98,7 +98,13 @@ class TrackedLog(AbstractContextManager["TrackedLog"]):
         self._size = queue_size
         self._timeout = finish_timeout
         self._path = wishes.output_dir / METRICS
-        self._start: dict[str, Any] = {"resumed_from": None, "step": 0, "update": 0, "after": -1, "segment": 0}
+        self._start: dict[str, Any] = {
+            "resumed_from": None,
+            "step": 0,
+            "update": 0,
+            "after": -1,
+            "segment": 0,
+        }
         self._known_id: str | None = None
         self._writer = MetricsWriter(self._path)
         self._target: Target | None = None
@@ -233,7 +239,9 @@ class TrackedLog(AbstractContextManager["TrackedLog"]):
             return {}
         deliveries = {} if state is None else state["trackers"]
         return {
-            name: entry["acknowledged"] for name, entry in deliveries.items() if entry["run_id"] == target.run_id
+            name: entry["acknowledged"]
+            for name, entry in deliveries.items()
+            if entry["run_id"] == target.run_id
         }
 
     def _owed(self, name: str, rows: list[Row], earlier: Mapping[str, int], target: Target) -> list[Row]:
@@ -258,7 +266,7 @@ class TrackedLog(AbstractContextManager["TrackedLog"]):
             return []
 
 
-def open_log(config: Config, *, main: bool, warn: Callable[[str], None]) -> TrackedLog | NoLog:
+def open_log(config: Config, *, main: bool, warn: Callable[[str], None]) -> AbstractContextManager[Log]:
     """Return the log of a run, a context manager that ends it; ranks other than the main one drop what they log.
 
     Raises:

@@ -1,4 +1,4 @@
-"""State of the trackers on disk, ``wandb_sync_state.json``: run id, what was delivered, what waits. Imports no torch."""
+"""State of the trackers on disk, ``wandb_sync_state.json``: run id, and what each has taken. Imports no torch."""
 
 from __future__ import annotations
 
