@@ -150,12 +150,20 @@ def layout_metrics(config: Config, world: World, device: torch.device) -> Values
 
 
 class RunTotals:
-    """Values that count from the start of the run; they are part of a checkpoint."""
+    """Values that count from the start of the run; they are part of a checkpoint.
+
+    Attributes:
+        rollouts: samples of all rollouts.
+        batches: rollout steps.
+        best_mean: greatest mean reward of a step.
+        invalid_losses: updates that were skipped because loss or gradient was not finite.
+    """
 
     def __init__(self) -> None:
         self.rollouts = 0
         self.batches = 0
         self.best_mean: float | None = None
+        self.invalid_losses = 0
 
     def count(self, step: Mapping[str, Any], *, several_turns: bool) -> Values:
         """Count a rollout step by its metrics, and return the part of its row that this gives."""
@@ -167,6 +175,7 @@ class RunTotals:
             "rollouts/returns_best_mean": self.best_mean,
             "rollouts/total_rollouts": float(self.rollouts),
             "rollouts/batch_step": float(self.batches),
+            "training/invalid_loss_count": float(self.invalid_losses),
         }
         if several_turns:
             values |= {
@@ -194,6 +203,7 @@ class RunTotals:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from the counts of a checkpoint."""
         self.rollouts, self.batches = int(state["rollouts"]), int(state["batches"])
+        self.invalid_losses = int(state["invalid_losses"])
         self.best_mean = None if state["best_mean"] is None else float(state["best_mean"])
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 import regress
+from regress.dump.metrics_file import read_metrics
 
 ROOT = Path(__file__).parents[3]
 
