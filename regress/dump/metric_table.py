@@ -153,13 +153,16 @@ METRICS = (
         "training_epoch/grad_norm_max", "1", STEP, "greatest training_step/grad_norm of the step's updates"
     ),
     Metric(
-        "training_epoch/steps_per_epoch", "updates", STEP, "optimizer updates of the step, of all its epochs"
+        "training_epoch/steps_per_epoch",
+        "updates",
+        STEP,
+        "optimizer updates made in the step, in all its epochs",
     ),
     Metric(
         "training/invalid_loss_count",
         "updates",
         STEP,
-        "updates skipped so far because loss or gradient was not finite",
+        "updates of the step that were left out because loss or gradient was not finite",
     ),
     Metric("system/replay_buffer_size", "samples", STEP, "samples that the step's updates were drawn from"),
     Metric(

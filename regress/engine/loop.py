@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from rich.console import Console
 
 from regress.engine.build import Run
+from regress.engine.checkpoint.saver import Saver
 from regress.engine.evaluation import PASS_RATE, due, pass_rate
 from regress.engine.metrics import (
     RunTotals,
@@ -19,42 +20,75 @@ from regress.engine.metrics import (
 )
 from regress.engine.step import StepOutcome
 from regress.engine.tracking.log import Log
+from regress.engine.trainer import UnfinishedStep
 from regress.engine.world import raise_on_all_ranks
+
+
+@dataclass(frozen=True)
+class Start:
+    """Place in a run at which the loop starts.
+
+    Attributes:
+        step: completed rollout steps.
+        unfinished: the next step, if some of its updates are made.
+        pass_rates: the held-out pass rate by step, so far.
+        resumed: True if an earlier process was here; an evaluation after ``step`` steps is then done.
+    """
+
+    step: int = 0
+    unfinished: UnfinishedStep | None = None
+    pass_rates: Mapping[int, float] = field(default_factory=dict)
+    resumed: bool = False
 
 
 class Loop:
     """Loop over the rollout steps of a run.
 
     Attributes:
-        totals: what counts from the start of the run.
         metrics: those of the last step.
         pass_rates: the held-out pass rate by step.
     """
 
-    def __init__(self, run: Run, log: Log, advance: Callable[[], None], console: Console) -> None:
+    def __init__(
+        self,
+        run: Run,
+        log: Log,
+        advance: Callable[[], None],
+        console: Console,
+        saver: Saver,
+        totals: RunTotals,
+        start: Start | None = None,
+    ) -> None:
         self._run = run
         self._log = log
         self._advance = advance
         self._console = console
+        self._saver = saver
+        self._totals = totals
+        self._start = start or Start()
         self._step = 0
-        self.totals = RunTotals()
         self.metrics: Values = {}
-        self.pass_rates: dict[int, float] = {}
+        self.pass_rates: dict[int, float] = dict(self._start.pass_rates)
 
     def train(self) -> None:
         """Train until ``max_steps`` rollout steps are completed; all ranks call this together."""
         last = self._run.config.max_steps
-        for self._step in range(last + 1):
+        for _ in range(self._start.step):
+            self._advance()
+        for step in range(self._start.step, last + 1):
+            self._step = step
             self._evaluate()
+            self._saver.after_step(self._step, self.pass_rates)
             if self._step < last:
                 self._train()
                 self._advance()
-        self._write(self.totals.final(self._run.trainer.updates))
+        self._write(self._totals.final(self._run.trainer.updates))
 
     def _evaluate(self) -> None:
-        """Evaluate the policy after as many steps as are completed, if that is due."""
+        """Evaluate the policy after as many steps as are completed, if that is due and not done yet."""
         run, step = self._run, self._step
-        if not due(run.config, step):
+        done = step in self.pass_rates or (step == self._start.step and self._start.resumed)
+        if done or not due(run.config, step):
             return
         rate = pass_rate(run.trainer.worker, run.prompts.evaluation(), step)
         self.pass_rates[step] = rate
@@ -67,9 +101,10 @@ class Loop:
     def _train(self) -> None:
         """Make one rollout step; its row holds what is no value of a single update."""
         run = self._run
-        self.metrics = run.trainer.step(self._step, after_update=self._after_update)
+        start = self._start.unfinished if self._step == self._start.step else None
+        self.metrics = run.trainer.step(self._step, start=start, after_update=self._after_update)
         row = {name: value for name, value in self.metrics.items() if not name.startswith("training_step/")}
-        row |= self.totals.count(self.metrics, several_turns=run.config.task.max_turns > 1)
+        row |= self._totals.count(self.metrics, several_turns=run.config.task.max_turns > 1)
         row |= layout_metrics(run.config, run.trainer.world, run.trainer.policy.device)
         self._write(row)
 
@@ -79,7 +114,11 @@ class Loop:
         if is_dr_grpo(self._run.config.algorithm):
             row |= loss_components(outcome)
         self._write(row, update)
+        self._saver.after_update(self._step, self.pass_rates)
 
     def _write(self, row: Mapping[str, float | str], update: int | None = None) -> None:
-        log = functools.partial(self._log.log, row, step=self._step, update=update)
-        raise_on_all_ranks(self._run.trainer.world, log)
+        def write() -> None:
+            self._saver.check()
+            self._log.log(row, step=self._step, update=update)
+
+        raise_on_all_ranks(self._run.trainer.world, write)

@@ -88,15 +88,22 @@ def loss_components(outcome: StepOutcome) -> dict[str, float]:
 
 
 def epoch_metrics(outcomes: Sequence[StepOutcome]) -> dict[str, float]:
-    """Return the spread of loss, KL and gradient norm over the optimizer updates of a rollout step."""
+    """Return the number of updates of a rollout step, and the spread of their loss, KL and gradient norm."""
+    made = [outcome for outcome in outcomes if not outcome.skipped]
+    counts = {
+        "training_epoch/steps_per_epoch": float(len(made)),
+        "training/invalid_loss_count": float(len(outcomes) - len(made)),
+    }
+    if not made:
+        return counts
+    outcomes = made
     losses = [outcome.loss for outcome in outcomes]
     norms = [outcome.grad_norm for outcome in outcomes]
-    values = {
+    values = counts | {
         "training_epoch/loss_mean": statistics.fmean(losses),
         "training_epoch/loss_std": _std(losses),
         "training_epoch/grad_norm_mean": statistics.fmean(norms),
         "training_epoch/grad_norm_max": max(norms),
-        "training_epoch/steps_per_epoch": float(len(outcomes)),
     }
     kl = [outcome.metrics["kl"].value for outcome in outcomes if "kl" in outcome.metrics]
     if kl:
@@ -156,14 +163,12 @@ class RunTotals:
         rollouts: samples of all rollouts.
         batches: rollout steps.
         best_mean: greatest mean reward of a step.
-        invalid_losses: updates that were skipped because loss or gradient was not finite.
     """
 
     def __init__(self) -> None:
         self.rollouts = 0
         self.batches = 0
         self.best_mean: float | None = None
-        self.invalid_losses = 0
 
     def count(self, step: Mapping[str, Any], *, several_turns: bool) -> Values:
         """Count a rollout step by its metrics, and return the part of its row that this gives."""
@@ -175,7 +180,6 @@ class RunTotals:
             "rollouts/returns_best_mean": self.best_mean,
             "rollouts/total_rollouts": float(self.rollouts),
             "rollouts/batch_step": float(self.batches),
-            "training/invalid_loss_count": float(self.invalid_losses),
         }
         if several_turns:
             values |= {
@@ -203,7 +207,6 @@ class RunTotals:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from the counts of a checkpoint."""
         self.rollouts, self.batches = int(state["rollouts"]), int(state["batches"])
-        self.invalid_losses = int(state["invalid_losses"])
         self.best_mean = None if state["best_mean"] is None else float(state["best_mean"])
 
 

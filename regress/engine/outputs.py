@@ -11,6 +11,7 @@ from safetensors import SafetensorError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from regress.dump.metrics_file import METRICS
+from regress.engine.adapters.save import save_model
 from regress.errors import RegressError, reason
 
 FINAL, UNFINISHED, REPLACED = "final", "final.partial", "final.replaced"
@@ -40,8 +41,10 @@ class Outputs(AbstractContextManager["Outputs"]):
             probe.touch()
             probe.unlink()
 
-    def save(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Save model and tokenizer as ``save_pretrained`` does.
+    def save(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, merged: bool = False
+    ) -> None:
+        """Save model and tokenizer as ``save_pretrained`` does, and with ``merged`` an adapter merged into its model.
 
         Raises:
             RegressError: also for a weight that is not finite.
@@ -55,7 +58,7 @@ class Outputs(AbstractContextManager["Outputs"]):
         unfinished = self.folder / UNFINISHED
         with writing(self.folder):
             shutil.rmtree(unfinished, ignore_errors=True)
-            model.save_pretrained(unfinished)
+            save_model(model, unfinished, home=self.folder / FINAL, merged=merged)
             tokenizer.save_pretrained(unfinished)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

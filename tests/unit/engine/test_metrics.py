@@ -153,10 +153,18 @@ def test_an_epoch_is_all_updates_of_a_step() -> None:
             "training_epoch/grad_norm_mean": 4.0,
             "training_epoch/grad_norm_max": 6.0,
             "training_epoch/steps_per_epoch": 2.0,
+            "training/invalid_loss_count": 0.0,
             "training_epoch/kl_mean": 1.0,
             "training_epoch/kl_std": 0.5**0.5,
         }
     )
+
+
+def test_an_update_that_was_left_out_is_counted_and_spoils_no_mean() -> None:
+    values = epoch_metrics([StepOutcome(1.0, 2.0, {}), StepOutcome(float("nan"), 1.0, {}, skipped=True)])
+    assert values["training/invalid_loss_count"] == 1.0
+    assert values["training_epoch/loss_mean"] == 1.0
+    assert values["training_epoch/steps_per_epoch"] == 1.0
 
 
 class Others(SingleProcess):
