@@ -97,7 +97,7 @@ def epoch_metrics(outcomes: Sequence[StepOutcome]) -> dict[str, float]:
         return {"training_epoch/steps_per_epoch": float(total)}
     losses = [outcome.loss for outcome in outcomes]
     norms = [outcome.grad_norm for outcome in outcomes]
-    values = {
+    values = counts | {
         "training_epoch/loss_mean": statistics.fmean(losses),
         "training_epoch/loss_std": _std(losses),
         "training_epoch/grad_norm_mean": statistics.fmean(norms),
@@ -156,7 +156,13 @@ def layout_metrics(config: Config, world: World, device: torch.device) -> Values
 
 
 class RunTotals:
-    """Values that count from the start of the run; they are part of a checkpoint."""
+    """Values that count from the start of the run; they are part of a checkpoint.
+
+    Attributes:
+        rollouts: samples of all rollouts.
+        batches: rollout steps.
+        best_mean: greatest mean reward of a step.
+    """
 
     def __init__(self) -> None:
         self.rollouts = 0

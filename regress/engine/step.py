@@ -227,7 +227,7 @@ def _combined(world: World, own: _Part, grad_norm: Tensor) -> StepOutcome:
     distinct = [part for rank, part in enumerate(parts) if mesh.coordinates(rank)["tp"] == 0]
     metrics = functools.reduce(add_metrics, (part.metrics for part in distinct))
     terms = _sums([part.terms for part in distinct])
-    return StepOutcome(math.fsum(part.loss for part in distinct), grad_norm.item(), metrics, terms)
+    return StepOutcome(math.fsum(part.loss for part in distinct), grad_norm.item(), metrics, terms=terms)
 
 
 def _terms(loss: TokenLoss, weights: Tensor, objective: Objective) -> dict[str, float]:

@@ -163,8 +163,9 @@ class TrackedLog(AbstractContextManager["TrackedLog"]):
         target = self._target
         return {
             "run_id": None if target is None else target.run_id,
-            "run_name": None if target is None else target.run_name,
-            "project": None if target is None else target.project,
+            "name": self._wishes.name,
+            "run_name": self._wishes.run_name,
+            "project": self._wishes.project,
             "segment": self._writer.segment,
             "sequence": self._writer.sequence,
             "step": self._last.get(STEP),

@@ -64,3 +64,13 @@ def read_sync_state(output_dir: Path) -> dict[str, Any] | None:
             "wrote it, or delete it"
         )
     return dict(content)
+
+
+def acknowledge(output_dir: Path, tracker: str, sequence: int) -> None:
+    """Note in the state file of a run that is over that a tracker has taken every row up to a number."""
+    content = read_sync_state(output_dir)
+    if content is None or tracker not in content["trackers"]:
+        return
+    entry = content["trackers"][tracker]
+    entry["acknowledged"] = max(entry["acknowledged"], sequence)
+    write_json(output_dir / STATE, content)

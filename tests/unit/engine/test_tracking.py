@@ -245,8 +245,8 @@ def test_trackers_change_no_bit_of_the_training(
 
     monkeypatch.setattr(Memory, "fault", staticmethod(fault))
     weights, rows = [], []
-    for trackers in ("[]", "[memory]"):
-        run = tmp_path / trackers
+    for name, trackers in (("alone", "[]"), ("tracked", "[memory]")):
+        run = tmp_path / name
         train(config(f"output_dir={run}", f"tracking.trackers={trackers}"), console)
         weights.append((run / "final" / "model.safetensors").read_bytes())
         rows.append([metrics_of(row) for row in read_rows(run / "metrics.jsonl")])
