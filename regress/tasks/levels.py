@@ -110,7 +110,7 @@ FAMILIES: Mapping[str, Family] = {
     "lookup": Family(
         generators.lookup,
         _levels(
-            "min_syllables max_syllables relations", (2, 2, 3), (2, 2, 6), (2, 3, 6), (3, 3, 6), (3, 4, 6)
+            "min_syllables max_syllables relations", (2, 2, 3), (2, 2, 6), (2, 3, 4), (2, 3, 6), (2, 4, 6)
         ),
         sizes.FACTS,
         tool="search",

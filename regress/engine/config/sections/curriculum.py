@@ -17,7 +17,7 @@ class CurriculumConfig:
         default=None,
         metadata={
             "help": "stages, each with name, levels, complexity, threshold, min_evaluations, min_steps and full_pass; "
-            "null: foundation, elementary, intermediate, advanced, expert and comprehensive, for problems of five levels"
+            "null: foundation, elementary, intermediate, advanced, expert, comprehensive, for problems of five levels"
         },
     )
     thresholds: dict[str, float] = field(
