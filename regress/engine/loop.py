@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from rich.console import Console
 
 from regress.engine.build import Run
 from regress.engine.checkpoint.saver import Saver
-from regress.engine.evaluation import PASS_RATE, due, pass_rate
+from regress.engine.curriculum import observe, told, write_state
+from regress.engine.evaluation import PASS_RATE, due
 from regress.engine.step import StepOutcome
 from regress.engine.tracking import Log
 from regress.engine.trainer import UnfinishedStep
@@ -65,6 +67,7 @@ class Loop:
         last = self._run.config.max_steps
         for _ in range(self._start.step):
             self._advance()
+        self._save_curriculum()
         for step in range(self._start.step, last + 1):
             self._step = step
             row = self._evaluate()
@@ -76,20 +79,43 @@ class Loop:
             if row:
                 self._write(row)
 
-    def _evaluate(self) -> dict[str, float]:
+    def _evaluate(self) -> dict[str, float | str]:
         """Evaluate the policy after as many steps as are completed, if that is due."""
         run, step = self._run, self._step
         if step in self.pass_rates:  # before the checkpoint that the run goes on from
-            return {PASS_RATE: self.pass_rates[step]}
+            known = run.evaluation.step == step
+            return (
+                {**run.evaluation.metrics, **self._observed} if known else {PASS_RATE: self.pass_rates[step]}
+            )
         if not due(run.config, step) or (step == self._start.step and self._start.resumed):
             return {}
-        rate = pass_rate(run.trainer.worker, run.prompts.evaluation(), step)
-        self.pass_rates[step] = rate
+        outcome = run.evaluation.run(step)
+        self.pass_rates[step] = outcome.pass_rate
+        promoted = None if run.curriculum is None else observe(run.curriculum, outcome, run.config)
+        raise_on_all_ranks(run.trainer.world, lambda: run.evaluation.write(outcome))
+        self._save_curriculum()
         if run.trainer.world.main:
-            self._console.print(f"step {step}: greedy pass rate on held-out prompts {rate:.3f}")
-        return {PASS_RATE: rate}
+            self._console.print(f"step {step}: greedy pass rate on held-out prompts {outcome.pass_rate:.3f}")
+            if promoted is not None and run.curriculum is not None:
+                self._console.print(told(promoted, run.curriculum))
+        return {**run.evaluation.metrics, **self._observed}
+
+    @property
+    def _observed(self) -> dict[str, float | str]:
+        """The metrics of the curriculum after as many steps as are completed."""
+        return {} if self._run.curriculum is None else self._run.curriculum.metrics(self._step)
+
+    def _save_curriculum(self) -> None:
+        run = self._run
+        if run.curriculum is not None:
+            state = run.curriculum.state_dict()
+            folder = Path(run.config.output_dir) if run.trainer.world.main else None
+            raise_on_all_ranks(run.trainer.world, lambda: write_state(folder, state))
 
     def _train(self) -> dict[str, float]:
+        place = self._run.prompts.place(self._step)
+        if place is not None and self._run.curriculum is not None:
+            self._run.curriculum.follow(place, self._step)
         start = self._start.unfinished if self._step == self._start.step else None
         return self._run.trainer.step(self._step, start=start, after_update=self._after_update)
 
@@ -97,7 +123,7 @@ class Loop:
         """Do what is due between two optimizer updates; ``update`` counts over the whole run, from 0."""
         self._saver.after_update(self._step, self.pass_rates)
 
-    def _write(self, row: Mapping[str, float]) -> None:
+    def _write(self, row: Mapping[str, float | str]) -> None:
         def write() -> None:
             self._saver.check()
             self._log(self._step, row)

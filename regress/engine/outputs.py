@@ -46,9 +46,9 @@ class Outputs(AbstractContextManager["Outputs"]):
             probe.unlink()
         self._metrics: TextIO | None = None
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+    def log(self, step: int, metrics: Mapping[str, float | str]) -> None:
         """Write one line of strict JSON, flushed as it is written; values that are not finite are null."""
-        finite = {key: value if math.isfinite(value) else None for key, value in metrics.items()}
+        finite = {key: value if isinstance(value, str) or math.isfinite(value) else None for key, value in metrics.items()}
         with self._errors():
             if self._metrics is None:  # only now: a refused run leaves the files of an earlier one alone
                 self._metrics = (self.folder / LIVE_METRICS).open("w")

@@ -15,7 +15,7 @@ from regress.engine.outputs import Outputs
 from regress.errors import ConfigError
 from regress.redaction import redacted_tree
 
-Log = Callable[[int, Mapping[str, float]], None]
+Log = Callable[[int, Mapping[str, float | str]], None]
 """Function ``log(step, metrics)``; call it once a step, because trackers refuse to go back."""
 
 
@@ -30,7 +30,7 @@ def tracking(config: Config, outputs: Outputs) -> Iterator[Log]:
         logs: list[Log] = [outputs.log]
         logs += [resources.enter_context(_tracker(name, config)) for name in config.tracking.trackers]
 
-        def log(step: int, metrics: Mapping[str, float]) -> None:
+        def log(step: int, metrics: Mapping[str, float | str]) -> None:
             for write in logs:
                 write(step, metrics)
 

@@ -87,7 +87,7 @@ def take(
         named = {name: to_numpy(value.detach(), name) for name, value in reference.named_parameters()}
         records.append(Record("param", step, named))
     if work is not None:
-        records += records_of(work, step, trainer.trajectory_meta)
+        records += records_of(work, step, trainer.trajectory_meta(step))
     origin = provenance(config, fingerprint(run.tokenizer), trainer.world.plan.mesh)
     parts = {name: plain(part.state_dict(), name) for name, part in run.parts.items()}
     log: Any = parts.get("tracking") or {}
@@ -115,16 +115,15 @@ def take(
         environment=origin.environment,
         versions=origin.versions,
     )
-    return Snapshot(
-        model, _copied(model), run.tokenizer, state, records, _files(config, state, parts), origin
-    )
+    return Snapshot(model, _copied(model), run.tokenizer, state, records, _files(run, state, parts), origin)
 
 
-def _files(config: Any, state: CheckpointState, parts: Mapping[str, Any]) -> dict[str, bytes]:
+def _files(run: Run, state: CheckpointState, parts: Mapping[str, Any]) -> dict[str, bytes]:
     from regress.engine.checkpoint.names import STATE, TRAINER_STATE
     from regress.engine.checkpoint.trainer_state import json_bytes
 
-    files = {STATE: state.to_bytes(), TRAINER_STATE: json_bytes(trainer_state(config, state))}
+    told = trainer_state(run.config, state, run.prompts.training_problems)
+    files = {STATE: state.to_bytes(), TRAINER_STATE: json_bytes(told)}
     if "curriculum" in parts:
         files[CURRICULUM_STATE] = json_bytes(parts["curriculum"])
     return files
