@@ -88,9 +88,8 @@ def build(config: Config, resources: ExitStack, progress: Progress, world: World
         world, lambda: make_worker(config, policy, tokenizer, prompts, origin, dialogue, world)
     )
     if config.rollout_mock.enable and config.rollout_mock.mode == "dump":
-        folder, meta = config.rollout_mock.dump_dir, trajectory_meta(origin)
-        rollouts = Recorder(folder, options={}, provenance=origin, rank=world.rank, gather=world.gather)
-        worker = resources.enter_context(RecordingWorker(worker, rollouts, meta, world))
+        rollouts = _rollout_recorder(config, origin, world)
+        worker = resources.enter_context(RecordingWorker(worker, rollouts, trajectory_meta(origin), world))
     recorder = _recorder(config, policy, origin, world) if config.debug.enable_data_dump else None
     if recorder is not None:
         resources.enter_context(recording(recorder))
@@ -155,6 +154,18 @@ def _tokenizer_path(config: Config) -> str | None:
     return config.tokenizer.path
 
 
+def _rollout_recorder(config: Config, origin: Provenance, world: World) -> Recorder:
+    return Recorder(
+        config.rollout_mock.dump_dir,
+        options={},
+        provenance=origin,
+        overwrite=config.rollout_mock.overwrite,
+        overwrite_key="rollout_mock.overwrite=true",
+        rank=world.rank,
+        gather=world.gather,
+    )
+
+
 def _recorder(config: Config, policy: LocalPolicy, origin: Provenance, world: World) -> Recorder:
     """Return the recorder after checking that the patterns match something: it may remove an earlier dump."""
     debug = config.debug
@@ -172,6 +183,7 @@ def _recorder(config: Config, policy: LocalPolicy, origin: Provenance, world: Wo
         every_n_steps=debug.dump_every_n_steps,
         provenance=origin,
         overwrite=debug.overwrite,
+        overwrite_key="debug.overwrite=true",
         rank=world.rank,
         gather=world.gather,
     )

@@ -13,11 +13,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from transformers.utils.logging import disable_progress_bar
 
 from regress.dump.location import Location
+from regress.engine import run_log
 from regress.engine.build import build
 from regress.engine.config.schema import Config
+from regress.engine.disk import log_estimate
 from regress.engine.environment import configure_torch, export_environment
 from regress.engine.loop import Loop
 from regress.engine.outputs import Outputs
+from regress.engine.run_log import printed
 from regress.engine.tracking import Log, tracking
 from regress.engine.world import SingleProcess, World, raise_on_all_ranks
 from regress.errors import RegressError, reason
@@ -53,7 +56,12 @@ def train(config: Config, console: Console, world: World | None = None) -> RunRe
     bars = Progress(
         *columns, console=console, transient=True, disable=not (console.is_terminal and world.main)
     )
-    with bars, _memory_errors(), ExitStack() as files:
+    with bars, printed(console, world.main), _memory_errors(), ExitStack() as files:
+        run_log.lengths(config)
+        if config.rollout_mock.enable:
+            run_log.rollout_mock(config)
+            if config.rollout_mock.mode == "dump":
+                log_estimate(config)
         outputs = raise_on_all_ranks(world, lambda: files.enter_context(_outputs(config, world)))
         with ExitStack() as resources:
 

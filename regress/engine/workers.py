@@ -6,6 +6,7 @@ from transformers import PreTrainedTokenizerBase
 
 from regress.dump.location import Location, location
 from regress.dump.manifest import Provenance, read_manifest
+from regress.dump.recorded import refuse_pickles
 from regress.engine.config.schema import Config
 from regress.engine.dialogue import Dialogue
 from regress.engine.evaluation import due
@@ -39,6 +40,7 @@ def make_worker(
         paths = {TRAIN: location(str(chosen.trajectory_load_path))}
         return _replay(config, paths, prompts, origin, vocabulary)
     if mock.enable and mock.mode == "mock":
+        refuse_pickles(location(mock.dump_dir))
         read_manifest(location(mock.dump_dir))  # refuses a recording that was interrupted
         splits = (TRAIN, VAL) if config.evaluation.every_n_steps else (TRAIN,)
         paths = {split: location(mock.dump_dir) / split for split in splits}
@@ -84,4 +86,5 @@ def _replay(
     for step in range(config.max_steps + 1):
         if VAL in paths and due(config, step):
             worker.rollout(step, prompts.evaluation(), VAL)
+    worker.announce = True
     return worker
