@@ -13,6 +13,7 @@ import click
 from rich.console import Console
 
 from regress import __version__
+from regress.doctor.commands import doctor
 from regress.engine.config.flags import FLAGS
 from regress.errors import RegressError
 from regress.explain.commands import explain
@@ -75,6 +76,13 @@ def main() -> None:
 @click.option(
     "--print-config", is_flag=True, help="Show every key with its value and what decided it; do not run."
 )
+@click.option(
+    "--allow-change",
+    multiple=True,
+    metavar="KEY",
+    help="With trainer.resume_from_checkpoint: this key of model, data, objective or seed may differ from the "
+    "checkpoint's. Give it once for each.",
+)
 @code_option
 @flag_options
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
@@ -82,6 +90,7 @@ def train(
     config_path: str | None,
     config_name: str | None,
     print_config: bool,
+    allow_change: tuple[str, ...],
     overrides: tuple[str, ...],
     **flags: str | None,
 ) -> None:
@@ -119,7 +128,7 @@ def train(
     sys.path.append(str(Path.cwd()))  # rewards of one's own: task.rewards names package.module:function
     from regress.parallel.run import train as run  # torch starts here, after the environment is set
 
-    result = run(loaded.config, console)
+    result = run(loaded.config, console, allow_change=allow_change)
     if not result.main:
         return
     click.echo(f"{loaded.config.max_steps} steps done")
@@ -239,7 +248,7 @@ def renamed(command: click.Command, old: str, new: str) -> click.Command:
 
 for command in (record, export, calibrate, study):
     golden.add_command(command)
-for command in (golden, replay, variants, compare, explain):
+for command in (golden, replay, variants, compare, explain, doctor):
     main.add_command(command)
 main.add_command(renamed(calibrate, "calibrate", "regress golden calibrate CASE"))
 main.add_command(renamed(study, "study", "regress golden validate CASE"))

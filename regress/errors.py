@@ -23,6 +23,12 @@ class ConfigError(RegressError):
     exit_code = 2
 
 
+class CheckpointError(RegressError):
+    """A checkpoint is missing, incomplete, damaged, or not one that this run can go on from."""
+
+    exit_code = 2
+
+
 class CheckError(RegressError):
     """A value is checked in a way that cannot fail, or cannot be stored bit for bit."""
 
@@ -73,6 +79,12 @@ class NotFinite(RegressError):  # noqa: N818  # reads as what it says of a loss
 
 class NotSupported(RegressError):  # noqa: N818  # reads as what an adapter says
     """A user's own trainer does not support a variant; the message is the reason."""
+
+
+class DoctorError(RegressError):
+    """A run cannot be examined, or a repair cannot be made or taken back."""
+
+    exit_code = 2
 
 
 class TaskError(RegressError):

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 from safetensors.numpy import save_file
 
-from tests.unit.doctor.builder import RUN_ID, Run
+from tests.unit.doctor.builder import RUN_ID, STEPS, Run
 
 HIGH, MEDIUM, LOW = "high", "medium", "low"
 REPAIRED, ASIDE, LEFT = "repaired", "moved aside", "left"
@@ -105,7 +106,8 @@ def _link_out(run: Run) -> None:
 
 def _traverse(run: Run) -> None:
     stamp = {"size": 1, "sha256": "0" * 64}
-    run.change(f"{C}/manifest.json", lambda tree: tree["files"].update({"../../outside": stamp}))
+    files = json.loads((run.folder / MANIFEST).read_text())["files"]
+    run.write_manifest(run.checkpoint(), {"files": files | {"../../outside": stamp}, "complete": True})
 
 
 def _half_written(run: Run) -> None:
@@ -113,6 +115,9 @@ def _half_written(run: Run) -> None:
     half = run.folder / f".partial-{_dead_process()}-checkpoint-6"
     shutil.copytree(run.checkpoint(), half)
     (half / "manifest.json").unlink()
+    an_hour_ago = time.time() - 3600
+    for path in (half, *half.rglob("*")):
+        os.utime(path, (an_hour_ago, an_hour_ago))
 
 
 def _dead_process() -> int:
@@ -125,11 +130,17 @@ def _dead_process() -> int:
 
 def _foreign(run: Run) -> None:
     """What Hugging Face's Trainer leaves: no state of ours, no manifest, pickled optimizer."""
-    for name in ("regress_state.json", "manifest.json", "curriculum_state.json"):
-        (run.checkpoint() / name).unlink()
-    shutil.rmtree(run.checkpoint() / "state")
-    for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"):
-        (run.checkpoint() / name).write_bytes(b"PK\x03\x04 not opened by anybody")
+    for step in STEPS:
+        for name in ("regress_state.json", "manifest.json", "curriculum_state.json"):
+            (run.checkpoint(step) / name).unlink()
+        shutil.rmtree(run.checkpoint(step) / "state")
+        for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"):
+            (run.checkpoint(step) / name).write_bytes(b"PK\x03\x04 not opened by anybody")
+
+
+def _torn_metrics(run: Run) -> None:
+    with (run.folder / "metrics.jsonl").open("a") as file:
+        file.write('{"segment": 0, "sequ')
 
 
 C, EARLIER = "checkpoint-4", "checkpoint-2"
@@ -138,11 +149,16 @@ REBUILT = (MANIFEST, TRAINER)
 
 BROKEN = [
     # the commit
-    Broken("no_manifest", _remove(MANIFEST), {"incomplete_checkpoint": HIGH}, ASIDE),
+    Broken(
+        "no_manifest",
+        _remove(MANIFEST),
+        {"incomplete_checkpoint": MEDIUM, "tracking_step_offset": LOW},
+        ASIDE,
+    ),
     Broken("torn_manifest", _tear(MANIFEST), {"corrupted_manifest": HIGH}, ASIDE),
     Broken(
         "manifest_of_an_unfinished_write",
-        lambda run: run.change(MANIFEST, lambda tree: tree.update(complete=False)),
+        lambda run: run.write_manifest(run.checkpoint(), {"files": {}, "complete": False}),
         {"incomplete_checkpoint": HIGH},
         ASIDE,
     ),
@@ -301,7 +317,7 @@ BROKEN = [
     ),
     Broken(
         "torn_metrics",
-        lambda run: (run.folder / "metrics.jsonl").open("a").write('{"segment": 0, "sequ'),
+        _torn_metrics,
         {"torn_metrics": LOW},
         REPAIRED,
         ("metrics.jsonl",),
@@ -311,7 +327,7 @@ BROKEN = [
         lambda run: _write("metrics.jsonl", b'\0\0\0\n{"segment": 0, "sequence": 1, "time": 1, "step": 0}\n')(
             run
         ),
-        {"corrupted_metrics": MEDIUM},
+        {"corrupted_metrics": HIGH},
         REPAIRED,
         ("metrics.jsonl",),
     ),

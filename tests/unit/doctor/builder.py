@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
+from regress.doctor.commit import checksum
 from regress.dump.manifest import environment, package_versions
 from regress.engine.config import flat, load_config
 
@@ -103,7 +104,12 @@ class Run:
                 data = path.read_bytes()
                 stamp = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
                 files[str(path.relative_to(checkpoint))] = stamp
-        tree = {"schema_version": 1, "files": files, "complete": True}
+        self.write_manifest(checkpoint, {"files": files, "complete": True})
+
+    def write_manifest(self, checkpoint: Path, content: dict[str, Any]) -> None:
+        """Write a manifest that fits its own checksum."""
+        tree = {"schema_version": 1, "kind": "checkpoint", **content}
+        tree["sha256"] = checksum(tree)
         (checkpoint / "manifest.json").write_text(json.dumps(tree, indent=1))
 
     def _write_checkpoint(self, step: int) -> None:
