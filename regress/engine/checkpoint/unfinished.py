@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,7 @@ def restored(trainer: Trainer, dump: Path, step: int, made: Sequence[UpdateOutco
             row.loss,
             row.grad_norm,
             {name: Metric(*parts) for name, parts in row.metrics.items()},
+            skipped=math.isnan(row.loss),
         )
         for row in made
     ]
