@@ -8,6 +8,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 from safetensors.numpy import save_file
@@ -112,11 +113,22 @@ def _traverse(run: Run) -> None:
 
 def _half_written(run: Run) -> None:
     """A writer that was killed: a temporary folder beside the checkpoints, without manifest."""
-    half = run.folder / f".partial-{_dead_process()}-checkpoint-6"
+    half = run.folder / ".partial-checkpoint-6"
     shutil.copytree(run.checkpoint(), half)
     (half / "manifest.json").unlink()
+    (half / "state" / f".partial-{_dead_process()}-manifest.json").write_text('{"files": {')
+    _age(half)
+
+
+def _replaced(run: Run) -> None:
+    """A writer that was killed while it gave a new checkpoint the name of an old one."""
+    old = run.checkpoint().rename(run.folder / f".replaced-{C}")
+    _age(old)
+
+
+def _age(folder: Path) -> None:
     an_hour_ago = time.time() - 3600
-    for path in (half, *half.rglob("*")):
+    for path in (folder, *folder.rglob("*")):
         os.utime(path, (an_hour_ago, an_hour_ago))
 
 
@@ -332,6 +344,13 @@ BROKEN = [
         ("metrics.jsonl",),
     ),
     # leftovers
+    Broken(
+        "replaced_checkpoint",
+        _replaced,
+        {"leftover": LOW, "tracking_step_offset": LOW},
+        REPAIRED,
+        (C, f".replaced-{C}"),
+    ),
     Broken("half_written_checkpoint", _half_written, {"leftover": LOW}, REPAIRED, (".partial-*",)),
     # the next run against the checkpoint
     Broken(

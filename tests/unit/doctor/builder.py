@@ -76,7 +76,14 @@ class Run:
             self.seal(path.parent)
 
     def tracking(self, step: int) -> dict[str, Any]:
-        return {"schema_version": 1, "run_id": RUN_ID, "step": step, "segment": 0}
+        """What trackers had when the run was at a step."""
+        place = {"segment": 0, "sequence": step, "step": step, "update": None, "resumed_from": None}
+        names = {"run_id": RUN_ID, "run_name": "prepared", "project": "prepared", "trackers": {}}
+        return {"schema_version": 1, "time": 1.0, **place, **names}
+
+    def position(self, step: int) -> dict[str, Any]:
+        """State of tracking in a checkpoint."""
+        return {"schema_version": 1, "segment": 0, "sequence": step, "run_id": RUN_ID}
 
     def curriculum(self, step: int) -> dict[str, Any]:
         return {
@@ -157,7 +164,7 @@ class Run:
             "mesh": {"world_size": 1},
             "segment": 0,
             "sequence": step,
-            "parts": {"curriculum": self.curriculum(step), "tracking": self.tracking(step)},
+            "parts": {"curriculum": self.curriculum(step), "tracking": self.position(step)},
             "environment": environment(self.config.device, self.config.threads),
             "versions": package_versions(),
         }
