@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from copy import copy
 from functools import wraps
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
 
 from regress import __version__
 from regress.doctor.commands import doctor
+from regress.engine.config.flags import FLAGS
 from regress.errors import RegressError
 from regress.explain.commands import explain
 from regress.golden.commands import code_option, golden, hint_at
@@ -19,6 +22,21 @@ from regress.replay.commands import calibrate, record, study
 from regress.replay.export_commands import export
 from regress.replay.replay_commands import replay, variants
 from regress.report.compare_commands import compare
+
+
+def flag_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the flags that are aliases of keys to a command."""
+    for flag in reversed(FLAGS):
+        takes: dict[str, Any] = {"metavar": flag.metavar}
+        if flag.given is not None and not flag.optional:
+            takes = {"is_flag": True, "flag_value": flag.given}
+        elif flag.given is not None:
+            takes = {"metavar": f"[{flag.metavar}]", "is_flag": False, "flag_value": flag.given}
+        text = f"Alias of {flag.key}" + (f"={flag.given}." if flag.given else ".")
+        command = click.option(
+            *flag.spellings, flag.name.replace("-", "_"), default=None, help=text, **takes
+        )(command)
+    return command
 
 
 class FriendlyGroup(click.Group):
@@ -51,15 +69,30 @@ def main() -> None:
     "--config-name",
     "--config_name",
     metavar="NAME",
-    help="Configuration in that directory, or a built-in one (demo, demo_replay, reverse_string).",
+    help="Configuration in that directory, or a built-in one (demo, demo_replay, reverse_string, experiment_base, "
+    "experiment_drgrpo, experiment_accelerate, experiment_accelerate_ddp, experiment_multiturn_qa, "
+    "experiment_multiturn_tool_calling).",
 )
 @click.option(
     "--print-config", is_flag=True, help="Show every key with its value and what decided it; do not run."
 )
+@click.option(
+    "--allow-change",
+    multiple=True,
+    metavar="KEY",
+    help="With trainer.resume_from_checkpoint: this key of model, data, objective or seed may differ from the "
+    "checkpoint's. Give it once for each.",
+)
 @code_option
+@flag_options
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 def train(
-    config_path: str | None, config_name: str | None, print_config: bool, overrides: tuple[str, ...]
+    config_path: str | None,
+    config_name: str | None,
+    print_config: bool,
+    allow_change: tuple[str, ...],
+    overrides: tuple[str, ...],
+    **flags: str | None,
 ) -> None:
     """Train with GRPO, as configured.
 
@@ -67,7 +100,7 @@ def train(
     Values come from these sources, later ones override earlier ones:
       the defaults, the algorithm.preset, the YAML file (Hydra: defaults lists,
       interpolation), the environment (REGRESS_OPTIMIZER__LEARNING_RATE=1e-3),
-      the command line (optimizer.learning_rate=1e-3).
+      the command line (optimizer.learning_rate=1e-3, or the flag --lr 1e-3).
 
     \b
     Train on a built-in task:
@@ -84,7 +117,8 @@ def train(
     from regress.engine.config import print_config as show
 
     console = Console()
-    loaded = load_config(config_path, config_name, overrides)
+    given = {name: text for name, text in flags.items() if text is not None}
+    loaded = load_config(config_path, config_name, overrides, flags=given)
     if print_config:
         show(loaded, console)
         return
@@ -94,7 +128,7 @@ def train(
     sys.path.append(str(Path.cwd()))  # rewards of one's own: task.rewards names package.module:function
     from regress.parallel.run import train as run  # torch starts here, after the environment is set
 
-    result = run(loaded.config, console)
+    result = run(loaded.config, console, allow_change=allow_change)
     if not result.main:
         return
     click.echo(f"{loaded.config.max_steps} steps done")

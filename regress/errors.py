@@ -23,6 +23,12 @@ class ConfigError(RegressError):
     exit_code = 2
 
 
+class CheckpointError(RegressError):
+    """A checkpoint is missing, incomplete, damaged, or not one that this run can go on from."""
+
+    exit_code = 2
+
+
 class CheckError(RegressError):
     """A value is checked in a way that cannot fail, or cannot be stored bit for bit."""
 
@@ -65,6 +71,10 @@ class RankError(ReplayError):
     def __init__(self, message: str, rank: int | None = None) -> None:
         super().__init__(message)
         self.rank = rank
+
+
+class NotFinite(RegressError):  # noqa: N818  # reads as what it says of a loss
+    """A loss or a gradient is NaN or infinite, so that no update can be made from it."""
 
 
 class NotSupported(RegressError):  # noqa: N818  # reads as what an adapter says

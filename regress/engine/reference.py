@@ -45,6 +45,11 @@ class Reference:
         """Frozen model, or the part of it that lies on this rank."""
         return self._policy.model
 
+    @property
+    def policy(self) -> LocalPolicy:
+        """Frozen model as a policy over all ranks."""
+        return self._policy
+
     def log_probs(self, microbatches: Sequence[Microbatch]) -> list[Tensor]:
         """Return the reference log-probs of the loss tokens of each microbatch, ``[K]`` each."""
         return self._policy.log_probs(microbatches)

@@ -16,14 +16,18 @@ class Problem:
     `solution` holds the completions of a conversation that ends with the answer, in turn, such as a tool's call
     and the answer; empty where the answer alone is the completion.
     `task_id` identifies the content (task, prompt, answer): equal problems have equal ids on every machine
-    and in every run, whatever seed drew them.
+    and in every run, whatever seed drew them. `level` is its difficulty from 1 up and `complexity` its own from 0 to
+    10 (see `regress.tasks.difficulty`); None where nobody has told. A prompt that was given as token ids has them in
+    `tokens`, and their numbers as its text.
     """
 
     task: str
     prompt: str
     answer: str
-    level: int = 1
+    level: int | None = 1
     solution: tuple[str, ...] = ()
+    complexity: float | None = None
+    tokens: tuple[int, ...] | None = None
     task_id: str = field(init=False)
 
     @property

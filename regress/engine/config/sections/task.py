@@ -5,6 +5,9 @@ from typing import Any
 
 from regress.engine.config.sections.value import value
 
+CUSTOM = "custom"
+STRATEGIES = ("balanced", "prompt_heavy", "completion_heavy", CUSTOM)
+
 
 @dataclass
 class TaskConfig:
@@ -43,6 +46,12 @@ class DataConfig:
         16, "longest completion in tokens; with several turns, everything after the prompt", minimum=1
     )
     max_seq_length: int = value(48, "longest prompt and completion together, in tokens", minimum=2)
+    length_allocation_strategy: str | None = value(
+        None,
+        "division of max_seq_length between prompt and completion: halves, 60 to 40, 40 to 60, or as the two lengths "
+        "say; null: halves where max_seq_length alone is given",
+        choices=STRATEGIES,
+    )
 
 
 @dataclass
