@@ -120,7 +120,8 @@ def _harmless(told: Mapping[str, str], kept: str | None) -> bool:
 def _overruled(scene: Scene) -> bool:
     """Return True if the configuration names the run, which counts more than variables."""
     config = scene.next.config
-    return config is not None and (config.tracking.force_new_run or config.tracking.run_id is not None)
+    keys = None if config is None else config.tracking
+    return bool(getattr(keys, "force_new_run", False)) or getattr(keys, "run_id", None) is not None
 
 
 def unset_line(names: Mapping[str, str]) -> str:
