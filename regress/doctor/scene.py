@@ -17,8 +17,6 @@ from regress.dump.manifest import package_versions
 from regress.engine.checkpoint.names import STATE, TRAINER_STATE
 from regress.engine.config import Config
 
-TRACKING = "wandb_sync_state.json"
-
 
 @dataclass(frozen=True)
 class Next:

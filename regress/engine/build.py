@@ -18,6 +18,8 @@ from regress.dump.location import location
 from regress.dump.manifest import MANIFEST, Provenance
 from regress.dump.recorder import Recorder
 from regress.dump.taps import recording
+from regress.engine.adapters.parameters import trained_parameters
+from regress.engine.adapters.settings import base_of, is_adapter
 from regress.engine.compiled import blocks_of
 from regress.engine.components import own_loss, own_optimizer
 from regress.engine.config.rules import updates_per_rollout
@@ -52,7 +54,7 @@ class Stateful(Protocol):
     def state_dict(self) -> dict[str, Any]:
         """Return the state, as values of JSON."""
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state that `state_dict` has returned."""
 
 
@@ -184,11 +186,13 @@ def _tokenizer(config: Config, dataset: Dataset, environment: Environment | None
 
 def _tokenizer_path(config: Config) -> str | None:
     """Return the path of a checkpoint's own tokenizer: another one of the same size would go unnoticed."""
-    if config.tokenizer.path is None and config.model.path is not None:
-        checkpoint_config(Path(config.model.path))  # a broken checkpoint is not the tokenizer's fault
-        beside = Path(config.model.path) / "tokenizer_config.json"
-        return config.model.path if beside.is_file() else None
-    return config.tokenizer.path
+    if config.tokenizer.path is not None or config.model.path is None:
+        return config.tokenizer.path
+    folders = [Path(config.model.path)]
+    if is_adapter(folders[0]):
+        folders.append(base_of(folders[0], config.model.lora.base_path, "model.path"))
+    checkpoint_config(folders[-1])  # a broken checkpoint is not the tokenizer's fault
+    return next((str(folder) for folder in folders if (folder / "tokenizer_config.json").is_file()), None)
 
 
 def _recorder(
@@ -198,7 +202,7 @@ def _recorder(
     debug = config.debug
     wanted = debug.dump_options
     if wanted.param or wanted.gradient or wanted.optimizer:
-        matching_parameters(policy.architecture.named_parameters(), debug.target_param_pattern)
+        matching_parameters(trained_parameters(policy.architecture), debug.target_param_pattern)
     if wanted.activations:
         found = matching_modules(policy.architecture, debug.target_module_pattern)
         if config.model.compile is not None:

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from regress.dump.hooks import joined
 from regress.dump.taps import at
 from regress.engine import taps, token_gradients
+from regress.engine.adapters.parameters import trained_parameters
 from regress.engine.attention import VARLEN, block_causal_mask
 from regress.engine.batch import Microbatch
 from regress.engine.compiled import CompiledBlocks
@@ -120,8 +121,8 @@ class LocalPolicy:
         return norm
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield the parameters under the names of the Hugging Face model; tied ones once."""
-        return self.model.named_parameters()
+        """Yield the parameters under the names of the Hugging Face model, of an adapter's only; tied ones once."""
+        return trained_parameters(self.model)
 
     def shard(self, name: str) -> ShardLayout | None:
         """Return None: parameters are whole."""

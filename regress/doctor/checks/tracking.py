@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import netrc
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from regress.doctor.issue import Fix, Issue, Store, shown
-from regress.doctor.scene import TRACKING, Scene, whole
+from regress.doctor.scene import Scene, whole
 from regress.doctor.tree import Unreadable, Unsafe
 from regress.doctor.types import issue
+from regress.engine.tracking.backup import FOLDER
+from regress.engine.tracking.login import has_wandb_login
+from regress.engine.tracking.state import STATE as TRACKING
 
 OF_RUN = ("WANDB_RUN_ID", "WANDB_RESUME")
 """Variables that tie a process to one run of wandb; a shell keeps them after the run."""
-OFFLINE = ("offline", "disabled", "dryrun")
 
 
 def check_tracking(scene: Scene) -> Iterator[Issue]:
@@ -32,13 +32,13 @@ def check_tracking(scene: Scene) -> Iterator[Issue]:
             yield _damaged(error)
     yield from _check_step(scene, state)
     yield from _check_run_id(scene, state)
-    waiting = [name for name in scene.tree.names("wandb_backup") if name.endswith(".json")]
+    waiting = [name for name in scene.tree.names(FOLDER) if name.endswith(".json")]
     if waiting:
         yield issue(
             "unsent_backups",
-            f"wandb_backup holds {len(waiting)} steps that a tracker did not take; send them with "
+            f"{FOLDER} holds {len(waiting)} steps that a tracker did not take; send them with "
             "regress track replay",
-            path="wandb_backup",
+            path=FOLDER,
             evidence={"first": waiting[0], "last": waiting[-1], "files": len(waiting)},
         )
 
@@ -120,8 +120,7 @@ def _harmless(told: Mapping[str, str], kept: str | None) -> bool:
 def _overruled(scene: Scene) -> bool:
     """Return True if the configuration names the run, which counts more than variables."""
     config = scene.next.config
-    keys = None if config is None else config.tracking
-    return bool(getattr(keys, "force_new_run", False)) or getattr(keys, "run_id", None) is not None
+    return config is not None and (config.tracking.force_new_run or config.tracking.run_id is not None)
 
 
 def unset_line(names: Mapping[str, str]) -> str:
@@ -140,9 +139,7 @@ def check_wandb(scene: Scene) -> Iterator[Issue]:
             "another tracker",
         )
         return
-    if scene.environ.get("WANDB_MODE", "online") in OFFLINE:
-        return
-    if not _logged_in(scene):
+    if not has_wandb_login(scene.environ):
         yield issue(
             "wandb_no_credentials",
             "tracking.trackers asks for wandb, and neither WANDB_API_KEY nor ~/.netrc holds a login; run wandb login, "
@@ -161,17 +158,6 @@ def _wants_wandb(scene: Scene) -> bool:
     if scene.next.config is not None:
         return "wandb" in (scene.next.config.tracking.trackers or [])
     return "wandb" in str(scene.saved.get("tracking.trackers", ""))
-
-
-def _logged_in(scene: Scene) -> bool:
-    if scene.environ.get("WANDB_API_KEY"):
-        return True
-    host = urlsplit(scene.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or "api.wandb.ai"
-    home = Path(scene.environ.get("NETRC") or Path(scene.environ.get("HOME", "~")).expanduser() / ".netrc")
-    try:
-        return netrc.netrc(str(home)).authenticators(host) is not None
-    except (OSError, netrc.NetrcParseError, UnicodeDecodeError):
-        return False
 
 
 def _earlier_runs(scene: Scene) -> bool:
