@@ -15,7 +15,10 @@ from regress.dump.metrics_file import METRICS
 from regress.engine.checkpoint.names import CURRICULUM_STATE
 from regress.engine.checkpoint.trainer_state import json_bytes
 
-FIELDS = ("current_stage", "stage_count", "stages", "performance_history")
+FIELDS = (
+    *("current_stage", "current_round", "stage_start_step", "stage_count", "stages"),
+    *("performance_history", "stage_advancement_log", "last_update_step", "schema_version"),
+)
 STAGE_FIELDS = ("name", "dataset_levels", "complexity_range", "performance_threshold")
 
 

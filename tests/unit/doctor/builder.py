@@ -96,6 +96,9 @@ class Run:
         return {
             "schema_version": 1,
             "current_stage": 1,
+            "current_stage_name": "advanced",
+            "current_round": 1,
+            "stage_start_step": 1,
             "stage_count": 2,
             "last_update_step": step,
             "stages": [
@@ -107,7 +110,8 @@ class Run:
                 }
                 for name in ("basic", "advanced")
             ],
-            "performance_history": [{"step": step, "performance": 0.7, "stage": 1}],
+            "performance_history": [{"step": step, "performance": 0.7, "stage": 1, "round": 1}],
+            "stage_advancement_log": [],
         }
 
     def seal(self, checkpoint: Path) -> None:
