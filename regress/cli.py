@@ -126,6 +126,10 @@ def train(
     from regress.engine.environment import export_environment
 
     export_environment(loaded.config.system_envs)
+    if loaded.config.trainer.resume_from_checkpoint is not None:
+        from regress.doctor.gate import before_resume
+
+        before_resume(loaded.config, console, allow_change)
     sys.path.append(str(Path.cwd()))  # rewards of one's own: task.rewards names package.module:function
     from regress.parallel.run import train as run  # torch starts here, after the environment is set
 
