@@ -13,6 +13,7 @@ from typing import TextIO
 from safetensors import SafetensorError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from regress.engine.adapters.save import save_model
 from regress.errors import RegressError, reason
 
 METRICS, FINAL = "metrics.jsonl", "final"
@@ -54,8 +55,10 @@ class Outputs(AbstractContextManager["Outputs"]):
             self._metrics.write(json.dumps({"step": step, **finite}, allow_nan=False) + "\n")
             self._metrics.flush()
 
-    def save(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Save model and tokenizer as ``save_pretrained`` does.
+    def save(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, merged: bool = False
+    ) -> None:
+        """Save model and tokenizer as ``save_pretrained`` does, and with ``merged`` an adapter merged into its model.
 
         Raises:
             RegressError: also for a weight that is not finite.
@@ -69,7 +72,7 @@ class Outputs(AbstractContextManager["Outputs"]):
         unfinished = self.folder / UNFINISHED
         with self._errors():
             shutil.rmtree(unfinished, ignore_errors=True)
-            model.save_pretrained(unfinished)
+            save_model(model, unfinished, home=self.folder / FINAL, merged=merged)
             tokenizer.save_pretrained(unfinished)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

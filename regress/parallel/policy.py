@@ -14,6 +14,7 @@ from torch.distributed.nn.functional import all_reduce
 from transformers import PreTrainedModel
 
 from regress.engine import taps
+from regress.engine.adapters.parameters import has_adapter, trained_parameters
 from regress.engine.batch import Microbatch
 from regress.engine.local import local
 from regress.engine.policy import LocalPolicy
@@ -161,6 +162,16 @@ class ParallelPolicy(LocalPolicy):
             self._shards[name] = self._shard(name, dict(self.named_parameters())[name])
         return self._shards[name]
 
+    @property
+    def rearranges(self) -> bool:
+        """True if the first backward pass decides how gradients are summed in all later ones."""
+        return self._replicas is not None
+
+    @property
+    def owned(self) -> frozenset[str]:
+        """Names of the parameters whose part on this rank lies on no lower rank."""
+        return self._owned
+
     def part(self, name: str, whole: Tensor) -> Tensor:
         """Return the part of a whole tensor that corresponds to this rank's part of the named parameter,
         placed like it.
@@ -273,7 +284,7 @@ class ParallelPolicy(LocalPolicy):
             for name, parameter in self.named_parameters()
             if name in self._owned
         }
-        whole = dict(self._whole.named_parameters())
+        whole = dict(trained_parameters(self._whole))
         for part in self._world.gather(own):
             for name, (shard, values) in part.items():
                 target = whole[name].view(-1)
@@ -291,7 +302,11 @@ def _cut(model: PreTrainedModel, world: ProcessGroups) -> Stages:
         return Stages((model,), (0,), 1, {}, ())
     place = world.mesh.coordinates(world.rank)["pp"]
     ranks = ranks_of_stages(world.config.pp_schedule, pp, world.config.pp_stages_per_rank)
-    return split(model, [stage for stage, rank in enumerate(ranks) if rank == place], len(ranks))
+    stages = split(model, [stage for stage, rank in enumerate(ranks) if rank == place], len(ranks))
+    if has_adapter(model) and stages.indices[0] == 0:
+        # a stage takes part in the backward pass also where nothing of it is trained
+        stages.models[0].enable_input_require_grads()
+    return stages
 
 
 def _tensor_parallel(stage: PreTrainedModel, world: ProcessGroups) -> tensor.TensorPlan:

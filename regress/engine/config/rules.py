@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from regress.engine.config.adapter_rules import ADAPTER_RULES
 from regress.engine.config.leaves import KeyPath
 from regress.engine.config.origins import FILE, Origin
 from regress.engine.config.parallel_rules import PARALLEL_RULES
@@ -13,7 +14,7 @@ from regress.errors import ConfigError
 
 def check_rules(config: Config, origin: Callable[[KeyPath], Origin]) -> None:
     """Raise `ConfigError` with the first rule that ``config`` breaks; ``origin`` returns the origin of a key."""
-    for rule in (*RULES, *ROLLOUT_RULES, *PARALLEL_RULES):
+    for rule in (*RULES, *ROLLOUT_RULES, *PARALLEL_RULES, *ADAPTER_RULES):
         sentence = rule(config)
         if sentence is not None:
             raise ConfigError(sentence)

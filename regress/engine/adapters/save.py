@@ -1,0 +1,75 @@
+"""Files of a model, as ``save_pretrained`` writes them: a whole model, or an adapter and what it stands on."""
+
+from __future__ import annotations
+
+import copy
+import json
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from transformers import PreTrainedModel
+
+from regress.engine.adapters.build import PREFIX
+from regress.engine.adapters.parameters import has_adapter, trained_parameters
+from regress.engine.adapters.settings import BASE, CONFIG, WEIGHTS
+
+MERGED = "merged"
+
+
+def save_model(
+    model: PreTrainedModel,
+    folder: Path,
+    *,
+    home: Path | None = None,
+    merged: bool = False,
+    portable: bool = False,
+) -> None:
+    """Save a model, or of a model with an adapter ``adapter_model.safetensors`` and ``adapter_config.json``.
+
+    A base model that was loaded from a directory is named by its absolute path in ``adapter_config.json``. One that
+    lies nowhere yet is saved in ``base/``.
+
+    Args:
+        home: where the folder will lie in the end, if it is moved there.
+        merged: save the whole model with the adapter merged into its weights in ``merged/``, too.
+        portable: save the base model in any case, and name it by its path within the folder.
+    """
+    if not has_adapter(model):
+        model.save_pretrained(folder)
+        return
+    base = model.peft_config["default"].base_model_name_or_path
+    if base is None or portable:
+        without_adapter(model).save_pretrained(folder / BASE)
+        base = BASE if portable else str(((home or folder) / BASE).absolute())
+    save_adapter(model, folder, base)
+    if merged:
+        without_adapter(model, merge=True).save_pretrained(folder / MERGED)
+
+
+def save_adapter(model: PreTrainedModel, folder: Path, base: str | PathLike[str]) -> None:
+    """Save the adapter of a model alone, in peft's files; ``base`` names the model under it."""
+    config: Any = model.peft_config["default"]
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {f"{PREFIX}{name}": p.detach().cpu().contiguous() for name, p in trained_parameters(model)}
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    settings = {**config.to_dict(), "base_model_name_or_path": str(base)}
+    plain = {key: sorted(value) if isinstance(value, set) else value for key, value in settings.items()}
+    (folder / CONFIG).write_text(json.dumps(plain, indent=2, sort_keys=True, default=str) + "\n")
+
+
+def without_adapter(model: PreTrainedModel, *, merge: bool = False) -> PreTrainedModel:
+    """Return a copy of a model without its adapter, which is merged into the weights or dropped."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    plain = copy.deepcopy(model)
+    for name, module in list(plain.named_modules()):
+        if isinstance(module, BaseTunerLayer):
+            if merge:
+                module.merge(safe_merge=True)
+            owner, _, leaf = name.rpartition(".")
+            setattr(plain.get_submodule(owner), leaf, module.get_base_layer())
+    plain._hf_peft_config_loaded = False
+    del plain.peft_config
+    return plain
