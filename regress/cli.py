@@ -22,6 +22,7 @@ from regress.replay.commands import calibrate, record, study
 from regress.replay.export_commands import export
 from regress.replay.replay_commands import replay, variants
 from regress.report.compare_commands import compare
+from regress.report.run_commands import report
 
 
 def flag_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -248,7 +249,7 @@ def renamed(command: click.Command, old: str, new: str) -> click.Command:
 
 for command in (record, export, calibrate, study):
     golden.add_command(command)
-for command in (golden, replay, variants, compare, explain, doctor):
+for command in (golden, replay, variants, compare, report, explain, doctor):
     main.add_command(command)
 main.add_command(renamed(calibrate, "calibrate", "regress golden calibrate CASE"))
 main.add_command(renamed(study, "study", "regress golden validate CASE"))
