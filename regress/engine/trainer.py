@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +27,7 @@ from regress.engine.world import SingleProcess, World
 from regress.errors import ReplayError
 from regress.grpo.advantages import token_advantages
 from regress.grpo.kl import kl_penalty
-from regress.grpo.metrics import add_metrics
+from regress.grpo.metrics import Metric, add_metrics
 from regress.layout import BatchPlan
 
 
@@ -265,7 +264,9 @@ class Trainer:
         """Return means over the updates that were made, and the number of those left out."""
         outcomes = [outcome for outcome in work.outcomes if not outcome.skipped]
         count = len(outcomes) or math.nan
-        means = functools.reduce(add_metrics, (outcome.metrics for outcome in outcomes), {})
+        means: Mapping[str, Metric] = {}
+        for outcome in outcomes:
+            means = add_metrics(means, outcome.metrics)
         return {
             "training_step/loss": sum(outcome.loss for outcome in outcomes) / count,
             "training_step/grad_norm": sum(outcome.grad_norm for outcome in outcomes) / count,
