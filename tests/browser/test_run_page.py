@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner
+from made_runs import hostile, resumed, rows, written
 
 from regress.cli import main
-from tests.unit.report.run_fixture import hostile, resumed, rows, written
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

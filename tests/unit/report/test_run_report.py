@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from made_runs import HOSTILE, hostile, resumed, row, rows, written
 
 from regress.cli import main
-
-from .run_fixture import HOSTILE, hostile, resumed, row, rows, written
 
 
 def run(*arguments: object) -> Result:

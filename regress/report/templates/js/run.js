@@ -47,7 +47,18 @@ function traces(metrics, stepped) {
   }));
 }
 
-const draw = (id, metrics, stepped) => Plotly.react(byId(id), traces(metrics, stepped), layout(), { displayModeBar: false, responsive: true });
+/** Room around values that are all the same, which plotly would show between -1 and 1. */
+function around(lines) {
+  const known = lines.flatMap((line) => line.y).filter((y) => y !== null);
+  const low = known.reduce((a, b) => Math.min(a, b), Infinity), high = known.reduce((a, b) => Math.max(a, b), -Infinity);
+  return known.length && low === high && low !== 0 ? [low - Math.abs(low) / 2, low + Math.abs(low) / 2] : undefined;
+}
+
+function draw(id, metrics, stepped) {
+  const lines = traces(metrics, stepped), settings = layout(), range = around(lines);
+  if (range) settings.yaxis = { ...settings.yaxis, range };
+  return Plotly.react(byId(id), lines, settings, { displayModeBar: false, responsive: true });
+}
 
 function drawAll() {
   data.charts.forEach((chart, number) => draw(`chart-${number}`, chart.metrics, chart.stepped));
