@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from rich.console import Console
 
 from regress.engine.build import Run
 from regress.engine.checkpoint.saver import Saver
-from regress.engine.evaluation import PASS_RATE, due, pass_rate
+from regress.engine.curriculum import observe, told, write_state
+from regress.engine.evaluation import due
 from regress.engine.metrics import (
     RunTotals,
     Values,
@@ -75,6 +77,7 @@ class Loop:
     def train(self) -> None:
         """Train until ``max_steps`` rollout steps are completed; all ranks call this together."""
         last = self._run.config.max_steps
+        self._save_curriculum()
         for step in range(self._start.step, last + 1):
             self._step = step
             if step > self._start.step or not self._start.resumed:
@@ -83,28 +86,42 @@ class Loop:
             if step < last:
                 self._train()
                 self._advance()
-        self._write(self._totals.final(self._run.trainer.updates))
+        self._write(self.totals.final(self._run.trainer.updates))
 
     def _evaluate(self) -> None:
         """Evaluate the policy after as many steps as are completed, if that is due and not done yet."""
         run, step = self._run, self._step
         if not due(run.config, step):
             return
-        rate = pass_rate(run.trainer.worker, run.prompts.evaluation(), step)
-        self.pass_rates[step] = rate
+        outcome = run.evaluation.run(step)
+        self.pass_rates[step] = outcome.pass_rate
+        promoted = None if run.curriculum is None else observe(run.curriculum, outcome, run.config)
+        raise_on_all_ranks(run.trainer.world, lambda: run.evaluation.write(outcome))
+        self._save_curriculum()
         if run.trainer.world.main:
-            self._console.print(f"step {step}: greedy pass rate on held-out prompts {rate:.3f}")
-        self._write(
-            {PASS_RATE: rate, "inference/step": float(step), "_trainer_step": float(run.trainer.updates)}
-        )
+            self._console.print(f"step {step}: greedy pass rate on held-out prompts {outcome.pass_rate:.3f}")
+            if promoted is not None and run.curriculum is not None:
+                self._console.print(told(promoted, run.curriculum))
+        curriculum = {} if run.curriculum is None else run.curriculum.metrics(step)
+        self._write({**run.evaluation.metrics, **curriculum, "_trainer_step": float(run.trainer.updates)})
+
+    def _save_curriculum(self) -> None:
+        run = self._run
+        if run.curriculum is not None:
+            state = run.curriculum.state_dict()
+            folder = Path(run.config.output_dir) if run.trainer.world.main else None
+            raise_on_all_ranks(run.trainer.world, lambda: write_state(folder, state))
 
     def _train(self) -> None:
         """Make one rollout step; its row holds what is no value of a single update."""
         run = self._run
+        place = run.prompts.place(self._step)
+        if place is not None and run.curriculum is not None:
+            run.curriculum.follow(place, self._step)
         start = self._start.unfinished if self._step == self._start.step else None
         self.metrics = run.trainer.step(self._step, start=start, after_update=self._after_update)
         row = {name: value for name, value in self.metrics.items() if not name.startswith("training_step/")}
-        row |= self._totals.count(self.metrics, several_turns=run.config.task.max_turns > 1)
+        row |= self.totals.count(self.metrics, several_turns=run.config.task.max_turns > 1)
         row |= layout_metrics(run.config, run.trainer.world, run.trainer.policy.device)
         self._write(row)
 
