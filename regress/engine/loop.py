@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from rich.console import Console
 
 from regress.engine.build import Run
 from regress.engine.checkpoint.saver import Saver
-from regress.engine.evaluation import PASS_RATE, due, pass_rate
+from regress.engine.curriculum import observe, told, write_state
+from regress.engine.evaluation import due
 from regress.engine.metrics import (
     RunTotals,
     Values,
@@ -45,66 +47,81 @@ class Loop:
     """Loop over the rollout steps of a run.
 
     Attributes:
+        saver: writer of the run's checkpoints.
+        totals: what counts from the start of the run.
         metrics: those of the last step.
         pass_rates: the held-out pass rate by step.
     """
 
-    def __init__(
-        self,
-        run: Run,
-        log: Log,
-        advance: Callable[[], None],
-        console: Console,
-        saver: Saver,
-        totals: RunTotals,
-        start: Start | None = None,
-    ) -> None:
+    saver: Saver
+
+    def __init__(self, run: Run, log: Log, advance: Callable[[], None], console: Console) -> None:
         self._run = run
         self._log = log
         self._advance = advance
         self._console = console
-        self._saver = saver
-        self._totals = totals
-        self._start = start or Start()
+        self._start = Start()
         self._step = 0
+        self.totals = RunTotals()
         self.metrics: Values = {}
-        self.pass_rates: dict[int, float] = dict(self._start.pass_rates)
+        self.pass_rates: dict[int, float] = {}
+        run.parts.update(tracking=log, totals=self.totals)
+
+    def start(self, start: Start) -> None:
+        """Take the place in the run from which `train` goes on."""
+        self._start = start
+        self.pass_rates = dict(start.pass_rates)
+        for _ in range(start.step):
+            self._advance()
 
     def train(self) -> None:
         """Train until ``max_steps`` rollout steps are completed; all ranks call this together."""
         last = self._run.config.max_steps
-        for _ in range(self._start.step):
-            self._advance()
+        self._save_curriculum()
         for step in range(self._start.step, last + 1):
             self._step = step
-            self._evaluate()
-            self._saver.after_step(self._step, self.pass_rates)
-            if self._step < last:
+            if step > self._start.step or not self._start.resumed:
+                self._evaluate()
+            self.saver.after_step(step, self.pass_rates)
+            if step < last:
                 self._train()
                 self._advance()
-        self._write(self._totals.final(self._run.trainer.updates))
+        self._write(self.totals.final(self._run.trainer.updates))
 
     def _evaluate(self) -> None:
         """Evaluate the policy after as many steps as are completed, if that is due and not done yet."""
         run, step = self._run, self._step
-        done = step in self.pass_rates or (step == self._start.step and self._start.resumed)
-        if done or not due(run.config, step):
+        if not due(run.config, step):
             return
-        rate = pass_rate(run.trainer.worker, run.prompts.evaluation(), step)
-        self.pass_rates[step] = rate
+        outcome = run.evaluation.run(step)
+        self.pass_rates[step] = outcome.pass_rate
+        promoted = None if run.curriculum is None else observe(run.curriculum, outcome, run.config)
+        raise_on_all_ranks(run.trainer.world, lambda: run.evaluation.write(outcome))
+        self._save_curriculum()
         if run.trainer.world.main:
-            self._console.print(f"step {step}: greedy pass rate on held-out prompts {rate:.3f}")
-        self._write(
-            {PASS_RATE: rate, "inference/step": float(step), "_trainer_step": float(run.trainer.updates)}
-        )
+            self._console.print(f"step {step}: greedy pass rate on held-out prompts {outcome.pass_rate:.3f}")
+            if promoted is not None and run.curriculum is not None:
+                self._console.print(told(promoted, run.curriculum))
+        curriculum = {} if run.curriculum is None else run.curriculum.metrics(step)
+        self._write({**run.evaluation.metrics, **curriculum, "_trainer_step": float(run.trainer.updates)})
+
+    def _save_curriculum(self) -> None:
+        run = self._run
+        if run.curriculum is not None:
+            state = run.curriculum.state_dict()
+            folder = Path(run.config.output_dir) if run.trainer.world.main else None
+            raise_on_all_ranks(run.trainer.world, lambda: write_state(folder, state))
 
     def _train(self) -> None:
         """Make one rollout step; its row holds what is no value of a single update."""
         run = self._run
+        place = run.prompts.place(self._step)
+        if place is not None and run.curriculum is not None:
+            run.curriculum.follow(place, self._step)
         start = self._start.unfinished if self._step == self._start.step else None
         self.metrics = run.trainer.step(self._step, start=start, after_update=self._after_update)
         row = {name: value for name, value in self.metrics.items() if not name.startswith("training_step/")}
-        row |= self._totals.count(self.metrics, several_turns=run.config.task.max_turns > 1)
+        row |= self.totals.count(self.metrics, several_turns=run.config.task.max_turns > 1)
         row |= layout_metrics(run.config, run.trainer.world, run.trainer.policy.device)
         self._write(row)
 
@@ -114,11 +131,11 @@ class Loop:
         if is_dr_grpo(self._run.config.algorithm):
             row |= loss_components(outcome)
         self._write(row, update)
-        self._saver.after_update(self._step, self.pass_rates)
+        self.saver.after_update(self._step, self.pass_rates)
 
     def _write(self, row: Mapping[str, float | str], update: int | None = None) -> None:
         def write() -> None:
-            self._saver.check()
+            self.saver.check()
             self._log.log(row, step=self._step, update=update)
 
         raise_on_all_ranks(self._run.trainer.world, write)

@@ -88,22 +88,21 @@ def loss_components(outcome: StepOutcome) -> dict[str, float]:
 
 
 def epoch_metrics(outcomes: Sequence[StepOutcome]) -> dict[str, float]:
-    """Return the number of updates of a rollout step, and the spread of their loss, KL and gradient norm."""
-    made = [outcome for outcome in outcomes if not outcome.skipped]
-    counts = {
-        "training_epoch/steps_per_epoch": float(len(made)),
-        "training/invalid_loss_count": float(len(outcomes) - len(made)),
-    }
-    if not made:
-        return counts
-    outcomes = made
+    """Return the spread of loss, KL and gradient norm over the optimizer updates of a rollout step.
+
+    Updates that were left out count only as a step of the epoch.
+    """
+    total, outcomes = len(outcomes), [outcome for outcome in outcomes if not outcome.skipped]
+    if not outcomes:
+        return {"training_epoch/steps_per_epoch": float(total)}
     losses = [outcome.loss for outcome in outcomes]
     norms = [outcome.grad_norm for outcome in outcomes]
-    values = counts | {
+    values = {
         "training_epoch/loss_mean": statistics.fmean(losses),
         "training_epoch/loss_std": _std(losses),
         "training_epoch/grad_norm_mean": statistics.fmean(norms),
         "training_epoch/grad_norm_max": max(norms),
+        "training_epoch/steps_per_epoch": float(total),
     }
     kl = [outcome.metrics["kl"].value for outcome in outcomes if "kl" in outcome.metrics]
     if kl:

@@ -13,15 +13,18 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from transformers.utils.logging import disable_progress_bar
 
 from regress.dump.location import Location
+from regress.engine import run_log
 from regress.engine.build import Run, build
 from regress.engine.checkpoint.resume import dump_places, open_checkpoint, restore
 from regress.engine.checkpoint.saver import Saver
 from regress.engine.checkpoint.state import CheckpointState
 from regress.engine.config.schema import Config
+from regress.engine.disk import log_estimate
 from regress.engine.environment import configure_torch, export_environment
 from regress.engine.loop import Loop, Start
-from regress.engine.metrics import RunTotals, Values
+from regress.engine.metrics import Values
 from regress.engine.outputs import Outputs
+from regress.engine.run_log import printed
 from regress.engine.tracking.log import Log, open_log
 from regress.engine.world import SingleProcess, World, raise_on_all_ranks
 from regress.errors import RegressError, reason
@@ -66,7 +69,12 @@ def train(
     def warn(text: str) -> None:
         console.print(f"warning: {text}", style="yellow", markup=False)
 
-    with bars, _memory_errors(), ExitStack() as files:
+    with bars, printed(console, world.main), _memory_errors(), ExitStack() as files:
+        run_log.lengths(config)
+        if config.rollout_mock.enable:
+            run_log.rollout_mock(config)
+            if config.rollout_mock.mode == "dump":
+                log_estimate(config)
         outputs = raise_on_all_ranks(world, lambda: files.enter_context(_outputs(config, world)))
         log = raise_on_all_ranks(
             world, lambda: files.enter_context(open_log(config, main=world.main, warn=warn))
@@ -79,13 +87,11 @@ def train(
 
             state = open_checkpoint(config, world, allow_change, files)
             run = build(config, resources, progress, world, resumed=dump_places(config, state))
-            totals = RunTotals()
-            run.parts.update(tracking=log, totals=totals)
-            start = _started(run, state, log, console)
-            saver = resources.enter_context(Saver(run, state))
-            loop = Loop(run, log, progress("training", config.max_steps), console, saver, totals, start)
+            loop = Loop(run, log, progress("training", config.max_steps), console)
+            loop.start(_started(run, log, state, console))
+            loop.saver = resources.enter_context(Saver(run, state))
             loop.train()
-            saver.finish()
+            loop.saver.finish()
             model = run.trainer.policy.whole_model()
 
             def save() -> None:
@@ -98,15 +104,15 @@ def train(
     return RunResult(Path(config.output_dir), dump_dir, loop.metrics, loop.pass_rates, world.main)
 
 
-def _started(run: Run, state: CheckpointState | None, log: Log, console: Console) -> Start:
+def _started(run: Run, log: Log, state: CheckpointState | None, console: Console) -> Start:
     """Return where the run starts, after putting the state of a checkpoint into it."""
     main = run.trainer.world.main
     if state is None:
         if run.config.trainer.resume_from_checkpoint is not None and main:
             console.print(f"no checkpoint in {run.config.trainer.checkpoint_dir} yet: starting at step 0")
         return Start()
-    unfinished = restore(run, state)
     log.resumed(state.path.name, step=state.step, update=state.update)
+    unfinished = restore(run, state)
     if main:
         console.print(f"going on from {state.path}: {state.step} steps and {state.update} updates are done")
     return Start(state.step, unfinished, state.pass_rates, resumed=True)

@@ -44,16 +44,16 @@ class Share:
 class StepOutcome:
     """Loss of the mini-batch, gradient norm before clipping, metrics over its loss tokens, and the loss's terms.
 
-    ``terms`` add up to the loss: those of policy, KL and entropy, as far as the objective has them.
-    ``skipped`` is True where one of the two is not finite and no update was made; the loss is then NaN, and there are
-    no metrics.
+    ``terms`` add up to the loss: those of policy, KL and entropy, as far as the objective has them. ``skipped`` is
+    True where loss or gradient norm is not finite and no update was made; the loss is then NaN, and there are no
+    metrics.
     """
 
     loss: float
     grad_norm: float
     metrics: dict[str, Metric]
-    skipped: bool = False
     terms: dict[str, float] = field(default_factory=dict)
+    skipped: bool = False
 
 
 def weigh(

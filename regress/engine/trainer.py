@@ -38,7 +38,7 @@ from regress.engine.world import SingleProcess, World
 from regress.errors import ReplayError
 from regress.grpo.advantages import token_advantages
 from regress.grpo.kl import kl_penalty
-from regress.grpo.metrics import add_metrics
+from regress.grpo.metrics import Metric, add_metrics
 from regress.layout import BatchPlan
 
 
@@ -83,6 +83,7 @@ class Trainer:
     """Parts of a training step; :func:`regress.engine.run.build` builds them from a configuration.
 
     Attributes:
+        trajectory_meta: metadata of the rollout of a step.
         updates: optimizer updates made so far.
         unfinished: the step that is being trained on; ``None`` between two steps.
     """
@@ -94,7 +95,7 @@ class Trainer:
     scheduler: LRScheduler
     worker: RolloutWorker
     prompts: Callable[[int], Sequence[Prompt]]
-    trajectory_meta: Mapping[str, Any]
+    trajectory_meta: Callable[[int], Mapping[str, Any]]
     world: World = field(default_factory=SingleProcess)
     token_loss: LossFunction | None = None
     updates: int = 0
@@ -116,7 +117,7 @@ class Trainer:
         self.unfinished = work
         with at(step=step):
             if self.world.main:
-                tap_trajectories(work.trajectories, meta=self.trajectory_meta)
+                tap_trajectories(work.trajectories, meta=self.trajectory_meta(step))
                 taps.before_updates(work.trajectories, [(mini.batch, mini.tokens) for mini in work.minis])
             self._update(work, after_update)
         if self.reference is not None:
@@ -285,15 +286,19 @@ class Trainer:
         return values
 
     def _update_metrics(self, work: UnfinishedStep) -> dict[str, float]:
-        """Return means over the updates that were made, and the learning rate of the step's first."""
+        """Return means over the updates that were made, and the number of those left out."""
         outcomes = [outcome for outcome in work.outcomes if not outcome.skipped]
         count = len(outcomes) or math.nan
+        none: dict[str, Metric] = {}
         mean = StepOutcome(
             loss=sum(outcome.loss for outcome in outcomes) / count,
             grad_norm=sum(outcome.grad_norm for outcome in outcomes) / count,
-            metrics=functools.reduce(add_metrics, (outcome.metrics for outcome in outcomes), {}),
+            metrics=functools.reduce(add_metrics, (outcome.metrics for outcome in outcomes), none),
         )
-        return update_metrics(mean, work.learning_rates[0])
+        return {
+            **update_metrics(mean, work.learning_rates[0]),
+            "training/invalid_loss_count": float(len(work.outcomes) - len(outcomes)),
+        }
 
 
 def _recorded_by_sampler(log_probs: Tensor | None) -> Tensor:
