@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from regress.dump.metrics_file import metrics_of, read_metrics
 from regress.dump.reader import DumpReader
 from regress.layout import DIMENSIONS
 from regress.replay.pool import RankPool
@@ -155,13 +155,22 @@ def weights(run: Path) -> dict[str, Any]:
 
 
 def metrics(run: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    """Metrics of each step and update, without those that tell of the layout itself."""
+    rows = [metrics_of(row) for row in read_metrics(run / "metrics.jsonl")]
+    return [
+        {name: value for name, value in row.items() if not name.startswith(("ddp/", "accelerate/"))}
+        for row in rows
+    ]
+
+
+def updates(run: Path) -> list[dict[str, float]]:
+    return [row for row in metrics(run) if "training_step/loss" in row]
 
 
 def test_the_run_that_is_compared_with_clips_and_leaves_its_reference(
     alone: Callable[[str], tuple[list[str], Path]],
 ) -> None:
-    last = metrics(alone("dense")[1])[-1]
+    last = updates(alone("dense")[1])[-1]
     assert last["training_step/grad_norm"] > 0.05
     assert last["training_step/clip_ratio/low"] + last["training_step/clip_ratio/high"] > 0
     assert last["training_step/kl"] > 1e-3
@@ -232,7 +241,7 @@ def test_ranks_sample_what_one_process_would_from_the_policy_as_it_is(
     first, *others = (rank["rollouts"] for rank in found)
     assert [len(step) for step in first] == [10, 10, 10]
     assert all(other == first for other in others)
-    for step in metrics(tmp_path / "rank0")[:3]:
+    for step in updates(tmp_path / "rank0"):
         assert step["training_step/ratio/min"] == pytest.approx(1, abs=1e-5)
         assert step["training_step/ratio/max"] == pytest.approx(1, abs=1e-5)
     assert all(rank["pass_rates"] == found[0]["pass_rates"] for rank in found)
@@ -244,7 +253,7 @@ def test_ranks_sample_what_one_process_would_from_the_policy_as_it_is(
 def test_old_weights_would_show(pool: RankPool, targets: Any, tmp_path: Path) -> None:
     overrides = [*SAMPLING, *MODELS["dense"], "parallel.dp=2"]
     pool.run(targets.sampled, {"folder": tmp_path, "overrides": overrides, "stale": True}, 2)
-    last = metrics(tmp_path / "rank0")[2]
+    last = updates(tmp_path / "rank0")[-1]
     assert abs(last["training_step/ratio/max"] - 1) > 1e-3
 
 

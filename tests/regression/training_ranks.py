@@ -20,6 +20,7 @@ from regress.engine import policies, policy, rollout, trainer
 from regress.engine.config import load_config
 from regress.engine.outputs import Outputs
 from regress.engine.sampling import UndefinedDistribution
+from regress.engine.tracking.log import TrackedLog
 from regress.errors import ConfigError, DumpError, RegressError
 from regress.parallel.policy import ParallelPolicy
 from regress.parallel.run import train
@@ -109,7 +110,7 @@ FAULTS = {
     "sampling": _no_distribution,
     "dump": _raising(writer, "write_atomically", DumpError("the disk of this rank is full")),
     "model": _raising(policies, "build_model", ConfigError("no checkpoint on this machine")),
-    "metrics": _raising(Outputs, "log", RegressError("metrics cannot be written")),
+    "metrics": _raising(TrackedLog, "log", RegressError("metrics cannot be written")),
     "publishing": _raising(Outputs, "_publish_model", OSError(28, "No space left on device")),
     "unforeseen": _raising(trainer, "rollout_metrics", RegressError("nobody thought of this")),
 }
