@@ -86,7 +86,7 @@ class Loop:
             if step < last:
                 self._train()
                 self._advance()
-        self._write(self._totals.final(self._run.trainer.updates))
+        self._write(self.totals.final(self._run.trainer.updates))
 
     def _evaluate(self) -> None:
         """Evaluate the policy after as many steps as are completed, if that is due and not done yet."""
@@ -132,7 +132,7 @@ class Loop:
         start = self._start.unfinished if self._step == self._start.step else None
         self.metrics = run.trainer.step(self._step, start=start, after_update=self._after_update)
         row = {name: value for name, value in self.metrics.items() if not name.startswith("training_step/")}
-        row |= self._totals.count(self.metrics, several_turns=run.config.task.max_turns > 1)
+        row |= self.totals.count(self.metrics, several_turns=run.config.task.max_turns > 1)
         row |= layout_metrics(run.config, run.trainer.world, run.trainer.policy.device)
         self._write(row)
 

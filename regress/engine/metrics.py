@@ -97,7 +97,7 @@ def epoch_metrics(outcomes: Sequence[StepOutcome]) -> dict[str, float]:
         return {"training_epoch/steps_per_epoch": float(total)}
     losses = [outcome.loss for outcome in outcomes]
     norms = [outcome.grad_norm for outcome in outcomes]
-    values = counts | {
+    values = {
         "training_epoch/loss_mean": statistics.fmean(losses),
         "training_epoch/loss_std": _std(losses),
         "training_epoch/grad_norm_mean": statistics.fmean(norms),

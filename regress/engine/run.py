@@ -105,7 +105,6 @@ def _started(run: Run, log: Log, state: CheckpointState | None, console: Console
         return Start()
     log.resumed(state.path.name, step=state.step, update=state.update)
     unfinished = restore(run, state)
-    log.resumed(state.path.name, step=state.step, update=state.update)
     if main:
         console.print(f"going on from {state.path}: {state.step} steps and {state.update} updates are done")
     return Start(state.step, unfinished, state.pass_rates, resumed=True)
