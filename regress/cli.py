@@ -23,6 +23,7 @@ from regress.replay.commands import calibrate, record, study
 from regress.replay.export_commands import export
 from regress.replay.replay_commands import replay, variants
 from regress.report.compare_commands import compare
+from regress.report.run_commands import report
 
 
 def flag_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -253,7 +254,7 @@ def renamed(command: click.Command, old: str, new: str) -> click.Command:
 
 for command in (record, export, calibrate, study):
     golden.add_command(command)
-for command in (golden, replay, variants, compare, explain, doctor, track):
+for command in (golden, replay, variants, compare, report, explain, doctor, track):
     main.add_command(command)
 main.add_command(renamed(calibrate, "calibrate", "regress golden calibrate CASE"))
 main.add_command(renamed(study, "study", "regress golden validate CASE"))

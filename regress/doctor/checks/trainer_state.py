@@ -88,10 +88,9 @@ def rebuilt(scene: Scene) -> bytes | None:
     try:
         state = parse_state(scene.tree.root / scene.target.checkpoint)
         config = saved_config(state.config)
-        found = [
-            json_bytes(trainer_state(config, state, problems))
-            for problems in (*_problems(scene, config.data.prompts_per_step), config.task.train_size, None)
-        ]
+        own = [] if config.task.dataset_path is not None else [config.task.train_size]
+        guesses = [*_problems(scene, config.data.prompts_per_step), *own, None]
+        found = [json_bytes(trainer_state(config, state, problems)) for problems in guesses]
     except (RegressError, ValueError, TypeError, ArithmeticError):
         return None
     stamp = scene.commit.files.get(TRAINER_STATE)

@@ -15,6 +15,7 @@ FREE = (
     *("exp_name", "max_steps", "output_dir", "evaluation", "tracking", "parallel", "batching", "debug"),
     *("trainer.save_steps", "trainer.save_updates", "trainer.save_total_limit", "trainer.checkpoint_dir"),
     *("trainer.resume_from_checkpoint", "trainer.on_nonfinite", "rollout_mock.dump_dir"),
+    *("rollout_mock.overwrite", "data.length_allocation_strategy"),
 )
 """Keys, and sections, that decide how long and where a run works, but not what it computes."""
 ON_DEMAND = (
