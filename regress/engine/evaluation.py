@@ -66,7 +66,7 @@ class Evaluation:
 
     Attributes:
         step: the last step that was evaluated; None before the first.
-        metrics: those of that evaluation.
+        metrics: those of the last evaluation of this process.
     """
 
     def __init__(
@@ -119,11 +119,11 @@ class Evaluation:
     def state_dict(self) -> dict[str, Any]:
         """Return the last evaluation, and the place of its last row in the table."""
         rows = -1 if self._table is None else self._table.sequence
-        return {"step": self.step, "metrics": dict(self.metrics), "table_sequence": rows}
+        return {"step": self.step, "table_sequence": rows}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on after the evaluation of a state: rows of the table that came later are no longer valid."""
-        self.step, self.metrics = state["step"], dict(state["metrics"])
+        self.step = state["step"]
         if self._table is not None:
             self._table.resume(self.step or 0, int(state["table_sequence"]))
 

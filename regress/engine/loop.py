@@ -95,15 +95,24 @@ class Loop:
             return
         outcome = run.evaluation.run(step)
         self.pass_rates[step] = outcome.pass_rate
-        promoted = None if run.curriculum is None else observe(run.curriculum, outcome, run.config)
         raise_on_all_ranks(run.trainer.world, lambda: run.evaluation.write(outcome))
+        self._say(f"step {step}: greedy pass rate on held-out prompts {outcome.pass_rate:.3f}")
+        row = {**run.evaluation.metrics, "_trainer_step": float(run.trainer.updates)}
+        if run.curriculum is not None:
+            found = observe(run.curriculum, outcome, run.config)
+            if found is not None:
+                self._say(told(found, run.curriculum))
+            row |= run.curriculum.metrics(step)
+            self._save_curriculum()
+        self._write(row)
+
+    def _follow(self) -> None:
+        """Let the curriculum go to the stage of the next rollout, which a recording may decide."""
+        run, place = self._run, self._run.prompts.place(self._step)
+        if place is None or run.curriculum is None or place == run.curriculum.place:
+            return
+        self._say(told(run.curriculum.follow(place, self._step), run.curriculum))
         self._save_curriculum()
-        if run.trainer.world.main:
-            self._console.print(f"step {step}: greedy pass rate on held-out prompts {outcome.pass_rate:.3f}")
-            if promoted is not None and run.curriculum is not None:
-                self._console.print(told(promoted, run.curriculum))
-        curriculum = {} if run.curriculum is None else run.curriculum.metrics(step)
-        self._write({**run.evaluation.metrics, **curriculum, "_trainer_step": float(run.trainer.updates)})
 
     def _save_curriculum(self) -> None:
         run = self._run
@@ -112,12 +121,14 @@ class Loop:
             folder = Path(run.config.output_dir) if run.trainer.world.main else None
             raise_on_all_ranks(run.trainer.world, lambda: write_state(folder, state))
 
+    def _say(self, line: str) -> None:
+        if self._run.trainer.world.main:
+            self._console.print(line)
+
     def _train(self) -> None:
         """Make one rollout step; its row holds what is no value of a single update."""
         run = self._run
-        place = run.prompts.place(self._step)
-        if place is not None and run.curriculum is not None:
-            run.curriculum.follow(place, self._step)
+        self._follow()
         start = self._start.unfinished if self._step == self._start.step else None
         self.metrics = run.trainer.step(self._step, start=start, after_update=self._after_update)
         row = {name: value for name, value in self.metrics.items() if not name.startswith("training_step/")}

@@ -145,10 +145,9 @@ class Curriculum:
             return None
         return self._advance(step, found)
 
-    def follow(self, place: Place, step: int) -> None:
-        """Take the stage of a step from a recording."""
-        if place != self.place:
-            self._enter(place, step, None, None)
+    def follow(self, place: Place, step: int) -> Advancement:
+        """Go to another stage at a step, because a recording says so."""
+        return self._enter(place, step, None, None)
 
     def _advance(self, step: int, performance: float) -> Advancement | None:
         stage, number = self.place.stage + 1, self.place.round

@@ -83,6 +83,8 @@ def rebuilt(scene: Scene) -> bytes | None:
         return None
     try:
         state = parse_state(scene.tree.root / scene.target.checkpoint)
-        return json_bytes(trainer_state(saved_config(state.config), state))
+        config = saved_config(state.config)
+        problems = config.task.train_size if config.task.dataset_path is None else None
+        return json_bytes(trainer_state(config, state, problems))
     except (RegressError, ValueError, TypeError, ArithmeticError):
         return None
