@@ -16,6 +16,7 @@ from sphinx.application import Sphinx
 import regress
 from regress.compare.diagnosis.rules.table import RULES
 from regress.compare.quantities import QUANTITIES
+from regress.dump.metric_table import METRICS
 from regress.dump.stages import STAGES
 from regress.engine.config.schema import Config
 
@@ -40,6 +41,7 @@ def write_pages(app: Sphinx) -> None:
     pages = {
         "api.md": api(),
         "configuration.md": configuration(),
+        "metrics.md": metrics(),
         "quantities.md": quantities(),
         "record-types.md": record_types(),
         "rules.md": rules(),
@@ -113,6 +115,17 @@ def quantities() -> Iterator[str]:
     yield ""
     rows = ((f"`{one.name}`", one.level, one.kind, one.help) for one in QUANTITIES)
     yield from _table(("quantity", "belongs to", "kind", "meaning"), rows)
+
+
+def metrics() -> Iterator[str]:
+    """Return the table of metrics, in the order of the program."""
+    yield "# Metrics"
+    yield ""
+    yield "Every name that a run logs; `*` stands for a part that the definition explains. Each row of `metrics.jsonl` has"
+    yield "the rollout step it was logged at, and the optimizer update if its values are those of one."
+    yield ""
+    rows = ((f"`{one.name}`", one.unit, one.moment, one.needs or "all", one.definition) for one in METRICS)
+    yield from _table(("metric", "unit", "logged at", "in runs with", "definition"), rows)
 
 
 def record_types() -> Iterator[str]:
