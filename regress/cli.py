@@ -15,6 +15,7 @@ from rich.console import Console
 from regress import __version__
 from regress.doctor.commands import doctor
 from regress.engine.config.flags import FLAGS
+from regress.engine.tracking.commands import track
 from regress.errors import RegressError
 from regress.explain.commands import explain
 from regress.golden.commands import code_option, golden, hint_at
@@ -248,7 +249,7 @@ def renamed(command: click.Command, old: str, new: str) -> click.Command:
 
 for command in (record, export, calibrate, study):
     golden.add_command(command)
-for command in (golden, replay, variants, compare, explain, doctor):
+for command in (golden, replay, variants, compare, explain, doctor, track):
     main.add_command(command)
 main.add_command(renamed(calibrate, "calibrate", "regress golden calibrate CASE"))
 main.add_command(renamed(study, "study", "regress golden validate CASE"))

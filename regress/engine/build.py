@@ -54,7 +54,7 @@ class Stateful(Protocol):
     def state_dict(self) -> dict[str, Any]:
         """Return the state, as values of JSON."""
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state that `state_dict` has returned."""
 
 

@@ -22,9 +22,10 @@ from regress.engine.config.schema import Config
 from regress.engine.disk import log_estimate
 from regress.engine.environment import configure_torch, export_environment
 from regress.engine.loop import Loop, Start
+from regress.engine.metrics import Values
 from regress.engine.outputs import Outputs
 from regress.engine.run_log import printed
-from regress.engine.tracking import Log, tracking
+from regress.engine.tracking.log import Log, open_log
 from regress.engine.world import SingleProcess, World, raise_on_all_ranks
 from regress.errors import RegressError, reason
 
@@ -38,7 +39,7 @@ class RunResult:
 
     output_dir: Path
     dump_dir: Location | None
-    metrics: dict[str, float]
+    metrics: Values
     pass_rates: dict[int, float]
     main: bool = True
 
@@ -64,6 +65,10 @@ def train(
     bars = Progress(
         *columns, console=console, transient=True, disable=not (console.is_terminal and world.main)
     )
+
+    def warn(text: str) -> None:
+        console.print(f"warning: {text}", style="yellow", markup=False)
+
     with bars, printed(console, world.main), _memory_errors(), ExitStack() as files:
         run_log.lengths(config)
         if config.rollout_mock.enable:
@@ -71,20 +76,22 @@ def train(
             if config.rollout_mock.mode == "dump":
                 log_estimate(config)
         outputs = raise_on_all_ranks(world, lambda: files.enter_context(_outputs(config, world)))
+        log = raise_on_all_ranks(
+            world, lambda: files.enter_context(open_log(config, main=world.main, warn=warn))
+        )
         with ExitStack() as resources:
 
             def progress(name: str, total: int) -> Callable[[], None]:
                 task = bars.add_task(name, total=total)
                 return lambda: bars.advance(task)
 
-            log = raise_on_all_ranks(world, lambda: resources.enter_context(_log(config, outputs)))
             state = open_checkpoint(config, world, allow_change, files)
             run = build(config, resources, progress, world, resumed=dump_places(config, state))
-            start = _started(run, state, console)
-            saver = resources.enter_context(Saver(run, state))
-            loop = Loop(run, log, progress("training", config.max_steps), console, saver, start)
+            loop = Loop(run, log, progress("training", config.max_steps), console)
+            loop.start(_started(run, log, state, console))
+            loop.saver = resources.enter_context(Saver(run, state))
             loop.train()
-            saver.finish()
+            loop.saver.finish()
             model = run.trainer.policy.whole_model()
 
             def save() -> None:
@@ -97,13 +104,14 @@ def train(
     return RunResult(Path(config.output_dir), dump_dir, loop.metrics, loop.pass_rates, world.main)
 
 
-def _started(run: Run, state: CheckpointState | None, console: Console) -> Start:
+def _started(run: Run, log: Log, state: CheckpointState | None, console: Console) -> Start:
     """Return where the run starts, after putting the state of a checkpoint into it."""
     main = run.trainer.world.main
     if state is None:
         if run.config.trainer.resume_from_checkpoint is not None and main:
             console.print(f"no checkpoint in {run.config.trainer.checkpoint_dir} yet: starting at step 0")
         return Start()
+    log.resumed(state.path.name, step=state.step, update=state.update)
     unfinished = restore(run, state)
     if main:
         console.print(f"going on from {state.path}: {state.step} steps and {state.update} updates are done")
@@ -113,11 +121,6 @@ def _started(run: Run, state: CheckpointState | None, console: Console) -> Start
 def _outputs(config: Config, world: World) -> AbstractContextManager[Outputs | None]:
     """Open the files of a run, which its first rank writes."""
     return Outputs(Path(config.output_dir)) if world.main else nullcontext()
-
-
-def _log(config: Config, outputs: Outputs | None) -> AbstractContextManager[Log]:
-    """Open the destinations of metrics; a rank that writes nothing drops them."""
-    return nullcontext(lambda step, metrics: None) if outputs is None else tracking(config, outputs)
 
 
 @contextmanager

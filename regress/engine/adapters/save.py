@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save_file
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from regress.engine.adapters.build import PREFIX
@@ -48,11 +50,22 @@ def save_model(
         without_adapter(model, merge=True).save_pretrained(folder / MERGED)
 
 
-def save_adapter(model: PreTrainedModel, folder: Path, base: str | PathLike[str]) -> None:
-    """Save the adapter of a model alone, in peft's files; ``base`` names the model under it."""
+def save_adapter(
+    model: PreTrainedModel,
+    folder: Path,
+    base: str | PathLike[str],
+    values: Mapping[str, Tensor] | None = None,
+) -> None:
+    """Save the adapter of a model alone, in peft's files.
+
+    Args:
+        base: name of the model under it.
+        values: values of its parameters, in place of the model's own.
+    """
     config: Any = model.peft_config["default"]
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {f"{PREFIX}{name}": p.detach().cpu().contiguous() for name, p in trained_parameters(model)}
+    found = dict(trained_parameters(model)) if values is None else values
+    tensors = {f"{PREFIX}{name}": p.detach().cpu().contiguous() for name, p in found.items()}
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     settings = {**config.to_dict(), "base_model_name_or_path": str(base)}
     plain = {key: sorted(value) if isinstance(value, set) else value for key, value in settings.items()}

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from regress.dump.arrays import to_torch
 from regress.dump.continuation import Place, Position, StartingPlace
 from regress.dump.location import Location, address, location
 from regress.dump.reader import DumpReader
 from regress.dump.trajectory import Trajectory
+from regress.engine.adapters.parameters import trained_parameters
 from regress.engine.batch import Microbatch, TokenBatch
 from regress.engine.build import Run
 from regress.engine.checkpoint.changes import check_changes
@@ -146,17 +148,16 @@ def _restore_optimizer(run: Run, reader: DumpReader, state: CheckpointState) -> 
 
 
 def _restore_reference(run: Run, reader: DumpReader, state: CheckpointState) -> None:
-    from regress.dump.arrays import to_torch
-
     reference, found = run.trainer.reference, [*reader.records("param", state.step)]
     if reference is None:
         return
-    shapes = {name: tuple(p.shape) for name, p in reference.policy.architecture.named_parameters()}
+    shapes = {name: tuple(p.shape) for name, p in trained_parameters(reference.policy.architecture)}
     if len(found) != 1 or {n: a.shape for n, a in found[0].tensors.items()} != shapes:
         raise CheckpointError(
             f"{state.path} does not hold the reference model of this run; resume from another checkpoint"
         )
-    load_weights(reference.policy, {name: to_torch(array.copy()) for name, array in found[0].tensors.items()})
+    values = {name: to_torch(array.copy()) for name, array in found[0].tensors.items()}
+    load_weights(reference.policy, values, reference.parameters())
 
 
 def _restore_scheduler(run: Run, state: CheckpointState) -> None:

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from regress.dump.arrays import to_numpy
+from regress.dump.arrays import Array
 from regress.dump.continuation import Place
 from regress.dump.jsontext import plain
 from regress.dump.manifest import Provenance
@@ -19,10 +18,11 @@ from regress.dump.record import Record
 from regress.engine.build import Run
 from regress.engine.checkpoint.changes import resolved
 from regress.engine.checkpoint.names import CURRICULUM_STATE, checkpoint_name
-from regress.engine.checkpoint.optimizer import whole_state
+from regress.engine.checkpoint.optimizer import whole_state, whole_values
 from regress.engine.checkpoint.state import CheckpointState, DumpPosition
 from regress.engine.checkpoint.trainer_state import trainer_state
 from regress.engine.checkpoint.unfinished import outcomes_of, records_of
+from regress.engine.checkpoint.weights import copied_weights
 from regress.engine.provenance import provenance
 from regress.engine.tokenizer import fingerprint
 from regress.engine.trainer import UnfinishedStep
@@ -37,7 +37,7 @@ class Snapshot:
 
     Attributes:
         model: the model, for its configuration; its values go on changing.
-        weights: its ``state_dict``, copied to the CPU; tied weights are one tensor.
+        weights: see `copied_weights`.
         state: content of ``regress_state.json``.
         records: tensors other than the weights.
         files: content of further files by name.
@@ -79,13 +79,12 @@ def take(
     }
     model = trainer.policy.whole_model()
     tensors, others = whole_state(trainer.optimizer, trainer.policy, trainer.world)
-    reference = _reference(run)
+    reference = _reference_values(run)
     if not trainer.world.main:
         return None
     records = [Record("optimizer", step, tensors)]
     if reference is not None:
-        named = {name: to_numpy(value.detach(), name) for name, value in reference.named_parameters()}
-        records.append(Record("param", step, named))
+        records.append(Record("param", step, reference))
     if work is not None:
         records += records_of(work, step, trainer.trajectory_meta)
     origin = provenance(config, fingerprint(run.tokenizer), trainer.world.plan.mesh)
@@ -116,7 +115,7 @@ def take(
         versions=origin.versions,
     )
     return Snapshot(
-        model, _copied(model), run.tokenizer, state, records, _files(config, state, parts), origin
+        model, copied_weights(model), run.tokenizer, state, records, _files(config, state, parts), origin
     )
 
 
@@ -130,24 +129,13 @@ def _files(config: Any, state: CheckpointState, parts: Mapping[str, Any]) -> dic
     return files
 
 
-def _reference(run: Run) -> PreTrainedModel | None:
+def _reference_values(run: Run) -> dict[str, Array] | None:
     """Return the whole reference model if a later process could not build it again from the configuration."""
     reference, config = run.trainer.reference, run.config
     if reference is None:
         return None
     moves = config.reference.sync_every_n_steps is not None
     trained = config.reference.path is None and config.warm_start.steps > 0
-    return reference.policy.whole_model() if moves or trained else None
-
-
-@torch.no_grad()
-def _copied(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Return copies of all weights on the CPU; those that share memory share it in the copies, too."""
-    known: dict[tuple[object, ...], Tensor] = {}
-    found = {}
-    for name, value in model.state_dict().items():
-        key = (value.data_ptr(), value.shape, value.stride(), value.dtype) if value.numel() else (name,)
-        if key not in known:
-            known[key] = value.detach().to("cpu", copy=True)
-        found[name] = known[key]
-    return found
+    if not (moves or trained):
+        return None
+    return whole_values(reference.parameters(), reference.policy, run.trainer.world)

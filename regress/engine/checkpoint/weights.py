@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -10,10 +10,31 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from regress.engine.adapters.build import read_adapter
+from regress.engine.adapters.parameters import has_adapter, trained_parameters
+from regress.engine.adapters.save import save_adapter
 from regress.engine.local import local
 from regress.engine.policy import LocalPolicy
 from regress.engine.pretrained import load_checkpoint
 from regress.errors import CheckpointError, RegressError, reason
+
+
+@torch.no_grad()
+def copied_weights(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Return copies on the CPU of a model's ``state_dict``, or of its adapter by the names of its parameters.
+
+    Weights that share memory share it in the copies, too.
+    """
+    if has_adapter(model):
+        return {name: p.detach().to("cpu", copy=True) for name, p in trained_parameters(model)}
+    known: dict[tuple[object, ...], Tensor] = {}
+    found = {}
+    for name, value in model.state_dict().items():
+        key = (value.data_ptr(), value.shape, value.stride(), value.dtype) if value.numel() else (name,)
+        if key not in known:
+            known[key] = value.detach().to("cpu", copy=True)
+        found[name] = known[key]
+    return found
 
 
 def save_weights(model: PreTrainedModel, weights: Mapping[str, Tensor], folder: Path) -> None:
@@ -28,6 +49,9 @@ def save_weights(model: PreTrainedModel, weights: Mapping[str, Tensor], folder: 
                 f"{name} holds values that are not finite, so no checkpoint is written; lower the learning rates or "
                 "raise optimizer.eps"
             )
+    if has_adapter(model):
+        save_adapter(model, folder, model.peft_config["default"].base_model_name_or_path or "", weights)
+        return
     model.save_pretrained(folder, state_dict=dict(weights))
 
 
@@ -37,9 +61,10 @@ def read_weights(model: PreTrainedModel, folder: Path, stated: str) -> dict[str,
     Raises:
         CheckpointError: if they are not those of this model, or can only be read as a pickle.
     """
-    wanted = dict(model.named_parameters())
-    found = _tensors(folder, stated)
-    if not wanted.keys() <= found.keys():  # transformers saves some models under other names
+    wanted = dict(trained_parameters(model))
+    adapter = has_adapter(model)
+    found = read_adapter(folder, "trainer.resume_from_checkpoint") if adapter else _tensors(folder, stated)
+    if not adapter and not wanted.keys() <= found.keys():  # transformers saves some models under other names
         loaded = load_checkpoint(folder, {}, {}, "trainer.resume_from_checkpoint")
         found |= {name: value.detach() for name, value in loaded.named_parameters()}
     for name, value in wanted.items():
@@ -52,11 +77,13 @@ def read_weights(model: PreTrainedModel, folder: Path, stated: str) -> dict[str,
 
 
 @torch.no_grad()
-def load_weights(policy: LocalPolicy, weights: Mapping[str, Tensor]) -> None:
-    """Put whole weights into a policy: on each rank its part."""
-    for name, parameter in policy.named_parameters():
-        whole = weights[name].to(parameter.device, parameter.dtype)
-        local(parameter).copy_(local(policy.part(name, whole)))
+def load_weights(
+    policy: LocalPolicy, weights: Mapping[str, Tensor], into: Iterable[tuple[str, Tensor]] | None = None
+) -> None:
+    """Put whole weights into a policy, or into tensors split like its parameters: on each rank its part."""
+    for name, own in policy.named_parameters() if into is None else into:
+        whole = weights[name].to(own.device, own.dtype)
+        local(own).copy_(local(policy.part(name, whole)))
 
 
 def _tensors(folder: Path, stated: str) -> dict[str, Tensor]:
