@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from regress.doctor.issue import Action, Store, Write, clean
+from regress.doctor.processes import writer_of
 from regress.doctor.tree import Tree, Unreadable
 from regress.dump.files import TEMPORARY, sync_folder
 from regress.errors import DoctorError
@@ -72,6 +73,7 @@ def apply(tree: Tree, actions: Sequence[Action], reason: str) -> Path | None:
     actions = [action for action in actions if not _done(tree, action)]
     if not actions:
         return None
+    _require_idle(tree)
     with _told(tree.root):
         folder = _new_folder(tree)
         steps = [_planned(tree, folder, number, action) for number, action in enumerate(actions)]
@@ -95,6 +97,7 @@ def undo(tree: Tree) -> tuple[Path, list[str]]:
         DoctorError: if there is none, or if something that it changed was changed again since.
     """
     folder, reason, steps = _newest(tree)
+    _require_idle(tree)
     with _told(tree.root):
         for step in reversed(steps):
             _require_undoable(tree, step)
@@ -116,6 +119,14 @@ def _newest(tree: Tree) -> tuple[Path, str, list[Step]]:
         if content is not None and content["status"] != "undone":
             return folder, content["reason"], [Step(**row) for row in content["steps"]]
     raise DoctorError(f"{tree.root / FOLDER} holds no repair that could be undone")
+
+
+def _require_idle(tree: Tree) -> None:
+    process = writer_of(tree.root)
+    if process is not None:
+        raise DoctorError(
+            f"process {process} is writing to {tree.root}, and a run that goes on must not be repaired; stop it first"
+        )
 
 
 def _done(tree: Tree, action: Action) -> bool:

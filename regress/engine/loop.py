@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from rich.console import Console
 
 from regress.engine.build import Run
 from regress.engine.checkpoint.saver import Saver
-from regress.engine.evaluation import PASS_RATE, due, pass_rate
+from regress.engine.curriculum import observe, told, write_state
+from regress.engine.evaluation import due
 from regress.engine.metrics import (
     RunTotals,
     Values,
@@ -75,6 +77,7 @@ class Loop:
     def train(self) -> None:
         """Train until ``max_steps`` rollout steps are completed; all ranks call this together."""
         last = self._run.config.max_steps
+        self._save_curriculum()
         for step in range(self._start.step, last + 1):
             self._step = step
             if step > self._start.step or not self._start.resumed:
@@ -90,17 +93,42 @@ class Loop:
         run, step = self._run, self._step
         if not due(run.config, step):
             return
-        rate = pass_rate(run.trainer.worker, run.prompts.evaluation(), step)
-        self.pass_rates[step] = rate
-        if run.trainer.world.main:
-            self._console.print(f"step {step}: greedy pass rate on held-out prompts {rate:.3f}")
-        self._write(
-            {PASS_RATE: rate, "inference/step": float(step), "_trainer_step": float(run.trainer.updates)}
-        )
+        outcome = run.evaluation.run(step)
+        self.pass_rates[step] = outcome.pass_rate
+        raise_on_all_ranks(run.trainer.world, lambda: run.evaluation.write(outcome))
+        self._say(f"step {step}: greedy pass rate on held-out prompts {outcome.pass_rate:.3f}")
+        row = {**run.evaluation.metrics, "_trainer_step": float(run.trainer.updates)}
+        if run.curriculum is not None:
+            found = observe(run.curriculum, outcome, run.config)
+            if found is not None:
+                self._say(told(found, run.curriculum))
+            row |= run.curriculum.metrics(step)
+            self._save_curriculum()
+        self._write(row)
+
+    def _follow(self) -> None:
+        """Let the curriculum go to the stage of the next rollout, which a recording may decide."""
+        run, place = self._run, self._run.prompts.place(self._step)
+        if place is None or run.curriculum is None or place == run.curriculum.place:
+            return
+        self._say(told(run.curriculum.follow(place, self._step), run.curriculum))
+        self._save_curriculum()
+
+    def _save_curriculum(self) -> None:
+        run = self._run
+        if run.curriculum is not None:
+            state = run.curriculum.state_dict()
+            folder = Path(run.config.output_dir) if run.trainer.world.main else None
+            raise_on_all_ranks(run.trainer.world, lambda: write_state(folder, state))
+
+    def _say(self, line: str) -> None:
+        if self._run.trainer.world.main:
+            self._console.print(line)
 
     def _train(self) -> None:
         """Make one rollout step; its row holds what is no value of a single update."""
         run = self._run
+        self._follow()
         start = self._start.unfinished if self._step == self._start.step else None
         self.metrics = run.trainer.step(self._step, start=start, after_update=self._after_update)
         row = {name: value for name, value in self.metrics.items() if not name.startswith("training_step/")}

@@ -45,7 +45,12 @@ class RunResult:
 
 
 def train(
-    config: Config, console: Console, world: World | None = None, *, allow_change: Sequence[str] = ()
+    config: Config,
+    console: Console,
+    world: World | None = None,
+    *,
+    allow_change: Sequence[str] = (),
+    stop_after: int | None = None,
 ) -> RunResult:
     """Train as configured. A progress bar and a line per evaluation go to the console, the rest to files.
 
@@ -53,6 +58,7 @@ def train(
 
     Args:
         allow_change: keys that may differ from those of the checkpoint although they change what is computed.
+        stop_after: number of optimizer updates after whose checkpoint the run ends with `Stopped`.
 
     Raises:
         RegressError: whatever a user can mend, in one sentence.
@@ -89,7 +95,7 @@ def train(
             run = build(config, resources, progress, world, resumed=dump_places(config, state))
             loop = Loop(run, log, progress("training", config.max_steps), console)
             loop.start(_started(run, log, state, console))
-            loop.saver = resources.enter_context(Saver(run, state))
+            loop.saver = resources.enter_context(Saver(run, state, stop_after=stop_after))
             loop.train()
             loop.saver.finish()
             model = run.trainer.policy.whole_model()

@@ -83,6 +83,7 @@ class Trainer:
     """Parts of a training step; :func:`regress.engine.run.build` builds them from a configuration.
 
     Attributes:
+        trajectory_meta: metadata of the rollout of a step.
         updates: optimizer updates made so far.
         unfinished: the step that is being trained on; ``None`` between two steps.
     """
@@ -94,7 +95,7 @@ class Trainer:
     scheduler: LRScheduler
     worker: RolloutWorker
     prompts: Callable[[int], Sequence[Prompt]]
-    trajectory_meta: Mapping[str, Any]
+    trajectory_meta: Callable[[int], Mapping[str, Any]]
     world: World = field(default_factory=SingleProcess)
     token_loss: LossFunction | None = None
     updates: int = 0
@@ -116,7 +117,7 @@ class Trainer:
         self.unfinished = work
         with at(step=step):
             if self.world.main:
-                tap_trajectories(work.trajectories, meta=self.trajectory_meta)
+                tap_trajectories(work.trajectories, meta=self.trajectory_meta(step))
                 taps.before_updates(work.trajectories, [(mini.batch, mini.tokens) for mini in work.minis])
             self._update(work, after_update)
         if self.reference is not None:

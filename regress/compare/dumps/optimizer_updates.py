@@ -149,8 +149,9 @@ class Updated:
             return cls()
         much = f"{int(settled.sum())} of {error.size} elements"
         note = (
-            f"param {name}: {much} differ beyond the tolerance, by {error[settled].max():.2g} at most, and by no more "
-            "than AdamW makes of the gradients recorded for them, which are nearly zero: they count as equal"
+            f"param {name}: {much} differ beyond the tolerance, by {error[settled].max():.2g} at most, and by no "
+            "more than AdamW makes of the gradients recorded on both sides, each divided by its own size: they count "
+            "as equal"
         )
         return cls(np.where(settled, there.astype(actual.array.dtype), actual.array), note)
 

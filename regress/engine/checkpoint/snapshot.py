@@ -86,7 +86,7 @@ def take(
     if reference is not None:
         records.append(Record("param", step, reference))
     if work is not None:
-        records += records_of(work, step, trainer.trajectory_meta)
+        records += records_of(work, step, trainer.trajectory_meta(step))
     origin = provenance(config, fingerprint(run.tokenizer), trainer.world.plan.mesh)
     parts = {name: plain(part.state_dict(), name) for name, part in run.parts.items()}
     log: Any = parts.get("tracking") or {}
@@ -115,15 +115,16 @@ def take(
         versions=origin.versions,
     )
     return Snapshot(
-        model, copied_weights(model), run.tokenizer, state, records, _files(config, state, parts), origin
+        model, copied_weights(model), run.tokenizer, state, records, _files(run, state, parts), origin
     )
 
 
-def _files(config: Any, state: CheckpointState, parts: Mapping[str, Any]) -> dict[str, bytes]:
+def _files(run: Run, state: CheckpointState, parts: Mapping[str, Any]) -> dict[str, bytes]:
     from regress.engine.checkpoint.names import STATE, TRAINER_STATE
     from regress.engine.checkpoint.trainer_state import json_bytes
 
-    files = {STATE: state.to_bytes(), TRAINER_STATE: json_bytes(trainer_state(config, state))}
+    told = trainer_state(run.config, state, run.prompts.training_problems)
+    files = {STATE: state.to_bytes(), TRAINER_STATE: json_bytes(told)}
     if "curriculum" in parts:
         files[CURRICULUM_STATE] = json_bytes(parts["curriculum"])
     return files
