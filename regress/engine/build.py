@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,8 +12,10 @@ from typing import Any, Protocol
 from torch.optim import Optimizer
 from transformers import PreTrainedTokenizerBase
 
+from regress.dump.continuation import StartingPlace
 from regress.dump.hooks import matching_modules, matching_parameters, record_modules
-from regress.dump.manifest import Provenance
+from regress.dump.location import location
+from regress.dump.manifest import MANIFEST, Provenance
 from regress.dump.recorder import Recorder
 from regress.dump.taps import recording
 from regress.engine.adapters.parameters import trained_parameters
@@ -38,7 +40,7 @@ from regress.engine.warm_start import warm_start
 from regress.engine.workers import make_worker
 from regress.engine.world import SingleProcess, World, raise_on_all_ranks
 from regress.errors import ConfigError
-from regress.tasks.dataset import Dataset, make_dataset
+from regress.tasks.dataset import Dataset, make_dataset, with_answer_tags
 from regress.tasks.environments import Environment, make_environment
 from regress.tasks.registry import make_task
 
@@ -62,6 +64,7 @@ class Run:
 
     Attributes:
         recorder: ``None`` when nothing is dumped.
+        recorders: every recorder of the run, by the section of the configuration that asks for it.
         parts: what else has a state that a checkpoint keeps, by name.
     """
 
@@ -70,11 +73,26 @@ class Run:
     prompts: PromptSource
     trainer: Trainer
     recorder: Recorder | None
+    recorders: dict[str, Recorder] = field(default_factory=dict)
     parts: dict[str, Stateful] = field(default_factory=dict)
 
 
-def build(config: Config, resources: ExitStack, progress: Progress, world: World | None = None) -> Run:
+Places = Mapping[str, StartingPlace]
+"""Section of the configuration that asks for a dump -> where an earlier process has left it."""
+
+
+def build(
+    config: Config,
+    resources: ExitStack,
+    progress: Progress,
+    world: World | None = None,
+    *,
+    resumed: Places | None = None,
+) -> Run:
     """Build data, tokenizer, rollout worker, model, optional warm start, reference and optimizer.
+
+    A run that goes on from a checkpoint (``resumed`` is not None) leaves the warm start and ``optimizer.state_path``
+    out, since what they decide is in the checkpoint, and continues its dumps.
 
     Everything that can be refused (an unwritable dump directory, a recording that does not match) is refused
     before anything is computed. ``resources`` closes everything that the run leaves open. ``world`` defaults
@@ -85,23 +103,35 @@ def build(config: Config, resources: ExitStack, progress: Progress, world: World
     origin = provenance(config, fingerprint(tokenizer), world.plan.mesh)
     policy = build_policy(config, tokenizer, world)
     frozen = raise_on_all_ranks(world, lambda: build_reference(config, tokenizer, policy))
-    optimizer = raise_on_all_ranks(world, lambda: _optimizer(config, policy))
+    optimizer = raise_on_all_ranks(world, lambda: _optimizer(config, policy, fresh=resumed is None))
     worker = raise_on_all_ranks(
         world, lambda: make_worker(config, policy, tokenizer, prompts, origin, dialogue, world)
     )
+    recorders: dict[str, Recorder] = {}
     if config.rollout_mock.enable and config.rollout_mock.mode == "dump":
         folder, meta = config.rollout_mock.dump_dir, trajectory_meta(origin)
-        rollouts = Recorder(folder, options={}, provenance=origin, rank=world.rank, gather=world.gather)
+        rollouts = Recorder(
+            folder,
+            options={},
+            provenance=origin,
+            overwrite=_half_done(config, folder),
+            start=(resumed or {}).get("rollout_mock"),
+            rank=world.rank,
+            gather=world.gather,
+        )
         worker = resources.enter_context(RecordingWorker(worker, rollouts, meta, world))
-    recorder = _recorder(config, policy, origin, world) if config.debug.enable_data_dump else None
-    if recorder is not None:
+        recorders["rollout_mock"] = rollouts
+    recorder = None
+    if config.debug.enable_data_dump:
+        recorder = _recorder(config, policy, origin, world, (resumed or {}).get("debug"))
+        recorders["debug"] = recorder
         resources.enter_context(recording(recorder))
         if config.debug.dump_options.activations:
             pattern = config.debug.target_module_pattern
             found = {name: module for name, module in policy.modules().items() if re.search(pattern, name)}
             policy.recorded_modules = frozenset(found)
             resources.enter_context(record_modules(found, policy.output_shard))
-    if config.warm_start.steps:
+    if config.warm_start.steps and resumed is None:
         advance = progress("warm start", config.warm_start.steps)
         stages = 1 if config.parallel.pp == 1 else config.parallel.pp * config.parallel.pp_stages_per_rank
         warm_start(policy, prompts.demonstrations, config.warm_start, advance, world, stages=stages)
@@ -121,13 +151,21 @@ def build(config: Config, resources: ExitStack, progress: Progress, world: World
         trajectory_meta=trajectory_meta(origin),
         token_loss=raise_on_all_ranks(world, lambda: own_loss(config.algorithm.loss_function)),
     )
-    return Run(config, tokenizer, prompts, trainer, recorder)
+    return Run(config, tokenizer, prompts, trainer, recorder, recorders)
+
+
+def _half_done(config: Config, folder: str) -> bool:
+    """Return True if a killed run that had no checkpoint yet has left an incomplete dump, which is made again."""
+    again = config.trainer.resume_from_checkpoint is not None
+    return again and not (location(folder) / MANIFEST).exists()
 
 
 def _material(config: Config) -> tuple[PreTrainedTokenizerBase, PromptSource, Dialogue | None]:
     """Return the tokenizer, the prompts, and the dialogue of conversations with several turns."""
     task = make_task(config.task.name, config.task.level, config.task.params, config.seed)
     dataset = make_dataset(task, config.task.train_size, config.task.eval_size)
+    if config.task.answer_tags:
+        dataset = with_answer_tags(dataset)
     environment = None if config.task.environment is None else make_environment(config.task.environment)
     tokenizer = _tokenizer(config, dataset, environment)
     dialogue = None
@@ -157,7 +195,9 @@ def _tokenizer_path(config: Config) -> str | None:
     return next((str(folder) for folder in folders if (folder / "tokenizer_config.json").is_file()), None)
 
 
-def _recorder(config: Config, policy: LocalPolicy, origin: Provenance, world: World) -> Recorder:
+def _recorder(
+    config: Config, policy: LocalPolicy, origin: Provenance, world: World, start: StartingPlace | None
+) -> Recorder:
     """Return the recorder after checking that the patterns match something: it may remove an earlier dump."""
     debug = config.debug
     wanted = debug.dump_options
@@ -173,7 +213,8 @@ def _recorder(config: Config, policy: LocalPolicy, origin: Provenance, world: Wo
         format=debug.dump_format,
         every_n_steps=debug.dump_every_n_steps,
         provenance=origin,
-        overwrite=debug.overwrite,
+        overwrite=debug.overwrite or _half_done(config, debug.dump_dir),
+        start=start,
         rank=world.rank,
         gather=world.gather,
     )
@@ -189,7 +230,7 @@ def _require_outside(found: Iterable[str], blocks: Iterable[str], config: Config
         )
 
 
-def _optimizer(config: Config, policy: LocalPolicy) -> Optimizer:
+def _optimizer(config: Config, policy: LocalPolicy, *, fresh: bool) -> Optimizer:
     chosen = config.optimizer
     optimizer: Optimizer
     if chosen.factory is not None:
@@ -203,6 +244,6 @@ def _optimizer(config: Config, policy: LocalPolicy) -> Optimizer:
             weight_decay=chosen.weight_decay,
             implementation=chosen.implementation,
         )
-    if chosen.state_path is not None:
+    if chosen.state_path is not None and fresh:
         load_state(optimizer, policy, chosen.state_path)
     return optimizer

@@ -128,6 +128,16 @@ class LocalPolicy:
         """Return None: parameters are whole."""
         return None
 
+    @property
+    def rearranges(self) -> bool:
+        """True if the first backward pass decides how gradients are summed in all later ones."""
+        return False
+
+    @property
+    def owned(self) -> frozenset[str]:
+        """Names of the parameters whose part on this rank lies on no lower rank."""
+        return frozenset(name for name, _ in self.named_parameters())
+
     def part(self, name: str, whole: Tensor) -> Tensor:
         """Return the part of a whole tensor that corresponds to this rank's part of the named parameter,
         placed like it.

@@ -39,7 +39,7 @@ class PromptSource:
         _check_distinct(self._tokens, _all(dataset))
         for problem in _all(dataset):
             _check_answer(tokenizer, problem)
-        _check_answers_fit(tokenizer, _all(dataset), config.data.max_completion_length)
+        self._check_answers_fit(config.data.max_completion_length)
         longest = max(self._tokens, key=lambda task_id: len(self._tokens[task_id]))
         length, limit = len(self._tokens[longest]), config.data.max_prompt_length
         if length > limit:
@@ -65,7 +65,8 @@ class PromptSource:
     def demonstrations(self, step: int) -> list[Trajectory]:
         """Return prompts with their right answers, for a supervised step.
 
-        With several turns every other answer is given at the second attempt; the first one is not in the loss mask.
+        A solution of several completions is shown whole. Otherwise, with several turns, every other answer is given at
+        the second attempt; the first one is not in the loss mask.
         """
         size = min(self._config.warm_start.batch_size, len(self._dataset.train))
         problems = training_batch(self._dataset.train, step, size, self._config.seed)
@@ -76,18 +77,35 @@ class PromptSource:
 
     def _demonstration(self, index: int, problem: Problem) -> Trajectory:
         prompt = list(self._tokens[problem.task_id])
-        answer = completion_ids(self._tokenizer, problem.answer)
-        first = [] if self._dialogue is None or index % 2 == 0 else self._dialogue.demonstration(problem)
-        if len(first) + len(answer) > self._config.data.max_completion_length:
-            first = []
+        after, mask = self._right(problem)
+        if len(problem.completions) == 1 and self._dialogue is not None and index % 2:
+            first = self._dialogue.correction(problem)
+            if len(first) + len(after) <= self._config.data.max_completion_length:
+                after, mask = first + after, [0] * len(first) + mask
         return Trajectory(
             group_id=f"demonstration-{index:04d}",
             run_id=0,
-            tokens=prompt + first + answer,
-            loss_mask=[0] * len(prompt + first) + [1] * len(answer),
+            tokens=prompt + after,
+            loss_mask=[0] * len(prompt) + mask,
             reward=0.0,
             prompt_length=len(prompt),
         )
+
+    def _right(self, problem: Problem) -> tuple[list[int], list[int]]:
+        """Return everything after the prompt in a right conversation, and its loss mask."""
+        if len(problem.completions) > 1 and self._dialogue is not None:
+            return self._dialogue.solution(problem)
+        tokens = completion_ids(self._tokenizer, problem.completions[-1])
+        return tokens, [1] * len(tokens)
+
+    def _check_answers_fit(self, limit: int) -> None:
+        """Refuse a limit that every answer exceeds: no completion could ever be right."""
+        lengths = [len(self._right(problem)[0]) for problem in _all(self._dataset)]
+        if min(lengths) > limit:
+            raise ConfigError(
+                f"data.max_completion_length={limit}: every answer of the task takes more tokens, from {min(lengths)} "
+                f"to {max(lengths)} with its end; set data.max_completion_length={max(lengths)}"
+            )
 
 
 def _prompt_tokens(tokenizer: PreTrainedTokenizerBase, problem: Problem) -> tuple[int, ...]:
@@ -117,22 +135,13 @@ def _check_distinct(tokens: Mapping[str, tuple[int, ...]], problems: Sequence[Pr
             )
 
 
-def _check_answers_fit(tokenizer: PreTrainedTokenizerBase, problems: Sequence[Problem], limit: int) -> None:
-    """Refuse a limit that every answer exceeds: no completion could ever be right."""
-    lengths = [len(completion_ids(tokenizer, problem.answer)) for problem in problems]
-    if min(lengths) > limit:
-        raise ConfigError(
-            f"data.max_completion_length={limit}: every answer of the task takes more tokens, from {min(lengths)} to "
-            f"{max(lengths)} with its end; set data.max_completion_length={max(lengths)}"
-        )
-
-
 def _check_answer(tokenizer: PreTrainedTokenizerBase, problem: Problem) -> None:
     """Refuse a tokenizer without the task's characters: every completion would be wrong."""
-    written = completion_text(tokenizer, completion_ids(tokenizer, problem.answer))
+    answer = problem.completions[-1]
+    written = completion_text(tokenizer, completion_ids(tokenizer, answer))
     if not is_correct(problem, written):
         raise ConfigError(
-            f"tokenizer.path: the tokenizer turns the answer {problem.answer!r} into {written!r}, so no completion "
+            f"tokenizer.path: the tokenizer turns the answer {answer!r} into {written!r}, so no completion "
             f"could be right; give a tokenizer that knows the characters of task {problem.task}"
         )
 

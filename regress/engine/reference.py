@@ -56,6 +56,11 @@ class Reference:
         """
         return self._policy.named_parameters() if self._adapter is None else iter(self._adapter.items())
 
+    @property
+    def policy(self) -> LocalPolicy:
+        """Frozen model as a policy over all ranks."""
+        return self._policy
+
     def log_probs(self, microbatches: Sequence[Microbatch]) -> list[Tensor]:
         """Return the reference log-probs of the loss tokens of each microbatch, ``[K]`` each."""
         if self._adapter is None:

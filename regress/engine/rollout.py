@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from random import Random
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,12 +20,14 @@ from regress.engine.sampling import SamplingParams, UndefinedDistribution, sampl
 from regress.engine.tokenizer import completion_text
 from regress.engine.world import World, raise_on_all_ranks
 from regress.errors import DumpError, RegressError
+from regress.tasks.conversation import Turn
+from regress.tasks.draws import generator
 from regress.tasks.problem import Problem
 from regress.tasks.rewards import Reward
 
 TRAIN, VAL = "train", "val"
 
-Score = Callable[[Problem, str], Reward]
+Score = Callable[[Problem, str, Sequence[Turn]], Reward]
 
 
 @dataclass(frozen=True)
@@ -52,11 +54,11 @@ class HFRolloutWorker:
         model: the policy's model; its current weights are used.
         tokenizer: decodes completions for rewards and environment.
         params: sampling parameters; evaluation is greedy with the same limits.
-        score: the reward of the text of the last completion of a conversation.
+        score: the reward of the last completion of a conversation, given with all its turns.
         batch_size: completions sampled at once.
         dialogue: writer of the environment's turns; without one every conversation has one turn.
-        seed: with step, split, batch and turn it determines every draw, so no state is carried along.
-        stream: number of this worker among those that sample with one seed; each draws other random numbers.
+        seed: with step, split, group, run and turn it determines every draw of a sample: no state is carried along,
+            and neither the batch nor the rank that a sample falls into changes what is drawn.
     """
 
     def __init__(
@@ -69,7 +71,6 @@ class HFRolloutWorker:
         batch_size: int,
         seed: int,
         dialogue: Dialogue | None = None,
-        stream: int = 0,
     ) -> None:
         self._model = model
         self._tokenizer = tokenizer
@@ -77,7 +78,6 @@ class HFRolloutWorker:
         self._score = score
         self._batch_size = batch_size
         self._seed = seed
-        self._stream = [f"rank{stream}"] if stream else []  # no number: those tell turns apart
         self._dialogue = dialogue
 
     def rollout(self, step: int, prompts: Sequence[Prompt], split: str) -> list[Trajectory]:
@@ -91,9 +91,9 @@ class HFRolloutWorker:
         trajectories: list[Trajectory] = []
         for start in range(0, len(runs), self._batch_size):
             chunk = runs[start : start + self._batch_size]
-            seed = (self._seed, step, split, start, *self._stream)
+            keys = [(self._seed, step, split, prompt.group_id, run) for prompt, run in chunk]
             try:
-                talks = self._converse([prompt for prompt, _ in chunk], params, seed)
+                talks = self._converse([prompt for prompt, _ in chunk], params, keys)
             except UndefinedDistribution as error:
                 prompt, run = chunk[error.row]
                 raise RegressError(
@@ -108,23 +108,32 @@ class HFRolloutWorker:
         return trajectories
 
     def _converse(
-        self, prompts: Sequence[Prompt], params: SamplingParams, seed: tuple[object, ...]
+        self, prompts: Sequence[Prompt], params: SamplingParams, keys: Sequence[tuple[object, ...]]
     ) -> list[Conversation]:
-        """Sample all conversations of a batch, turn by turn; a finished row takes no part in later turns."""
+        """Sample all conversations of a batch, turn by turn; a finished row takes no part in later turns.
+
+        Each turn of a row draws from the generator of its key and the turn.
+        """
         talks = [Conversation(prompt.tokens, params.max_new_tokens) for prompt in prompts]
         turns = 1 if self._dialogue is None else self._dialogue.max_turns
         for turn in range(turns):
             rows = [row for row, talk in enumerate(talks) if talk.open]
             if not rows:
                 break
-            self._turn([talks[row] for row in rows], rows, params, _seed(*seed, *([turn] if turn else [])))
+            generators = [generator("sample", *keys[row], turn) for row in rows]
+            self._turn([talks[row] for row in rows], rows, params, generators)
             if self._dialogue is not None and turn + 1 < turns:
                 for row in rows:
-                    talks[row].answer(self._dialogue.reply(prompts[row].problem, talks[row].text))
+                    talk = talks[row]
+                    talk.answer(*self._dialogue.reply(prompts[row].problem, talk.text, talk.turns[:-1]))
         return talks
 
     def _turn(
-        self, talks: Sequence[Conversation], rows: Sequence[int], params: SamplingParams, seed: int
+        self,
+        talks: Sequence[Conversation],
+        rows: Sequence[int],
+        params: SamplingParams,
+        generators: Sequence[Random],
     ) -> None:
         """Sample one completion in each of these conversations, the given rows of their batch."""
         try:
@@ -132,7 +141,7 @@ class HFRolloutWorker:
                 self._model,
                 [talk.tokens for talk in talks],
                 params,
-                seed=seed,
+                generators=generators,
                 limits=[talk.room for talk in talks],
             )
         except UndefinedDistribution as error:
@@ -141,7 +150,7 @@ class HFRolloutWorker:
             talk.complete(completion, completion_text(self._tokenizer, completion.tokens))
 
     def _trajectory(self, prompt: Prompt, run: int, talk: Conversation, split: str) -> Trajectory:
-        reward = self._score(prompt.problem, talk.text)
+        reward = self._score(prompt.problem, talk.text, talk.turns)
         prompt_length = len(prompt.tokens)
         log_probs = torch.cat(talk.log_probs).numpy()
         return Trajectory(
@@ -160,6 +169,7 @@ class HFRolloutWorker:
             response=talk.text,
             ground_truth=prompt.problem.answer,
             temperature=None if split == VAL else self._params.temperature,  # greedy has none
+            extra={"turns": [[turn.completion, turn.reply] for turn in talk.turns]} if self._dialogue else {},
         )
 
 
@@ -220,8 +230,3 @@ class RecordingWorker(AbstractContextManager["RecordingWorker"]):
     def _check(self) -> None:
         if self._recorder.failure is not None:
             raise DumpError(str(self._recorder.failure))
-
-
-def _seed(*parts: object) -> int:
-    digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
-    return int.from_bytes(digest[:7], "big")

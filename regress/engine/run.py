@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +13,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from transformers.utils.logging import disable_progress_bar
 
 from regress.dump.location import Location
-from regress.engine.build import build
+from regress.engine.build import Run, build
+from regress.engine.checkpoint.resume import dump_places, open_checkpoint, restore
+from regress.engine.checkpoint.saver import Saver
+from regress.engine.checkpoint.state import CheckpointState
 from regress.engine.config.schema import Config
 from regress.engine.environment import configure_torch, export_environment
-from regress.engine.loop import Loop
+from regress.engine.loop import Loop, Start
 from regress.engine.outputs import Outputs
 from regress.engine.tracking import Log, tracking
 from regress.engine.world import SingleProcess, World, raise_on_all_ranks
@@ -37,10 +40,15 @@ class RunResult:
     main: bool = True
 
 
-def train(config: Config, console: Console, world: World | None = None) -> RunResult:
+def train(
+    config: Config, console: Console, world: World | None = None, *, allow_change: Sequence[str] = ()
+) -> RunResult:
     """Train as configured. A progress bar and a line per evaluation go to the console, the rest to files.
 
     With several ranks, the first writes the files, and each records its own tensors.
+
+    Args:
+        allow_change: keys that may differ from those of the checkpoint although they change what is computed.
 
     Raises:
         RegressError: whatever a user can mend, in one sentence.
@@ -62,9 +70,13 @@ def train(config: Config, console: Console, world: World | None = None) -> RunRe
                 return lambda: bars.advance(task)
 
             log = raise_on_all_ranks(world, lambda: resources.enter_context(_log(config, outputs)))
-            run = build(config, resources, progress, world)
-            loop = Loop(run, log, progress("training", config.max_steps), console)
+            state = open_checkpoint(config, world, allow_change, files)
+            run = build(config, resources, progress, world, resumed=dump_places(config, state))
+            start = _started(run, state, console)
+            saver = resources.enter_context(Saver(run, state))
+            loop = Loop(run, log, progress("training", config.max_steps), console, saver, start)
             loop.train()
+            saver.finish()
             model = run.trainer.policy.whole_model()
 
             def save() -> None:
@@ -75,6 +87,19 @@ def train(config: Config, console: Console, world: World | None = None) -> RunRe
         raise_on_all_ranks(world, files.close)
     dump_dir = run.recorder.folder if run.recorder is not None else None
     return RunResult(Path(config.output_dir), dump_dir, loop.metrics, loop.pass_rates, world.main)
+
+
+def _started(run: Run, state: CheckpointState | None, console: Console) -> Start:
+    """Return where the run starts, after putting the state of a checkpoint into it."""
+    main = run.trainer.world.main
+    if state is None:
+        if run.config.trainer.resume_from_checkpoint is not None and main:
+            console.print(f"no checkpoint in {run.config.trainer.checkpoint_dir} yet: starting at step 0")
+        return Start()
+    unfinished = restore(run, state)
+    if main:
+        console.print(f"going on from {state.path}: {state.step} steps and {state.update} updates are done")
+    return Start(state.step, unfinished, state.pass_rates, resumed=True)
 
 
 def _outputs(config: Config, world: World) -> AbstractContextManager[Outputs | None]:

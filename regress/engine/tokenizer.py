@@ -10,10 +10,11 @@ from hashlib import sha256
 from pathlib import Path
 from typing import cast
 
-from tokenizers import Tokenizer, decoders, models
+from tokenizers import AddedToken, Tokenizer, decoders, models
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from regress.errors import TaskError
+from regress.tasks.conversation import marks_in, without_marks
 from regress.tasks.problem import Problem
 
 PAD, END, UNKNOWN, USER, ASSISTANT, BEGIN = "<pad>", "<end>", "<unk>", "<user>", "<assistant>", "<begin>"
@@ -39,12 +40,15 @@ _TOOL_TEMPLATE = _TEMPLATE.replace("['user', 'assistant']", "['user', 'assistant
 def train_tokenizer(
     texts: Iterable[str], *, bos: bool = False, tool: bool = False
 ) -> PreTrainedTokenizerFast:
-    """Make a tokenizer with one token for each character of `texts`, in code point order after the special tokens.
+    """Make a tokenizer with one token for each character of `texts`, in code point order after the special tokens, and
+    one for each mark of a call or an answer in them.
 
-    The ids depend only on the set of characters. pad differs from eos; there is a bos token, or one
+    The ids depend only on the sets of characters and marks. pad differs from eos; there is a bos token, or one
     that begins the turn of a tool, only if asked for. Raises TaskError if there is no text.
     """
-    characters = sorted(set().union(*texts))
+    texts = list(texts)
+    marks = sorted(set().union(*map(marks_in, texts)))
+    characters = sorted(set().union(*map(without_marks, texts)))
     if not characters:
         raise TaskError("the tokenizer has no text to learn its characters from: give the task some problems")
     roles = [USER, ASSISTANT, *([TOOL] if tool else [])]
@@ -53,6 +57,7 @@ def train_tokenizer(
     # byte-pair encoding without merges: every character is a token, and no pre-tokenizer can drop one
     backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token=UNKNOWN))
     backend.decoder = decoders.Fuse()
+    backend.add_tokens([AddedToken(mark, normalized=False) for mark in marks])
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
         pad_token=PAD,

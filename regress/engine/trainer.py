@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -41,6 +43,15 @@ class MiniBatch:
 
 AfterUpdate = Callable[[StepOutcome, int, float], None]
 """Function ``after_update(outcome, update, learning_rate)``; ``update`` counts over the whole run, from 0."""
+
+
+@dataclass(frozen=True)
+class RecordedTokens:
+    """Quantities of a rollout that were computed before its first update, ``[K]`` each over its loss tokens."""
+
+    advantages: Tensor
+    old_log_probs: Tensor | None
+    ref_log_probs: Tensor | None
 
 
 @dataclass
@@ -117,11 +128,18 @@ class Trainer:
             update = number if total > 1 else None
             with at(update=update, epoch=epoch, mini_batch=index, rank=self.world.rank):
                 outcome = self._train_step(work.minis[index])
-            self.scheduler.step()
+            self._schedule(outcome)
             work.outcomes.append(outcome)
             work.learning_rates.append(learning_rate)
             self.updates += 1
             after_update(outcome, self.updates - 1, learning_rate)
+
+    def _schedule(self, outcome: StepOutcome) -> None:
+        """Go on with the learning rate, which counts the updates that are left out, too."""
+        with warnings.catch_warnings():
+            if outcome.skipped:  # torch believes that the optimizer was forgotten if it is the first one
+                warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
+            self.scheduler.step()
 
     def _train_step(self, mini: MiniBatch) -> StepOutcome:
         return train_step(
@@ -134,43 +152,76 @@ class Trainer:
             max_grad_norm=self.config.optimizer.max_grad_norm,
             target_params=self.config.debug.target_param_pattern,
             loss_function=self.token_loss,
+            skip_nonfinite=self.config.trainer.on_nonfinite == "skip",
         )
 
     def mini_batches(self, trajectories: Sequence[Trajectory]) -> list[MiniBatch]:
         """Cut the rollout into mini-batches, with every quantity of the loss that precedes the updates."""
-        size = self.config.trainer.mini_batch_size or len(trajectories)
-        parts = [trajectories[start : start + size] for start in range(0, len(trajectories), size)]
-        minis = [self._recorded(part) for part in parts]
+        minis = [self._recorded(mini) for mini in self._cut(trajectories)]
         advantages = self._advantages(trajectories, minis).split([len(mini.tokens) for mini in minis])
         return [
             replace(mini, tokens=replace(mini.tokens, advantages=own))
             for mini, own in zip(minis, advantages, strict=True)
         ]
 
-    def _recorded(self, trajectories: Sequence[Trajectory]) -> MiniBatch:
-        """Compute the log-probs of the sampler, the policy before the update and the reference, and the
-        loss weights.
+    def restored_mini_batches(
+        self, trajectories: Sequence[Trajectory], known: RecordedTokens
+    ) -> list[MiniBatch]:
+        """Cut a rollout into mini-batches as `mini_batches` does, with quantities that were computed earlier.
+
+        Raises:
+            ReplayError: if they are those of another number of loss tokens.
         """
-        objective = self.config.algorithm
-        batch = TokenBatch(trajectories, loss_masks=self._loss_masks(trajectories), device=self.policy.device)
+        minis = self._cut(trajectories)
+        sizes = [len(mini.tokens) for mini in minis]
+        if len(known.advantages) != sum(sizes):
+            raise ReplayError(
+                f"the rollout has {sum(sizes)} loss tokens and advantages of {len(known.advantages)}; leave "
+                "algorithm.mask_truncated_completions as it was when it was sampled"
+            )
+        parts: dict[str, Any] = {
+            name: [None] * len(minis) if value is None else value.to(self.policy.device).split(sizes)
+            for name, value in vars(known).items()
+        }
+        own: list[dict[str, Any]] = [
+            {name: part[index] for name, part in parts.items()} for index in range(len(minis))
+        ]
+        return [
+            replace(mini, tokens=replace(mini.tokens, **quantities))
+            for mini, quantities in zip(minis, own, strict=True)
+        ]
+
+    def _cut(self, trajectories: Sequence[Trajectory]) -> list[MiniBatch]:
+        """Cut the rollout into mini-batches with what follows from the trajectories alone."""
+        size = self.config.trainer.mini_batch_size or len(trajectories)
+        parts = [trajectories[start : start + size] for start in range(0, len(trajectories), size)]
+        return [self._laid_out(part) for part in parts]
+
+    def _laid_out(self, trajectories: Sequence[Trajectory]) -> MiniBatch:
+        """Lay a mini-batch out over microbatches, with the sampler's log-probs and the loss weights."""
+        batch = TokenBatch(trajectories, loss_masks=self.loss_masks(trajectories), device=self.policy.device)
         microbatches = batch.microbatches(self._plan(), self.world.plan, self.world.rank)
         sampler = batch.sampler_log_probs(self.policy.log_prob_dtype)
         tokens = batch.loss_tokens()
         weights = weigh(
-            tokens, microbatches, objective, max_completion_length=self.config.data.max_completion_length
+            tokens,
+            microbatches,
+            self.config.algorithm,
+            max_completion_length=self.config.data.max_completion_length,
         )
+        return MiniBatch(batch, microbatches, replace(tokens, weights=weights, sampler_log_probs=sampler))
+
+    def _recorded(self, mini: MiniBatch) -> MiniBatch:
+        """Add the log-probs of the policy before the update and of the reference."""
+        objective, tokens, microbatches = self.config.algorithm, mini.tokens, mini.microbatches
         old, ref = None, None
         if objective.old_log_probs == "sampler":
-            old = _recorded_by_sampler(sampler)
+            old = _recorded_by_sampler(tokens.sampler_log_probs)
         elif objective.old_log_probs == "recompute":
             old = self._collected(self.policy, microbatches, len(tokens))
         if self.reference is not None:
             ref = self._collected(self.reference, microbatches, len(tokens))
-        return MiniBatch(
-            batch,
-            microbatches,
-            replace(tokens, weights=weights, old_log_probs=old, ref_log_probs=ref, sampler_log_probs=sampler),
-        )
+        return replace(mini, tokens=replace(tokens, old_log_probs=old, ref_log_probs=ref))
 
     def _collected(
         self, source: LocalPolicy | Reference, microbatches: Sequence[Microbatch], count: int
@@ -199,7 +250,8 @@ class Trainer:
         advantages = token_advantages(rewards, group, sequence, objective, penalty)
         return advantages.to(self.policy.log_prob_dtype)
 
-    def _loss_masks(self, trajectories: Sequence[Trajectory]) -> list[list[int]]:
+    def loss_masks(self, trajectories: Sequence[Trajectory]) -> list[list[int]]:
+        """Return which tokens of each trajectory enter the loss."""
         drop = self.config.algorithm.mask_truncated_completions
         return [
             [0] * len(t.tokens) if drop and t.finish_reason == "length" else t.loss_mask for t in trajectories
@@ -210,13 +262,16 @@ class Trainer:
         return BatchPlan(**{f.name: getattr(batching, f.name) for f in fields(BatchPlan)})
 
     def _update_metrics(self, work: UnfinishedStep) -> dict[str, float]:
-        outcomes = work.outcomes
-        means = functools.reduce(add_metrics, (outcome.metrics for outcome in outcomes))
+        """Return means over the updates that were made, and the number of those left out."""
+        outcomes = [outcome for outcome in work.outcomes if not outcome.skipped]
+        count = len(outcomes) or math.nan
+        means = functools.reduce(add_metrics, (outcome.metrics for outcome in outcomes), {})
         return {
-            "training_step/loss": sum(outcome.loss for outcome in outcomes) / len(outcomes),
-            "training_step/grad_norm": sum(outcome.grad_norm for outcome in outcomes) / len(outcomes),
+            "training_step/loss": sum(outcome.loss for outcome in outcomes) / count,
+            "training_step/grad_norm": sum(outcome.grad_norm for outcome in outcomes) / count,
             "training_step/learning_rate": work.learning_rates[0],
             **{f"training_step/{name}": metric.value for name, metric in means.items()},
+            "training/invalid_loss_count": float(len(work.outcomes) - len(outcomes)),
         }
 
 

@@ -60,7 +60,6 @@ def make_worker(
         batch_size=chosen.batch_size,
         seed=config.seed,
         dialogue=dialogue,
-        stream=world.rank,
     )
     return SharedRollouts(worker, policy, world) if world.plan.mesh.world_size > 1 else worker
 

@@ -162,6 +162,16 @@ class ParallelPolicy(LocalPolicy):
             self._shards[name] = self._shard(name, dict(self.named_parameters())[name])
         return self._shards[name]
 
+    @property
+    def rearranges(self) -> bool:
+        """True if the first backward pass decides how gradients are summed in all later ones."""
+        return self._replicas is not None
+
+    @property
+    def owned(self) -> frozenset[str]:
+        """Names of the parameters whose part on this rank lies on no lower rank."""
+        return self._owned
+
     def part(self, name: str, whole: Tensor) -> Tensor:
         """Return the part of a whole tensor that corresponds to this rank's part of the named parameter,
         placed like it.

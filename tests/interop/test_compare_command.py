@@ -111,6 +111,34 @@ def test_the_options_of_the_script_and_its_sections(nexrl: Setup, sampled: Setup
     assert datums["loss_fn_inputs_keys"] == ["advantages", "logprobs", "loss_mask", "target_tokens"]
 
 
+def test_the_full_command_on_equal_dumps(nexrl: Setup, sampled: Setup, tmp_path: Path) -> None:
+    """A client of a remote trainer has neither ranks nor microbatches, which is no reason to compare nothing."""
+    many = sampled(8)
+    dirs = (
+        *("--self_hosted_dir", nexrl("sh", many, micros=2).self_hosted().folder),
+        *("--remote_api_dir", nexrl("ra", many).remote_api().folder),
+        *("--weaver_dir", nexrl("wv", many, micros=2).weaver().folder),
+    )
+    done = run(*dirs, "--step", 0, "--num_ranks", 2, "--num_micros", 2, "--output", tmp_path / "report.json")
+    assert (done.exit_code, done.stderr) == (0, ""), done.output
+    assert "has no ranks, so all of its records were compared" in done.output
+    assert {call["where"] for call in strict(tmp_path / "report.json")["calls"]} == {"remote API", "weaver"}
+    asked = run(*dirs, "--step", 0, "--num_ranks", 3, "--num_micros", 2)
+    assert asked.exit_code == 2
+    assert "weaver: rank 2 of 3 asked for is not in the actual dump" in asked.output
+
+
+def test_a_difference_of_a_client_of_a_remote_trainer_is_found(nexrl: Setup, sampled: Setup) -> None:
+    changed = sampled()
+    changed[4].tokens[changed[4].prompt] += 1
+    done = run(
+        *("--self_hosted_dir", nexrl("sh").self_hosted().folder),
+        *("--remote_api_dir", nexrl("ra", changed).remote_api().folder),
+        *("--step", 0, "--num_ranks", 2, "--num_micros", 1),
+    )
+    assert done.exit_code == 1
+
+
 def test_a_whole_side_that_is_missing_is_no_success(nexrl: Setup, tmp_path: Path) -> None:
     golden = nexrl("sh").self_hosted()
     (tmp_path / "weaver" / "loss").mkdir(parents=True)

@@ -196,6 +196,7 @@ def test_a_split_run_makes_the_same_model(
 SAMPLING = (
     *SMALL,
     "max_steps=3",
+    "model.dtype=float64",
     "rollout_worker.batch_size=2",
     "algorithm.old_log_probs=sampler",
     "task.environment=checker",
@@ -216,13 +217,18 @@ SAMPLING = (
         ("moe", "ep=2"),
     ],
 )
-def test_ranks_sample_other_completions_of_the_policy_as_it_is(
+def test_ranks_sample_what_one_process_would_from_the_policy_as_it_is(
     pool: RankPool, targets: Any, tmp_path: Path, model: str, split: str
 ) -> None:
+    """Other ranks and another batch size, the same tokens: a draw belongs to its sample."""
     overrides = [*SAMPLING, *MODELS[model], *parallel(split)]
     found = pool.run(targets.sampled, {"folder": tmp_path, "overrides": overrides}, ranks(overrides))
-    seeds = [seed for rank in found for seed in set(rank["seeds"])]
-    assert len(seeds) == len(set(seeds))
+    marks = [mark for rank in found for mark in rank["marks"]]
+    assert len(marks) == len(set(marks)), "two samples or turns draw the same numbers, or one is drawn twice"
+    alone = [*SAMPLING, *MODELS[model], "rollout_worker.batch_size=3"]
+    (one,) = pool.run(targets.sampled, {"folder": tmp_path / "alone", "overrides": alone}, 1)
+    assert set(marks) == set(one["marks"])
+    assert found[0]["rollouts"] == one["rollouts"]
     first, *others = (rank["rollouts"] for rank in found)
     assert [len(step) for step in first] == [10, 10, 10]
     assert all(other == first for other in others)

@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -37,17 +38,18 @@ def trained(
 
 
 def sampled(folder: Path, overrides: Sequence[str], stale: bool = False) -> dict[str, Any]:
-    """The same, and what was sampled: the seeds of this rank, and every rollout as it came to the trainer.
+    """The same, and what was sampled: a mark of every generator of this rank, and every rollout as it came to the
+    trainer.
 
     Args:
         stale: keep the weights that are sampled from as they were at first.
     """
-    seeds: list[int] = []
+    marks: list[tuple[int, ...]] = []
     rollouts: list[list[tuple[str, int, list[int]]]] = []
 
-    def seeing(*args: Any, seed: int, **kwargs: Any) -> Any:
-        seeds.append(seed)
-        return sample(*args, seed=seed, **kwargs)
+    def seeing(*args: Any, generators: Sequence[Random], **kwargs: Any) -> Any:
+        marks.extend(generator.getstate()[1][:4] for generator in generators)
+        return sample(*args, generators=generators, **kwargs)
 
     def counting(trajectories: Any) -> Any:
         rollouts.append([(found.group_id, found.run_id, found.tokens) for found in trajectories])
@@ -59,7 +61,7 @@ def sampled(folder: Path, overrides: Sequence[str], stale: bool = False) -> dict
         patch.setattr(trainer, "rollout_metrics", counting)
         if stale:
             patch.setattr(ParallelPolicy, "_refresh", lambda self: None)
-        return trained(folder, overrides) | {"seeds": seeds, "rollouts": rollouts}
+        return trained(folder, overrides) | {"marks": marks, "rollouts": rollouts}
 
 
 def failing(folder: Path, overrides: Sequence[str], fault: str, culprit: int) -> tuple[str, str]:

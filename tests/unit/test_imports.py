@@ -42,9 +42,10 @@ ALLOWED: dict[str, set[str]] = {
         "dump",
         "layout",
     },
+    "doctor": {"engine", "dump"},
     "plugin": {"replay", "parallel", "engine", "golden", "compare", "report", "dump", "layout"},
     "__main__": {"cli"},
-    "cli": {"explain", "replay", "parallel", "engine", "golden", "compare", "report", "dump"},
+    "cli": {"explain", "doctor", "replay", "parallel", "engine", "golden", "compare", "report", "dump"},
 }
 TORCH_FREE = [
     "regress",
@@ -93,6 +94,8 @@ TORCH_FREE = [
     "regress.engine.config.compose",
     "regress.engine.config.show",
     "regress.engine.environment",
+    "regress.doctor.commands",
+    "regress.doctor.run",
 ]
 
 

@@ -26,6 +26,7 @@ from regress.compare.dumps.findings import Defect, Finding
 from regress.compare.dumps.golden import text_of
 from regress.compare.dumps.listing import listed
 from regress.compare.dumps.moments import decided
+from regress.compare.dumps.optimizer_updates import Updated
 from regress.compare.dumps.padding import Aligned, judge_padding
 from regress.compare.dumps.selection import Selection
 from regress.compare.dumps.shard_overlap import Shard, shard_blocks
@@ -161,28 +162,38 @@ class _Work:
                 pairs = partial(shard_blocks, actual, shards)
                 around = partial(self._around_whole, source, layout)
                 finding = self._judged(case, pairs, array, golden, around)
-                closer = self._decided(source, finding, shards, actual)
-                if closer is not None:
-                    pairs = partial(shard_blocks, Shard(closer, layout), shards)
-                    finding = self._judged(case, pairs, closer, golden, around)
-                yield finding
+                yield self._settled(source, case, finding, shards, actual, around)
             elif known:
                 detail = f"golden {list(known[0][1].shape)}, actual {list(layout.shape)}"
                 yield self._plain(Status.SHAPE, source, detail)
         yield from self._grad_norm()
 
-    def _decided(
-        self, source: Source, finding: Finding, golden: Sequence[Shard], actual: Shard
-    ) -> Array | None:
-        """Return a failing parameter with golden values where rounding decides it; None where nothing tells."""
-        if source.quantity != "param" or finding.verdict.status is not Status.DRIFT or len(golden) > 1:
-            return None
-        if golden[0].layout != actual.layout or "multiple" not in finding.tolerance.basis:
-            return None
-        record = next(n for n, found in self.golden.items() if source.tensor in found.tensors)
-        bound = self._tolerance("optimizer", golden[0].array, actual.array).relative
-        sides, records = (self.golden_side, self.actual_side), (record, self.unit.record)
-        return decided(source.tensor, golden[0].array, actual.array, sides, records, bound)
+    def _settled(
+        self,
+        source: Source,
+        case: Case,
+        finding: Finding,
+        golden: Sequence[Shard],
+        actual: Shard,
+        around: Callable[[], FailureContext],
+    ) -> Finding:
+        """Return the finding on a parameter without what the optimizer makes of gradients that are nearly zero."""
+        table = "multiple" in finding.tolerance.basis
+        if source.quantity != "param" or finding.verdict.status is not Status.DRIFT or not table:
+            return finding
+        sides = self.golden_side, self.actual_side
+        bound = finding.verdict.tolerance
+        updated = Updated.of(sides, self.unit.place, source.tensor, actual, golden, bound)
+        closer = updated.explained
+        if closer is None and len(golden) == 1 and golden[0].layout == actual.layout:
+            record = next(n for n, found in self.golden.items() if source.tensor in found.tensors)
+            moments = self._tolerance("optimizer", golden[0].array, actual.array).relative
+            names = record, self.unit.record
+            closer = decided(source.tensor, golden[0].array, actual.array, sides, names, moments)
+        if closer is None:
+            return replace(finding, doubt=updated.doubt)
+        pairs = partial(shard_blocks, Shard(closer, actual.layout), golden)
+        return replace(self._judged(case, pairs, closer, golden[0].array, around), note=updated.note)
 
     def tokens(self) -> Iterator[Finding]:
         """Yield findings on tensors of tokens."""

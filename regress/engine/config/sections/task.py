@@ -5,6 +5,9 @@ from typing import Any
 
 from regress.engine.config.sections.value import value
 
+CUSTOM = "custom"
+STRATEGIES = ("balanced", "prompt_heavy", "completion_heavy", CUSTOM)
+
 
 @dataclass
 class TaskConfig:
@@ -19,11 +22,16 @@ class TaskConfig:
     eval_size: int = value(64, "prompts in the held-out split", minimum=0)
     max_turns: int = value(1, "completions in a conversation, at most", minimum=1)
     environment: str | None = value(
-        None, "what answers every completion but the last: checker, or your own as package.module:function"
+        None,
+        "what answers every completion but the last: checker, calculator, search, or your own as "
+        "package.module:function",
+    )
+    answer_tags: bool = value(
+        False, "the warm start shows answers as <answer>...</answer>, which answers at once then take"
     )
     rewards: dict[str, float] = field(
         default_factory=lambda: {"exact_match": 1.0},
-        metadata={"help": "weight of each reward of the last completion, by name"},
+        metadata={"help": "weight of each reward of a conversation, by name"},
     )
 
 
@@ -38,6 +46,12 @@ class DataConfig:
         16, "longest completion in tokens; with several turns, everything after the prompt", minimum=1
     )
     max_seq_length: int = value(48, "longest prompt and completion together, in tokens", minimum=2)
+    length_allocation_strategy: str | None = value(
+        None,
+        "division of max_seq_length between prompt and completion: halves, 60 to 40, 40 to 60, or as the two lengths "
+        "say; null: halves where max_seq_length alone is given",
+        choices=STRATEGIES,
+    )
 
 
 @dataclass

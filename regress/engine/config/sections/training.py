@@ -1,20 +1,46 @@
-"""Epochs, mini-batches, optimizer and learning-rate schedule."""
+"""Epochs, mini-batches, checkpoints, optimizer and learning-rate schedule."""
 
 from dataclasses import dataclass, field
 
 from regress.engine.config.sections.value import value
 
 OPTIMIZERS = ("auto", "for_loop", "foreach", "fused")
+NONFINITE = ("stop", "skip")
 SCHEDULERS = ("constant", "linear", "cosine")
 
 
 @dataclass
 class TrainerConfig:
-    """Mini-batches and epochs."""
+    """Mini-batches and epochs, checkpoints and what to go on from."""
 
     epochs: int = value(1, "passes over a rollout batch", minimum=1)
     mini_batch_size: int | None = value(
         None, "samples per optimizer update; null: the whole rollout batch", minimum=1
+    )
+    save_steps: int | None = value(
+        None, "write a checkpoint after every so many steps, and at the end; null: none", minimum=1
+    )
+    save_updates: int | None = value(
+        None,
+        "write a checkpoint after every so many optimizer updates, also inside a step, and at the end; null: none",
+        minimum=1,
+    )
+    save_total_limit: int | None = value(
+        None, "keep only so many checkpoints, the newest; null: all", minimum=1
+    )
+    checkpoint_dir: str = value(
+        "${output_dir}", "directory of the checkpoints, or its URL in a store: s3://bucket/run"
+    )
+    resume_from_checkpoint: str | None = value(
+        None,
+        "go on from this checkpoint: its directory or URL, or latest for the newest in checkpoint_dir (none there: "
+        "start at the beginning); null: start at the beginning",
+    )
+    on_nonfinite: str = value(
+        "stop",
+        "what follows a loss or gradient that is not finite on any rank: stop ends the run, skip leaves that update "
+        "out on all ranks and counts it",
+        choices=NONFINITE,
     )
 
 
