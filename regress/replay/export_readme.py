@@ -23,9 +23,9 @@ _FILES = {
     "export.json": "format, case, and SHA-256 of every other file",
 }
 _ADAPTER = {
-    "model/": "policy before the first update: a LoRA adapter of peft in float32, beside the tokenizer; the frozen model "
-    "under it is `model/base/`: `PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained('model/base'), 'model', "
-    "is_trainable=True)`",
+    "model/": "policy before the first update: a LoRA adapter of peft in float32, with the tokenizer; the frozen model "
+    "under it is in `model/base/`: `model = AutoModelForCausalLM.from_pretrained('model/base')`, then "
+    "`model.load_adapter('model', is_trainable=True)`",
     "optimizer.safetensors": "AdamW's `PARAMETER/exp_avg` and `PARAMETER/exp_avg_sq` before the first update, by the "
     "names in `model/adapter_model.safetensors` without `base_model.model.`; golden values have the same names",
 }

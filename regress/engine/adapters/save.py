@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import json
-from os import PathLike
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save_file
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from regress.engine.adapters.build import PREFIX
@@ -32,27 +33,34 @@ def save_model(
     lies nowhere yet is saved in ``base/``.
 
     Args:
-        home: where the folder will lie in the end, if it is moved there.
+        home: where the folder will lie in the end; with it, ``base/`` is named by its absolute path.
         merged: save the whole model with the adapter merged into its weights in ``merged/``, too.
-        portable: save the base model in any case, and name it by its path within the folder.
+        portable: save the base model in any case, so that the folder depends on no other.
     """
     if not has_adapter(model):
         model.save_pretrained(folder)
         return
-    base = model.peft_config["default"].base_model_name_or_path
-    if base is None or portable:
-        without_adapter(model).save_pretrained(folder / BASE)
-        base = BASE if portable else str(((home or folder) / BASE).absolute())
-    save_adapter(model, folder, base)
+    save_adapter(model, folder, dict(trained_parameters(model)), home=home, portable=portable)
     if merged:
         without_adapter(model, merge=True).save_pretrained(folder / MERGED)
 
 
-def save_adapter(model: PreTrainedModel, folder: Path, base: str | PathLike[str]) -> None:
-    """Save the adapter of a model alone, in peft's files; ``base`` names the model under it."""
+def save_adapter(
+    model: PreTrainedModel,
+    folder: Path,
+    weights: Mapping[str, Tensor],
+    *,
+    home: Path | None = None,
+    portable: bool = False,
+) -> None:
+    """Save an adapter with these weights, by the names of `trained_parameters`; see `save_model`."""
     config: Any = model.peft_config["default"]
+    base = config.base_model_name_or_path
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {f"{PREFIX}{name}": p.detach().cpu().contiguous() for name, p in trained_parameters(model)}
+    if base is None or portable:
+        without_adapter(model).save_pretrained(folder / BASE)
+        base = BASE if home is None else str((home / BASE).absolute())
+    tensors = {f"{PREFIX}{name}": value.detach().cpu().contiguous() for name, value in weights.items()}
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     settings = {**config.to_dict(), "base_model_name_or_path": str(base)}
     plain = {key: sorted(value) if isinstance(value, set) else value for key, value in settings.items()}

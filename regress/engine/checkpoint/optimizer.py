@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from regress.dump.arrays import Array, to_numpy, to_torch
 from regress.dump.record import Record
+from regress.engine.adapters.parameters import trained_parameters
 from regress.engine.local import local
 from regress.engine.policy import LocalPolicy
 from regress.engine.world import World
@@ -72,7 +73,7 @@ def load_whole(
         CheckpointError: if it is the state of other parameters.
     """
     named = dict(policy.named_parameters())
-    shapes = {name: tuple(p.shape) for name, p in policy.architecture.named_parameters()}
+    shapes = {name: tuple(p.shape) for name, p in trained_parameters(policy.architecture)}
     found: dict[str, dict[str, Any]] = {}
     for full, value in (*record.tensors.items(), *others.items()):
         name, _, key = full.rpartition("/")

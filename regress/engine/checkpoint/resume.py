@@ -151,12 +151,11 @@ def _restore_reference(run: Run, reader: DumpReader, state: CheckpointState) -> 
     reference, found = run.trainer.reference, [*reader.records("param", state.step)]
     if reference is None:
         return
-    shapes = {name: tuple(p.shape) for name, p in reference.policy.architecture.named_parameters()}
-    if len(found) != 1 or {n: a.shape for n, a in found[0].tensors.items()} != shapes:
+    if len(found) != 1 or {n: a.shape for n, a in found[0].tensors.items()} != reference.shapes():
         raise CheckpointError(
             f"{state.path} does not hold the reference model of this run; resume from another checkpoint"
         )
-    load_weights(reference.policy, {name: to_torch(array.copy()) for name, array in found[0].tensors.items()})
+    reference.load({name: to_torch(array.copy()) for name, array in found[0].tensors.items()})
 
 
 def _restore_scheduler(run: Run, state: CheckpointState) -> None:

@@ -16,6 +16,7 @@ from regress.dump.continuation import Place
 from regress.dump.jsontext import plain
 from regress.dump.manifest import Provenance
 from regress.dump.record import Record
+from regress.engine.adapters.parameters import has_adapter, trained_parameters
 from regress.engine.build import Run
 from regress.engine.checkpoint.changes import resolved
 from regress.engine.checkpoint.names import CURRICULUM_STATE, checkpoint_name
@@ -77,14 +78,14 @@ def take(
         name: DumpPosition(str(recorder.folder), *vars(recorder.position(place)).values())
         for name, recorder in run.recorders.items()
     }
+    reference = _reference(run)  # first: it may be computed in the policy's place
     model = trainer.policy.whole_model()
     tensors, others = whole_state(trainer.optimizer, trainer.policy, trainer.world)
-    reference = _reference(run)
     if not trainer.world.main:
         return None
     records = [Record("optimizer", step, tensors)]
     if reference is not None:
-        named = {name: to_numpy(value.detach(), name) for name, value in reference.named_parameters()}
+        named = {name: to_numpy(value, name) for name, value in reference.items()}
         records.append(Record("param", step, named))
     if work is not None:
         records += records_of(work, step, trainer.trajectory_meta)
@@ -130,14 +131,14 @@ def _files(config: Any, state: CheckpointState, parts: Mapping[str, Any]) -> dic
     return files
 
 
-def _reference(run: Run) -> PreTrainedModel | None:
-    """Return the whole reference model if a later process could not build it again from the configuration."""
+def _reference(run: Run) -> dict[str, Tensor] | None:
+    """Return the whole weights of the reference if a later process could not build it again from the configuration."""
     reference, config = run.trainer.reference, run.config
-    if reference is None:
+    if reference is None or config.reference.without_adapter:
         return None
     moves = config.reference.sync_every_n_steps is not None
     trained = config.reference.path is None and config.warm_start.steps > 0
-    return reference.policy.whole_model() if moves or trained else None
+    return reference.whole() if moves or trained else None
 
 
 @torch.no_grad()
@@ -145,7 +146,8 @@ def _copied(model: PreTrainedModel) -> dict[str, Tensor]:
     """Return copies of all weights on the CPU; those that share memory share it in the copies, too."""
     known: dict[tuple[object, ...], Tensor] = {}
     found = {}
-    for name, value in model.state_dict().items():
+    values = trained_parameters(model) if has_adapter(model) else model.state_dict().items()
+    for name, value in values:
         key = (value.data_ptr(), value.shape, value.stride(), value.dtype) if value.numel() else (name,)
         if key not in known:
             known[key] = value.detach().to("cpu", copy=True)

@@ -10,6 +10,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from regress.engine.adapters.build import read_adapter
+from regress.engine.adapters.parameters import has_adapter, trained_parameters
+from regress.engine.adapters.save import save_adapter
 from regress.engine.local import local
 from regress.engine.policy import LocalPolicy
 from regress.engine.pretrained import load_checkpoint
@@ -28,7 +31,10 @@ def save_weights(model: PreTrainedModel, weights: Mapping[str, Tensor], folder: 
                 f"{name} holds values that are not finite, so no checkpoint is written; lower the learning rates or "
                 "raise optimizer.eps"
             )
-    model.save_pretrained(folder, state_dict=dict(weights))
+    if has_adapter(model):
+        save_adapter(model, folder, weights)
+    else:
+        model.save_pretrained(folder, state_dict=dict(weights))
 
 
 def read_weights(model: PreTrainedModel, folder: Path, stated: str) -> dict[str, Tensor]:
@@ -37,9 +43,11 @@ def read_weights(model: PreTrainedModel, folder: Path, stated: str) -> dict[str,
     Raises:
         CheckpointError: if they are not those of this model, or can only be read as a pickle.
     """
-    wanted = dict(model.named_parameters())
-    found = _tensors(folder, stated)
-    if not wanted.keys() <= found.keys():  # transformers saves some models under other names
+    wanted = dict(trained_parameters(model))
+    found = read_adapter(folder) if has_adapter(model) else _tensors(folder, stated)
+    if (
+        not has_adapter(model) and not wanted.keys() <= found.keys()
+    ):  # transformers saves some models under other names
         loaded = load_checkpoint(folder, {}, {}, "trainer.resume_from_checkpoint")
         found |= {name: value.detach() for name, value in loaded.named_parameters()}
     for name, value in wanted.items():
