@@ -108,11 +108,11 @@ def _base(policy: LocalPolicy) -> dict[str, Tensor]:
 @torch.no_grad()
 def _exchanged(parameters: Mapping[str, nn.Parameter], values: Mapping[str, Tensor]) -> Iterator[None]:
     """Give parameters other values inside the context, in their own memory, and the same bits as before after it."""
-    before = {name: local(parameter).detach().clone() for name, parameter in parameters.items()}
-    for name, parameter in parameters.items():
-        local(parameter).copy_(values[name])
+    before = {name: local(parameters[name]).detach().clone() for name in values}
+    for name, value in values.items():
+        local(parameters[name]).copy_(value)
     try:
         yield
     finally:
-        for name, parameter in parameters.items():
-            local(parameter).copy_(before[name])
+        for name, value in before.items():
+            local(parameters[name]).copy_(value)

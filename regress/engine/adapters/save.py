@@ -73,11 +73,15 @@ def without_adapter(model: PreTrainedModel, *, merge: bool = False) -> PreTraine
 
     plain = copy.deepcopy(model)
     for name, module in list(plain.named_modules()):
-        if isinstance(module, BaseTunerLayer):
-            if merge:
-                module.merge(safe_merge=True)
-            owner, _, leaf = name.rpartition(".")
-            setattr(plain.get_submodule(owner), leaf, module.get_base_layer())
+        if not isinstance(module, BaseTunerLayer) or ".base_layer" in name:
+            continue
+        layers: list[Any] = [module]  # of an adapter of several parameters, one inside of the other
+        while isinstance(inner := layers[-1].base_layer, BaseTunerLayer):
+            layers.append(inner)
+        for layer in reversed(layers) if merge else ():
+            layer.merge(safe_merge=True)
+        owner, _, leaf = name.rpartition(".")
+        setattr(plain.get_submodule(owner), leaf, inner)
     plain._hf_peft_config_loaded = False
     del plain.peft_config
     return plain
