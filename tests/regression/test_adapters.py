@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -130,3 +132,40 @@ def test_a_fault_of_ranks_fails_first_where_it_is(fault: Fault, tmp_path: Path) 
     require_place(
         fault, verdicts(LAYOUTS[fault.variant], tmp_path, launch=bugs.Broken(fault.inject), steps=1)
     )
+
+
+@pytest.mark.extended
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of peft, about transformers
+def test_a_peft_loop_of_somebody_else_agrees_with_the_golden_values_by_name(tmp_path: Path) -> None:
+    """A PeftModel of the exported files under `regress.record`, and `regress compare golden:lora DUMP`."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    from regress import compare_sources, record
+    from regress.replay.export import export_case
+
+    folder = export_case(GoldenStore(GOLDEN).case(CASE), tmp_path / "export", derived=False)
+    source = (GOLDEN.parent / "examples" / "foreign_trainer.py").read_text()
+    source = source.replace(
+        'n.replace(".default.", ".")', 'n.replace("base_model.model.", "").replace(".default.", ".")'
+    )
+    script = ModuleType("foreign_trainer")
+    exec(compile(source, "foreign_trainer.py", "exec"), script.__dict__)
+    with ExitStack() as stack:
+
+        def load(place: Path, dtype: torch.dtype) -> Any:
+            base = AutoModelForCausalLM.from_pretrained(place / "base", dtype=torch.float32)
+            model = PeftModel.from_pretrained(base, place, is_trainable=True).to(dtype).eval()
+            stack.enter_context(record(tmp_path / "dump", model, pad_token_id="none"))
+            return model
+
+        script.load = load  # type: ignore[attr-defined]
+        script.train(folder)
+    found = compare_sources(f"golden:{CASE}", tmp_path / "dump", golden_dir=GOLDEN)
+    assert found.exit_code == 0
+    assert {v.quantity for v in found.verdicts} >= {"param", "optimizer", "log_probs", "entropy"}
+    named = {
+        v.name.rpartition("/")[0] or v.name for v in found.verdicts if v.quantity in ("param", "optimizer")
+    }
+    assert named >= set(GoldenStore(GOLDEN).case(CASE).truth("step_000000")["param"])
