@@ -160,6 +160,10 @@ class MetricsWriter:
             self._file.close()
             self._file = None
 
+    def __del__(self) -> None:
+        if hasattr(self, "_file"):
+            self.close()
+
     def _append(self, content: Mapping[str, Any]) -> Row:
         row = {SEGMENT: self.segment, SEQUENCE: self.sequence + 1, TIME: time.time(), **content}
         self._put(json.dumps(row, allow_nan=False).encode() + b"\n")

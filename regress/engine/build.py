@@ -111,16 +111,7 @@ def build(
     meta = _meta(origin, prompts)
     recorders: dict[str, Recorder] = {}
     if config.rollout_mock.enable and config.rollout_mock.mode == "dump":
-        folder = config.rollout_mock.dump_dir
-        rollouts = Recorder(
-            folder,
-            options={},
-            provenance=origin,
-            overwrite=_half_done(config, folder),
-            start=(resumed or {}).get("rollout_mock"),
-            rank=world.rank,
-            gather=world.gather,
-        )
+        rollouts = _rollout_recorder(config, origin, world, (resumed or {}).get("rollout_mock"))
         worker = resources.enter_context(RecordingWorker(worker, rollouts, meta, world))
         recorders["rollout_mock"] = rollouts
     recorder = None
@@ -189,6 +180,22 @@ def _meta(origin: Provenance, prompts: Prompts) -> Callable[[int], Mapping[str, 
     return of_step
 
 
+def _rollout_recorder(
+    config: Config, origin: Provenance, world: World, start: StartingPlace | None
+) -> Recorder:
+    folder = config.rollout_mock.dump_dir
+    return Recorder(
+        folder,
+        options={},
+        provenance=origin,
+        overwrite=config.rollout_mock.overwrite or _half_done(config, folder),
+        overwrite_key="rollout_mock.overwrite=true",
+        start=start,
+        rank=world.rank,
+        gather=world.gather,
+    )
+
+
 def _recorder(
     config: Config, policy: LocalPolicy, origin: Provenance, world: World, start: StartingPlace | None
 ) -> Recorder:
@@ -208,6 +215,7 @@ def _recorder(
         every_n_steps=debug.dump_every_n_steps,
         provenance=origin,
         overwrite=debug.overwrite or _half_done(config, debug.dump_dir),
+        overwrite_key="debug.overwrite=true",
         start=start,
         rank=world.rank,
         gather=world.gather,

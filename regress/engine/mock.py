@@ -9,6 +9,7 @@ from regress.dump.inspect import spans
 from regress.dump.location import Location
 from regress.dump.recorded import RecordedStep, read_trajectories
 from regress.dump.trajectory import Trajectory
+from regress.engine import run_log
 from regress.engine.config.schema import Config
 from regress.engine.rollout import SAMPLES, TRAIN, Prompt
 from regress.errors import ReplayError
@@ -76,6 +77,9 @@ class MockRolloutWorker:
         format: the files' format, or ``auto``.
         expect: see :class:`Expectations`.
 
+    Attributes:
+        announce: log every step that is served.
+
     Raises:
         DumpError: if a recording is missing, incomplete or damaged.
     """
@@ -84,6 +88,7 @@ class MockRolloutWorker:
         self._paths = paths
         self._steps = {split: read_trajectories(path, format) for split, path in paths.items()}
         self._expect = expect
+        self.announce = False
 
     def rollout(self, step: int, prompts: Sequence[Prompt], split: str) -> list[Trajectory]:
         """Return the recorded trajectories of these prompts, in their order.
@@ -118,6 +123,8 @@ class MockRolloutWorker:
                 f"{path}: {len(unused)} of {len(recorded)} recorded trajectories are not asked for, such as group "
                 f"{group!r} run {run}; set data.prompts_per_step, data.group_size and seed as in the recorded run"
             )
+        if self.announce:
+            run_log.loaded(step, path, len(wanted))
         return [recorded[prompt.group_id, run] for prompt, run in wanted]
 
     def place(self, step: int) -> Place:

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from regress.dump.recorder import Recorder
 from regress.dump.trajectory import Trajectory, to_record
+from regress.engine import run_log
 from regress.engine.dialogue import Conversation, Dialogue
 from regress.engine.policy import LocalPolicy
 from regress.engine.sampling import SamplingParams, UndefinedDistribution, sample
@@ -226,17 +227,31 @@ class RecordingWorker(AbstractContextManager["RecordingWorker"]):
         self._recorder = recorder
         self._meta = meta
         self._world = world
+        self._waiting: list[tuple[int, str, int]] = []
 
     def rollout(self, step: int, prompts: Sequence[Prompt], split: str) -> list[Trajectory]:
         """Return the other worker's trajectories, and record them on the first rank."""
         trajectories = self._worker.rollout(step, prompts, split)
         if self._world.main:
-            self._recorder.put(to_record(trajectories, step, self._meta(step)), folder=split)
+            record = to_record(trajectories, step, self._meta(step))
+            self._recorder.put(record, folder=split)
+            self._waiting.append((step, f"{split}/{record.where.stem}.", len(trajectories)))
+            self._report()
         raise_on_all_ranks(self._world, self._check)
         return trajectories
 
+    def _report(self) -> None:
+        """Log the steps that are on disk by now; the writer works in the background."""
+        sizes = self._recorder.written()
+        written = {f"{path.parent.name}/{path.stem}.": path for path in sizes}
+        for waiting in [waiting for waiting in self._waiting if waiting[1] in written]:
+            step, name, samples = waiting
+            run_log.dumped(step, written[name], samples, sizes[written[name]])
+            self._waiting.remove(waiting)
+
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._recorder.close(complete=kind is None)
+        self._report()
 
     def _check(self) -> None:
         if self._recorder.failure is not None:

@@ -13,15 +13,18 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from transformers.utils.logging import disable_progress_bar
 
 from regress.dump.location import Location
+from regress.engine import run_log
 from regress.engine.build import Run, build
 from regress.engine.checkpoint.resume import dump_places, open_checkpoint, restore
 from regress.engine.checkpoint.saver import Saver
 from regress.engine.checkpoint.state import CheckpointState
 from regress.engine.config.schema import Config
+from regress.engine.disk import log_estimate
 from regress.engine.environment import configure_torch, export_environment
 from regress.engine.loop import Loop, Start
 from regress.engine.metrics import Values
 from regress.engine.outputs import Outputs
+from regress.engine.run_log import printed
 from regress.engine.tracking.log import Log, open_log
 from regress.engine.world import SingleProcess, World, raise_on_all_ranks
 from regress.errors import RegressError, reason
@@ -42,7 +45,12 @@ class RunResult:
 
 
 def train(
-    config: Config, console: Console, world: World | None = None, *, allow_change: Sequence[str] = ()
+    config: Config,
+    console: Console,
+    world: World | None = None,
+    *,
+    allow_change: Sequence[str] = (),
+    stop_after: int | None = None,
 ) -> RunResult:
     """Train as configured. A progress bar and a line per evaluation go to the console, the rest to files.
 
@@ -50,6 +58,7 @@ def train(
 
     Args:
         allow_change: keys that may differ from those of the checkpoint although they change what is computed.
+        stop_after: number of optimizer updates after whose checkpoint the run ends with `Stopped`.
 
     Raises:
         RegressError: whatever a user can mend, in one sentence.
@@ -66,7 +75,12 @@ def train(
     def warn(text: str) -> None:
         console.print(f"warning: {text}", style="yellow", markup=False)
 
-    with bars, _memory_errors(), ExitStack() as files:
+    with bars, printed(console, world.main), _memory_errors(), ExitStack() as files:
+        run_log.lengths(config)
+        if config.rollout_mock.enable:
+            run_log.rollout_mock(config)
+            if config.rollout_mock.mode == "dump":
+                log_estimate(config)
         outputs = raise_on_all_ranks(world, lambda: files.enter_context(_outputs(config, world)))
         log = raise_on_all_ranks(
             world, lambda: files.enter_context(open_log(config, main=world.main, warn=warn))
@@ -81,7 +95,7 @@ def train(
             run = build(config, resources, progress, world, resumed=dump_places(config, state))
             loop = Loop(run, log, progress("training", config.max_steps), console)
             loop.start(_started(run, log, state, console))
-            loop.saver = resources.enter_context(Saver(run, state))
+            loop.saver = resources.enter_context(Saver(run, state, stop_after=stop_after))
             loop.train()
             loop.saver.finish()
             model = run.trainer.policy.whole_model()

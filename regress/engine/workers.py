@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerBase
 
 from regress.dump.location import Location, location
 from regress.dump.manifest import Provenance, read_manifest
+from regress.dump.recorded import refuse_pickles
 from regress.engine.config.curriculum import stages_of
 from regress.engine.config.schema import Config
 from regress.engine.config.task_rules import without_task
@@ -43,6 +44,7 @@ def make_worker(
         paths = {TRAIN: location(str(chosen.trajectory_load_path))}
         return _replay(config, paths, prompts, origin, vocabulary)
     if mock.enable and mock.mode == "mock":
+        refuse_pickles(location(mock.dump_dir))
         read_manifest(location(mock.dump_dir))  # refuses a recording that was interrupted
         evaluated = [VAL, *([SAMPLES] if config.evaluation.samples_per_prompt else [])]
         splits = [TRAIN, *(evaluated if config.evaluation.every_n_steps else [])]
@@ -106,4 +108,5 @@ def _replay(
         if SAMPLES in paths and due(config, step):
             count = config.evaluation.samples_per_prompt
             worker.rollout(step, [replace(p, group_size=count) for p in prompts.evaluation()], SAMPLES)
+    worker.announce = True
     return worker

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import importlib
-import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
-from netrc import NetrcParseError, netrc
-from pathlib import Path
-from urllib.parse import urlsplit
 
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
+from regress.engine.tracking.login import has_wandb_login
 from regress.errors import ConfigError, reason
 
 AUTOMATIC = ("wandb", "tensorboard")
 """Trackers that are tried where nobody names one, the best first."""
 MODULES = {"tensorboard": ("torch.utils.tensorboard", "tensorboardX")}
 """Modules of which a tracker needs one, where it is not the one of its name."""
-_NO_SERVER = ("offline", "dryrun", "disabled")
 
 
 def chosen_trackers(names: Sequence[str] | None, warn: Callable[[str], None]) -> list[str]:
@@ -84,19 +79,3 @@ def unusable(name: str) -> str | None:
 def _is_accelerates(name: str) -> bool:
     """Return True for accelerate's own trackers; what a class that somebody registered needs is unknown."""
     return bool(LOGGER_TYPE_TO_CLASS[name].__module__ == "accelerate.tracking")
-
-
-def has_wandb_login(environ: Mapping[str, str] = os.environ) -> bool:
-    """Return True if wandb needs no server, or has a key; it would ask for one on the terminal, and wait."""
-    if environ.get("WANDB_MODE", "").lower() in _NO_SERVER:
-        return True
-    if environ.get("WANDB_API_KEY") or environ.get("WANDB_IDENTITY_TOKEN_FILE"):
-        return True
-    server = urlsplit(environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
-    places = [environ["NETRC"]] if environ.get("NETRC") else ["~/.netrc", "~/_netrc"]
-    for place in places:
-        with suppress(OSError, NetrcParseError, RuntimeError):
-            hosts = netrc(Path(place).expanduser()).hosts
-            if server in hosts or any("wandb" in host for host in hosts):
-                return True
-    return False

@@ -192,7 +192,7 @@ def test_dump_show_something_else(
 def test_record_replay_and_compare(case: Any, command: Callable[..., Any]) -> None:
     """The three commands of the README, on another attention and layout too."""
     types = "{trajectory: true, forward_data: true, loss: true, gradient: true, param: true}"
-    dumping = ("debug.enable_data_dump=true", f"debug.dump_options={types}", "task.rewards={format: 1.0}")
+    dumping = ("debug.enable_data_dump=true", f"debug.dump_options={types}", "optimizer.weight_decay=0.1")
     replaying = (
         "rollout_worker.type=mock",
         "rollout_worker.need_llm_inference=false",
