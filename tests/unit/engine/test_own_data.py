@@ -158,6 +158,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("overrides", REFUSED)
 def test_what_does_not_fit_a_foreign_recording(
     overrides: str, config: MakeConfig, console: Console, foreign: Path, tmp_path: Path
