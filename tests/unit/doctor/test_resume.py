@@ -51,13 +51,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _process_as_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+def _process_as_it_was() -> Iterator[None]:
     """The command sets variables and torch's switches for its own process, which here is ours."""
     environ, threads = dict(os.environ), torch.get_num_threads()
-    for name in list(os.environ):
-        if name.startswith(("REGRESS_", "WANDB_", "ATEN_", "NCCL_", "EXPERIMENT_PATH")):
-            monkeypatch.delenv(name)
-    monkeypatch.chdir(tmp_path)
     yield
     os.environ.clear()
     os.environ.update(environ)
@@ -77,7 +73,7 @@ NOT_LATEST = {"no_manifest"}
 """A resume from the latest checkpoint takes another one."""
 
 
-@pytest.mark.one_in(9)
+@pytest.mark.one_in(30)
 @pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in BROKEN if applies(case)])
 def test_a_repaired_run_goes_on(world: Path, tmp_path: Path, case: Broken) -> None:
     run = Trained(tmp_path / "run", world / "stopped")
