@@ -300,6 +300,35 @@ def test_one_rank_that_fails_ends_all_with_its_error(
     assert not (tmp_path / "dump" / "manifest.json").exists()
 
 
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize(
+    ("culprit", "split"), [(1, "dp=2"), (0, "dp=2 data_parallel=ddp"), (1, "fsdp=2"), (0, "tp=2")]
+)
+def test_an_update_that_one_rank_cannot_make_is_left_out_by_all(
+    pool: RankPool, targets: Any, tmp_path: Path, culprit: int, split: str
+) -> None:
+    """Of two updates a step, the first is lost; a rank that went on alone would wait for the others, or differ."""
+    base = (*SMALL, *MODELS["dense"], "max_steps=2", "model.dtype=float64", "optimizer.eps=1e-6")
+    overrides = [*base, "trainer.epochs=2", *parallel(split)]
+    arguments = {"folder": tmp_path / "two", "overrides": overrides, "culprit": culprit}
+    found = pool.run(targets.skipping, arguments, 2, timeout=120)
+    alone = {"folder": tmp_path / "one", "overrides": [*base, "trainer.epochs=2"], "culprit": 0}
+    pool.run(targets.skipping, alone, 1)
+
+    rows, expected = metrics(tmp_path / "two" / "rank0"), metrics(tmp_path / "one" / "rank0")
+    assert [row["training/invalid_loss_count"] for row in rows if "training/invalid_loss_count" in row] == [
+        1,
+        0,
+    ]
+    for name in ("training_step/loss", "training_step/grad_norm"):
+        ours, theirs = ([row[name] for row in table if name in row] for table in (rows, expected))
+        assert ours == pytest.approx(theirs, rel=1e-10)
+    assert found[0]["metrics"] == found[1]["metrics"]
+    truth = weights(tmp_path / "one" / "rank0")
+    for key, actual in weights(tmp_path / "two" / "rank0").items():
+        np.testing.assert_allclose(actual, truth[key], rtol=0, atol=1e-12 * np.abs(truth[key]).max())
+
+
 def test_accelerate_is_not_asked_for_two_engines(pool: RankPool, targets: Any, tmp_path: Path) -> None:
     overrides = [*SMALL, *MODELS["dense"], "max_steps=1", *parallel("dp=2 data_parallel=accelerate")]
     arguments = {
