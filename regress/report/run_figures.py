@@ -40,6 +40,7 @@ CHARTS: tuple[Chart, ...] = (
         ("eval_avg_test_pass_rate", "eval_pass_at_*", "eval_pass@*"),
         "max",
     ),
+    Chart("Pass rate by level", "Of held-out prompts of each level.", ("eval_level/*pass*",), "max"),
     Chart(
         "Curriculum stage",
         "Stage that problems are drawn from; only an evaluation changes it.",
