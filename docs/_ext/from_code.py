@@ -158,8 +158,8 @@ def metrics() -> Iterator[str]:
     """Return the table of metrics, in the order of the program."""
     yield "# Metrics"
     yield ""
-    yield "Every name that a run logs; `*` stands for a part that the definition explains. Each row of `metrics.jsonl` has"
-    yield "the rollout step it was logged at, and the optimizer update if its values are those of one."
+    yield "Every name that a run logs; `*` stands for a part that the definition explains. Each row of"
+    yield "`metrics.jsonl` has the rollout step it was logged at, and the optimizer update if its values are of one."
     yield ""
     rows = ((f"`{one.name}`", one.unit, one.moment, one.needs or "all", one.definition) for one in METRICS)
     yield from _table(("metric", "unit", "logged at", "in runs with", "definition"), rows)

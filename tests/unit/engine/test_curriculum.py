@@ -119,14 +119,14 @@ def test_a_recording_without_a_curriculum_is_not_replayed_with_one(
         "evaluation.every_n_steps=0",
     )
     path = f"rollout_worker.trajectory_load_path={first.debug.dump_dir}"
-    with pytest.raises(ReplayError, match="was recorded without a curriculum; set curriculum.enable=false"):
+    with pytest.raises(ReplayError, match=r"was recorded without a curriculum; set curriculum.enable=false"):
         train(config(*THREE, "warm_start.steps=0", "max_steps=1", *mock, path), console)
 
 
 def test_a_run_that_goes_on_from_a_checkpoint_keeps_its_stage(
     config: MakeConfig, console: Console, tmp_path: Path
 ) -> None:
-    """Stopped after two steps and resumed, against a run that was never interrupted: the same words, stages and table."""
+    """Stopped after two steps and resumed, against a run that was never interrupted: the same stages and table."""
     dump = ("debug.enable_data_dump=true", "debug.dump_options.trajectory=true", "trainer.save_steps=2")
     train(config(*THREE, *dump, f"output_dir={tmp_path / 'whole'}"), console)
     parts = (*THREE, *dump, f"output_dir={tmp_path / 'parts'}")

@@ -116,9 +116,9 @@ def test_failures_of_every_kind_count_as_0(built: Callable[..., Run]) -> None:
 
 def test_no_prompts_are_an_error_and_nothing_is_invented(built: Callable[..., Run]) -> None:
     run = built("evaluation.every_n_steps=0", "task.eval_size=0")
-    with pytest.raises(ConfigError, match="finds no held-out prompts; set task.eval_size to at least 1"):
+    with pytest.raises(ConfigError, match=r"finds no held-out prompts; set task.eval_size to at least 1"):
         run.evaluation.run(0)
-    with pytest.raises(ConfigError, match="finds no prompts while task.eval_size=0"):
+    with pytest.raises(ConfigError, match=r"finds no prompts while task.eval_size=0"):
         load_config(overrides=["task.eval_size=0", "evaluation.every_n_steps=5"], environ={})
 
 
