@@ -15,6 +15,7 @@ from rich.console import Console
 from regress import __version__
 from regress.doctor.commands import doctor
 from regress.engine.config.flags import FLAGS
+from regress.engine.tracking.commands import track
 from regress.errors import RegressError
 from regress.explain.commands import explain
 from regress.golden.commands import code_option, golden, hint_at
@@ -22,6 +23,7 @@ from regress.replay.commands import calibrate, record, study
 from regress.replay.export_commands import export
 from regress.replay.replay_commands import replay, variants
 from regress.report.compare_commands import compare
+from regress.report.run_commands import report
 
 
 def flag_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -125,6 +127,10 @@ def train(
     from regress.engine.environment import export_environment
 
     export_environment(loaded.config.system_envs)
+    if loaded.config.trainer.resume_from_checkpoint is not None:
+        from regress.doctor.gate import before_resume
+
+        before_resume(loaded.config, console, allow_change)
     sys.path.append(str(Path.cwd()))  # rewards of one's own: task.rewards names package.module:function
     from regress.parallel.run import train as run  # torch starts here, after the environment is set
 
@@ -248,7 +254,7 @@ def renamed(command: click.Command, old: str, new: str) -> click.Command:
 
 for command in (record, export, calibrate, study):
     golden.add_command(command)
-for command in (golden, replay, variants, compare, explain, doctor):
+for command in (golden, replay, variants, compare, report, explain, doctor, track):
     main.add_command(command)
 main.add_command(renamed(calibrate, "calibrate", "regress golden calibrate CASE"))
 main.add_command(renamed(study, "study", "regress golden validate CASE"))

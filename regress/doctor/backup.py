@@ -11,12 +11,14 @@ from regress.doctor.checks.machine import readable
 from regress.doctor.issue import Action, Write, clean
 from regress.doctor.journal import FOLDER, apply
 from regress.doctor.restore import COPY_LIMIT
-from regress.doctor.scene import CURRICULUM, TRACKING, Scene
+from regress.doctor.scene import Scene
 from regress.doctor.tree import Unreadable
+from regress.engine.checkpoint.names import CURRICULUM_STATE
+from regress.engine.tracking.state import STATE as TRACKING
 from regress.errors import DoctorError
 
 PREFIX, LIST = "backup-", "backup.json"
-BESIDE = (CURRICULUM, TRACKING, "config.yaml")
+BESIDE = (CURRICULUM_STATE, TRACKING, "config.yaml")
 NEWEST = "newest"
 
 

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Any
 
-from regress.doctor.issue import shown
-from regress.doctor.tree import Missing, Tree, Unreadable, Unsafe
+from regress.doctor.issue import clean
+from regress.doctor.tree import Missing, Tree, Unreadable, Unsafe, parsed
 from regress.dump.files import Stamp
-from regress.dump.jsontext import dumps
 from regress.dump.manifest import MANIFEST
-
-DIGITS = frozenset("0123456789abcdef")
+from regress.engine.checkpoint.commit import commit_bytes, parse_commit
 
 
 @dataclass(frozen=True)
@@ -23,16 +18,14 @@ class Commit:
     """Content of a manifest.
 
     Attributes:
-        files: size and hash by path relative to the checkpoint.
+        files: size and hash by path relative to the checkpoint; empty if the manifest cannot be trusted.
         unsafe: paths that lead out of the checkpoint.
         complete: the manifest says that all was written.
-        tree: the whole JSON object.
     """
 
     files: dict[str, Stamp]
-    unsafe: tuple[str, ...]
-    complete: bool
-    tree: Mapping[str, Any]
+    unsafe: tuple[str, ...] = ()
+    complete: bool = True
 
 
 def read_commit(tree: Tree, checkpoint: str) -> Commit:
@@ -42,17 +35,18 @@ def read_commit(tree: Tree, checkpoint: str) -> Commit:
         Missing: if there is none.
         Unreadable: if it is damaged.
     """
-    content = tree.object(f"{checkpoint}/{MANIFEST}")
-    listed = content.get("files")
-    if content.get("kind", "checkpoint") != "checkpoint":
-        raise Unreadable("is not that of a checkpoint")
+    data = tree.read(f"{checkpoint}/{MANIFEST}")
+    content = parsed(data)  # refuses what could exhaust memory
+    listed = content.get("files") if isinstance(content, dict) else None
     if not isinstance(listed, dict):
         raise Unreadable("lists no files")
-    if content.get("sha256") != checksum(content):
-        raise Unreadable("does not match its own checksum")
     unsafe = tuple(name for name in listed if not _safe(name))
-    files = {name: _stamp(name, row) for name, row in listed.items() if name not in unsafe}
-    return Commit(files, unsafe, content.get("complete") is True, content)
+    if unsafe or content.get("complete") is not True:
+        return Commit({}, unsafe, content.get("complete") is True)
+    try:
+        return Commit(parse_commit(data))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise Unreadable(f"is damaged ({clean(str(error))})") from None
 
 
 def _safe(name: str) -> bool:
@@ -60,27 +54,9 @@ def _safe(name: str) -> bool:
     return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and "\0" not in name
 
 
-def _stamp(name: str, row: Any) -> Stamp:
-    size, digest = (row.get("size"), row.get("sha256")) if isinstance(row, dict) else (None, None)
-    if type(size) is not int or not isinstance(digest, str) or len(digest) != 64 or not set(digest) <= DIGITS:
-        raise Unreadable(f"tells no size and SHA-256 of {shown(name)}")
-    return Stamp(size, digest)
-
-
 def resealed(commit: Commit, changed: Mapping[str, Stamp]) -> bytes:
     """Return the manifest with the stamps of changed files in place of the old ones."""
-    files = dict(commit.tree["files"])
-    for name, stamp in changed.items():
-        row = files.get(name)
-        files[name] = {**(row if isinstance(row, dict) else {}), "size": stamp.size, "sha256": stamp.sha256}
-    tree = {**commit.tree, "files": files}
-    tree["sha256"] = checksum(tree)
-    return (json.dumps(tree, sort_keys=True, indent=1) + "\n").encode()
-
-
-def checksum(tree: Mapping[str, Any]) -> str:
-    """Return the checksum of a manifest, which stands in it beside the rest."""
-    return hashlib.sha256(dumps({key: tree[key] for key in tree if key != "sha256"}).encode()).hexdigest()
+    return commit_bytes({**commit.files, **changed})
 
 
 def fault(tree: Tree, checkpoint: str, name: str, stamp: Stamp, *, deep: bool) -> str | None:

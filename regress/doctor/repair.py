@@ -11,8 +11,9 @@ from regress.doctor.issue import Issue, Write
 from regress.doctor.journal import apply
 from regress.doctor.plan import planned
 from regress.doctor.report import Report
-from regress.doctor.scene import CURRICULUM, Scene
+from regress.doctor.scene import Scene
 from regress.doctor.target import find_target
+from regress.engine.checkpoint.names import CURRICULUM_STATE
 from regress.errors import DoctorError
 
 
@@ -58,7 +59,7 @@ def again(scene: Scene) -> Scene:
 
 def fresh(scene: Scene) -> tuple[str, str]:
     """Return the path and a description of the state that `create_fresh` writes."""
-    return CURRICULUM, f"the stage of {scene.target.checkpoint}"
+    return CURRICULUM_STATE, f"the stage of {scene.target.checkpoint}"
 
 
 def create_fresh(scene: Scene) -> Report:
@@ -73,8 +74,8 @@ def create_fresh(scene: Scene) -> Report:
             f"{scene.target.checkpoint or scene.target.root} holds no state of a curriculum, so its stage is unknown; "
             "give a checkpoint of a run with curriculum.enable=true"
         )
-    journal = apply(scene.tree, [Write(CURRICULUM, data)], "create-fresh")
-    done = [f"wrote {scene.target.root / CURRICULUM} at the stage of {scene.target.checkpoint}"]
+    journal = apply(scene.tree, [Write(CURRICULUM_STATE, data)], "create-fresh")
+    done = [f"wrote {scene.target.root / CURRICULUM_STATE} at the stage of {scene.target.checkpoint}"]
     report = Report(scene, (), done if journal else [], None if journal is None else str(journal))
     report.scene = again(scene)
     report.issues = examine(report.scene)

@@ -14,10 +14,8 @@ from regress.doctor.commit import Commit, read_commit
 from regress.doctor.target import Target
 from regress.doctor.tree import Tree, Unreadable
 from regress.dump.manifest import package_versions
+from regress.engine.checkpoint.names import STATE, TRAINER_STATE
 from regress.engine.config import Config
-
-STATE, TRAINER_STATE = "regress_state.json", "trainer_state.json"
-CURRICULUM, TRACKING, METRICS = "curriculum_state.json", "wandb_sync_state.json", "metrics.jsonl"
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from regress.doctor.tree import Tree, Unreadable
 from regress.dump.manifest import MANIFEST
+from regress.engine.checkpoint.names import STATE, parse_name
 from regress.errors import DoctorError
 
-CHECKPOINT = re.compile(r"checkpoint-(\d{1,18})(?:-update(\d{1,18}))?")
 _OF_CHECKPOINT = (
     *("regress_state.json", "trainer_state.json", "config.json", "adapter_config.json"),
     *("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"),
@@ -40,12 +39,6 @@ class Target:
         return f"{self.checkpoint}/{name}"
 
 
-def position(name: str) -> tuple[int, int] | None:
-    """Return the completed steps, and updates of the next one, that a folder's name tells."""
-    match = CHECKPOINT.fullmatch(name)
-    return None if match is None else (int(match[1]), int(match[2] or 0))
-
-
 def checkpoints(root: Path) -> list[str]:
     """Return the names of the checkpoint folders of an output directory: complete ones first, newest first.
 
@@ -54,17 +47,17 @@ def checkpoints(root: Path) -> list[str]:
     """
     tree = Tree(root)
     names = [
-        path.name for path in tree.root.iterdir() if position(path.name) is not None and _is_folder(path)
+        path.name for path in tree.root.iterdir() if parse_name(path.name) is not None and _is_folder(path)
     ]
     return sorted(names, key=lambda name: _age(tree, name), reverse=True)
 
 
 def _age(tree: Tree, name: str) -> tuple[bool, float, tuple[int, int] | None]:
     try:
-        segment = float(tree.object(f"{name}/regress_state.json")["segment"])
+        segment = float(tree.object(f"{name}/{STATE}")["segment"])
     except (Unreadable, KeyError, TypeError, ValueError, OverflowError):
         segment = float("inf")
-    return tree.is_file(f"{name}/{MANIFEST}"), segment, position(name)
+    return tree.is_file(f"{name}/{MANIFEST}"), segment, parse_name(name)
 
 
 def find_target(path: str | None, output_dir: str | None, project_root: str) -> Target:
@@ -107,9 +100,9 @@ def _named(path: str) -> Target:
             "copy"
         )
     folder = _folder(path, "CHECKPOINT")
-    if position(folder.name) is None and (checkpoints(folder) or _looks_like_run(folder)):
+    if parse_name(folder.name) is None and (checkpoints(folder) or _looks_like_run(folder)):
         return _of_run(folder)
-    if position(folder.name) is None and not any((folder / name).exists() for name in _OF_CHECKPOINT):
+    if parse_name(folder.name) is None and not any((folder / name).exists() for name in _OF_CHECKPOINT):
         raise DoctorError(
             f"{path} is neither a checkpoint nor the output directory of a run: it holds no "
             "regress_state.json, trainer_state.json, weights, checkpoint-<step> or metrics.jsonl; correct the path"

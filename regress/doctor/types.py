@@ -32,7 +32,7 @@ RULES: dict[str, Rule] = {
     "unsafe_path": Rule(HIGH, "files", "a path leaves the tree, or is no ordinary file"),
     "unsupported_schema": Rule(HIGH, "files", "written by a later release"),
     "checkpoint_misnamed": Rule(MEDIUM, "files", "the folder's name tells another step than its state"),
-    "unlisted_file": Rule(LOW, "files", "manifest.json does not know a file"),
+    "unlisted_file": Rule(HIGH, "files", "manifest.json does not know a file that could be loaded"),
     "foreign_checkpoint": Rule(LOW, "files", "another trainer's: weights can be used, the run not continued"),
     "no_checkpoint": Rule(LOW, "files", "the output directory holds no checkpoint"),
     # weights

@@ -53,11 +53,12 @@ class Place:
     def keeps(self, folder: str, where: Coordinates) -> bool:
         """Return True if a record lies before this place.
 
-        Records of the whole unfinished step are made again, except rollouts (``train``, ``val``), which are not.
+        Records of the whole unfinished step are made again, except rollouts (``train``, ``val``, ``val_samples``),
+        which are not.
         """
         if where.step != self.step:
             return where.step < self.step
-        if folder == "val":
+        if folder in ("val", "val_samples"):
             return True
         if folder == "train":
             return self.updates_in_step > 0

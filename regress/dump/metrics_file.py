@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +120,7 @@ class MetricsWriter:
             segment: least number of this segment, one above the checkpoint's.
         """
         self._path = path
-        self._file: int | None = None
+        self._file: FileIO | None = None
         rows: list[Row] = []
         self._whole = 0
         if path.exists():
@@ -146,9 +146,10 @@ class MetricsWriter:
         """Open the file; write the row that starts this segment, unless it is the first of its file."""
         if self._file is not None:
             return
-        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
-        os.ftruncate(self._file, self._whole)
-        if self._whole and os.pread(self._file, 1, self._whole - 1) != b"\n":
+        self._file = FileIO(self._path, "a+")
+        self._file.truncate(self._whole)
+        self._file.seek(max(0, self._whole - 1))
+        if self._file.read(1) not in (b"", b"\n"):
             self._put(b"\n")  # the last row is whole, its end of line was not written
         if self._start is not None:
             self._append(self._start)
@@ -156,8 +157,12 @@ class MetricsWriter:
     def close(self) -> None:
         """Close the file."""
         if self._file is not None:
-            os.close(self._file)
+            self._file.close()
             self._file = None
+
+    def __del__(self) -> None:
+        if hasattr(self, "_file"):
+            self.close()
 
     def _append(self, content: Mapping[str, Any]) -> Row:
         row = {SEGMENT: self.segment, SEQUENCE: self.sequence + 1, TIME: time.time(), **content}
@@ -168,7 +173,7 @@ class MetricsWriter:
     def _put(self, data: bytes) -> None:
         assert self._file is not None
         while data:
-            data = data[os.write(self._file, data) :]
+            data = data[self._file.write(data) or 0 :]
 
 
 def _plain(name: str, value: Any) -> Any:

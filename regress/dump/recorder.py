@@ -39,6 +39,7 @@ class Recorder:
         options: record type -> whether it is recorded; types left out are not.
         provenance: provenance of the run for the manifest.
         overwrite: remove an earlier dump (its manifest, its record files, nothing else) instead of refusing.
+        overwrite_key: setting by which a user asks for overwriting, for the refusal.
         start: continue an earlier dump at this place: its records before it are kept, all others are removed.
         rank: number of this process among those that record one run into this directory.
         gather: hands the value of every rank to all of them, in their order. Rank 0 prepares the directory, and
@@ -58,6 +59,7 @@ class Recorder:
         every_n_steps: int = 1,
         provenance: Provenance | None = None,
         overwrite: bool = False,
+        overwrite_key: str = "overwrite=True",
         start: StartingPlace | None = None,
         rank: int = 0,
         gather: Callable[[Any], list[Any]] = lambda value: [value],
@@ -77,15 +79,17 @@ class Recorder:
         self._rank = rank
         self._gather = gather
         self._kept: dict[str, Entry] = {}
-        prepared = self._together(lambda: self._prepared(overwrite, start) if rank == 0 else None)
+        prepared = self._together(
+            lambda: self._prepared(overwrite, overwrite_key, start) if rank == 0 else None
+        )
         self._alone = len(prepared) == 1
         if self._alone and rank != 0:
             raise DumpError(f"rank {rank} would record into {self.folder} without rank 0: {_GATHER}")
         self._writer = Writer(self._format)
 
-    def _prepared(self, overwrite: bool, start: StartingPlace | None) -> None:
+    def _prepared(self, overwrite: bool, overwrite_key: str, start: StartingPlace | None) -> None:
         if start is None:
-            _prepare(self.folder, overwrite)
+            _prepare(self.folder, overwrite, overwrite_key)
             return
         self._kept = continued(self.folder, self._format, start)
 
@@ -93,6 +97,10 @@ class Recorder:
     def failure(self) -> DumpError | None:
         """First failure of the writer so far."""
         return self._writer.failure
+
+    def written(self) -> dict[Location, int]:
+        """Return the size in bytes of every file that this process has written so far."""
+        return {path: stamp.size for path, stamp in list(self._writer.stamps.items())}
 
     def wanted(self, type: str, step: int) -> bool:
         """Return True if records of this type are kept at this step; raises `DumpError` for a type that
@@ -234,7 +242,7 @@ def _contradicts(old: Json, new: Json) -> bool:
     return old != new
 
 
-def _prepare(folder: Location, overwrite: bool) -> None:
+def _prepare(folder: Location, overwrite: bool, overwrite_key: str) -> None:
     """Refuse or remove an earlier dump, and check that the folder can be written."""
     try:
         below = files_within(folder)
@@ -243,7 +251,7 @@ def _prepare(folder: Location, overwrite: bool) -> None:
         if earlier and not overwrite:
             raise DumpError(
                 f"{folder} already holds a dump ({_within(folder, earlier[0])}), and runs must not mix: "
-                "choose another dump directory, delete this one, or ask for overwriting (overwrite=True)"
+                f"choose another dump directory, delete this one, or ask for overwriting ({overwrite_key})"
             )
         leftovers = [path for path in below if path.name.startswith(TEMPORARY)]
         for path in (*reversed(earlier), *leftovers):  # manifest first: half a dump must not look complete

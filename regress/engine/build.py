@@ -19,30 +19,27 @@ from regress.dump.manifest import MANIFEST, Provenance
 from regress.dump.recorder import Recorder
 from regress.dump.taps import recording
 from regress.engine.adapters.parameters import trained_parameters
-from regress.engine.adapters.settings import base_of, is_adapter
 from regress.engine.compiled import blocks_of
 from regress.engine.components import own_loss, own_optimizer
 from regress.engine.config.rules import updates_per_rollout
 from regress.engine.config.schema import Config
-from regress.engine.dialogue import Dialogue, environment_texts
+from regress.engine.evaluation import TABLE, Evaluation
+from regress.engine.material import make_material
 from regress.engine.optim import adamw, build_scheduler
 from regress.engine.optimizer_state import load_state
 from regress.engine.policies import build_policy, build_reference
 from regress.engine.policy import LocalPolicy
-from regress.engine.pretrained import checkpoint_config
-from regress.engine.prompts import PromptSource
+from regress.engine.prompts import Prompts
 from regress.engine.provenance import provenance, trajectory_meta
 from regress.engine.reference import Reference
 from regress.engine.rollout import RecordingWorker
-from regress.engine.tokenizer import fingerprint, load_tokenizer, train_tokenizer
+from regress.engine.tokenizer import fingerprint
 from regress.engine.trainer import Trainer
 from regress.engine.warm_start import warm_start
 from regress.engine.workers import make_worker
 from regress.engine.world import SingleProcess, World, raise_on_all_ranks
 from regress.errors import ConfigError
-from regress.tasks.dataset import Dataset, make_dataset, with_answer_tags
-from regress.tasks.environments import Environment, make_environment
-from regress.tasks.registry import make_task
+from regress.tasks.curriculum import Curriculum
 
 Progress = Callable[[str, int], Callable[[], None]]
 """Function ``progress(name, total)``: opens a progress bar and returns the function that advances it."""
@@ -54,7 +51,7 @@ class Stateful(Protocol):
     def state_dict(self) -> dict[str, Any]:
         """Return the state, as values of JSON."""
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state that `state_dict` has returned."""
 
 
@@ -63,6 +60,7 @@ class Run:
     """Run that is ready to train.
 
     Attributes:
+        curriculum: ``None`` without one.
         recorder: ``None`` when nothing is dumped.
         recorders: every recorder of the run, by the section of the configuration that asks for it.
         parts: what else has a state that a checkpoint keeps, by name.
@@ -70,8 +68,10 @@ class Run:
 
     config: Config
     tokenizer: PreTrainedTokenizerBase
-    prompts: PromptSource
+    prompts: Prompts
     trainer: Trainer
+    evaluation: Evaluation
+    curriculum: Curriculum | None
     recorder: Recorder | None
     recorders: dict[str, Recorder] = field(default_factory=dict)
     parts: dict[str, Stateful] = field(default_factory=dict)
@@ -99,26 +99,19 @@ def build(
     to this process alone.
     """
     world = world or SingleProcess()
-    tokenizer, prompts, dialogue = raise_on_all_ranks(world, lambda: _material(config))
+    material = raise_on_all_ranks(world, lambda: make_material(config))
+    tokenizer, prompts, curriculum = material.tokenizer, material.prompts, material.curriculum
     origin = provenance(config, fingerprint(tokenizer), world.plan.mesh)
     policy = build_policy(config, tokenizer, world)
     frozen = raise_on_all_ranks(world, lambda: build_reference(config, tokenizer, policy))
     optimizer = raise_on_all_ranks(world, lambda: _optimizer(config, policy, fresh=resumed is None))
     worker = raise_on_all_ranks(
-        world, lambda: make_worker(config, policy, tokenizer, prompts, origin, dialogue, world)
+        world, lambda: make_worker(config, policy, tokenizer, prompts, origin, material.dialogue, world)
     )
+    meta = _meta(origin, prompts)
     recorders: dict[str, Recorder] = {}
     if config.rollout_mock.enable and config.rollout_mock.mode == "dump":
-        folder, meta = config.rollout_mock.dump_dir, trajectory_meta(origin)
-        rollouts = Recorder(
-            folder,
-            options={},
-            provenance=origin,
-            overwrite=_half_done(config, folder),
-            start=(resumed or {}).get("rollout_mock"),
-            rank=world.rank,
-            gather=world.gather,
-        )
+        rollouts = _rollout_recorder(config, origin, world, (resumed or {}).get("rollout_mock"))
         worker = resources.enter_context(RecordingWorker(worker, rollouts, meta, world))
         recorders["rollout_mock"] = rollouts
     recorder = None
@@ -148,10 +141,26 @@ def build(
         scheduler=build_scheduler(optimizer, config.optimizer, updates=updates),
         worker=worker,
         prompts=prompts.train,
-        trajectory_meta=trajectory_meta(origin),
+        trajectory_meta=meta,
         token_loss=raise_on_all_ranks(world, lambda: own_loss(config.algorithm.loss_function)),
     )
-    return Run(config, tokenizer, prompts, trainer, recorder, recorders)
+    table = Path(config.output_dir) / TABLE if world.main else None
+    evaluation = Evaluation(config, worker, prompts.evaluation(), table)
+    resources.callback(evaluation.close)
+    parts: dict[str, Stateful] = {"evaluation": evaluation}
+    if curriculum is not None:
+        parts["curriculum"] = curriculum
+    return Run(
+        config,
+        tokenizer,
+        prompts,
+        trainer,
+        evaluation,
+        curriculum,
+        recorder,
+        recorders=recorders,
+        parts=parts,
+    )
 
 
 def _half_done(config: Config, folder: str) -> bool:
@@ -160,39 +169,31 @@ def _half_done(config: Config, folder: str) -> bool:
     return again and not (location(folder) / MANIFEST).exists()
 
 
-def _material(config: Config) -> tuple[PreTrainedTokenizerBase, PromptSource, Dialogue | None]:
-    """Return the tokenizer, the prompts, and the dialogue of conversations with several turns."""
-    task = make_task(config.task.name, config.task.level, config.task.params, config.seed)
-    dataset = make_dataset(task, config.task.train_size, config.task.eval_size)
-    if config.task.answer_tags:
-        dataset = with_answer_tags(dataset)
-    environment = None if config.task.environment is None else make_environment(config.task.environment)
-    tokenizer = _tokenizer(config, dataset, environment)
-    dialogue = None
-    if environment is not None:
-        dialogue = Dialogue(environment, tokenizer, config.task.max_turns, dataset.train[0])
-    return tokenizer, PromptSource(dataset, tokenizer, config, dialogue), dialogue
+def _meta(origin: Provenance, prompts: Prompts) -> Callable[[int], Mapping[str, Any]]:
+    """Return the function that gives the metadata of a step's rollout: with a curriculum, also the step's stage."""
+    constant = trajectory_meta(origin)
+
+    def of_step(step: int) -> Mapping[str, Any]:
+        place = prompts.place(step)
+        return constant if place is None else {**constant, "curriculum": vars(place)}
+
+    return of_step
 
 
-def _tokenizer(config: Config, dataset: Dataset, environment: Environment | None) -> PreTrainedTokenizerBase:
-    path = _tokenizer_path(config)
-    if path is not None:
-        return load_tokenizer(path)
-    texts = dataset.texts()
-    if environment is not None:
-        texts += environment_texts(environment, dataset.train + dataset.evaluation)
-    return train_tokenizer(texts, tool=environment is not None)
-
-
-def _tokenizer_path(config: Config) -> str | None:
-    """Return the path of a checkpoint's own tokenizer: another one of the same size would go unnoticed."""
-    if config.tokenizer.path is not None or config.model.path is None:
-        return config.tokenizer.path
-    folders = [Path(config.model.path)]
-    if is_adapter(folders[0]):
-        folders.append(base_of(folders[0], config.model.lora.base_path, "model.path"))
-    checkpoint_config(folders[-1])  # a broken checkpoint is not the tokenizer's fault
-    return next((str(folder) for folder in folders if (folder / "tokenizer_config.json").is_file()), None)
+def _rollout_recorder(
+    config: Config, origin: Provenance, world: World, start: StartingPlace | None
+) -> Recorder:
+    folder = config.rollout_mock.dump_dir
+    return Recorder(
+        folder,
+        options={},
+        provenance=origin,
+        overwrite=config.rollout_mock.overwrite or _half_done(config, folder),
+        overwrite_key="rollout_mock.overwrite=true",
+        start=start,
+        rank=world.rank,
+        gather=world.gather,
+    )
 
 
 def _recorder(
@@ -214,6 +215,7 @@ def _recorder(
         every_n_steps=debug.dump_every_n_steps,
         provenance=origin,
         overwrite=debug.overwrite or _half_done(config, debug.dump_dir),
+        overwrite_key="debug.overwrite=true",
         start=start,
         rank=world.rank,
         gather=world.gather,

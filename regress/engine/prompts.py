@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 from transformers import PreTrainedTokenizerBase
 
@@ -12,12 +13,61 @@ from regress.engine.dialogue import Dialogue
 from regress.engine.rollout import Prompt
 from regress.engine.tokenizer import completion_ids, completion_text, prompt_ids
 from regress.errors import ConfigError, reason
+from regress.tasks.curriculum import Place
 from regress.tasks.dataset import Dataset, training_batch
 from regress.tasks.problem import Problem, is_correct
 
 
+class Prompts(Protocol):
+    """Prompts of a run."""
+
+    def train(self, step: int) -> list[Prompt]:
+        """Return the groups of a training step."""
+
+    def evaluation(self) -> list[Prompt]:
+        """Return one greedy run of every held-out problem that is evaluated."""
+
+    def demonstrations(self, step: int) -> list[Trajectory]:
+        """Return prompts with their right answers, for a supervised step."""
+
+    def place(self, step: int) -> Place | None:
+        """Return the stage of the curriculum that a step's prompts are from; None without a curriculum."""
+
+    def follow(self, place: Callable[[int], Place]) -> None:
+        """Take the stage of every step from elsewhere, such as a recording."""
+
+    @property
+    def training_problems(self) -> int | None:
+        """Number of problems to train on; None if nobody knows."""
+
+
+class NoPrompts:
+    """Prompts of a run without a task: none, because the recording that it replays holds them."""
+
+    training_problems = None
+
+    def train(self, step: int) -> list[Prompt]:
+        """Return nothing: the worker serves all that was recorded of a step."""
+        return []
+
+    def evaluation(self) -> list[Prompt]:
+        """Return nothing."""
+        return []
+
+    def demonstrations(self, step: int) -> list[Trajectory]:
+        """Return nothing; the configuration refuses a warm start."""
+        return []
+
+    def place(self, step: int) -> Place | None:
+        """Return None: there is no curriculum."""
+        return None
+
+    def follow(self, place: Callable[[int], Place]) -> None:
+        """Do nothing: there is no curriculum."""
+
+
 class PromptSource:
-    """Prompts as pure functions of the step, so that resume and replay need no hidden state.
+    """Prompts as pure functions of the step and of its stage, so that resume and replay need no hidden state.
 
     Raises:
         ConfigError: if a prompt is longer than ``data.max_prompt_length`` tokens, or if the tokenizer cannot write
@@ -35,6 +85,8 @@ class PromptSource:
         self._tokenizer = tokenizer
         self._config = config
         self._dialogue = dialogue
+        self._stages: Sequence[Sequence[Problem]] = ()
+        self._place: Callable[[int], Place] | None = None
         self._tokens = {p.task_id: _prompt_tokens(tokenizer, p) for p in _all(dataset)}
         _check_distinct(self._tokens, _all(dataset))
         for problem in _all(dataset):
@@ -48,18 +100,46 @@ class PromptSource:
                 f"set data.max_prompt_length to at least {length} or make the task easier"
             )
 
+    def set_stages(self, stages: Sequence[Sequence[Problem]], place: Callable[[int], Place]) -> None:
+        """Sample the problems of one stage at a time.
+
+        Args:
+            stages: training problems of each stage.
+            place: the stage of a step.
+        """
+        self._stages = stages
+        self._place = place
+
+    def follow(self, place: Callable[[int], Place]) -> None:
+        """Take the stage of every step from elsewhere, such as a recording."""
+        self._place = place
+
+    def place(self, step: int) -> Place | None:
+        """Return the stage of the curriculum that a step's prompts are from; None without a curriculum."""
+        return None if self._place is None or not self._stages else self._place(step)
+
+    @property
+    def training_problems(self) -> int | None:
+        """Number of problems to train on."""
+        return len(self._dataset.train)
+
     def train(self, step: int) -> list[Prompt]:
-        """Return the groups of a training step."""
-        data = self._config.data
-        problems = training_batch(self._dataset.train, step, data.prompts_per_step, self._config.seed)
+        """Return the groups of a training step; a stage is gone through from its first step on."""
+        data, place = self._config.data, self.place(step)
+        source: Sequence[Problem] = self._dataset.train
+        seed: object = self._config.seed
+        if place is not None:
+            source, seed = self._stages[place.stage], f"{seed}/{place.round}/{place.stage}"
+        since = 0 if place is None else place.start_step
+        problems = training_batch(source, step - since, data.prompts_per_step, seed)
         return [
             self._prompt(f"{step:06d}-{index:04d}", problem, data.group_size)
             for index, problem in enumerate(problems)
         ]
 
     def evaluation(self) -> list[Prompt]:
-        """Return one greedy run of every held-out problem."""
-        problems = self._dataset.evaluation
+        """Return one greedy run of every held-out problem that is evaluated."""
+        problems = self._dataset.evaluation[: self._config.evaluation.max_samples]
         return [self._prompt(f"eval-{index:04d}", problem, 1) for index, problem in enumerate(problems)]
 
     def demonstrations(self, step: int) -> list[Trajectory]:
@@ -109,6 +189,13 @@ class PromptSource:
 
 
 def _prompt_tokens(tokenizer: PreTrainedTokenizerBase, problem: Problem) -> tuple[int, ...]:
+    if problem.tokens is not None:
+        if max(problem.tokens) >= len(tokenizer):
+            raise ConfigError(
+                f"task.dataset_path: a prompt holds the token id {max(problem.tokens)}, and the tokenizer knows "
+                f"{len(tokenizer)} tokens; give the tokenizer that made them as tokenizer.path"
+            )
+        return problem.tokens
     try:
         tokens = tuple(prompt_ids(tokenizer, problem.prompt))
     except Exception as error:  # a chat template is a program and may raise anything

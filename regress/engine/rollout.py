@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from regress.dump.recorder import Recorder
 from regress.dump.trajectory import Trajectory, to_record
+from regress.engine import run_log
 from regress.engine.dialogue import Conversation, Dialogue
 from regress.engine.policy import LocalPolicy
 from regress.engine.sampling import SamplingParams, UndefinedDistribution, sample
@@ -25,7 +26,8 @@ from regress.tasks.draws import generator
 from regress.tasks.problem import Problem
 from regress.tasks.rewards import Reward
 
-TRAIN, VAL = "train", "val"
+TRAIN, VAL, SAMPLES = "train", "val", "val_samples"
+"""Uses of a rollout: training, greedy evaluation, and the samples of an evaluation."""
 
 Score = Callable[[Problem, str, Sequence[Turn]], Reward]
 
@@ -44,7 +46,7 @@ class RolloutWorker(Protocol):
     """Source of the trajectories of a step, ordered by group and run."""
 
     def rollout(self, step: int, prompts: Sequence[Prompt], split: str) -> list[Trajectory]:
-        """Return ``group_size`` trajectories for every prompt; ``split`` is ``train`` or ``val`` (greedy)."""
+        """Return ``group_size`` trajectories for every prompt; ``split`` is `TRAIN`, `VAL` (greedy) or `SAMPLES`."""
 
 
 class HFRolloutWorker:
@@ -54,6 +56,7 @@ class HFRolloutWorker:
         model: the policy's model; its current weights are used.
         tokenizer: decodes completions for rewards and environment.
         params: sampling parameters; evaluation is greedy with the same limits.
+        samples: parameters and seed of the samples of an evaluation; None: those of training.
         score: the reward of the last completion of a conversation, given with all its turns.
         batch_size: completions sampled at once.
         dialogue: writer of the environment's turns; without one every conversation has one turn.
@@ -71,13 +74,17 @@ class HFRolloutWorker:
         batch_size: int,
         seed: int,
         dialogue: Dialogue | None = None,
+        samples: tuple[SamplingParams, int] | None = None,
     ) -> None:
         self._model = model
         self._tokenizer = tokenizer
-        self._params = params
+        self._of_split = {
+            TRAIN: (params, seed),
+            VAL: (replace(params, greedy=True), seed),
+            SAMPLES: samples or (params, seed),
+        }
         self._score = score
         self._batch_size = batch_size
-        self._seed = seed
         self._dialogue = dialogue
 
     def rollout(self, step: int, prompts: Sequence[Prompt], split: str) -> list[Trajectory]:
@@ -86,12 +93,12 @@ class HFRolloutWorker:
         Raises:
             RegressError: naming the sample for which the policy has no finite logits.
         """
-        params = replace(self._params, greedy=split == VAL)
+        params, seed = self._of_split[split]
         runs = [(prompt, run) for prompt in prompts for run in range(prompt.group_size)]
         trajectories: list[Trajectory] = []
         for start in range(0, len(runs), self._batch_size):
             chunk = runs[start : start + self._batch_size]
-            keys = [(self._seed, step, split, prompt.group_id, run) for prompt, run in chunk]
+            keys = [(seed, step, split, prompt.group_id, run) for prompt, run in chunk]
             try:
                 talks = self._converse([prompt for prompt, _ in chunk], params, keys)
             except UndefinedDistribution as error:
@@ -152,6 +159,7 @@ class HFRolloutWorker:
     def _trajectory(self, prompt: Prompt, run: int, talk: Conversation, split: str) -> Trajectory:
         reward = self._score(prompt.problem, talk.text, talk.turns)
         prompt_length = len(prompt.tokens)
+        params, _ = self._of_split[split]
         log_probs = torch.cat(talk.log_probs).numpy()
         return Trajectory(
             group_id=prompt.group_id,
@@ -159,7 +167,7 @@ class HFRolloutWorker:
             tokens=talk.tokens,
             loss_mask=[0] * prompt_length + talk.mask,
             reward=reward.total,
-            is_val=split == VAL,
+            is_val=split != TRAIN,
             prompt_length=prompt_length,
             log_probs=np.concatenate([np.zeros(prompt_length, log_probs.dtype), log_probs]),
             finish_reason=talk.finish_reason,
@@ -168,7 +176,7 @@ class HFRolloutWorker:
             prompt=prompt.problem.prompt,
             response=talk.text,
             ground_truth=prompt.problem.answer,
-            temperature=None if split == VAL else self._params.temperature,  # greedy has none
+            temperature=None if params.greedy else params.temperature,
             extra={"turns": [[turn.completion, turn.reply] for turn in talk.turns]} if self._dialogue else {},
         )
 
@@ -209,23 +217,41 @@ class RecordingWorker(AbstractContextManager["RecordingWorker"]):
     """
 
     def __init__(
-        self, worker: RolloutWorker, recorder: Recorder, meta: Mapping[str, Any], world: World
+        self,
+        worker: RolloutWorker,
+        recorder: Recorder,
+        meta: Callable[[int], Mapping[str, Any]],
+        world: World,
     ) -> None:
         self._worker = worker
         self._recorder = recorder
         self._meta = meta
         self._world = world
+        self._waiting: list[tuple[int, str, int]] = []
 
     def rollout(self, step: int, prompts: Sequence[Prompt], split: str) -> list[Trajectory]:
         """Return the other worker's trajectories, and record them on the first rank."""
         trajectories = self._worker.rollout(step, prompts, split)
         if self._world.main:
-            self._recorder.put(to_record(trajectories, step, self._meta), folder=split)
+            record = to_record(trajectories, step, self._meta(step))
+            self._recorder.put(record, folder=split)
+            self._waiting.append((step, f"{split}/{record.where.stem}.", len(trajectories)))
+            self._report()
         raise_on_all_ranks(self._world, self._check)
         return trajectories
 
+    def _report(self) -> None:
+        """Log the steps that are on disk by now; the writer works in the background."""
+        sizes = self._recorder.written()
+        written = {f"{path.parent.name}/{path.stem}.": path for path in sizes}
+        for waiting in [waiting for waiting in self._waiting if waiting[1] in written]:
+            step, name, samples = waiting
+            run_log.dumped(step, written[name], samples, sizes[written[name]])
+            self._waiting.remove(waiting)
+
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._recorder.close(complete=kind is None)
+        self._report()
 
     def _check(self) -> None:
         if self._recorder.failure is not None:

@@ -13,15 +13,19 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from transformers.utils.logging import disable_progress_bar
 
 from regress.dump.location import Location
+from regress.engine import run_log
 from regress.engine.build import Run, build
 from regress.engine.checkpoint.resume import dump_places, open_checkpoint, restore
 from regress.engine.checkpoint.saver import Saver
 from regress.engine.checkpoint.state import CheckpointState
 from regress.engine.config.schema import Config
+from regress.engine.disk import log_estimate
 from regress.engine.environment import configure_torch, export_environment
 from regress.engine.loop import Loop, Start
+from regress.engine.metrics import Values
 from regress.engine.outputs import Outputs
-from regress.engine.tracking import Log, tracking
+from regress.engine.run_log import printed
+from regress.engine.tracking.log import Log, open_log
 from regress.engine.world import SingleProcess, World, raise_on_all_ranks
 from regress.errors import RegressError, reason
 
@@ -35,13 +39,18 @@ class RunResult:
 
     output_dir: Path
     dump_dir: Location | None
-    metrics: dict[str, float]
+    metrics: Values
     pass_rates: dict[int, float]
     main: bool = True
 
 
 def train(
-    config: Config, console: Console, world: World | None = None, *, allow_change: Sequence[str] = ()
+    config: Config,
+    console: Console,
+    world: World | None = None,
+    *,
+    allow_change: Sequence[str] = (),
+    stop_after: int | None = None,
 ) -> RunResult:
     """Train as configured. A progress bar and a line per evaluation go to the console, the rest to files.
 
@@ -49,6 +58,7 @@ def train(
 
     Args:
         allow_change: keys that may differ from those of the checkpoint although they change what is computed.
+        stop_after: number of optimizer updates after whose checkpoint the run ends with `Stopped`.
 
     Raises:
         RegressError: whatever a user can mend, in one sentence.
@@ -61,22 +71,33 @@ def train(
     bars = Progress(
         *columns, console=console, transient=True, disable=not (console.is_terminal and world.main)
     )
-    with bars, _memory_errors(), ExitStack() as files:
+
+    def warn(text: str) -> None:
+        console.print(f"warning: {text}", style="yellow", markup=False)
+
+    with bars, printed(console, world.main), _memory_errors(), ExitStack() as files:
+        run_log.lengths(config)
+        if config.rollout_mock.enable:
+            run_log.rollout_mock(config)
+            if config.rollout_mock.mode == "dump":
+                log_estimate(config)
         outputs = raise_on_all_ranks(world, lambda: files.enter_context(_outputs(config, world)))
+        log = raise_on_all_ranks(
+            world, lambda: files.enter_context(open_log(config, main=world.main, warn=warn))
+        )
         with ExitStack() as resources:
 
             def progress(name: str, total: int) -> Callable[[], None]:
                 task = bars.add_task(name, total=total)
                 return lambda: bars.advance(task)
 
-            log = raise_on_all_ranks(world, lambda: resources.enter_context(_log(config, outputs)))
             state = open_checkpoint(config, world, allow_change, files)
             run = build(config, resources, progress, world, resumed=dump_places(config, state))
-            start = _started(run, state, console)
-            saver = resources.enter_context(Saver(run, state))
-            loop = Loop(run, log, progress("training", config.max_steps), console, saver, start)
+            loop = Loop(run, log, progress("training", config.max_steps), console)
+            loop.start(_started(run, log, state, console))
+            loop.saver = resources.enter_context(Saver(run, state, stop_after=stop_after))
             loop.train()
-            saver.finish()
+            loop.saver.finish()
             model = run.trainer.policy.whole_model()
 
             def save() -> None:
@@ -89,13 +110,14 @@ def train(
     return RunResult(Path(config.output_dir), dump_dir, loop.metrics, loop.pass_rates, world.main)
 
 
-def _started(run: Run, state: CheckpointState | None, console: Console) -> Start:
+def _started(run: Run, log: Log, state: CheckpointState | None, console: Console) -> Start:
     """Return where the run starts, after putting the state of a checkpoint into it."""
     main = run.trainer.world.main
     if state is None:
         if run.config.trainer.resume_from_checkpoint is not None and main:
             console.print(f"no checkpoint in {run.config.trainer.checkpoint_dir} yet: starting at step 0")
         return Start()
+    log.resumed(state.path.name, step=state.step, update=state.update)
     unfinished = restore(run, state)
     if main:
         console.print(f"going on from {state.path}: {state.step} steps and {state.update} updates are done")
@@ -105,11 +127,6 @@ def _started(run: Run, state: CheckpointState | None, console: Console) -> Start
 def _outputs(config: Config, world: World) -> AbstractContextManager[Outputs | None]:
     """Open the files of a run, which its first rank writes."""
     return Outputs(Path(config.output_dir)) if world.main else nullcontext()
-
-
-def _log(config: Config, outputs: Outputs | None) -> AbstractContextManager[Log]:
-    """Open the destinations of metrics; a rank that writes nothing drops them."""
-    return nullcontext(lambda step, metrics: None) if outputs is None else tracking(config, outputs)
 
 
 @contextmanager

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -26,30 +26,33 @@ from regress.errors import DumpError, NotFinite, RegressError
 from regress.grpo.aggregation import token_weights
 from regress.grpo.inputs import InputError
 from regress.grpo.logprobs import TokenLogProbs
-from regress.grpo.losses import token_loss
+from regress.grpo.losses import TokenLoss, token_loss
 from regress.grpo.metrics import Metric, add_metrics, token_metrics
 from regress.grpo.objective import Objective
 
 
 @dataclass(frozen=True)
 class Share:
-    """A microbatch's share of the loss, and its part of the metrics."""
+    """A microbatch's share of the loss, its part of the metrics, and the shares of the loss's terms."""
 
     loss: Tensor
     metrics: dict[str, Metric]
+    terms: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class StepOutcome:
-    """Loss of the mini-batch, gradient norm before clipping, and metrics over its loss tokens.
+    """Loss of the mini-batch, gradient norm before clipping, metrics over its loss tokens, and the loss's terms.
 
-    ``skipped`` is True where one of the two is not finite and no update was made; the loss is then NaN, and there are
-    no metrics.
+    ``terms`` add up to the loss: those of policy, KL and entropy, as far as the objective has them. ``skipped`` is
+    True where loss or gradient norm is not finite and no update was made; the loss is then NaN, and there are no
+    metrics.
     """
 
     loss: float
     grad_norm: float
     metrics: dict[str, Metric]
+    terms: dict[str, float] = field(default_factory=dict)
     skipped: bool = False
 
 
@@ -137,10 +140,11 @@ def train_step(
             kind = RegressError if _finite(out, part) else NotFinite
             problems.append(kind(f"{_named(index, micro)} has no loss, so no update was made: {error}"))
             return _no_loss(out)
-        share = (part.weights.to(terms.loss_K.dtype) * terms.loss_K).sum()
+        weights = part.weights.to(terms.loss_K.dtype)
+        share = (weights * terms.loss_K).sum()
         metrics = token_metrics(terms)
         taps.loss(micro, part, out, terms, share, metrics, tokens, objective, policy.backward_scale)
-        return share, Share(share.detach(), metrics)
+        return share, Share(share.detach(), metrics, _terms(terms, weights, objective))
 
     policy.zero_grad()
     with token_gradients.recorded(policy.backward_scale):
@@ -170,6 +174,7 @@ class _Part:
 
     loss: float
     metrics: dict[str, Metric]
+    terms: dict[str, float]
     problem: RegressError | None
     grad_norm: float = 0.0
 
@@ -197,7 +202,8 @@ def _own_part(
 ) -> _Part:
     loss = math.fsum(share.loss.item() for share in shares) if _all_finite(shares) else math.nan
     metrics: dict[str, Metric] = functools.reduce(add_metrics, (share.metrics for share in shares), {})
-    return _Part(loss, metrics, problems[0] if problems else _nonfinite(microbatches, shares))
+    problem = problems[0] if problems else _nonfinite(microbatches, shares)
+    return _Part(loss, metrics, _sums([share.terms for share in shares]), problem)
 
 
 def _combined(world: World, own: _Part, grad_norm: Tensor) -> StepOutcome:
@@ -220,7 +226,27 @@ def _combined(world: World, own: _Part, grad_norm: Tensor) -> StepOutcome:
     mesh = world.plan.mesh
     distinct = [part for rank, part in enumerate(parts) if mesh.coordinates(rank)["tp"] == 0]
     metrics = functools.reduce(add_metrics, (part.metrics for part in distinct))
-    return StepOutcome(math.fsum(part.loss for part in distinct), grad_norm.item(), metrics)
+    terms = _sums([part.terms for part in distinct])
+    return StepOutcome(math.fsum(part.loss for part in distinct), grad_norm.item(), metrics, terms=terms)
+
+
+def _terms(loss: TokenLoss, weights: Tensor, objective: Objective) -> dict[str, float]:
+    """Return the share of each term in a microbatch's loss, coefficients included."""
+    terms = {
+        "policy": (1.0, loss.policy_K),
+        "kl": (objective.kl_coef, loss.kl_K),
+        "entropy": (-objective.entropy_coef, loss.entropy_K),
+    }
+    return {
+        name: coefficient * float((weights * values.detach()).sum())
+        for name, (coefficient, values) in terms.items()
+        if values is not None and coefficient != 0.0
+    }
+
+
+def _sums(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    names = dict.fromkeys(name for part in parts for name in part)
+    return {name: math.fsum(part.get(name, 0.0) for part in parts) for name in names}
 
 
 def _all_finite(shares: Sequence[Share]) -> bool:

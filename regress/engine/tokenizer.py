@@ -70,11 +70,16 @@ def train_tokenizer(
     )
 
 
-def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
+def load_tokenizer(path: str | Path, *, chat: bool = True, sampling: bool = True) -> PreTrainedTokenizerBase:
     """Load the tokenizer saved in a local directory; never download, and never run code stored with it.
 
-    Raises TaskError if there is none, or if it lacks what the engine needs: a chat template, an eos token,
-    and a pad token other than eos (a mask made from pad would otherwise hide the end of every completion).
+    Args:
+        chat: prompts are text, so that a chat template is needed.
+        sampling: completions are sampled, so that an eos token is needed, and a pad token other than eos (a mask made
+            from pad would otherwise hide the end of every completion).
+
+    Raises:
+        TaskError: if there is none, or if it lacks what is needed.
     """
     folder = Path(path)
     if not folder.is_dir():
@@ -89,11 +94,17 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
             f"tokenizer.path: {folder} holds no tokenizer that can be loaded ({type(error).__name__}: "
             f"{reason}); give a directory made by save_pretrained"
         ) from error
-    _check(tokenizer, folder)
+    if sampling:
+        _check_ends(tokenizer, folder)
+    if chat and not tokenizer.chat_template:
+        raise TaskError(
+            f"tokenizer.path: the tokenizer in {folder} has no chat template; set chat_template, or give the "
+            "prompts as token ids"
+        )
     return tokenizer
 
 
-def _check(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+def _check_ends(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     if tokenizer.eos_token_id is None:
         raise TaskError(
             f"tokenizer.path: the tokenizer in {folder} has no eos token; set eos_token and save again"
@@ -103,8 +114,6 @@ def _check(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
             f"tokenizer.path: the tokenizer in {folder} pads with {tokenizer.pad_token!r} and ends with "
             f"{tokenizer.eos_token!r}, but the two must be different tokens; set pad_token and save again"
         )
-    if not tokenizer.chat_template:
-        raise TaskError(f"tokenizer.path: the tokenizer in {folder} has no chat template; set chat_template")
 
 
 def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -20,6 +20,16 @@ from regress.engine import taps
 from regress.engine.batch import LossTokens, Microbatch, TokenBatch
 from regress.engine.components import LossFunction
 from regress.engine.config.schema import Config
+from regress.engine.metrics import (
+    Values,
+    dr_grpo_metrics,
+    epoch_metrics,
+    example,
+    is_dr_grpo,
+    rollout_metrics,
+    token_statistics,
+    update_metrics,
+)
 from regress.engine.policy import LocalPolicy
 from regress.engine.reference import Reference
 from regress.engine.rollout import TRAIN, Prompt, RolloutWorker
@@ -28,7 +38,7 @@ from regress.engine.world import SingleProcess, World
 from regress.errors import ReplayError
 from regress.grpo.advantages import token_advantages
 from regress.grpo.kl import kl_penalty
-from regress.grpo.metrics import add_metrics
+from regress.grpo.metrics import Metric, add_metrics
 from regress.layout import BatchPlan
 
 
@@ -73,6 +83,7 @@ class Trainer:
     """Parts of a training step; :func:`regress.engine.run.build` builds them from a configuration.
 
     Attributes:
+        trajectory_meta: metadata of the rollout of a step.
         updates: optimizer updates made so far.
         unfinished: the step that is being trained on; ``None`` between two steps.
     """
@@ -84,7 +95,7 @@ class Trainer:
     scheduler: LRScheduler
     worker: RolloutWorker
     prompts: Callable[[int], Sequence[Prompt]]
-    trajectory_meta: Mapping[str, Any]
+    trajectory_meta: Callable[[int], Mapping[str, Any]]
     world: World = field(default_factory=SingleProcess)
     token_loss: LossFunction | None = None
     updates: int = 0
@@ -92,7 +103,7 @@ class Trainer:
 
     def step(
         self, step: int, *, start: UnfinishedStep | None = None, after_update: AfterUpdate = _nothing
-    ) -> dict[str, float]:
+    ) -> Values:
         """Roll out, then update the policy ``epochs * mini_batches`` times; returns the metrics of the step.
 
         Args:
@@ -106,13 +117,13 @@ class Trainer:
         self.unfinished = work
         with at(step=step):
             if self.world.main:
-                tap_trajectories(work.trajectories, meta=self.trajectory_meta)
+                tap_trajectories(work.trajectories, meta=self.trajectory_meta(step))
                 taps.before_updates(work.trajectories, [(mini.batch, mini.tokens) for mini in work.minis])
             self._update(work, after_update)
         if self.reference is not None:
             self.reference.after_step(step)
         self.unfinished = None
-        return {**rollout_metrics(work.trajectories), **self._update_metrics(work)}
+        return {**self._step_metrics(work, step), **self._update_metrics(work)}
 
     def _rolled_out(self, step: int) -> UnfinishedStep:
         trajectories = list(self.worker.rollout(step, self.prompts(step), TRAIN))
@@ -261,33 +272,33 @@ class Trainer:
         batching = self.config.batching
         return BatchPlan(**{f.name: getattr(batching, f.name) for f in fields(BatchPlan)})
 
+    def _step_metrics(self, work: UnfinishedStep, step: int) -> Values:
+        batches = [mini.tokens for mini in work.minis]
+        values: Values = {
+            **rollout_metrics(work.trajectories),
+            **token_statistics(batches),
+            **epoch_metrics(work.outcomes),
+        }
+        if is_dr_grpo(self.config.algorithm):
+            values |= dr_grpo_metrics(batches, self.config.algorithm)
+        if self.config.task.max_turns > 1:
+            values |= example(work.trajectories, step)
+        return values
+
     def _update_metrics(self, work: UnfinishedStep) -> dict[str, float]:
         """Return means over the updates that were made, and the number of those left out."""
         outcomes = [outcome for outcome in work.outcomes if not outcome.skipped]
         count = len(outcomes) or math.nan
-        means = functools.reduce(add_metrics, (outcome.metrics for outcome in outcomes), {})
+        none: dict[str, Metric] = {}
+        mean = StepOutcome(
+            loss=sum(outcome.loss for outcome in outcomes) / count,
+            grad_norm=sum(outcome.grad_norm for outcome in outcomes) / count,
+            metrics=functools.reduce(add_metrics, (outcome.metrics for outcome in outcomes), none),
+        )
         return {
-            "training_step/loss": sum(outcome.loss for outcome in outcomes) / count,
-            "training_step/grad_norm": sum(outcome.grad_norm for outcome in outcomes) / count,
-            "training_step/learning_rate": work.learning_rates[0],
-            **{f"training_step/{name}": metric.value for name, metric in means.items()},
+            **update_metrics(mean, work.learning_rates[0]),
             "training/invalid_loss_count": float(len(work.outcomes) - len(outcomes)),
         }
-
-
-def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Return rewards and completion lengths of a rollout batch."""
-    rewards = torch.tensor([t.reward for t in trajectories], dtype=torch.float64)
-    lengths = torch.tensor([len(t.tokens) - t.prompt_length for t in trajectories], dtype=torch.float64)
-    truncated = sum(t.finish_reason == "length" for t in trajectories)
-    return {
-        "rollouts/returns_mean": rewards.mean().item(),
-        "rollouts/returns_std": rewards.std(correction=0).item(),
-        "rollouts/returns_max": rewards.max().item(),
-        "rollouts/returns_min": rewards.min().item(),
-        "rollouts/completion_length_mean": lengths.mean().item(),
-        "rollouts/truncated_ratio": truncated / len(trajectories),
-    }
 
 
 def _recorded_by_sampler(log_probs: Tensor | None) -> Tensor:

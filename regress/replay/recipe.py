@@ -154,5 +154,5 @@ def _save_rollouts(run: Run, folder: Path, steps: int) -> None:
     trainer = run.trainer
     for step in range(steps):
         trajectories = trainer.worker.rollout(step, trainer.prompts(step), TRAIN)
-        record = to_record(trajectories, step, trainer.trajectory_meta)
+        record = to_record(trajectories, step, trainer.trajectory_meta(step))
         write_atomically(folder / f"{record.where.stem}.{FORMAT.name}", FORMAT.encode(record))

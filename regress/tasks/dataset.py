@@ -101,12 +101,14 @@ def with_answer_tags(dataset: Dataset) -> Dataset:
     return Dataset(tagged(dataset.train), tagged(dataset.evaluation))
 
 
-def training_batch(problems: Sequence[Problem], step: int, prompts_per_step: int, seed: int) -> list[Problem]:
+def training_batch(
+    problems: Sequence[Problem], step: int, prompts_per_step: int, seed: object
+) -> list[Problem]:
     """Return the problems of training step `step` (from 0).
 
     A pure function: a resumed or replayed run needs no sampler state. Each epoch visits the problems in its
     own order and ends when fewer than prompts_per_step are left, so no step holds a prompt twice. Raises
-    TaskError if there are fewer problems than that.
+    TaskError if there are fewer problems than that. The text of `seed` decides the orders.
     """
     if not 1 <= prompts_per_step <= len(problems):
         raise TaskError(
@@ -119,5 +121,5 @@ def training_batch(problems: Sequence[Problem], step: int, prompts_per_step: int
 
 
 @lru_cache(maxsize=4)
-def _epoch_order(size: int, epoch: int, seed: int) -> tuple[int, ...]:
+def _epoch_order(size: int, epoch: int, seed: object) -> tuple[int, ...]:
     return tuple(distinct(generator("epoch", epoch, seed), size))

@@ -17,9 +17,11 @@ from torch import distributed
 
 from regress.dump import writer
 from regress.engine import policies, policy, rollout, trainer
+from regress.engine.checkpoint import write
 from regress.engine.config import load_config
 from regress.engine.outputs import Outputs
 from regress.engine.sampling import UndefinedDistribution
+from regress.engine.tracking.log import TrackedLog
 from regress.errors import ConfigError, DumpError, RegressError
 from regress.parallel.policy import ParallelPolicy
 from regress.parallel.run import train
@@ -80,12 +82,23 @@ def failing(folder: Path, overrides: Sequence[str], fault: str, culprit: int) ->
     return "", ""
 
 
-def _no_number(patch: pytest.MonkeyPatch) -> None:
+def skipping(folder: Path, overrides: Sequence[str], culprit: int) -> dict[str, Any]:
+    """A whole run in which the first training pass of one rank gives no number, and every other one does."""
+    with pytest.MonkeyPatch.context() as patch:
+        if distributed.get_rank() == culprit:
+            _no_number(patch, passes=1)
+        return trained(folder, [*overrides, "trainer.on_nonfinite=skip"])
+
+
+def _no_number(patch: pytest.MonkeyPatch, passes: float = math.inf) -> None:
     forward = policy.LocalPolicy._forward
+    made = 0
 
     def poisoned(self: Any, *args: Any, entropy: Any, **kwargs: Any) -> Any:
+        nonlocal made
         out = forward(self, *args, entropy=entropy, **kwargs)
-        return out if entropy is False else replace(out, log_probs=out.log_probs * math.nan)
+        made += entropy is not False
+        return out if entropy is False or made > passes else replace(out, log_probs=out.log_probs * math.nan)
 
     patch.setattr(policy.LocalPolicy, "_forward", poisoned)
 
@@ -109,7 +122,8 @@ FAULTS = {
     "sampling": _no_distribution,
     "dump": _raising(writer, "write_atomically", DumpError("the disk of this rank is full")),
     "model": _raising(policies, "build_model", ConfigError("no checkpoint on this machine")),
-    "metrics": _raising(Outputs, "log", RegressError("metrics cannot be written")),
+    "metrics": _raising(TrackedLog, "log", RegressError("metrics cannot be written")),
     "publishing": _raising(Outputs, "_publish_model", OSError(28, "No space left on device")),
+    "checkpoint": _raising(write, "write_commit", OSError(28, "No space left on device")),
     "unforeseen": _raising(trainer, "rollout_metrics", RegressError("nobody thought of this")),
 }

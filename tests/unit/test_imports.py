@@ -43,6 +43,7 @@ ALLOWED: dict[str, set[str]] = {
         "layout",
     },
     "doctor": {"engine", "dump"},
+    "tracking": {"engine"},
     "plugin": {"replay", "parallel", "engine", "golden", "compare", "report", "dump", "layout"},
     "__main__": {"cli"},
     "cli": {"explain", "doctor", "replay", "parallel", "engine", "golden", "compare", "report", "dump"},

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from typing import Any
 
-from regress.doctor.issue import Issue, shown
+from regress.doctor.issue import Issue, clean, shown
 from regress.doctor.scene import Scene
 from regress.doctor.types import issue
-from regress.engine.config import flat
-from regress.engine.config.schema import Config
-from regress.redaction import redacted_tree
+from regress.engine.checkpoint.changes import is_allowed, is_free, is_on_demand, known_changes, resolved
+from regress.errors import ConfigError, RegressError
+from regress.trust import require_allowed
 
-ABSENT = "absent"
-MAY_CHANGE = (
-    *("max_steps", "output_dir", "exp_name", "trainer.save_", "trainer.resume_from_checkpoint"),
-    *("evaluation.", "tracking.", "debug.", "batching.", "parallel."),
-)
-"""Beginnings of the keys that a resume may change."""
-RANKS = ("parallel.",)
 KINDS = {
     "length_config_mismatch": ("data.max_", "data.length_"),
     "model_config_mismatch": ("model.",),
@@ -35,8 +30,9 @@ KINDS = {
     ),
     "seed_mismatch": ("seed",),
 }
-OF_ENVIRONMENT = ("device", "threads", "system_envs")
-"""Keys that the comparison of determinism environments covers."""
+"""Beginnings of keys by type of finding."""
+RANKS, REST, FREE = "world_size_mismatch", "config_mismatch", "config_changed"
+_CODE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
 def check_configuration(scene: Scene) -> Iterator[Issue]:
@@ -51,52 +47,58 @@ def check_configuration(scene: Scene) -> Iterator[Issue]:
             "next run"
         )
         return
-    if not scene.saved:
-        return
+    now = resolved(scene.next.config)
+    yield from _check_code(now)
     found: dict[str, dict[str, tuple[Any, Any]]] = {}
-    for key, values in differences(scene.saved, scene.next.config).items():
-        if not key.startswith(OF_ENVIRONMENT):
-            found.setdefault(_kind(key, scene.next.allowed), {})[key] = values
+    for key, values in (known_changes(scene.saved, now) if scene.saved else {}).items():
+        found.setdefault(_kind(key, scene.next.allowed), {})[key] = values
     for kind, keys in found.items():
         yield _finding(scene, kind, keys)
 
 
-def differences(saved: Mapping[str, Any], config: Config) -> dict[str, tuple[Any, Any]]:
-    """Return (then, now) of each key that differs; a key that one side does not know counts with its default."""
-    now: Mapping[str, Any] = redacted_tree(flat(config))
-    default: Mapping[str, Any] = flat(Config())
-    found = {}
-    for key in sorted({*saved, *now}):
-        then, here = saved.get(key, default.get(key, ABSENT)), now.get(key, default.get(key, ABSENT))
-        if then != here or (isinstance(then, bool) is not isinstance(here, bool)):
-            found[key] = (then, here)
-    return found
+def _check_code(now: Mapping[str, Any]) -> Iterator[Issue]:
+    """Check that the code which keys name as ``module:function`` may be imported and is there; none of it runs."""
+    for key, value in now.items():
+        if not isinstance(value, str) or not _CODE.fullmatch(value) or "dir" in key.rpartition(".")[2]:
+            continue
+        module = value.partition(":")[0]
+        try:
+            require_allowed(module, f"{key}={value}")
+            there = find_spec(module.partition(".")[0]) is not None
+        except (ConfigError, ValueError, ImportError) as error:
+            yield issue("config_import_error", _sentence(error))
+            continue
+        if not there:
+            yield issue(
+                "config_import_error",
+                f"{key}={value} names a module that cannot be found; install it, or run where it lies",
+            )
+
+
+def _sentence(error: Exception) -> str:
+    return str(error) if isinstance(error, RegressError) else clean(f"{error}; correct the name")
 
 
 def _kind(key: str, allowed: frozenset[str]) -> str:
-    if key.startswith(RANKS):
-        return "world_size_mismatch"
-    if key.startswith(MAY_CHANGE) or key in allowed:
-        return "config_changed"
-    for kind, beginnings in KINDS.items():
-        if key.startswith(beginnings):
-            return kind
-    return "config_mismatch"
+    if key.startswith("parallel."):
+        return RANKS
+    if is_free(key) or (is_on_demand(key) and is_allowed(key, allowed)):
+        return FREE
+    return next((kind for kind, starts in KINDS.items() if key.startswith(starts)), REST)
 
 
 def _finding(scene: Scene, kind: str, keys: Mapping[str, tuple[Any, Any]]) -> Issue:
     told = [f"{key} is {shown(now)} and was {shown(then)}" for key, (then, now) in keys.items()]
     more = f" (and {len(told) - 3} more keys)" if len(told) > 3 else ""
-    allowed = kind in ("world_size_mismatch", "config_changed")
+    free = kind in (RANKS, FREE)
     first = next(iter(keys))
-    remedy = (
-        "a resume may change this"
-        if allowed
-        else f"set it as it was, or allow it with --allow-change {first}"
-    )
+    remedy = "a resume may change this"
+    if not free:
+        remedy = "set it as it was"
+        remedy += f", or allow it with --allow-change {first}" if is_on_demand(first) else ""
     return issue(
         kind,
         f"{', '.join(told[:3])}{more} when {scene.target.checkpoint} was made; {remedy}",
         evidence={key: {"checkpoint": then, "now": now} for key, (then, now) in keys.items()},
-        command=None if allowed else " ".join(f"{key}={then}" for key, (then, _) in keys.items()),
+        command=None if free else " ".join(f"{key}={then}" for key, (then, _) in keys.items()),
     )

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from regress.doctor.issue import Fix, Issue, Write, clean, shown
+from regress.doctor.issue import Fix, Issue, Severity, Write, clean, shown
 from regress.doctor.restore import restored
-from regress.doctor.scene import CURRICULUM, Scene, mapping, whole
+from regress.doctor.scene import Scene, whole
 from regress.doctor.tree import Missing, Unreadable, Unsafe
 from regress.doctor.types import issue
+from regress.dump.metrics_file import METRICS
+from regress.engine.checkpoint.names import CURRICULUM_STATE
+from regress.engine.checkpoint.trainer_state import json_bytes
 
-FIELDS = ("current_stage", "stage_count", "stages", "performance_history")
+FIELDS = (
+    *("current_stage", "current_round", "stage_start_step", "stage_count", "stages"),
+    *("performance_history", "stage_advancement_log", "last_update_step", "schema_version"),
+)
 STAGE_FIELDS = ("name", "dataset_levels", "complexity_range", "performance_threshold")
 
 
 def check_curriculum(scene: Scene) -> Iterator[Issue]:
     """Check the state of the curriculum: the checkpoint's, which a resume reads, and the newest one."""
-    inside = None if scene.target.checkpoint is None or scene.foreign else scene.target.file(CURRICULUM)
-    if inside is not None and scene.commit is not None and scene.has(CURRICULUM):
+    inside = None if scene.target.checkpoint is None or scene.foreign else scene.target.file(CURRICULUM_STATE)
+    if inside is not None and scene.commit is not None and scene.has(CURRICULUM_STATE):
         yield from _check_file(scene, inside, within=True)
-    if scene.tree.exists(CURRICULUM):
-        yield from _check_file(scene, CURRICULUM, within=False)
+    if scene.tree.exists(CURRICULUM_STATE):
+        yield from _check_file(scene, CURRICULUM_STATE, within=False)
     yield from _check_logs(scene)
 
 
@@ -90,7 +95,10 @@ def _finding(scene: Scene, type: str, text: str, path: str, **evidence: Any) -> 
     remedy = "it can be made again of the checkpoint"
     if fix is None:
         remedy = "regress doctor --create-fresh makes one at the first stage"
-    return issue(type, f"{clean(text, 300)}; {remedy}", path=path, evidence=evidence, fix=fix)
+    found = issue(type, f"{clean(text, 300)}; {remedy}", path=path, evidence=evidence, fix=fix)
+    if path == CURRICULUM_STATE and type != "unsafe_path":  # a resume reads the checkpoint's
+        return replace(found, severity=Severity.MEDIUM)
+    return found
 
 
 def _from_checkpoint(scene: Scene, path: str) -> Fix | None:
@@ -98,7 +106,7 @@ def _from_checkpoint(scene: Scene, path: str) -> Fix | None:
     data = curriculum_of(scene)
     if data is None:
         return None
-    inside = path != CURRICULUM
+    inside = path != CURRICULUM_STATE
     return Fix(f"write the state of {scene.target.checkpoint} to {path}", (Write(path, data, seal=inside),))
 
 
@@ -112,19 +120,25 @@ def curriculum_of(scene: Scene) -> bytes | None:
 
 def text_of(state: Mapping[str, Any]) -> bytes:
     """Return the text of a curriculum's state, as the curriculum writes it."""
-    return (json.dumps(dict(state), indent=2) + "\n").encode()
+    return json_bytes(dict(state))
 
 
 def _check_logs(scene: Scene) -> Iterator[Issue]:
-    state = scene.trainer_state
-    history = state.get("log_history")
-    if not scene.part("curriculum") or not isinstance(history, list) or not scene.step:
+    if not scene.part("curriculum") or not scene.tree.is_file(METRICS):
         return
-    rows = [mapping(row) for row in history]
-    evaluated = any(key.startswith("eval_") for row in rows for key in row)
-    if evaluated and not any("curriculum" in key or "stage" in key for row in rows for key in row):
+    evaluated = False
+    try:
+        with scene.tree.opened(METRICS) as file:
+            for line in file:
+                evaluated |= b'"eval_' in line
+                if b'"curriculum/' in line:
+                    return
+    except Unreadable:
+        return
+    if evaluated:
         yield issue(
             "no_curriculum_logs",
-            f"{scene.target.file('trainer_state.json')} logs evaluations and nothing of the curriculum, although "
-            "one is on; nothing has to be done, its state is in the checkpoint",
+            f"{METRICS} tells of evaluations and nothing of the curriculum, although one is on; nothing has to be "
+            "done, its state is in the checkpoint",
+            path=METRICS,
         )

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import PurePosixPath
 
 from regress.doctor.checks.weights import ADAPTER_CONFIG, is_adapter
 from regress.doctor.commit import fault, read_commit
-from regress.doctor.issue import Fix, Issue, Move, Severity, clean, shown
+from regress.doctor.issue import Fix, Issue, Move, Severity, Store, clean, shown
 from regress.doctor.restore import restored
 from regress.doctor.retire import free_name
-from regress.doctor.scene import STATE, Scene
-from regress.doctor.target import position
+from regress.doctor.scene import Scene, whole
 from regress.doctor.tree import Missing, Tree, Unreadable, Unsafe
 from regress.doctor.types import issue
 from regress.dump.manifest import MANIFEST
-
-STATE_SCHEMA = 1
-"""Newest schema of regress_state.json that this release reads."""
+from regress.engine.checkpoint.commit import READ_SUFFIXES
+from regress.engine.checkpoint.names import STATE, checkpoint_name, parse_name
+from regress.engine.checkpoint.state import SCHEMA_VERSION
 
 
 def check_commit(scene: Scene) -> Iterator[Issue]:
@@ -136,11 +136,11 @@ def check_schema(scene: Scene) -> Iterator[Issue]:
     if not scene.state:
         return
     version, path = scene.state.get("schema_version"), scene.target.file(STATE)
-    if version != STATE_SCHEMA:
+    if version != SCHEMA_VERSION:
         scene.unchecked.append(f"the content of {path}: its schema is unknown to this release")
         yield issue(
             "unsupported_schema",
-            f"{path} is of schema version {shown(version)}, and this release reads {STATE_SCHEMA}; resume with the "
+            f"{path} is of schema version {shown(version)}, and this release reads {SCHEMA_VERSION}; resume with the "
             "release that wrote it",
             path=path,
             evidence={"schema_version": version},
@@ -157,9 +157,9 @@ def check_schema(scene: Scene) -> Iterator[Issue]:
 
 
 def _check_name(scene: Scene) -> Iterator[Issue]:
-    told = position(scene.target.checkpoint or "")
-    within = scene.state.get("updates_in_step", 0)
-    true = f"checkpoint-{scene.step}" + (f"-update{within}" if within else "")
+    told = parse_name(scene.target.checkpoint or "")
+    within = whole(scene.state.get("updates_in_step", 0)) or 0
+    true = checkpoint_name(scene.step or 0, within)
     if told is None or true == scene.target.checkpoint:
         return
     free = not scene.tree.exists(true)
@@ -211,16 +211,29 @@ def _unlisted(scene: Scene, folder: str, listed: set[str]) -> Iterator[Issue]:
                 f"{clean(path)} {reason}, so it is not read; remove it, or put the file itself there",
                 path=path,
             )
-        elif (
-            scene.commit is not None
-            and scene.commit.complete
-            and not path.rpartition("/")[2].startswith(".partial-")
-        ):
-            yield issue(
-                "unlisted_file",
-                f"{clean(path)} is not in manifest.json, so a resume does not read it; nothing has to be done",
-                path=path,
-            )
+        elif listed and not path.rpartition("/")[2].startswith(".partial-"):
+            yield _stranger(path)
+
+
+def _stranger(path: str) -> Issue:
+    """Return the finding for a file that the manifest does not know; some would change what is loaded."""
+    name = PurePosixPath(path).name
+    if PurePosixPath(path).suffix in READ_SUFFIXES and not name.startswith("."):
+        return issue(
+            "unlisted_file",
+            f"{clean(path)} is not in manifest.json and could change what is loaded, so a resume refuses the "
+            "checkpoint; a repair moves it away",
+            path=path,
+            fix=Fix(f"move {clean(path)} into the journal", (Store(path),)),
+        )
+    return replace(
+        issue(
+            "unlisted_file",
+            f"{clean(path)} is not in manifest.json, and a resume does not read it; nothing has to be done",
+            path=path,
+        ),
+        severity=Severity.LOW,
+    )
 
 
 def _unsafe(tree: Tree, path: str) -> str | None:

@@ -1,8 +1,9 @@
-"""Leftovers of this tool: half-written files whose writer is gone. Nothing else is ever cleaned up.
+"""Leftovers of this tool: half-written files and folders whose writer is gone. Nothing else is ever cleaned up.
 
-A leftover is proven by its name, which only this tool gives (``.partial-<process>-<name of a file it writes>``), by its
-content, which is the beginning of such a file, and by its writer: no process of that number runs here, and nothing was
-written for some minutes, in case it runs on another machine that shares the folder.
+A leftover is proven by its name, which only this tool gives (``.partial-checkpoint-6``, ``.pruned-checkpoint-2``,
+``.partial-<process>-manifest.json``, ``.wandb_sync_state.json.partial``), by its content, which is the beginning of
+such a file, and by its writer: no process of that number runs here, none has it open, and nothing was written for some
+minutes, in case the writer runs on another machine that shares the folder.
 """
 
 from __future__ import annotations
@@ -13,16 +14,17 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from regress.doctor.issue import Fix, Issue, Store, clean
+from regress.doctor.issue import Fix, Issue, Move, Store, clean
+from regress.doctor.processes import writer_of
 from regress.doctor.scene import Scene
-from regress.doctor.target import position
 from regress.doctor.tree import Tree, Unreadable
 from regress.doctor.types import issue
 from regress.dump.files import TEMPORARY
 
 QUIET = 300.0
 """Seconds without a change after which a writer on another machine is taken to be gone."""
-_NAME = re.compile(rf"{re.escape(TEMPORARY)}(\d{{1,10}})-(.+)")
+_FOLDER = re.compile(r"\.(?P<kind>partial|replaced|pruned)-(?P<target>checkpoint-\d+(?:-update\d+)?)")
+_FILE = re.compile(rf"{re.escape(TEMPORARY)}(?P<process>\d{{1,10}})-(?P<target>.+)|\.(?P<beside>.+)\.partial")
 _FILES = (
     *(
         r"(regress_state|trainer_state|curriculum_state|wandb_sync_state|manifest)\.json",
@@ -35,7 +37,6 @@ _FILES = (
 )
 _WRITTEN = re.compile("|".join(_FILES))
 _BEGINNINGS = {".json": b"{", ".jsonl": b"{", ".safetensors": None, ".pt": b"PK", ".yaml": None, ".txt": None}
-_FOLDERS = ("final",)
 
 
 def check_leftovers(scene: Scene) -> Iterator[Issue]:
@@ -45,8 +46,9 @@ def check_leftovers(scene: Scene) -> Iterator[Issue]:
     for place in places:
         if not place.is_dir() or place.is_symlink():
             continue
-        for path in sorted(place.glob(f"{TEMPORARY}*")):
-            yield from _check(scene, path)
+        for path in sorted(place.glob(".*")):
+            if _FOLDER.fullmatch(path.name) or _FILE.fullmatch(path.name):
+                yield from _check(scene, path)
 
 
 def _checkpoints(scene: Scene) -> list[str]:
@@ -57,49 +59,64 @@ def _check(scene: Scene, path: Path) -> Iterator[Issue]:
     name = path.relative_to(scene.tree.root).as_posix()
     scene.claimed.add(name)
     doubt = _doubt(scene.tree, path, name)
-    if doubt is None:
-        yield issue(
-            "leftover",
-            f"{clean(name)} was half written by a process that is gone, and nothing reads it; "
-            "regress doctor --clean-only moves it away",
-            path=name,
-            fix=Fix(f"move {clean(name)} into the journal", (Store(name),)),
-        )
-    elif path.name != f"{TEMPORARY}probe":
+    folder = _FOLDER.fullmatch(path.name)
+    if doubt is not None:
         yield issue(
             "unproven_leftover",
             f"{clean(name)} looks half written, but {doubt}, so it stays; nothing reads it, remove it if you know it",
             path=name,
         )
+    elif folder is not None and folder["kind"] == "replaced" and not scene.tree.exists(folder["target"]):
+        move = Move(name, folder["target"])
+        yield issue(
+            "leftover",
+            f"{name} is a checkpoint whose successor was never finished, so it is {move.to} again; "
+            "regress doctor --clean-only gives it its name back",
+            path=name,
+            fix=Fix(f"rename {name} to {move.to}", (move,)),
+        )
+    else:
+        yield issue(
+            "leftover",
+            f"{clean(name)} was left half done by a process that is gone, and nothing reads it; "
+            "regress doctor --clean-only moves it away",
+            path=name,
+            fix=Fix(f"move {clean(name)} into the journal", (Store(name),)),
+        )
 
 
 def _doubt(tree: Tree, path: Path, name: str) -> str | None:
     """Return why something may not be a leftover of this tool, or None if it is proven."""
-    match = _NAME.fullmatch(path.name)
-    if match is None:
-        return "its name tells no writer"
     if path.is_symlink():
         return "it is a link"
-    if _runs(int(match[1])):
-        return f"process {match[1]}, which may write it, runs"
+    file, folder = _FILE.fullmatch(path.name), _FOLDER.fullmatch(path.name)
+    if file is not None and file["process"] and _runs(int(file["process"])):
+        return f"process {file['process']}, which may write it, runs"
+    writer = writer_of(path)
+    if writer is not None:
+        return f"process {writer} has it open"
     held = [path] if path.is_file() else [path, *path.rglob("*")]
     youngest = max((part.lstat().st_mtime for part in held), default=0.0)
     if time.time() - youngest < QUIET:
         return "it changed within the last minutes"
-    return (
-        _doubt_of_folder(tree, path, name, match[2])
-        if path.is_dir()
-        else _doubt_of_file(tree, name, match[2])
-    )
+    if folder is not None:
+        return _doubt_of_folder(tree, path, name)
+    if file is None or path.is_dir():
+        return "this tool makes no folder of this name"
+    return _doubt_of_file(tree, name, _target(file))
 
 
-def _doubt_of_folder(tree: Tree, path: Path, name: str, target: str) -> str | None:
-    if position(target) is None and target not in _FOLDERS:
-        return f"this tool writes no folder {clean(target)}"
+def _target(match: re.Match[str]) -> str:
+    return match["target"] or match["beside"]
+
+
+def _doubt_of_folder(tree: Tree, path: Path, name: str) -> str | None:
+    if not path.is_dir():
+        return "it is no folder"
     for file in tree.names(name):
         own = file.rpartition("/")[2]
-        match = _NAME.fullmatch(own)
-        doubt = _doubt_of_file(tree, file, match[2] if match else own)
+        match = _FILE.fullmatch(own)
+        doubt = _doubt_of_file(tree, file, _target(match) if match else own)
         if doubt is not None:
             return f"in it lies {clean(file)}: {doubt}"
     return None

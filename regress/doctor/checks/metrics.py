@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from io import BufferedReader
 
 from regress.doctor.issue import Fix, Issue, Write
-from regress.doctor.scene import METRICS, Scene
+from regress.doctor.scene import Scene
 from regress.doctor.tree import Unreadable, Unsafe, parsed
 from regress.doctor.types import issue
+from regress.dump.metrics_file import METRICS
 
 LINE_LIMIT = 4 * 2**20
 """Bytes of the longest line that is parsed."""

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import netrc
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
-from regress.doctor.issue import Fix, Issue, Write, shown
-from regress.doctor.scene import TRACKING, Scene, whole
+from regress.doctor.issue import Fix, Issue, Store, shown
+from regress.doctor.scene import Scene, whole
 from regress.doctor.tree import Unreadable, Unsafe
 from regress.doctor.types import issue
+from regress.engine.tracking.backup import FOLDER
+from regress.engine.tracking.login import has_wandb_login
+from regress.engine.tracking.state import STATE as TRACKING
 
 OF_RUN = ("WANDB_RUN_ID", "WANDB_RESUME")
 """Variables that tie a process to one run of wandb; a shell keeps them after the run."""
-OFFLINE = ("offline", "disabled", "dryrun")
 
 
 def check_tracking(scene: Scene) -> Iterator[Issue]:
@@ -26,31 +25,33 @@ def check_tracking(scene: Scene) -> Iterator[Issue]:
     if scene.tree.exists(TRACKING):
         try:
             state = scene.tree.object(TRACKING)
+            if not isinstance(state.get("trackers"), dict):
+                raise Unreadable("tells of no trackers")
         except Unreadable as error:
-            yield _damaged(scene, error)
+            state = {}
+            yield _damaged(error)
     yield from _check_step(scene, state)
     yield from _check_run_id(scene, state)
-    waiting = [name for name in scene.tree.names("wandb_backup") if name.endswith(".json")]
+    waiting = [name for name in scene.tree.names(FOLDER) if name.endswith(".json")]
     if waiting:
         yield issue(
             "unsent_backups",
-            f"wandb_backup holds {len(waiting)} steps that a tracker did not take; send them with "
+            f"{FOLDER} holds {len(waiting)} steps that a tracker did not take; send them with "
             "regress track replay",
-            path="wandb_backup",
+            path=FOLDER,
             evidence={"first": waiting[0], "last": waiting[-1], "files": len(waiting)},
         )
 
 
-def _damaged(scene: Scene, error: Unreadable) -> Issue:
-    fix = None
-    remedy = "delete it, a resume writes another"
-    kept = scene.part("tracking")
-    if kept:
-        data = (json.dumps(dict(kept), indent=1) + "\n").encode()
-        fix = Fix(f"write the state of {scene.target.checkpoint} to {TRACKING}", (Write(TRACKING, data),))
-        remedy = "it can be made again of the checkpoint"
+def _damaged(error: Unreadable) -> Issue:
     type = "unsafe_path" if isinstance(error, Unsafe) else "corrupted_tracking_state"
-    return issue(type, f"{TRACKING} {error}; {remedy}", path=TRACKING, fix=fix)
+    return issue(
+        type,
+        f"{TRACKING} {error}, so rows that trackers had not taken are not sent again; a repair moves it away, and the "
+        "next run writes another (regress track replay sends metrics.jsonl anew)",
+        path=TRACKING,
+        fix=Fix(f"move {TRACKING} into the journal", (Store(TRACKING),)),
+    )
 
 
 def tracked_step(state: Mapping[str, Any]) -> int | None:
@@ -97,7 +98,7 @@ def check_variables(scene: Scene) -> Iterator[Issue]:
     """Check whether variables of the caller's shell tie the next run to another run of a tracker."""
     told = {name: scene.environ[name] for name in OF_RUN if scene.environ.get(name)}
     kept = run_id(scene.part("tracking"))
-    if not told or (kept is not None and told.get("WANDB_RUN_ID") == kept):
+    if not told or _harmless(told, kept) or _overruled(scene):
         return
     named = ", ".join(f"{name}={shown(value)}" for name, value in told.items())
     known = "which run it continues is unknown" if kept is None else f"the checkpoint was tracked as {kept!r}"
@@ -108,6 +109,18 @@ def check_variables(scene: Scene) -> Iterator[Issue]:
         evidence={**told, "checkpoint_run_id": kept},
         command=unset_line(told),
     )
+
+
+def _harmless(told: Mapping[str, str], kept: str | None) -> bool:
+    """Return True for variables that lead to the run of the checkpoint."""
+    mode = told.get("WANDB_RESUME", "allow").lower()
+    return kept is not None and told.get("WANDB_RUN_ID", kept) == kept and mode != "never"
+
+
+def _overruled(scene: Scene) -> bool:
+    """Return True if the configuration names the run, which counts more than variables."""
+    config = scene.next.config
+    return config is not None and (config.tracking.force_new_run or config.tracking.run_id is not None)
 
 
 def unset_line(names: Mapping[str, str]) -> str:
@@ -126,9 +139,7 @@ def check_wandb(scene: Scene) -> Iterator[Issue]:
             "another tracker",
         )
         return
-    if scene.environ.get("WANDB_MODE", "online") in OFFLINE:
-        return
-    if not _logged_in(scene):
+    if not has_wandb_login(scene.environ):
         yield issue(
             "wandb_no_credentials",
             "tracking.trackers asks for wandb, and neither WANDB_API_KEY nor ~/.netrc holds a login; run wandb login, "
@@ -147,17 +158,6 @@ def _wants_wandb(scene: Scene) -> bool:
     if scene.next.config is not None:
         return "wandb" in (scene.next.config.tracking.trackers or [])
     return "wandb" in str(scene.saved.get("tracking.trackers", ""))
-
-
-def _logged_in(scene: Scene) -> bool:
-    if scene.environ.get("WANDB_API_KEY"):
-        return True
-    host = urlsplit(scene.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or "api.wandb.ai"
-    home = Path(scene.environ.get("NETRC") or Path(scene.environ.get("HOME", "~")).expanduser() / ".netrc")
-    try:
-        return netrc.netrc(str(home)).authenticators(host) is not None
-    except (OSError, netrc.NetrcParseError, UnicodeDecodeError):
-        return False
 
 
 def _earlier_runs(scene: Scene) -> bool:

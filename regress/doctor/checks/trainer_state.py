@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from regress.doctor.issue import Fix, Issue, Write, shown
-from regress.doctor.scene import TRAINER_STATE, Scene, whole
+from regress.doctor.saved import saved_config
+from regress.doctor.scene import Scene, whole
 from regress.doctor.tree import Missing, Unreadable, Unsafe
 from regress.doctor.types import issue
+from regress.dump.files import stamp_of
+from regress.engine.checkpoint.names import TRAINER_STATE
+from regress.engine.checkpoint.state import parse_state
+from regress.engine.checkpoint.trainer_state import json_bytes, trainer_state
+from regress.errors import RegressError
 
 KEYS = ("global_step", "epoch", "max_steps", "log_history", "best_metric", "best_model_checkpoint")
 
@@ -66,37 +71,39 @@ def _finding(scene: Scene, type: str, text: str, evidence: Mapping[str, Any]) ->
     path = scene.target.file(TRAINER_STATE)
     fix = None
     remedy = "copy the checkpoint again"
-    if scene.step is not None and scene.update is not None and scene.commit is not None:
-        data = rebuilt(scene)
+    data = rebuilt(scene)
+    if data is not None:
         fix = Fix(f"make {path} again of regress_state.json", (Write(path, data, seal=True),))
         remedy = "it can be made again of regress_state.json"
     return issue(type, f"{text}; {remedy}", path=path, evidence=evidence, fix=fix)
 
 
-def rebuilt(scene: Scene) -> bytes:
-    """Return a trainer_state.json of what is certain; what can still be read of the old one is kept."""
-    old = scene.trainer_state
-    per_step = _updates_per_step(scene)
-    limit = whole(scene.saved.get("max_steps"))
-    tree: dict[str, Any] = {
-        "best_metric": None,
-        "best_model_checkpoint": None,
-        "epoch": float(scene.step or 0),
-        "log_history": [],
-        "max_steps": None if limit is None or per_step is None else limit * per_step,
-        "save_steps": scene.saved.get("trainer.save_steps"),
-        **old,
-        "global_step": scene.update,
-        "step": scene.step,
-    }
-    if not isinstance(tree["log_history"], list):
-        tree["log_history"] = []
-    return (json.dumps(tree, sort_keys=True, indent=2) + "\n").encode()
+def rebuilt(scene: Scene) -> bytes | None:
+    """Return trainer_state.json as the run wrote it, or None where its state cannot be read.
 
-
-def _updates_per_step(scene: Scene) -> int | None:
-    within = whole(scene.state.get("updates_in_step", 0))
-    done = None if scene.update is None or within is None else scene.update - within
-    if not done or not scene.step or done % scene.step:
+    The manifest tells whether the number of problems in an epoch, which no other file holds, was guessed well.
+    """
+    if scene.commit is None or scene.target.checkpoint is None or not scene.state:
         return None
-    return done // scene.step
+    try:
+        state = parse_state(scene.tree.root / scene.target.checkpoint)
+        config = saved_config(state.config)
+        own = [] if config.task.dataset_path is not None else [config.task.train_size]
+        guesses = [*_problems(scene, config.data.prompts_per_step), *own, None]
+        found = [json_bytes(trainer_state(config, state, problems)) for problems in guesses]
+    except (RegressError, ValueError, TypeError, ArithmeticError):
+        return None
+    stamp = scene.commit.files.get(TRAINER_STATE)
+    return next((data for data in found if stamp_of(data) == stamp), found[0])
+
+
+def _problems(scene: Scene, prompts_per_step: int) -> Iterator[int]:
+    """Return the problems in an epoch as other checkpoints of the run imply them."""
+    for name in scene.target.others:
+        try:
+            other = scene.tree.object(f"{name}/{TRAINER_STATE}")
+        except Unreadable:
+            continue
+        step, epoch = other.get("step"), other.get("epoch")
+        if isinstance(step, int) and isinstance(epoch, float) and 0 < epoch < 1e9 and step > 0:
+            yield max(1, round(step * prompts_per_step / epoch))

@@ -15,6 +15,7 @@ FREE = (
     *("exp_name", "max_steps", "output_dir", "evaluation", "tracking", "parallel", "batching", "debug"),
     *("trainer.save_steps", "trainer.save_updates", "trainer.save_total_limit", "trainer.checkpoint_dir"),
     *("trainer.resume_from_checkpoint", "trainer.on_nonfinite", "rollout_mock.dump_dir"),
+    *("rollout_mock.overwrite", "data.length_allocation_strategy"),
 )
 """Keys, and sections, that decide how long and where a run works, but not what it computes."""
 ON_DEMAND = (
@@ -62,19 +63,30 @@ def check_changes(before: Mapping[str, Any], config: Config, allowed: Collection
     now = resolved(config)
     for name in allowed:
         _check_allowed(name, now)
-    for key, (old, new) in changed_keys(before, now).items():
-        if is_free(key) or (key not in before and not _replaces(key, before)):
+    for key, (old, new) in known_changes(before, now).items():
+        if is_free(key):
             continue
         told = f"{stated} was written with {key}={_shown(old)}, and this run has {key}={_shown(new)}"
         if not is_on_demand(key):
             raise CheckpointError(
                 f"{told}, which cannot change in the middle of a run; set {key}={_shown(old)}"
             )
-        if not _in(key, tuple(allowed)):
+        if not is_allowed(key, allowed):
             raise CheckpointError(
                 f"{told}, which changes what is computed; set {key}={_shown(old)}, or allow the change with "
                 f"--allow-change {key}"
             )
+
+
+def known_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return the keys whose values differ, with both values, without keys that are newer than the checkpoint."""
+    changed = changed_keys(before, now)
+    return {key: both for key, both in changed.items() if key in before or _replaces(key, before)}
+
+
+def is_allowed(key: str, allowed: Collection[str]) -> bool:
+    """Return True if a key is among those that may change, or in a section that is."""
+    return _in(key, tuple(allowed))
 
 
 def _replaces(key: str, before: Mapping[str, Any]) -> bool:

@@ -17,12 +17,17 @@ from regress.dump.manifest import MANIFEST
 from regress.errors import CheckpointError, DumpError
 
 SCHEMA_VERSION = 1
-_READ = (".json", ".safetensors", ".bin", ".pt", ".pth", ".pkl", ".py", ".jinja", ".model")
+READ_SUFFIXES = (".json", ".safetensors", ".bin", ".pt", ".pth", ".pkl", ".py", ".jinja", ".model")
 """Suffixes of files that would change what is loaded from a checkpoint."""
 
 
 def write_commit(folder: Location, files: Mapping[str, Stamp]) -> Stamp:
     """Write the manifest of a checkpoint whose other files are all written; return its stamp."""
+    return write_atomically(folder / MANIFEST, [commit_bytes(files)])
+
+
+def commit_bytes(files: Mapping[str, Stamp]) -> bytes:
+    """Return the manifest of a checkpoint that holds these files."""
     tree: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "kind": "checkpoint",
@@ -30,8 +35,7 @@ def write_commit(folder: Location, files: Mapping[str, Stamp]) -> Stamp:
         "complete": True,
     }
     tree["sha256"] = _checksum(tree)
-    text = json.dumps(tree, sort_keys=True, indent=1, allow_nan=False) + "\n"
-    return write_atomically(folder / MANIFEST, [text.encode()])
+    return (json.dumps(tree, sort_keys=True, indent=1, allow_nan=False) + "\n").encode()
 
 
 def read_commit(folder: Location) -> dict[str, Stamp]:
@@ -45,7 +49,7 @@ def read_commit(folder: Location) -> dict[str, Stamp]:
         raise CheckpointError(f"{folder} is no folder, but a checkpoint is one; check the path")
     try:
         _require_regular(path)
-        return _files(loads(path.read_bytes()))
+        return parse_commit(path.read_bytes())
     except FileNotFoundError:
         raise CheckpointError(
             f"{folder} is no complete checkpoint: it has no {MANIFEST}, which is written last; resume from another one"
@@ -72,7 +76,7 @@ def verify(folder: Location) -> dict[str, Stamp]:
             "one"
         )
     for name in sorted(found - files.keys()):
-        if PurePosixPath(name).suffix in _READ and not PurePosixPath(name).name.startswith("."):
+        if PurePosixPath(name).suffix in READ_SUFFIXES and not PurePosixPath(name).name.startswith("."):
             raise CheckpointError(f"{folder} has {name}, which is not of this checkpoint; move it away")
     for name, stamp in files.items():
         _require(folder, name, stamp)
@@ -118,7 +122,9 @@ def _listed(folder: Location, prefix: str) -> list[str]:
     return found
 
 
-def _files(tree: Any) -> dict[str, Stamp]:
+def parse_commit(data: bytes) -> dict[str, Stamp]:
+    """Return the files that a manifest lists; raises `ValueError`, `TypeError` or `KeyError` for what is none."""
+    tree = loads(data)
     if not isinstance(tree, dict):
         raise TypeError("it is no JSON object")
     checksum = tree.pop("sha256")

@@ -1,4 +1,7 @@
-"""State of an optimizer: gathered whole from all ranks, and handed back to them in any layout."""
+"""State of an optimizer: gathered whole from all ranks, and handed back to them in any layout.
+
+So are the values of a reference model.
+"""
 
 from __future__ import annotations
 
@@ -33,22 +36,27 @@ def whole_state(
     for name, parameter in policy.named_parameters():
         if name not in policy.owned:
             continue
-        shard = policy.shard(name)
         for key, value in optimizer.state.get(parameter, {}).items():
             if isinstance(value, Tensor):
-                split = shard if local(value).shape == local(parameter).shape and value.dim() else None
-                tensors[f"{name}/{key}"] = split, to_numpy(local(value).detach(), key)
+                split = local(value).shape == local(parameter).shape and value.dim() > 0
+                tensors[f"{name}/{key}"] = _part(policy, name, value, split=split)
             else:
                 others[f"{name}/{key}"] = value
+    rest = {key: value for found in world.gather(others) for key, value in found.items()}
+    return _assembled(tensors, world), rest
+
+
+def _part(policy: LocalPolicy, name: str, value: Tensor, *, split: bool) -> Part:
+    return (policy.shard(name) if split else None), to_numpy(local(value).detach(), name)
+
+
+def _assembled(own: dict[str, Part], world: World) -> dict[str, Array]:
+    """Return whole tensors from the parts of all ranks, on the first; nothing on the others."""
     if world.plan.mesh.world_size == 1:
-        return {name: array for name, (_, array) in tensors.items()}, others
-    found = world.gather((tensors, others))
+        return {name: array for name, (_, array) in own.items()}
+    parts = world.gather(own)
     if not world.main:
-        return {}, {}
-    return _assembled([part for part, _ in found]), {key: v for _, rest in found for key, v in rest.items()}
-
-
-def _assembled(parts: list[dict[str, Part]]) -> dict[str, Array]:
+        return {}
     whole: dict[str, Array] = {}
     for part in parts:
         for name, (shard, array) in part.items():

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from regress.dump.arrays import to_torch
 from regress.dump.continuation import Place, Position, StartingPlace
 from regress.dump.location import Location, address, location
 from regress.dump.reader import DumpReader
@@ -146,8 +147,6 @@ def _restore_optimizer(run: Run, reader: DumpReader, state: CheckpointState) -> 
 
 
 def _restore_reference(run: Run, reader: DumpReader, state: CheckpointState) -> None:
-    from regress.dump.arrays import to_torch
-
     reference, found = run.trainer.reference, [*reader.records("param", state.step)]
     if reference is None:
         return

@@ -17,6 +17,10 @@ from regress.engine.world import raise_on_all_ranks
 from regress.errors import RegressError, reason
 
 
+class Stopped(RegressError):  # noqa: N818  # it is an end and no mistake
+    """The run has ended at a checkpoint, as it was asked to."""
+
+
 class Saver(AbstractContextManager["Saver"]):
     """Writes the checkpoints of a run, one at a time, from snapshots.
 
@@ -25,6 +29,7 @@ class Saver(AbstractContextManager["Saver"]):
     Args:
         run: the run; all of its ranks make a saver and call its methods together.
         start: checkpoint that the run goes on from.
+        stop_after: number of optimizer updates after whose checkpoint the run ends with `Stopped`.
         said: called with a sentence about each finished checkpoint.
 
     Raises:
@@ -35,11 +40,14 @@ class Saver(AbstractContextManager["Saver"]):
         self,
         run: Run,
         start: CheckpointState | None = None,
+        *,
+        stop_after: int | None = None,
         said: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._run = run
         self._segment = 0 if start is None else start.segment + 1
         self._said = said
+        self._stop_after = stop_after
         self._config = run.config.trainer
         self._last = None if start is None else (start.step, start.updates_in_step)
         self._thread: threading.Thread | None = None
@@ -84,6 +92,7 @@ class Saver(AbstractContextManager["Saver"]):
 
         Raises:
             RegressError: on every rank, if the earlier one could not be written.
+            Stopped: if the run was to end here.
         """
         position = (step, 0 if work is None else len(work.outcomes))
         if position == self._last:
@@ -97,6 +106,9 @@ class Saver(AbstractContextManager["Saver"]):
                 target=self._write, args=(snapshot,), name="regress-checkpoint-writer", daemon=False
             )
             self._thread.start()
+        if self._run.trainer.updates == self._stop_after:
+            self.finish()
+            raise Stopped(f"the run has ended after {self._stop_after} updates, as asked")
 
     def check(self) -> None:
         """Raise what kept the writer from writing, if anything; on the rank that writes."""

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -16,7 +15,6 @@ from regress.dump.continuation import Place
 from regress.dump.jsontext import plain
 from regress.dump.manifest import Provenance
 from regress.dump.record import Record
-from regress.engine.adapters.parameters import has_adapter, trained_parameters
 from regress.engine.build import Run
 from regress.engine.checkpoint.changes import resolved
 from regress.engine.checkpoint.names import CURRICULUM_STATE, checkpoint_name
@@ -24,6 +22,7 @@ from regress.engine.checkpoint.optimizer import whole_state
 from regress.engine.checkpoint.state import CheckpointState, DumpPosition
 from regress.engine.checkpoint.trainer_state import trainer_state
 from regress.engine.checkpoint.unfinished import outcomes_of, records_of
+from regress.engine.checkpoint.weights import copied_weights
 from regress.engine.provenance import provenance
 from regress.engine.tokenizer import fingerprint
 from regress.engine.trainer import UnfinishedStep
@@ -38,7 +37,7 @@ class Snapshot:
 
     Attributes:
         model: the model, for its configuration; its values go on changing.
-        weights: its ``state_dict``, copied to the CPU; tied weights are one tensor.
+        weights: see `copied_weights`.
         state: content of ``regress_state.json``.
         records: tensors other than the weights.
         files: content of further files by name.
@@ -88,7 +87,7 @@ def take(
         named = {name: to_numpy(value, name) for name, value in reference.items()}
         records.append(Record("param", step, named))
     if work is not None:
-        records += records_of(work, step, trainer.trajectory_meta)
+        records += records_of(work, step, trainer.trajectory_meta(step))
     origin = provenance(config, fingerprint(run.tokenizer), trainer.world.plan.mesh)
     parts = {name: plain(part.state_dict(), name) for name, part in run.parts.items()}
     log: Any = parts.get("tracking") or {}
@@ -117,15 +116,16 @@ def take(
         versions=origin.versions,
     )
     return Snapshot(
-        model, _copied(model), run.tokenizer, state, records, _files(config, state, parts), origin
+        model, copied_weights(model), run.tokenizer, state, records, _files(run, state, parts), origin
     )
 
 
-def _files(config: Any, state: CheckpointState, parts: Mapping[str, Any]) -> dict[str, bytes]:
+def _files(run: Run, state: CheckpointState, parts: Mapping[str, Any]) -> dict[str, bytes]:
     from regress.engine.checkpoint.names import STATE, TRAINER_STATE
     from regress.engine.checkpoint.trainer_state import json_bytes
 
-    files = {STATE: state.to_bytes(), TRAINER_STATE: json_bytes(trainer_state(config, state))}
+    told = trainer_state(run.config, state, run.prompts.training_problems)
+    files = {STATE: state.to_bytes(), TRAINER_STATE: json_bytes(told)}
     if "curriculum" in parts:
         files[CURRICULUM_STATE] = json_bytes(parts["curriculum"])
     return files
@@ -139,17 +139,3 @@ def _reference(run: Run) -> dict[str, Tensor] | None:
     moves = config.reference.sync_every_n_steps is not None
     trained = config.reference.path is None and config.warm_start.steps > 0
     return reference.whole() if moves or trained else None
-
-
-@torch.no_grad()
-def _copied(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Return copies of all weights on the CPU; those that share memory share it in the copies, too."""
-    known: dict[tuple[object, ...], Tensor] = {}
-    found = {}
-    values = trained_parameters(model) if has_adapter(model) else model.state_dict().items()
-    for name, value in values:
-        key = (value.data_ptr(), value.shape, value.stride(), value.dtype) if value.numel() else (name,)
-        if key not in known:
-            known[key] = value.detach().to("cpu", copy=True)
-        found[name] = known[key]
-    return found

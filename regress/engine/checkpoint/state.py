@@ -19,12 +19,15 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True)
 class UpdateOutcome:
-    """One update of an unfinished step; ``metrics`` holds sum, count and kind of each, see `Metric`."""
+    """One update of an unfinished step.
 
-    loss: float
-    grad_norm: float
+    Attributes:
+        learning_rate: the one it was made with.
+        outcome: fields of `regress.engine.step.StepOutcome`; of a metric its sum, count and kind.
+    """
+
     learning_rate: float
-    metrics: dict[str, list[Any]]
+    outcome: dict[str, Any]
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from regress.engine.config.schema import Config
 PASS_RATE = "eval_avg_test_pass_rate"
 
 
-def trainer_state(config: Config, state: CheckpointState) -> dict[str, Any]:
-    """Return the content of ``trainer_state.json``.
+def trainer_state(config: Config, state: CheckpointState, problems: int | None) -> dict[str, Any]:
+    """Return the content of ``trainer_state.json``; ``problems`` are those of an epoch, None if nobody knows.
 
     ``global_step``, ``max_steps``, ``eval_steps``, ``save_steps`` and the ``step`` of the rows in ``log_history``
     count optimizer updates, as Hugging Face's do; ``step`` at the top counts completed rollout steps.
@@ -24,7 +24,7 @@ def trainer_state(config: Config, state: CheckpointState) -> dict[str, Any]:
     data, chosen = config.data, config.trainer
     best = max(state.pass_rates, key=lambda step: (state.pass_rates[step], step), default=None)
     saved = best is not None and chosen.save_steps is not None and best and best % chosen.save_steps == 0
-    epoch = data.prompts_per_step / config.task.train_size
+    epoch = data.prompts_per_step / problems if problems else 0.0
     return {
         "best_global_step": None if best is None else best * each,
         "best_metric": None if best is None else state.pass_rates[best],

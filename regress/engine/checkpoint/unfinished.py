@@ -24,6 +24,7 @@ from regress.layout import BatchPlan
 
 _HOMES = {"advantages": "is_loss_debug", "old_log_probs": "old_log_probs", "ref_log_probs": "ref_log_probs"}
 """Type of the record that holds a quantity."""
+_METRIC = "$metric"
 
 
 def records_of(work: UnfinishedStep, step: int, meta: Mapping[str, Any]) -> list[Record]:
@@ -49,14 +50,23 @@ def records_of(work: UnfinishedStep, step: int, meta: Mapping[str, Any]) -> list
 def outcomes_of(work: UnfinishedStep) -> list[UpdateOutcome]:
     """Return the updates of an unfinished step as values of JSON."""
     return [
-        UpdateOutcome(
-            outcome.loss,
-            outcome.grad_norm,
-            learning_rate,
-            {name: [metric.total, metric.count, metric.kind] for name, metric in outcome.metrics.items()},
-        )
+        UpdateOutcome(learning_rate, {name: _json(value) for name, value in vars(outcome).items()})
         for outcome, learning_rate in zip(work.outcomes, work.learning_rates, strict=True)
     ]
+
+
+def _json(value: Any) -> Any:
+    if isinstance(value, Metric):
+        return {_METRIC: [value.total, value.count, value.kind]}
+    return {name: _json(item) for name, item in value.items()} if isinstance(value, dict) else value
+
+
+def _from_json(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    if value.keys() == {_METRIC}:
+        return Metric(*value[_METRIC])
+    return {name: _from_json(item) for name, item in value.items()}
 
 
 def restored(trainer: Trainer, dump: Path, step: int, made: Sequence[UpdateOutcome]) -> UnfinishedStep:
@@ -81,12 +91,7 @@ def restored(trainer: Trainer, dump: Path, step: int, made: Sequence[UpdateOutco
     tokens = RecordedTokens(**known)  # type: ignore[arg-type]  # advantages are there
     minis: list[MiniBatch] = trainer.restored_mini_batches(trajectories, tokens)
     outcomes = [
-        StepOutcome(
-            row.loss,
-            row.grad_norm,
-            {name: Metric(*parts) for name, parts in row.metrics.items()},
-        )
-        for row in made
+        StepOutcome(**{name: _from_json(value) for name, value in row.outcome.items()}) for row in made
     ]
     return UnfinishedStep(trajectories, minis, outcomes, [row.learning_rate for row in made])
 

@@ -19,6 +19,24 @@ from regress.engine.pretrained import load_checkpoint
 from regress.errors import CheckpointError, RegressError, reason
 
 
+@torch.no_grad()
+def copied_weights(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Return copies on the CPU of a model's ``state_dict``, or of its adapter by the names of its parameters.
+
+    Weights that share memory share it in the copies, too.
+    """
+    if has_adapter(model):
+        return {name: p.detach().to("cpu", copy=True) for name, p in trained_parameters(model)}
+    known: dict[tuple[object, ...], Tensor] = {}
+    found = {}
+    for name, value in model.state_dict().items():
+        key = (value.data_ptr(), value.shape, value.stride(), value.dtype) if value.numel() else (name,)
+        if key not in known:
+            known[key] = value.detach().to("cpu", copy=True)
+        found[name] = known[key]
+    return found
+
+
 def save_weights(model: PreTrainedModel, weights: Mapping[str, Tensor], folder: Path) -> None:
     """Write weights and configuration of a model.
 
@@ -45,9 +63,7 @@ def read_weights(model: PreTrainedModel, folder: Path, stated: str) -> dict[str,
     """
     wanted = dict(trained_parameters(model))
     found = read_adapter(folder) if has_adapter(model) else _tensors(folder, stated)
-    if (
-        not has_adapter(model) and not wanted.keys() <= found.keys()
-    ):  # transformers saves some models under other names
+    if not (has_adapter(model) or wanted.keys() <= found.keys()):  # transformers saves some under other names
         loaded = load_checkpoint(folder, {}, {}, "trainer.resume_from_checkpoint")
         found |= {name: value.detach() for name, value in loaded.named_parameters()}
     for name, value in wanted.items():
@@ -62,9 +78,9 @@ def read_weights(model: PreTrainedModel, folder: Path, stated: str) -> dict[str,
 @torch.no_grad()
 def load_weights(policy: LocalPolicy, weights: Mapping[str, Tensor]) -> None:
     """Put whole weights into a policy: on each rank its part."""
-    for name, parameter in policy.named_parameters():
-        whole = weights[name].to(parameter.device, parameter.dtype)
-        local(parameter).copy_(local(policy.part(name, whole)))
+    for name, own in policy.named_parameters():
+        whole = weights[name].to(own.device, own.dtype)
+        local(own).copy_(local(policy.part(name, whole)))
 
 
 def _tensors(folder: Path, stated: str) -> dict[str, Tensor]:

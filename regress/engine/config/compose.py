@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, get_type_hints
 
+from regress.engine.config.curriculum import apply_thresholds
 from regress.engine.config.defaults import FileLayer
 from regress.engine.config.environment import apply_environment
 from regress.engine.config.files import path_errors
@@ -69,6 +70,7 @@ def load_config(
             store.put(entry)
         _expand_preset(store)
         _allocate_lengths(store)
+        apply_thresholds(environ, store, lambda: _build(store))
         config = _build(store)
     check_rules(config, store.origin)
     _check_algorithm(config)

@@ -8,6 +8,7 @@ enforces them. All fields are of types that OmegaConf's structured configs know.
 
 from dataclasses import dataclass, field
 
+from regress.engine.config.sections.curriculum import CurriculumConfig
 from regress.engine.config.sections.debug import BLOCKS, DebugConfig, DumpOptions
 from regress.engine.config.sections.evaluation import EvaluationConfig
 from regress.engine.config.sections.layout import (
@@ -58,6 +59,7 @@ __all__ = [
     "AlgorithmConfig",
     "BatchingConfig",
     "Config",
+    "CurriculumConfig",
     "DataConfig",
     "DebugConfig",
     "DumpOptions",
@@ -106,5 +108,6 @@ class Config:
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     debug: DebugConfig = field(default_factory=DebugConfig)

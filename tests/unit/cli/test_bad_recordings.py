@@ -143,7 +143,7 @@ ASKED: dict[str, tuple[tuple[str, ...], str]] = {
     "an earlier dump in the way": (
         ("debug.enable_data_dump=true", "debug.dump_options.loss=true"),
         "TMP/run/debug_dump already holds a dump (…), and runs must not mix: choose another dump directory, delete "
-        "this one, or ask for overwriting (overwrite=True)",
+        "this one, or ask for overwriting (debug.overwrite=true)",
     ),
     "a dump over the recording": (
         (

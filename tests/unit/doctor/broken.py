@@ -8,6 +8,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 from safetensors.numpy import save_file
@@ -107,16 +108,27 @@ def _link_out(run: Run) -> None:
 def _traverse(run: Run) -> None:
     stamp = {"size": 1, "sha256": "0" * 64}
     files = json.loads((run.folder / MANIFEST).read_text())["files"]
-    run.write_manifest(run.checkpoint(), {"files": files | {"../../outside": stamp}, "complete": True})
+    run.write_manifest(run.checkpoint(), {"files": files | {"../../outside": stamp}})
 
 
 def _half_written(run: Run) -> None:
     """A writer that was killed: a temporary folder beside the checkpoints, without manifest."""
-    half = run.folder / f".partial-{_dead_process()}-checkpoint-6"
+    half = run.folder / ".partial-checkpoint-6"
     shutil.copytree(run.checkpoint(), half)
     (half / "manifest.json").unlink()
+    (half / "state" / f".partial-{_dead_process()}-manifest.json").write_text('{"files": {')
+    _age(half)
+
+
+def _replaced(run: Run) -> None:
+    """A writer that was killed while it gave a new checkpoint the name of an old one."""
+    old = run.checkpoint().rename(run.folder / f".replaced-{C}")
+    _age(old)
+
+
+def _age(folder: Path) -> None:
     an_hour_ago = time.time() - 3600
-    for path in (half, *half.rglob("*")):
+    for path in (folder, *folder.rglob("*")):
         os.utime(path, (an_hour_ago, an_hour_ago))
 
 
@@ -158,7 +170,7 @@ BROKEN = [
     Broken("torn_manifest", _tear(MANIFEST), {"corrupted_manifest": HIGH}, ASIDE),
     Broken(
         "manifest_of_an_unfinished_write",
-        lambda run: run.write_manifest(run.checkpoint(), {"files": {}, "complete": False}),
+        lambda run: run.write_manifest(run.checkpoint(), {"complete": False}),
         {"incomplete_checkpoint": HIGH},
         ASIDE,
     ),
@@ -178,8 +190,8 @@ BROKEN = [
     Broken("a_shard_is_missing", _lose_a_shard, {"missing_model_weights": HIGH}, ASIDE),
     Broken("weights_are_a_pipe", _named_pipe, {"unsafe_path": HIGH}, ASIDE),
     # trainer_state.json, which is made again of what the checkpoint knows
-    Broken("no_trainer_state", _remove(TRAINER), {"missing_checkpoint_file": HIGH}, REPAIRED, REBUILT),
-    Broken("torn_trainer_state", _tear(TRAINER), {"corrupted_checkpoint_file": HIGH}, REPAIRED, REBUILT),
+    Broken("no_trainer_state", _remove(TRAINER), {"missing_checkpoint_file": HIGH}, REPAIRED, (TRAINER,)),
+    Broken("torn_trainer_state", _tear(TRAINER), {"corrupted_checkpoint_file": HIGH}, REPAIRED, (TRAINER,)),
     Broken(
         "trainer_state_lacks_keys",
         lambda run: run.change(TRAINER, lambda tree: (tree.pop("epoch"), tree.pop("best_metric")), seal=True),
@@ -206,8 +218,16 @@ BROKEN = [
         _write(TRAINER, b"[" * 200_000),
         {"corrupted_checkpoint_file": HIGH},
         REPAIRED,
-        REBUILT,
+        (TRAINER,),
     ),
+    Broken(
+        "another_file_of_weights",
+        lambda run: save_file({"x": np.ones(1)}, run.checkpoint() / "model-extra.safetensors"),
+        {"unlisted_file": HIGH},
+        REPAIRED,
+        (f"{C}/model-extra.safetensors",),
+    ),
+    Broken("notes_of_the_user", _write(f"{C}/notes.txt", b"my notes"), {"unlisted_file": LOW}),
     # files that other checkpoints of the run hold too
     Broken(
         "no_config",
@@ -291,7 +311,7 @@ BROKEN = [
     Broken(
         "curriculum_stage_is_a_list",
         lambda run: run.change("curriculum_state.json", lambda tree: tree.update(stages=[[], []])),
-        {"invalid_stage_format": HIGH},
+        {"invalid_stage_format": MEDIUM},
         REPAIRED,
         ("curriculum_state.json",),
     ),
@@ -316,6 +336,11 @@ BROKEN = [
         ("wandb_sync_state.json",),
     ),
     Broken(
+        "curriculum_was_never_logged",
+        _write("metrics.jsonl", b'{"step": 4, "eval_avg_test_pass_rate": 0.5}\n'),
+        {"no_curriculum_logs": LOW},
+    ),
+    Broken(
         "torn_metrics",
         _torn_metrics,
         {"torn_metrics": LOW},
@@ -332,6 +357,13 @@ BROKEN = [
         ("metrics.jsonl",),
     ),
     # leftovers
+    Broken(
+        "replaced_checkpoint",
+        _replaced,
+        {"leftover": LOW, "tracking_step_offset": LOW},
+        REPAIRED,
+        (C, f".replaced-{C}"),
+    ),
     Broken("half_written_checkpoint", _half_written, {"leftover": LOW}, REPAIRED, (".partial-*",)),
     # the next run against the checkpoint
     Broken(

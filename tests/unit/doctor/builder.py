@@ -11,14 +11,19 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from regress.doctor.commit import checksum
+from regress.dump.files import file_stamp
+from regress.dump.jsontext import dumps
 from regress.dump.manifest import environment, package_versions
-from regress.engine.config import flat, load_config
+from regress.engine.checkpoint.changes import resolved
+from regress.engine.checkpoint.commit import write_commit
+from regress.engine.checkpoint.state import CheckpointState
+from regress.engine.checkpoint.trainer_state import json_bytes, trainer_state
+from regress.engine.config import load_config
 
 STEPS = (2, 4)
 UPDATES_PER_STEP = 2
 RUN_ID = "a1b2c3d4"
-CONFIG = ("exp_name=prepared", "max_steps=8", "model.config={hidden_size: 16}")
+CONFIG = ("exp_name=prepared", "max_steps=8", "trainer.mini_batch_size=32", "model.config={hidden_size: 16}")
 
 
 class Run:
@@ -43,6 +48,8 @@ class Run:
             {"segment": 0, "sequence": n, "time": 1.0 + n, "step": n, "rollouts/returns_mean": 0.25 * n}
             for n in range(1, STEPS[-1])
         ]
+        evaluation = {"eval_avg_test_pass_rate": 0.5, "curriculum/current_stage": 1}
+        rows.append({"segment": 0, "sequence": STEPS[-1], "time": 9.0, "step": STEPS[-1], **evaluation})
         (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     def checkpoint(self, step: int = STEPS[-1]) -> Path:
@@ -76,12 +83,22 @@ class Run:
             self.seal(path.parent)
 
     def tracking(self, step: int) -> dict[str, Any]:
-        return {"schema_version": 1, "run_id": RUN_ID, "step": step, "segment": 0}
+        """What trackers had when the run was at a step."""
+        place = {"segment": 0, "sequence": step, "step": step, "update": None, "resumed_from": None}
+        names = {"run_id": RUN_ID, "run_name": "prepared", "project": "prepared", "trackers": {}}
+        return {"schema_version": 1, "time": 1.0, **place, **names}
+
+    def position(self, step: int) -> dict[str, Any]:
+        """State of tracking in a checkpoint."""
+        return {"schema_version": 1, "segment": 0, "sequence": step, "run_id": RUN_ID}
 
     def curriculum(self, step: int) -> dict[str, Any]:
         return {
             "schema_version": 1,
             "current_stage": 1,
+            "current_stage_name": "advanced",
+            "current_round": 1,
+            "stage_start_step": 1,
             "stage_count": 2,
             "last_update_step": step,
             "stages": [
@@ -93,24 +110,26 @@ class Run:
                 }
                 for name in ("basic", "advanced")
             ],
-            "performance_history": [{"step": step, "performance": 0.7, "stage": 1}],
+            "performance_history": [{"step": step, "performance": 0.7, "stage": 1, "round": 1}],
+            "stage_advancement_log": [],
         }
 
     def seal(self, checkpoint: Path) -> None:
         """Write the manifest of what the checkpoint holds now."""
-        files = {}
-        for path in sorted(checkpoint.rglob("*")):
-            if path.is_file() and not path.is_symlink() and path != checkpoint / "manifest.json":
-                data = path.read_bytes()
-                stamp = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-                files[str(path.relative_to(checkpoint))] = stamp
-        self.write_manifest(checkpoint, {"files": files, "complete": True})
+        files = [path for path in sorted(checkpoint.rglob("*")) if path.is_file() and not path.is_symlink()]
+        manifest = checkpoint / "manifest.json"
+        write_commit(
+            checkpoint,
+            {str(path.relative_to(checkpoint)): file_stamp(path) for path in files if path != manifest},
+        )
 
-    def write_manifest(self, checkpoint: Path, content: dict[str, Any]) -> None:
-        """Write a manifest that fits its own checksum."""
-        tree = {"schema_version": 1, "kind": "checkpoint", **content}
-        tree["sha256"] = checksum(tree)
-        (checkpoint / "manifest.json").write_text(json.dumps(tree, indent=1))
+    def write_manifest(self, checkpoint: Path, change: dict[str, Any]) -> None:
+        """Write a manifest that has other values than it should, and fits its own checksum."""
+        path = checkpoint / "manifest.json"
+        tree = {**json.loads(path.read_text()), **change}
+        del tree["sha256"]
+        tree["sha256"] = hashlib.sha256(dumps(tree).encode()).hexdigest()
+        path.write_text(json.dumps(tree, indent=1))
 
     def _write_checkpoint(self, step: int) -> None:
         folder = self.checkpoint(step)
@@ -122,42 +141,33 @@ class Run:
             folder / "state" / "optimizer" / f"step_{step:06d}_rank0.safetensors",
         )
         model = {"peft_type": "LORA", "r": 4} if self.lora else {"model_type": "qwen3", "hidden_size": 16}
+        state = self._state(step)
         write = {
             "adapter_config.json" if self.lora else "config.json": model,
             "tokenizer.json": {"version": "1.0", "model": {"type": "BPE", "vocab": {"a": 0}}},
             "tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast"},
-            "trainer_state.json": self._trainer_state(step),
-            "regress_state.json": self._state(step),
+            "trainer_state.json": trainer_state(self.config, state, 96),
             "curriculum_state.json": self.curriculum(step),
         }
         for file, content in write.items():
-            (folder / file).write_text(json.dumps(content, indent=1))
+            (folder / file).write_bytes(json_bytes(content))
+        (folder / "regress_state.json").write_bytes(state.to_bytes())
         self.seal(folder)
 
-    def _trainer_state(self, step: int) -> dict[str, Any]:
-        return {
-            "global_step": step * UPDATES_PER_STEP,
-            "step": step,
-            "epoch": float(step),
-            "max_steps": 8 * UPDATES_PER_STEP,
-            "log_history": [{"step": step, "eval_avg_test_pass_rate": 0.7, "curriculum/current_stage": 1}],
-            "best_metric": 0.7,
-            "best_model_checkpoint": None,
-            "save_steps": 2,
-        }
-
-    def _state(self, step: int) -> dict[str, Any]:
-        return {
-            "schema_version": 1,
-            "step": step,
-            "update": step * UPDATES_PER_STEP,
-            "updates_in_step": 0,
-            "config": flat(self.config),
-            "world_size": 1,
-            "mesh": {"world_size": 1},
-            "segment": 0,
-            "sequence": step,
-            "parts": {"curriculum": self.curriculum(step), "tracking": self.tracking(step)},
-            "environment": environment(self.config.device, self.config.threads),
-            "versions": package_versions(),
-        }
+    def _state(self, step: int) -> CheckpointState:
+        return CheckpointState(
+            path=Path(),
+            step=step,
+            update=step * UPDATES_PER_STEP,
+            updates_in_step=0,
+            config=resolved(self.config),
+            world_size=1,
+            mesh={},
+            scheduler={"updates": step * UPDATES_PER_STEP, "learning_rates": [1e-3]},
+            segment=0,
+            sequence=step,
+            parts={"curriculum": self.curriculum(step), "tracking": self.position(step)},
+            pass_rates={0: 0.25, step: 0.5},
+            environment=environment(self.config.device, self.config.threads),
+            versions=package_versions(),
+        )

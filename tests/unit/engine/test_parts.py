@@ -17,7 +17,7 @@ from regress.dump.trajectory import Trajectory
 from regress.engine.batch import TokenBatch
 from regress.engine.build import Run, build
 from regress.engine.config.schema import Config
-from regress.engine.evaluation import due, pass_rate
+from regress.engine.evaluation import due
 from regress.engine.rollout import TRAIN
 from regress.engine.run import train
 from regress.engine.step import weigh
@@ -137,7 +137,7 @@ def test_a_warm_start_raises_the_held_out_pass_rate(built: Callable[..., Run]) -
     rates = []
     for steps in (0, 70):
         run = built(*sizes, f"warm_start.steps={steps}")
-        rates.append(pass_rate(run.trainer.worker, run.prompts.evaluation(), 0))
+        rates.append(run.evaluation.run(0).pass_rate)
     assert rates[0] == 0.0
     assert rates[1] > 0.3
 

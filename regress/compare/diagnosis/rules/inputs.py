@@ -5,7 +5,7 @@ from __future__ import annotations
 from regress.compare.diagnosis.divergence import Divergence
 from regress.compare.diagnosis.rule import Rule
 from regress.compare.diagnosis.run_context import RunContext
-from regress.compare.quantities import UPDATE_STAGES
+from regress.compare.quantities import QUANTITIES, UPDATE_STAGES
 from regress.compare.verdicts.verdict import Status
 
 
@@ -36,6 +36,19 @@ MUCH, LITTLE = 0.05, 0.01
 """Shares of the largest value: other rewards change advantages by far more, an epsilon by far less."""
 
 
+COMPUTED = tuple(
+    quantity.name
+    for quantity in QUANTITIES
+    if not quantity.exact and quantity.name not in ("advantages", "weights", "other")
+)
+"""Quantities that the model's dtype rounds."""
+
+
+def _as_much_as_rounding(divergence: Divergence, scene: RunContext) -> bool:
+    """Return True for errors that are no larger than a half-precision model may make."""
+    return divergence.first.relative <= 0.5
+
+
 INPUTS: tuple[Rule, ...] = (
     # records
     Rule(
@@ -57,6 +70,14 @@ INPUTS: tuple[Rule, ...] = (
         "dtype",
         "it was computed or stored in another dtype: mixed precision, autocast, or a cast before the tap",
         status=(Status.DTYPE,),
+    ),
+    Rule(
+        "precision",
+        "the two runs compute in other dtypes, so that they differ by the rounding of the coarser one: model.dtype, "
+        "parallel.fsdp_param_dtype, autocast",
+        at=COMPUTED,
+        patterns=("precision",),
+        when=_as_much_as_rounding,
     ),
     Rule(
         "not-recorded",

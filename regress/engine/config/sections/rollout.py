@@ -44,3 +44,4 @@ class RolloutMockConfig:
     dump_dir: str = value(
         "./rollout_mock_dumps", "directory or URL of the recorded rollouts (train/ and val/)"
     )
+    overwrite: bool = value(False, "dump: replace an earlier recording in dump_dir instead of refusing")

@@ -13,12 +13,32 @@ STRATEGIES = ("balanced", "prompt_heavy", "completion_heavy", CUSTOM)
 class TaskConfig:
     """Training task."""
 
-    name: str = value("reverse_string", "name of the task")
+    name: str | None = value(
+        "reverse_string",
+        "name of the task, or your own as package.module:function; null: prompts come from the recording that is "
+        "replayed",
+    )
+    dataset_path: str | None = value(
+        None,
+        "file of prompts with answers, in place of name: a JSON array, JSON lines or parquet; null: none",
+    )
+    prompt_field: str = value(
+        "prompt", "dataset_path: field of the prompt (text, one chat message or token ids)"
+    )
+    answer_field: str = value("answer", "dataset_path: field of the right answer")
+    level_field: str = value(
+        "level", "dataset_path: field of the difficulty (a name or a number), if it is there"
+    )
+    complexity_field: str = value(
+        "complexity", "dataset_path: field of the complexity (0 to 10), if it is there"
+    )
     level: int = value(1, "difficulty of the generated prompts", minimum=1)
     params: dict[str, Any] = field(
         default_factory=dict, metadata={"help": "parameters of the generator that override the level's"}
     )
-    train_size: int = value(512, "prompts in the training split", minimum=1)
+    train_size: int | None = value(
+        None, "prompts in the training split; null: 512, or all of dataset_path but eval_size", minimum=1
+    )
     eval_size: int = value(64, "prompts in the held-out split", minimum=0)
     max_turns: int = value(1, "completions in a conversation, at most", minimum=1)
     environment: str | None = value(
