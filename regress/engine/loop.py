@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from regress.engine import run_log
 from regress.engine.build import Run
 from regress.engine.checkpoint.saver import Saver
 from regress.engine.curriculum import observe, told, write_state
@@ -108,7 +109,7 @@ class Loop:
         if run.curriculum is not None:
             found = observe(run.curriculum, outcome, run.config)
             if found is not None:
-                self._say(told(found, run.curriculum))
+                run_log.curriculum(told(found, run.curriculum))
             row |= run.curriculum.metrics(step)
             self._save_curriculum()
         self._write(row)
@@ -118,7 +119,7 @@ class Loop:
         run, place = self._run, self._run.prompts.place(self._step)
         if place is None or run.curriculum is None or place == run.curriculum.place:
             return
-        self._say(told(run.curriculum.follow(place, self._step), run.curriculum))
+        run_log.curriculum(told(run.curriculum.follow(place, self._step), run.curriculum))
         self._save_curriculum()
 
     def _save_curriculum(self) -> None:

@@ -122,6 +122,7 @@ def _started(run: Run, log: Log, state: CheckpointState | None, console: Console
     unfinished = restore(run, state)
     if main:
         console.print(f"going on from {state.path}: {state.step} steps and {state.update} updates are done")
+        run_log.tracking_resumed(log.state_dict(), run.config.tracking.project)
     return Start(state.step, unfinished, state.pass_rates, resumed=True)
 
 
