@@ -15,13 +15,18 @@ UPDATES = 2
 
 
 @pytest.fixture
-def interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """``interrupted(tracker)``: a run of 200 steps that got to 150, and went on from its checkpoint after 100."""
+def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trackers that reach no server, and write below the test's directory."""
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
-    for name in ("WANDB_RUN_ID", "WANDB_RESUME", "WANDB_PROJECT", "WANDB_DIR"):
+    for name in ("WANDB_RUN_ID", "WANDB_RESUME", "WANDB_PROJECT", "WANDB_ENTITY", "WANDB_DIR"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def interrupted(tmp_path: Path, offline: None) -> Callable[..., Path]:
+    """``interrupted(tracker)``: a run of 200 steps that got to 150, and went on from its checkpoint after 100."""
 
     def make(*trackers: str, stop: int = 200) -> Path:
         warnings: list[str] = []

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from regress.dump.metrics_file import read_metrics
+from regress.engine.tracking.identity import Wishes
+from regress.engine.tracking.log import TrackedLog
 from regress.engine.tracking.replay import replay
 from regress.engine.tracking.state import read_sync_state
 from tests.trackers.conftest import LOSSES, RATES, REWARDS
-from tests.trackers.wandb_file import axes_of, rows_of
+from tests.trackers.wandb_file import axes_of, records_of, rows_of
 
 pytest.importorskip("wandb")
 
@@ -48,3 +50,41 @@ def test_the_record_replays_into_a_run_of_its_own(interrupted: Callable[..., Pat
     assert [row["step"] for row in rows if "rollouts/returns_mean" in row] == list(range(200))
     assert last_of(rows, "rollouts/returns_mean", "step") == REWARDS
     assert last_of(rows, "training_step/loss", "update") == LOSSES
+
+
+@pytest.mark.parametrize(
+    ("keys", "environ", "project", "place"),
+    [
+        ({}, {}, "run", "."),
+        ({}, {"WANDB_PROJECT": "theirs", "WANDB_DIR": "theirs"}, "theirs", "theirs"),
+        (
+            {"project": "ours", "log_dir": "ours", "run_name": "name"},
+            {"WANDB_PROJECT": "theirs", "WANDB_DIR": "theirs"},
+            "ours",
+            "ours",
+        ),
+    ],
+)
+def test_keys_beat_the_environment_which_beats_the_defaults(
+    keys: dict[str, str],
+    environ: dict[str, str],
+    project: str,
+    place: str,
+    offline: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("WANDB_DIR", "log_dir"):
+        for given in (environ, keys):
+            if name in given:
+                given[name] = str(tmp_path / given[name])
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    wishes = Wishes(name="run", output_dir=tmp_path, **keys)  # type: ignore[arg-type]
+    with TrackedLog(wishes, ["wandb"], warn=pytest.fail, finish_timeout=60.0) as log:
+        log.log({"a": 1.0}, step=0)
+    (run,) = (
+        record.run for record in records_of(tmp_path / place) if record.WhichOneof("record_type") == "run"
+    )
+    assert run.project == project
+    assert (run.display_name, run.run_id) == (keys.get("run_name", "run"), log.status()["run_id"])

@@ -28,32 +28,30 @@ def chunks(data: bytes) -> Iterator[bytes]:
             yield parts
 
 
-def rows_of(folder: Path) -> list[dict[str, Any]]:
-    """Return the history of all segments below a folder, in the order in which they were begun."""
+def records_of(folder: Path) -> Iterator[Any]:
+    """Return the records of all segments below a folder, in the order in which they were begun."""
     from wandb.proto.wandb_internal_pb2 import Record
 
-    rows = []
     for path in sorted(folder.glob("wandb/offline-run-*/run-*.wandb"), key=lambda path: path.stat().st_mtime):
         for chunk in chunks(path.read_bytes()):
             record = Record()
             record.ParseFromString(chunk)
-            if record.WhichOneof("record_type") == "history":
-                items = record.history.item
-                rows.append(
-                    {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items}
-                )
-    return rows
+            yield record
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    """Return the history of a run."""
+    return [
+        {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+        for record in records_of(folder)
+        if record.WhichOneof("record_type") == "history"
+    ]
 
 
 def axes_of(folder: Path) -> dict[str, str]:
     """Return the axis that each metric is defined to be drawn over."""
-    from wandb.proto.wandb_internal_pb2 import Record
-
-    axes = {}
-    for path in folder.glob("wandb/offline-run-*/run-*.wandb"):
-        for chunk in chunks(path.read_bytes()):
-            record = Record()
-            record.ParseFromString(chunk)
-            if record.WhichOneof("record_type") == "metric":
-                axes[record.metric.name] = record.metric.step_metric
-    return axes
+    return {
+        record.metric.name: record.metric.step_metric
+        for record in records_of(folder)
+        if record.WhichOneof("record_type") == "metric"
+    }

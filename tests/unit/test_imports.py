@@ -56,6 +56,8 @@ TORCH_FREE = [
     "regress.layout",
     "regress.dump",
     "regress.dump.manifest",
+    "regress.dump.metric_table",
+    "regress.dump.metrics_file",
     "regress.interop.nexrl",
     "regress.golden",
     "regress.golden.store",

@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
+import accelerate.tracking
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker
 
 from regress.dump.metrics_file import SEGMENT, SEQUENCE, STEP, UPDATE, Row, metrics_of
 from regress.engine.tracking.identity import Target
+
+
+class _Logger(logging.LoggerAdapter):  # type: ignore[type-arg]
+    """Logger of accelerate's trackers that asks for no state of the process.
+
+    accelerate's own raises where nobody has made an Accelerator, and the state itself may join a process group, which
+    is no business of a tracker.
+    """
+
+    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
+        """Drop the arguments that only accelerate's logger knows."""
+        return msg, {
+            name: value for name, value in kwargs.items() if name not in ("main_process_only", "in_order")
+        }
+
+    def warning_once(self, message: str, *args: Any, **kwargs: Any) -> None:
+        """Tell it as often as it is told; nobody sees it who does not ask for accelerate's log."""
+        self.warning(message, *args, **kwargs)
 
 
 class Backend(Protocol):
@@ -59,6 +79,8 @@ class AccelerateBackend:
         return LOGGER_TYPE_TO_CLASS[self.name]
 
     def _start(self, tracker: GeneralTracker, settings: bool = True) -> None:
+        accelerate.tracking.logger = _Logger(logging.getLogger("accelerate.tracking"), {})
+        tracker.main_process_only = False  # only the main rank has trackers
         tracker.start()
         self._trackers.append(tracker)
         if settings:

@@ -16,6 +16,7 @@ from regress.dump.metric_table import METRICS, metric
 from regress.dump.metrics_file import metrics_of, read_metrics
 from regress.dump.trajectory import Trajectory
 from regress.engine.batch import LossTokens
+from regress.engine.config import load_config
 from regress.engine.config.schema import Config
 from regress.engine.metrics import (
     RunTotals,
@@ -34,6 +35,16 @@ from regress.layout import Mesh, RankPlan
 
 MakeConfig = Callable[..., Config]
 
+TINY = (
+    "max_steps=2",
+    "task.train_size=12",
+    "task.eval_size=4",
+    "data.prompts_per_step=2",
+    "data.group_size=4",
+    "warm_start.steps=6",
+    "warm_start.batch_size=8",
+    "task.rewards={exact_match: 1.0, character_match: 1.0}",
+)
 DR_GRPO = (
     "algorithm.preset=dr_grpo",
     "algorithm.kl_coef=0.05",
@@ -63,45 +74,88 @@ LOGGED_ELSEWHERE = (
 """Needs of metrics that the runs of this file do not have; other tests log them."""
 
 
-def logged(run: Config) -> dict[str, Any]:
-    """Return every metric of a run, by name; the value is the last one."""
+def rows_of(run: Config) -> list[dict[str, Any]]:
+    """Return the rows of a run, as they are read."""
     train(run, Console(quiet=True))
-    rows = read_metrics(Path(run.output_dir) / "metrics.jsonl")
-    return {name: value for row in rows for name, value in metrics_of(row).items()}
+    return read_metrics(Path(run.output_dir) / "metrics.jsonl")
 
 
-def test_the_table_names_what_is_logged_and_nothing_else(config: MakeConfig, tmp_path: Path) -> None:
-    values = logged(config(*DR_GRPO)) | logged(
-        config(*TURNS, f"output_dir={tmp_path / 'turns'}", "max_steps=1")
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Rows of a run of Dr. GRPO with everything that it can log."""
+    folder = tmp_path_factory.mktemp("dr_grpo")
+    return rows_of(load_config(overrides=[*TINY, f"output_dir={folder}", *DR_GRPO], environ={}).config)
+
+
+def unknown(rows: list[dict[str, Any]]) -> list[str]:
+    """Return the names without a definition."""
+    return sorted({name for row in rows for name in metrics_of(row) if metric(name) is None})
+
+
+def test_the_table_names_what_is_logged_and_nothing_else(
+    rows: list[dict[str, Any]], config: MakeConfig
+) -> None:
+    both = rows + rows_of(config(*TURNS, "max_steps=1"))
+    assert not unknown(both), (
+        f"{unknown(both)} are logged, but have no definition in regress.dump.metric_table"
     )
-    unknown = sorted(name for name in values if metric(name) is None)
-    assert not unknown, f"{unknown} are logged, but have no definition in regress.dump.metric_table"
-    used = {metric(name) for name in values}
-    idle = [one for one in METRICS if one not in used and one.needs not in LOGGED_ELSEWHERE]
-    assert not idle, f"{[one.name for one in idle]} are in regress.dump.metric_table, but nothing logs them"
+    used = {metric(name) for row in both for name in metrics_of(row)}
+    idle = [one.name for one in METRICS if one not in used and one.needs not in LOGGED_ELSEWHERE]
+    assert not idle, f"{idle} are in regress.dump.metric_table, but nothing logs them"
 
 
-def test_a_checkpoint_is_logged_at_its_own_place(config: MakeConfig) -> None:
+SMALL = (
+    "max_steps=1",
+    "warm_start.steps=2",
+    "data.prompts_per_step=2",
+    "data.group_size=2",
+    "trainer.mini_batch_size=null",
+    "task.train_size=16",
+    "task.eval_size=2",
+    "tracking.trackers=[]",
+)
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize(
+    "name",
+    [
+        f"experiment_{name}"
+        for name in ("base", "drgrpo", "accelerate", "multiturn_qa", "multiturn_tool_calling")
+    ],
+)
+def test_an_experiment_logs_what_the_table_names(name: str, tmp_path: Path) -> None:
+    run = load_config(None, name, [*SMALL, f"output_dir={tmp_path}"], environ={}).config
+    rows = rows_of(run)
+    assert not unknown(rows)
+    names = {name for row in rows for name in metrics_of(row)}
+    assert names >= {
+        "rollouts/kl_mean",
+        "training_step/kl",
+        "training_epoch/kl_std",
+        "final/best_mean_return",
+    }
+    assert ("batch_returns/mean" in names) == ("examples/completion" in names) == ("multiturn" in name)
+    assert ("dr_grpo/critic_type" in names) == (name == "experiment_drgrpo")
+    assert ("accelerate/device" in names) == (name == "experiment_accelerate")
+
+
+def test_a_checkpoint_is_logged_at_its_own_place(rows: list[dict[str, Any]]) -> None:
     """Also inside a step, and whenever its writing ends."""
-    run = config("trainer.mini_batch_size=4", "trainer.save_updates=1")
-    train(run, Console(quiet=True))
-    rows = read_metrics(Path(run.output_dir) / "metrics.jsonl")
     saved = [
         (row["step"], row.get("update"), row["checkpoint/step"]) for row in rows if "checkpoint/saved" in row
     ]
     assert saved == [(0, 0, 0.0), (1, None, 1.0), (1, 2, 1.0), (2, None, 2.0)]
 
 
-def test_the_terms_of_dr_grpo_add_up_to_its_loss(config: MakeConfig) -> None:
-    run = config(*DR_GRPO)
-    train(run, Console(quiet=True))
-    rows = [row for row in read_metrics(Path(run.output_dir) / "metrics.jsonl") if "update" in row]
-    assert len(rows) == 4
-    for row in rows:
+def test_the_terms_of_dr_grpo_add_up_to_its_loss(rows: list[dict[str, Any]]) -> None:
+    updates = [row for row in rows if "training_step/loss" in row]
+    assert len(updates) == 4
+    for row in updates:
         terms = {name: value for name, value in row.items() if "dr_component" in name}
         assert len(terms) == 3
         assert sum(terms.values()) == pytest.approx(row["training_step/loss"], rel=1e-5)
-    assert all(any(row[name] for row in rows) for name in terms)
+    assert all(any(row[name] for row in updates) for name in terms)
 
 
 def trajectory(reward: float, length: int = 3, finish: str = "stop") -> Trajectory:
