@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,13 +70,16 @@ def apply(tree: Tree, actions: Sequence[Action], reason: str) -> Path | None:
     Raises:
         DoctorError: if a file cannot be written; what was changed until then is undone.
     """
-    actions = [action for action in actions if not _done(tree, action)]
+    actions = [*_cleared(tree, [action for action in actions if not _done(tree, action)])]
     if not actions:
         return None
     _require_idle(tree)
     with _told(tree.root):
         folder = _new_folder(tree)
-        steps = [_planned(tree, folder, number, action) for number, action in enumerate(actions)]
+        steps: list[Step] = []
+        for number, action in enumerate(actions):
+            free = any(step.path == action.path for step in steps)
+            steps.append(_planned(tree, folder, number, action, free))
         _write_journal(folder, reason, steps, "prepared")
         try:
             for step, action in zip(steps, actions, strict=True):
@@ -99,8 +102,9 @@ def undo(tree: Tree) -> tuple[Path, list[str]]:
     folder, reason, steps = _newest(tree)
     _require_idle(tree)
     with _told(tree.root):
+        written = {step.path for step in steps if step.kind == "write"}
         for step in reversed(steps):
-            _require_undoable(tree, step)
+            _require_undoable(tree, step, step.path in written)
         for step in reversed(steps):
             _undo(tree, step)
         _write_journal(folder, reason, steps, "undone")
@@ -164,10 +168,23 @@ def _new_folder(tree: Tree) -> Path:
         number += 1
 
 
-def _planned(tree: Tree, folder: Path, number: int, action: Action) -> Step:
-    """Return the step, with a copy of what it will replace in the journal's folder."""
+def _cleared(tree: Tree, actions: Sequence[Action]) -> Iterator[Action]:
+    """Yield the actions; what cannot be copied (a pipe, a folder) is moved away before a file takes its place."""
+    for action in actions:
+        path = _place(tree, action.path)
+        if isinstance(action, Write) and not path.is_symlink() and path.exists() and not path.is_file():
+            yield Store(action.path)
+        yield action
+
+
+def _planned(tree: Tree, folder: Path, number: int, action: Action, free: bool) -> Step:
+    """Return the step, with a copy of what it will replace in the journal's folder.
+
+    Args:
+        free: an earlier step moves away what is there.
+    """
     path = _place(tree, action.path)
-    before = digest(path)
+    before = ABSENT if free else digest(path)
     if isinstance(action, Write):
         kept = None
         if before != ABSENT:
@@ -213,9 +230,14 @@ def _replace(path: Path, data: bytes) -> None:
     sync_folder(path.parent)
 
 
-def _require_undoable(tree: Tree, step: Step) -> None:
+def _require_undoable(tree: Tree, step: Step, written: bool) -> None:
+    """Refuse to undo what was changed since.
+
+    Args:
+        written: another step writes the same path, and tells whether it was changed.
+    """
     path = _place(tree, step.path)
-    now = digest(path)
+    now = ABSENT if written and step.kind == "move" else digest(path)
     if step.kind == "write":
         fits = now in (step.before, step.after)
     else:
@@ -278,7 +300,7 @@ def _read_journal(tree: Tree, folder: Path) -> Mapping[str, Any] | None:
 
 
 @contextlib.contextmanager
-def _told(root: Path) -> Any:
+def _told(root: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:

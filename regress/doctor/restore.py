@@ -49,8 +49,6 @@ def _holds(scene: Scene, place: str, stamp: Stamp) -> bool:
 
 
 def _replaceable(scene: Scene, path: str) -> bool:
-    """Return True for a place in which nothing, an ordinary file or a link stands, in a folder of the tree."""
-    full = scene.tree.root / path
-    folder = full.parent
-    inside = folder.resolve() == folder.absolute()
-    return inside and folder.is_dir() and (full.is_symlink() or not full.exists() or full.is_file())
+    """Return True for a place in a folder of the tree that is no link, whatever stands there."""
+    folder = (scene.tree.root / path).parent
+    return folder.is_dir() and folder.resolve() == folder.absolute()

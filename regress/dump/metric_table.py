@@ -156,7 +156,7 @@ METRICS = (
         "training_epoch/steps_per_epoch",
         "updates",
         STEP,
-        "optimizer updates made in the step, in all its epochs",
+        "optimizer updates of the step, in all its epochs, those left out included",
     ),
     Metric(
         "training/invalid_loss_count",
@@ -219,22 +219,6 @@ METRICS = (
     Metric(
         "examples/completion", "text", STEP, "completion of the first sample, at every tenth step", _TURNS
     ),
-    Metric("rollout_rewards/total", "reward", STEP, "mean reward of the conversations", _TURNS),
-    Metric(
-        "rollout_rewards/*",
-        "reward",
-        STEP,
-        "mean over conversations of one reward of the task, its weight included",
-        _TURNS,
-    ),
-    Metric("group_avg/reward", "reward", STEP, "mean over groups of the group's mean reward", _TURNS),
-    Metric(
-        "group_rates/*",
-        "share",
-        STEP,
-        "conversations in which a call was made, ran, or the answer was right",
-        _TURNS,
-    ),
     Metric(
         "eval_avg_test_pass_rate",
         "share",
@@ -242,7 +226,53 @@ METRICS = (
         "mean over all evaluated samples of the greedy completion's pass rate; a failure counts 0",
         "evaluation",
     ),
-    Metric("eval_*", "see name", EVALUATION, "further values of an evaluation", "evaluation"),
+    Metric("eval_samples_evaluated", "samples", EVALUATION, "samples of the evaluation", "evaluation"),
+    Metric("eval_reward_mean", "reward", EVALUATION, "mean reward of the greedy completions", "evaluation"),
+    Metric(
+        "eval_completion_length_mean", "tokens", EVALUATION, "mean length of the completions", "evaluation"
+    ),
+    Metric(
+        "eval_completion_length_max", "tokens", EVALUATION, "length of the longest completion", "evaluation"
+    ),
+    Metric(
+        "eval_truncated_ratio",
+        "share",
+        EVALUATION,
+        "completions that ended at the length limit",
+        "evaluation",
+    ),
+    Metric(
+        "eval_level/*/pass_rate",
+        "share",
+        EVALUATION,
+        "eval_avg_test_pass_rate of the samples of one level",
+        "evaluation",
+    ),
+    Metric("eval_level/*/samples", "samples", EVALUATION, "samples of one level", "evaluation"),
+    Metric(
+        "eval_pass_at_*",
+        "share",
+        EVALUATION,
+        "mean over prompts of the unbiased estimate of pass@k from the sampled completions, arXiv 2107.03374",
+        "evaluation.samples_per_prompt",
+    ),
+    Metric(
+        "eval_level/*/pass_at_*",
+        "share",
+        EVALUATION,
+        "the same for the prompts of one level",
+        "evaluation.samples_per_prompt",
+    ),
+    *(
+        Metric(
+            f"eval_{name}_pass_rate",
+            "share",
+            EVALUATION,
+            f"{text} pass rate of a sample",
+            "EnhancedInferenceCallback",
+        )
+        for name, text in (("max", "greatest"), ("min", "least"), ("std", f"{_STD} of the"))
+    ),
     Metric(
         "inference/step", "steps", EVALUATION, "rollout steps completed before the evaluation", "evaluation"
     ),
@@ -261,9 +291,55 @@ METRICS = (
         "a curriculum",
     ),
     Metric(
-        "curriculum/evaluation_count", "evaluations", EVALUATION, "evaluations in the stage", "a curriculum"
+        "curriculum/evaluation_count",
+        "evaluations",
+        EVALUATION,
+        "evaluations of the run so far",
+        "a curriculum",
     ),
-    Metric("curriculum/*", "see name", EVALUATION, "further values of the curriculum", "a curriculum"),
+    Metric(
+        "curriculum/mean_performance",
+        "share",
+        EVALUATION,
+        "performance that is compared with the threshold",
+        "a curriculum",
+    ),
+    Metric(
+        "curriculum/stage_evaluations",
+        "evaluations",
+        EVALUATION,
+        "evaluations in the stage so far",
+        "a curriculum",
+    ),
+    Metric("curriculum/current_stage", "1", EVALUATION, "number of the stage, from 0", "a curriculum"),
+    Metric("curriculum/stage_name", "text", EVALUATION, "name of the stage", "a curriculum"),
+    Metric("curriculum/stage_count", "stages", EVALUATION, "stages of the curriculum", "a curriculum"),
+    Metric("curriculum/round", "1", EVALUATION, "round of the curriculum, from 1", "a curriculum"),
+    Metric(
+        "curriculum/threshold",
+        "share",
+        EVALUATION,
+        "performance at which the stage is left, in this round",
+        "a curriculum",
+    ),
+    Metric(
+        "curriculum/current_step",
+        "steps",
+        EVALUATION,
+        "rollout steps completed before the evaluation",
+        "a curriculum",
+    ),
+    Metric(
+        "curriculum/stage_steps", "steps", EVALUATION, "rollout steps in the stage so far", "a curriculum"
+    ),
+    Metric(
+        "curriculum/stage_steps_needed",
+        "steps",
+        EVALUATION,
+        "rollout steps of a full pass of the stage's data",
+        "a curriculum",
+    ),
+    Metric("curriculum/advancements", "promotions", EVALUATION, "promotions so far", "a curriculum"),
 )
 """All metrics; of several that match a name, the first says what it is."""
 

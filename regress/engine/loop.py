@@ -75,9 +75,16 @@ class Loop:
         for _ in range(start.step):
             self._advance()
 
+    def checkpointed(self, step: int, update: int | None) -> None:
+        """Log a checkpoint that is complete: after ``step`` steps, or inside one after ``update``."""
+        self._log.log({"checkpoint/saved": 1.0, "checkpoint/step": float(step)}, step=step, update=update)
+
     def train(self) -> None:
         """Train until ``max_steps`` rollout steps are completed; all ranks call this together."""
         last = self._run.config.max_steps
+        if self._start.resumed:  # a kill may have come between the checkpoint and its row
+            inside = None if self._start.unfinished is None else self._run.trainer.updates - 1
+            raise_on_all_ranks(self._run.trainer.world, lambda: self.checkpointed(self._start.step, inside))
         self._save_curriculum()
         for step in range(self._start.step, last + 1):
             self._step = step

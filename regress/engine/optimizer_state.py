@@ -40,7 +40,7 @@ def load_state(optimizer: torch.optim.Optimizer, policy: LocalPolicy, path: str 
             for value in [_state(tensors[f"{name}/{key}"], name, key, whole[name], stated)]
         }
         for index, name in enumerate(
-            name for group in optimizer.param_groups for name in group["param_names"]
+            name for group in optimizer.param_groups for name in group.get("param_names", ())
         )
     }
     # load_state_dict moves the moments to the parameters, and the step counts to the device they belong

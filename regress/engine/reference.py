@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from regress.engine.adapters.parameters import has_adapter
+from regress.engine.adapters.parameters import has_adapter, trained_parameters
 from regress.engine.batch import Microbatch
 from regress.engine.config.schema import ReferenceConfig
 from regress.engine.local import local
@@ -51,21 +51,27 @@ class Reference:
         )
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield what makes the reference another model than the policy's base, by name: all parameters on this
-        rank, or its adapter.
-        """
+        """Yield what the reference has of its own on this rank, by name: all parameters, or an adapter."""
         return self._policy.named_parameters() if self._adapter is None else iter(self._adapter.items())
 
-    @property
-    def policy(self) -> LocalPolicy:
-        """Frozen model as a policy over all ranks."""
-        return self._policy
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of what the reference has of its own, by name, as they are without a split."""
+        return {name: tuple(p.shape) for name, p in self._named(self._policy.architecture)}
+
+    def whole(self) -> dict[str, Tensor]:
+        """Return copies of what the reference has of its own, whole; all ranks call this together."""
+        with self._in_place():
+            return {name: p.detach().clone() for name, p in self._named(self._policy.whole_model())}
+
+    @torch.no_grad()
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        """Put whole weights into the reference: on each rank its part."""
+        for name, ours in self.parameters():
+            local(ours).copy_(local(self._policy.part(name, weights[name].to(ours.device, ours.dtype))))
 
     def log_probs(self, microbatches: Sequence[Microbatch]) -> list[Tensor]:
         """Return the reference log-probs of the loss tokens of each microbatch, ``[K]`` each."""
-        if self._adapter is None:
-            return self._policy.log_probs(microbatches)
-        with _exchanged(dict(self._policy.named_parameters()), self._adapter):
+        with self._in_place():
             return self._policy.log_probs(microbatches)
 
     @torch.no_grad()
@@ -77,6 +83,15 @@ class Reference:
         source = dict(self._source.named_parameters())
         for name, ours in self.parameters():  # both hold the same part on this rank
             local(ours).lerp_(local(source[name]), self._config.mixup_alpha)
+
+    def _named(self, model: PreTrainedModel) -> Iterator[tuple[str, nn.Parameter]]:
+        return model.named_parameters() if self._adapter is None else trained_parameters(model)
+
+    def _in_place(self) -> AbstractContextManager[None]:
+        """Return the context in which the model that computes is the reference."""
+        if self._adapter is None:
+            return nullcontext()
+        return _exchanged(dict(self._policy.named_parameters()), self._adapter)
 
 
 def _copied(policy: LocalPolicy) -> dict[str, Tensor]:
@@ -93,11 +108,11 @@ def _base(policy: LocalPolicy) -> dict[str, Tensor]:
 @torch.no_grad()
 def _exchanged(parameters: Mapping[str, nn.Parameter], values: Mapping[str, Tensor]) -> Iterator[None]:
     """Give parameters other values inside the context, in their own memory, and the same bits as before after it."""
-    before = {name: local(parameter).detach().clone() for name, parameter in parameters.items()}
-    for name, parameter in parameters.items():
-        local(parameter).copy_(values[name])
+    before = {name: local(parameters[name]).detach().clone() for name in values}
+    for name, value in values.items():
+        local(parameters[name]).copy_(value)
     try:
         yield
     finally:
-        for name, parameter in parameters.items():
-            local(parameter).copy_(before[name])
+        for name, value in before.items():
+            local(parameters[name]).copy_(value)

@@ -66,6 +66,14 @@ class InputFactor(ParallelStyle):
         return partial.redistribute(placements=[self.output_layout]).to_local()
 
 
+class WholeFactor(ParallelStyle):
+    """Leaves A whole, and takes the layer's input as a plain tensor: its gradient is whole, too."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        module.register_forward_pre_hook(lambda _, args: tuple(local(value) for value in args))
+        return module
+
+
 def _weight(module: nn.Module) -> Tensor:
     weight = module.weight
     assert isinstance(weight, Tensor)

@@ -22,7 +22,7 @@ from regress.dump.adapter_names import plain_adapter_name
 from regress.errors import ConfigError
 from regress.parallel.conv1d import ColwiseConv, RowwiseConv
 from regress.parallel.embedding import SplitEmbedding, SplitProjection
-from regress.parallel.factors import InputFactor, OutputFactor
+from regress.parallel.factors import InputFactor, OutputFactor, WholeFactor
 from regress.parallel.outputs import OutputPart
 
 HEAD = "lm_head"
@@ -63,6 +63,7 @@ class Family:
             layer, place = base_layer(module), name if base_layer(module) is module else f"{name}.base_layer"
             if isinstance(layer, nn.Linear) and leaf in _COLUMNS:
                 yield place, ColwiseParallel()
+                yield from self._factor(name, module, "lora_A", WholeFactor())
                 yield from self._factor(name, module, "lora_B", OutputFactor(Replicate()))
             elif isinstance(layer, nn.Linear) and leaf in _ROWS:
                 yield place, RowwiseParallel(output_layouts=residual)

@@ -14,7 +14,7 @@ from torch.distributed.nn.functional import all_reduce
 from transformers import PreTrainedModel
 
 from regress.engine import taps
-from regress.engine.adapters.parameters import has_adapter, trained_parameters
+from regress.engine.adapters.parameters import adapted_experts, has_adapter, trained_parameters
 from regress.engine.batch import Microbatch
 from regress.engine.local import local
 from regress.engine.policy import LocalPolicy
@@ -22,6 +22,7 @@ from regress.engine.policy_interface import Loss, Result
 from regress.engine.precision import DTYPES
 from regress.engine.projection import Entropy
 from regress.engine.world import raise_on_all_ranks
+from regress.errors import ConfigError
 from regress.grpo.logprobs import TokenLogProbs
 from regress.layout import ShardLayout
 from regress.parallel import context, expert, sharded, shards, tensor, transformers_tensor
@@ -51,6 +52,7 @@ class ParallelPolicy(LocalPolicy):
 
     def __init__(self, model: PreTrainedModel, world: ProcessGroups, **settings: Any) -> None:
         self._world = world
+        _require_plain_experts(model, world)
         self._whole = copy.deepcopy(model)
         self._stages = _cut(model, world)
         self._trained = any(parameter.requires_grad for parameter in model.parameters())
@@ -293,6 +295,17 @@ class ParallelPolicy(LocalPolicy):
                     target.copy_(flat)
                 else:
                     target[torch.from_numpy(shard.indices()).to(target.device)] = flat
+
+
+def _require_plain_experts(model: PreTrainedModel, world: ProcessGroups) -> None:
+    """Refuse to split experts whose adapters peft computes as whole weights."""
+    name = adapted_experts(model)
+    split = next((key for key in ("pp", "fsdp", "ep", "tp") if world.mesh.sizes[key] > 1), None)
+    if name is not None and split is not None:
+        raise ConfigError(
+            f"parallel.{split}={world.mesh.sizes[split]} splits the model, and model.lora.target_modules adapts the "
+            f"experts {name}, which peft computes as whole weights; leave them out there, or set parallel.{split}=1"
+        )
 
 
 def _cut(model: PreTrainedModel, world: ProcessGroups) -> Stages:

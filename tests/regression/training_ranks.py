@@ -17,6 +17,7 @@ from torch import distributed
 
 from regress.dump import writer
 from regress.engine import policies, policy, rollout, trainer
+from regress.engine.checkpoint import write
 from regress.engine.config import load_config
 from regress.engine.outputs import Outputs
 from regress.engine.sampling import UndefinedDistribution
@@ -123,5 +124,6 @@ FAULTS = {
     "model": _raising(policies, "build_model", ConfigError("no checkpoint on this machine")),
     "metrics": _raising(TrackedLog, "log", RegressError("metrics cannot be written")),
     "publishing": _raising(Outputs, "_publish_model", OSError(28, "No space left on device")),
+    "checkpoint": _raising(write, "write_commit", OSError(28, "No space left on device")),
     "unforeseen": _raising(trainer, "rollout_metrics", RegressError("nobody thought of this")),
 }

@@ -11,13 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from regress.compare.alignment.keys import key_of
 from regress.compare.alignment.local_shard import local_shard
+from regress.compare.dumps.adam import Adam, Floats
+from regress.compare.dumps.moments import STATE
 from regress.compare.dumps.shard_overlap import Shard, shard_blocks
 from regress.compare.dumps.sides import Side
 from regress.compare.verdicts.verdict import Place
@@ -26,65 +27,10 @@ from regress.dump.record import Record
 from regress.errors import CompareError
 from regress.layout import ShardLayout
 
-Floats: TypeAlias = NDArray[np.float64]
 At: TypeAlias = tuple[int, int]
 """Step, and update within it."""
-CLIP_EPS = 1e-6
-"""Added to the norm by ``torch.nn.utils.clip_grad_norm_``."""
 FEW = 0.1
 """Largest part of a tensor that near-zero gradients may hold: a wrong update moves more of it."""
-
-
-@dataclass(frozen=True)
-class Adam:
-    """Settings of AdamW, as a run's configuration tells them."""
-
-    rate: float
-    betas: tuple[float, float]
-    eps: float
-    max_norm: float | None
-
-    @classmethod
-    def of(cls, config: Mapping[str, Any]) -> Adam | None:
-        """Return the settings; None if the configuration does not tell them, or names another optimizer."""
-        told = config.get("optimizer")
-        if (
-            not isinstance(told, Mapping)
-            or told.get("factory") is not None
-            or told.get("state_path") is not None
-        ):
-            return None
-        betas, numbers = told.get("betas"), [told.get("learning_rate"), told.get("eps")]
-        if not isinstance(betas, list | tuple) or len(betas) != 2:
-            return None
-        known = [number for number in (*numbers, *betas) if isinstance(number, int | float)]
-        if len(known) < 4 or not all(math.isfinite(number) and number >= 0 for number in known):
-            return None
-        if max(known[2:]) >= 1:
-            return None
-        norm = told.get("max_grad_norm")
-        limit = float(norm) if isinstance(norm, int | float) else None
-        return cls(float(known[0]), (float(known[2]), float(known[3])), float(known[1]), limit)
-
-    @property
-    def most(self) -> float:
-        """Most that an update moves an element, whatever its gradients (Kingma & Ba, 1412.6980, section 2.1)."""
-        beta1, beta2 = self.betas
-        return self.rate * max(1.0, (1 - beta1) / math.sqrt(1 - beta2))
-
-    def direction(self, first: Floats, second: Floats, count: int) -> Floats:
-        """Return the update over the learning rate, from the moments after ``count`` updates."""
-        beta1, beta2 = self.betas
-        root = np.sqrt(second / (1 - beta2**count)) + self.eps
-        with np.errstate(divide="ignore", invalid="ignore"):
-            found = first / (1 - beta1**count) / root
-        return np.where(root > 0, found, 0.0)
-
-    def clipped(self, gradient: Floats, norm: object) -> Floats:
-        """Return a gradient as the optimizer gets it, scaled down to the largest norm."""
-        if self.max_norm is None or not isinstance(norm, int | float) or not math.isfinite(norm):
-            return gradient
-        return gradient * min(1.0, self.max_norm / (norm + CLIP_EPS))
 
 
 @dataclass(frozen=True)
@@ -125,22 +71,28 @@ class Updated:
     def of(
         cls,
         sides: tuple[Side, Side],
+        records: tuple[str, str],
         place: Place,
         name: str,
         actual: Shard,
         golden: Sequence[Shard],
         bound: float,
+        relative: Mapping[str, float],
     ) -> Updated:
         """Compare a parameter with what AdamW makes of the recorded gradients.
 
         Args:
+            records: names of the golden and of the actual record that hold it.
             bound: tolerance of the parameter, which rounding may add.
+            relative: those of ``gradient`` and ``optimizer``, relative to the largest golden value.
         """
         here, layout = actual.array.astype(np.float64), actual.layout
         there = _together(golden, layout)
         if there is None or not np.isfinite(here).all() or not np.isfinite(there).all():
             return cls()
-        found = difference(*sides, (place.step or 0, place.update or 0), name, layout)
+        own, other = (side.entries[record][1] for side, record in zip(sides, records, strict=True))
+        at = _at(own.step, own.update), _at(other.step, other.update)
+        found = difference(sides, at, name, layout, relative)
         error = np.abs(here - there)
         if found.allowed is None:
             return cls(doubt=_doubt(name, place, error, bound) if found.undecided(error, bound) else "")
@@ -165,27 +117,50 @@ def _doubt(name: str, place: Place, error: Floats, bound: float) -> str:
     )
 
 
-def difference(golden: Side, actual: Side, at: At, name: str, layout: ShardLayout) -> Difference:
+def difference(
+    sides: tuple[Side, Side],
+    at: tuple[At, At],
+    name: str,
+    layout: ShardLayout,
+    relative: Mapping[str, float],
+) -> Difference:
     """Return how far apart AdamW moves a parameter, given what both sides recorded of each update up to one.
 
+    Gradients that differ by more than their own tolerance explain nothing: they are the fault.
+
     Args:
-        at: the update after which the parameter was recorded.
+        at: the update after which each side recorded the parameter.
         layout: part of the parameter that is compared.
+        relative: tolerance of ``gradient`` and ``optimizer``, relative to the largest golden value.
     """
-    adam = Adam.of(golden.config) or Adam.of(actual.config)
+    adam = Adam.of(sides[0].config) or Adam.of(sides[1].config)
     if adam is None:
         return Difference()
-    updates = [_updates(side, at) for side in (golden, actual)]
-    limit = 2 * adam.most * (at[0] + 1) * (1 + max((update for _, update in updates[0]), default=at[1]))
-    if updates[0] != updates[1] or not _from_the_start(updates[0]):
+    golden, actual = (_updates(side, last) for side, last in zip(sides, at, strict=True))
+    limit = 2 * adam.most * (at[0][0] + 1) * (1 + max((update for _, update in golden), default=at[0][1]))
+    if len(golden) != len(actual) or not _from_the_start(golden) or not _from_the_start(actual):
         return Difference(limit=limit)
     allowed = np.zeros(layout.local_shape)
-    runs = [_directions(side, updates[0], name, layout, adam) for side in (golden, actual)]
-    for first, second in zip(*runs, strict=True):
-        if first is None or second is None:
+    runs = [_made(side, own, name, layout, adam) for side, own in zip(sides, (golden, actual), strict=True)]
+    for place, first, second in zip(golden, *runs, strict=True):
+        if first is None or second is None or first.stage != second.stage:
             return Difference(limit=limit)
-        allowed += adam.rate * np.abs(first - second)
+        bound = relative[first.stage] * _scale(sides[0], first, place, name)
+        alike = np.abs(first.source - second.source) <= bound
+        allowed += np.where(alike, adam.rate * np.abs(first.direction - second.direction), 0.0)
     return Difference(allowed, limit)
+
+
+def _scale(side: Side, made: Made, at: At, name: str) -> float:
+    """Return the largest value of a tensor on any rank; of a bias at least that of its weight, whose terms it sums."""
+    module, bias, _ = name.rpartition(".bias")
+    names = (name, f"{module}.weight") if bias else (name,)
+    wanted = {f"{one}{made.suffix}" for one in names}
+    found = 0.0
+    for record in _records(side, made.stage, at):
+        for tensor in wanted & record.tensors.keys():
+            found = max(found, float(np.abs(record.tensors[tensor].astype(np.float64)).max(initial=0.0)))
+    return found
 
 
 def _updates(side: Side, last: At) -> list[At]:
@@ -208,28 +183,37 @@ def _from_the_start(updates: list[At]) -> bool:
     )
 
 
-def _directions(
+@dataclass(frozen=True)
+class Made:
+    """One update: its direction, and the recorded tensor that it was made of: its stage and the end of its name."""
+
+    direction: Floats
+    source: Floats
+    stage: str
+    suffix: str = ""
+
+
+def _made(
     side: Side, updates: Iterable[At], name: str, layout: ShardLayout, adam: Adam
-) -> Iterable[Floats | None]:
-    """Yield the direction of each update, from its recorded state, else from all gradients so far."""
+) -> Iterable[Made | None]:
+    """Yield each update, from its recorded state, else from all gradients so far; None where nothing tells."""
     first: Floats | None = np.zeros(layout.local_shape)
     second: Floats | None = np.zeros(layout.local_shape)
     beta1, beta2 = adam.betas
     for count, at in enumerate(updates, 1):
-        states = [
-            _part(side, "optimizer", at, f"{name}/{key}", layout)[0] for key in ("exp_avg", "exp_avg_sq")
-        ]
-        if states[0] is not None and states[1] is not None:
-            first, second = states
+        moment, square = (_part(side, "optimizer", at, f"{name}/{key}", layout)[0] for key in STATE)
+        gradient, norm = _part(side, "gradient", at, name, layout)
+        if moment is not None and square is not None:
+            first, second = moment, square
+            yield Made(adam.direction(first, second, count), moment, "optimizer", f"/{STATE[0]}")
+        elif gradient is None or first is None or second is None:
+            first = second = None
+            yield None
         else:
-            gradient, norm = _part(side, "gradient", at, name, layout)
-            if gradient is None or first is None or second is None:
-                first = second = None
-            else:
-                gradient = adam.clipped(gradient, norm)
-                first = beta1 * first + (1 - beta1) * gradient
-                second = beta2 * second + (1 - beta2) * gradient**2
-        yield None if first is None or second is None else adam.direction(first, second, count)
+            clipped = adam.clipped(gradient, norm)
+            first = beta1 * first + (1 - beta1) * clipped
+            second = beta2 * second + (1 - beta2) * clipped**2
+            yield Made(adam.direction(first, second, count), gradient, "gradient")
 
 
 def _part(side: Side, stage: str, at: At, name: str, layout: ShardLayout) -> tuple[Floats | None, object]:

@@ -182,14 +182,15 @@ class _Work:
         if source.quantity != "param" or finding.verdict.status is not Status.DRIFT or not table:
             return finding
         sides = self.golden_side, self.actual_side
-        bound = finding.verdict.tolerance
-        updated = Updated.of(sides, self.unit.place, source.tensor, actual, golden, bound)
+        record = next(n for n, found in self.golden.items() if source.tensor in found.tensors)
+        names, bound = (record, self.unit.record), finding.verdict.tolerance
+        arrays = golden[0].array, actual.array
+        relative = {stage: self._tolerance(stage, *arrays).relative for stage in ("gradient", "optimizer")}
+        place, name = self.unit.place, source.tensor
+        updated = Updated.of(sides, names, place, name, actual, golden, bound, relative)
         closer = updated.explained
         if closer is None and len(golden) == 1 and golden[0].layout == actual.layout:
-            record = next(n for n, found in self.golden.items() if source.tensor in found.tensors)
-            moments = self._tolerance("optimizer", golden[0].array, actual.array).relative
-            names = record, self.unit.record
-            closer = decided(source.tensor, golden[0].array, actual.array, sides, names, moments)
+            closer = decided(name, *arrays, sides, names, relative["optimizer"])
         if closer is None:
             return replace(finding, doubt=updated.doubt)
         pairs = partial(shard_blocks, Shard(closer, actual.layout), golden)

@@ -211,11 +211,7 @@ def _unlisted(scene: Scene, folder: str, listed: set[str]) -> Iterator[Issue]:
                 f"{clean(path)} {reason}, so it is not read; remove it, or put the file itself there",
                 path=path,
             )
-        elif (
-            scene.commit is not None
-            and scene.commit.complete
-            and not path.rpartition("/")[2].startswith(".partial-")
-        ):
+        elif listed and not path.rpartition("/")[2].startswith(".partial-"):
             yield _stranger(path)
 
 

@@ -10,6 +10,7 @@ from regress.doctor.saved import saved_config
 from regress.doctor.scene import Scene, whole
 from regress.doctor.tree import Missing, Unreadable, Unsafe
 from regress.doctor.types import issue
+from regress.dump.files import stamp_of
 from regress.engine.checkpoint.names import TRAINER_STATE
 from regress.engine.checkpoint.state import parse_state
 from regress.engine.checkpoint.trainer_state import json_bytes, trainer_state
@@ -78,13 +79,31 @@ def _finding(scene: Scene, type: str, text: str, evidence: Mapping[str, Any]) ->
 
 
 def rebuilt(scene: Scene) -> bytes | None:
-    """Return trainer_state.json as the run wrote it, or None where its state cannot be read."""
+    """Return trainer_state.json as the run wrote it, or None where its state cannot be read.
+
+    The manifest tells whether the number of problems in an epoch, which no other file holds, was guessed well.
+    """
     if scene.commit is None or scene.target.checkpoint is None or not scene.state:
         return None
     try:
         state = parse_state(scene.tree.root / scene.target.checkpoint)
         config = saved_config(state.config)
-        problems = config.task.train_size if config.task.dataset_path is None else None
-        return json_bytes(trainer_state(config, state, problems))
+        own = [] if config.task.dataset_path is not None else [config.task.train_size]
+        guesses = [*_problems(scene, config.data.prompts_per_step), *own, None]
+        found = [json_bytes(trainer_state(config, state, problems)) for problems in guesses]
     except (RegressError, ValueError, TypeError, ArithmeticError):
         return None
+    stamp = scene.commit.files.get(TRAINER_STATE)
+    return next((data for data in found if stamp_of(data) == stamp), found[0])
+
+
+def _problems(scene: Scene, prompts_per_step: int) -> Iterator[int]:
+    """Return the problems in an epoch as other checkpoints of the run imply them."""
+    for name in scene.target.others:
+        try:
+            other = scene.tree.object(f"{name}/{TRAINER_STATE}")
+        except Unreadable:
+            continue
+        step, epoch = other.get("step"), other.get("epoch")
+        if isinstance(step, int) and isinstance(epoch, float) and 0 < epoch < 1e9 and step > 0:
+            yield max(1, round(step * prompts_per_step / epoch))

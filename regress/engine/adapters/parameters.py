@@ -15,6 +15,15 @@ def has_adapter(model: nn.Module) -> bool:
     return bool(getattr(model, "_hf_peft_config_loaded", False))
 
 
+def adapted_experts(model: nn.Module) -> str | None:
+    """Return the name of a module whose parameters are adapted without a layer of their own, as fused experts are."""
+    if not has_adapter(model):
+        return None
+    from peft.tuners.lora.layer import ParamWrapper
+
+    return next((name for name, module in model.named_modules() if isinstance(module, ParamWrapper)), None)
+
+
 def trained_parameters(model: PreTrainedModel) -> Iterator[tuple[str, nn.Parameter]]:
     """Yield all parameters of a plain model, and those that are trained of a model with an adapter.
 

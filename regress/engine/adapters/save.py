@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Mapping
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -34,18 +33,14 @@ def save_model(
     lies nowhere yet is saved in ``base/``.
 
     Args:
-        home: where the folder will lie in the end, if it is moved there.
+        home: where the folder will lie in the end; with it, ``base/`` is named by its absolute path.
         merged: save the whole model with the adapter merged into its weights in ``merged/``, too.
-        portable: save the base model in any case, and name it by its path within the folder.
+        portable: save the base model in any case, so that the folder depends on no other.
     """
     if not has_adapter(model):
         model.save_pretrained(folder)
         return
-    base = model.peft_config["default"].base_model_name_or_path
-    if base is None or portable:
-        without_adapter(model).save_pretrained(folder / BASE)
-        base = BASE if portable else str(((home or folder) / BASE).absolute())
-    save_adapter(model, folder, base)
+    save_adapter(model, folder, dict(trained_parameters(model)), home=home, portable=portable)
     if merged:
         without_adapter(model, merge=True).save_pretrained(folder / MERGED)
 
@@ -53,19 +48,19 @@ def save_model(
 def save_adapter(
     model: PreTrainedModel,
     folder: Path,
-    base: str | PathLike[str],
-    values: Mapping[str, Tensor] | None = None,
+    weights: Mapping[str, Tensor],
+    *,
+    home: Path | None = None,
+    portable: bool = False,
 ) -> None:
-    """Save the adapter of a model alone, in peft's files.
-
-    Args:
-        base: name of the model under it.
-        values: values of its parameters, in place of the model's own.
-    """
+    """Save an adapter with these weights, by the names of `trained_parameters`; see `save_model`."""
     config: Any = model.peft_config["default"]
+    base = config.base_model_name_or_path
     folder.mkdir(parents=True, exist_ok=True)
-    found = dict(trained_parameters(model)) if values is None else values
-    tensors = {f"{PREFIX}{name}": p.detach().cpu().contiguous() for name, p in found.items()}
+    if base is None or portable:
+        without_adapter(model).save_pretrained(folder / BASE)
+        base = BASE if home is None else str((home / BASE).absolute())
+    tensors = {f"{PREFIX}{name}": value.detach().cpu().contiguous() for name, value in weights.items()}
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     settings = {**config.to_dict(), "base_model_name_or_path": str(base)}
     plain = {key: sorted(value) if isinstance(value, set) else value for key, value in settings.items()}
@@ -78,11 +73,15 @@ def without_adapter(model: PreTrainedModel, *, merge: bool = False) -> PreTraine
 
     plain = copy.deepcopy(model)
     for name, module in list(plain.named_modules()):
-        if isinstance(module, BaseTunerLayer):
-            if merge:
-                module.merge(safe_merge=True)
-            owner, _, leaf = name.rpartition(".")
-            setattr(plain.get_submodule(owner), leaf, module.get_base_layer())
+        if not isinstance(module, BaseTunerLayer) or ".base_layer" in name:
+            continue
+        layers: list[Any] = [module]  # of an adapter of several parameters, one inside of the other
+        while isinstance(inner := layers[-1].base_layer, BaseTunerLayer):
+            layers.append(inner)
+        for layer in reversed(layers) if merge else ():
+            layer.merge(safe_merge=True)
+        owner, _, leaf = name.rpartition(".")
+        setattr(plain.get_submodule(owner), leaf, inner)
     plain._hf_peft_config_loaded = False
     del plain.peft_config
     return plain

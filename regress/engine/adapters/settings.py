@@ -40,7 +40,7 @@ _HARMLESS = frozenset(
             "loftq_config",
             "exclude_modules",
         ),
-        *("layers_pattern", "qalora_group_size"),
+        *("layers_pattern", "qalora_group_size", "target_parameters"),
     }
 )
 """Keys of ``adapter_config.json`` that change nothing here, or are taken as they are."""
@@ -104,9 +104,8 @@ def of_directory(path: Path, key: str) -> LoraConfig:
                 "merge it into its model"
             )
         _require_known(tree, stated)
-        wanted = {
-            name: tree[name] for name in (*KEYS.values(), "exclude_modules", "layers_pattern") if name in tree
-        }
+        names = (*KEYS.values(), "exclude_modules", "layers_pattern", "target_parameters")
+        wanted = {name: tree[name] for name in names if name in tree}
         config = LoraConfig(task_type="CAUSAL_LM", **wanted)
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ConfigError(

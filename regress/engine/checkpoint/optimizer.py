@@ -5,7 +5,7 @@ So are the values of a reference model.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -44,17 +44,6 @@ def whole_state(
                 others[f"{name}/{key}"] = value
     rest = {key: value for found in world.gather(others) for key, value in found.items()}
     return _assembled(tensors, world), rest
-
-
-def whole_values(values: Iterable[tuple[str, Tensor]], policy: LocalPolicy, world: World) -> dict[str, Array]:
-    """Return tensors that are split like the policy's parameters of the same names, whole.
-
-    All ranks call this together; only the first gets the tensors, which are copies.
-    """
-    owned = policy.owned
-    return _assembled(
-        {name: _part(policy, name, value, split=True) for name, value in values if name in owned}, world
-    )
 
 
 def _part(policy: LocalPolicy, name: str, value: Tensor, *, split: bool) -> Part:

@@ -12,7 +12,6 @@ from regress.dump.continuation import Place, Position, StartingPlace
 from regress.dump.location import Location, address, location
 from regress.dump.reader import DumpReader
 from regress.dump.trajectory import Trajectory
-from regress.engine.adapters.parameters import trained_parameters
 from regress.engine.batch import Microbatch, TokenBatch
 from regress.engine.build import Run
 from regress.engine.checkpoint.changes import check_changes
@@ -151,13 +150,11 @@ def _restore_reference(run: Run, reader: DumpReader, state: CheckpointState) -> 
     reference, found = run.trainer.reference, [*reader.records("param", state.step)]
     if reference is None:
         return
-    shapes = {name: tuple(p.shape) for name, p in trained_parameters(reference.policy.architecture)}
-    if len(found) != 1 or {n: a.shape for n, a in found[0].tensors.items()} != shapes:
+    if len(found) != 1 or {n: a.shape for n, a in found[0].tensors.items()} != reference.shapes():
         raise CheckpointError(
             f"{state.path} does not hold the reference model of this run; resume from another checkpoint"
         )
-    values = {name: to_torch(array.copy()) for name, array in found[0].tensors.items()}
-    load_weights(reference.policy, values, reference.parameters())
+    reference.load({name: to_torch(array.copy()) for name, array in found[0].tensors.items()})
 
 
 def _restore_scheduler(run: Run, state: CheckpointState) -> None:

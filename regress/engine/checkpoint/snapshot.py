@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from regress.dump.arrays import Array
+from regress.dump.arrays import to_numpy
 from regress.dump.continuation import Place
 from regress.dump.jsontext import plain
 from regress.dump.manifest import Provenance
@@ -18,7 +18,7 @@ from regress.dump.record import Record
 from regress.engine.build import Run
 from regress.engine.checkpoint.changes import resolved
 from regress.engine.checkpoint.names import CURRICULUM_STATE, checkpoint_name
-from regress.engine.checkpoint.optimizer import whole_state, whole_values
+from regress.engine.checkpoint.optimizer import whole_state
 from regress.engine.checkpoint.state import CheckpointState, DumpPosition
 from regress.engine.checkpoint.trainer_state import trainer_state
 from regress.engine.checkpoint.unfinished import outcomes_of, records_of
@@ -77,14 +77,15 @@ def take(
         name: DumpPosition(str(recorder.folder), *vars(recorder.position(place)).values())
         for name, recorder in run.recorders.items()
     }
+    reference = _reference(run)  # first: it may be computed in the policy's place
     model = trainer.policy.whole_model()
     tensors, others = whole_state(trainer.optimizer, trainer.policy, trainer.world)
-    reference = _reference_values(run)
     if not trainer.world.main:
         return None
     records = [Record("optimizer", step, tensors)]
     if reference is not None:
-        records.append(Record("param", step, reference))
+        named = {name: to_numpy(value, name) for name, value in reference.items()}
+        records.append(Record("param", step, named))
     if work is not None:
         records += records_of(work, step, trainer.trajectory_meta(step))
     origin = provenance(config, fingerprint(run.tokenizer), trainer.world.plan.mesh)
@@ -130,13 +131,11 @@ def _files(run: Run, state: CheckpointState, parts: Mapping[str, Any]) -> dict[s
     return files
 
 
-def _reference_values(run: Run) -> dict[str, Array] | None:
-    """Return the whole reference model if a later process could not build it again from the configuration."""
+def _reference(run: Run) -> dict[str, Tensor] | None:
+    """Return the whole weights of the reference if a later process could not build it again from the configuration."""
     reference, config = run.trainer.reference, run.config
-    if reference is None:
+    if reference is None or config.reference.without_adapter:
         return None
     moves = config.reference.sync_every_n_steps is not None
     trained = config.reference.path is None and config.warm_start.steps > 0
-    if not (moves or trained):
-        return None
-    return whole_values(reference.parameters(), reference.policy, run.trainer.world)
+    return reference.whole() if moves or trained else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -50,9 +50,9 @@ def save_weights(model: PreTrainedModel, weights: Mapping[str, Tensor], folder: 
                 "raise optimizer.eps"
             )
     if has_adapter(model):
-        save_adapter(model, folder, model.peft_config["default"].base_model_name_or_path or "", weights)
-        return
-    model.save_pretrained(folder, state_dict=dict(weights))
+        save_adapter(model, folder, weights)
+    else:
+        model.save_pretrained(folder, state_dict=dict(weights))
 
 
 def read_weights(model: PreTrainedModel, folder: Path, stated: str) -> dict[str, Tensor]:
@@ -62,9 +62,8 @@ def read_weights(model: PreTrainedModel, folder: Path, stated: str) -> dict[str,
         CheckpointError: if they are not those of this model, or can only be read as a pickle.
     """
     wanted = dict(trained_parameters(model))
-    adapter = has_adapter(model)
-    found = read_adapter(folder, "trainer.resume_from_checkpoint") if adapter else _tensors(folder, stated)
-    if not adapter and not wanted.keys() <= found.keys():  # transformers saves some models under other names
+    found = read_adapter(folder) if has_adapter(model) else _tensors(folder, stated)
+    if not (has_adapter(model) or wanted.keys() <= found.keys()):  # transformers saves some under other names
         loaded = load_checkpoint(folder, {}, {}, "trainer.resume_from_checkpoint")
         found |= {name: value.detach() for name, value in loaded.named_parameters()}
     for name, value in wanted.items():
@@ -77,11 +76,9 @@ def read_weights(model: PreTrainedModel, folder: Path, stated: str) -> dict[str,
 
 
 @torch.no_grad()
-def load_weights(
-    policy: LocalPolicy, weights: Mapping[str, Tensor], into: Iterable[tuple[str, Tensor]] | None = None
-) -> None:
-    """Put whole weights into a policy, or into tensors split like its parameters: on each rank its part."""
-    for name, own in policy.named_parameters() if into is None else into:
+def load_weights(policy: LocalPolicy, weights: Mapping[str, Tensor]) -> None:
+    """Put whole weights into a policy: on each rank its part."""
+    for name, own in policy.named_parameters():
         whole = weights[name].to(own.device, own.dtype)
         local(own).copy_(local(policy.part(name, whole)))
 

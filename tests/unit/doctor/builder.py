@@ -146,7 +146,7 @@ class Run:
             "adapter_config.json" if self.lora else "config.json": model,
             "tokenizer.json": {"version": "1.0", "model": {"type": "BPE", "vocab": {"a": 0}}},
             "tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast"},
-            "trainer_state.json": trainer_state(self.config, state),
+            "trainer_state.json": trainer_state(self.config, state, 96),
             "curriculum_state.json": self.curriculum(step),
         }
         for file, content in write.items():

@@ -12,6 +12,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from regress.compare.dumps.options import Options
+from regress.compare.dumps.selection import Selection
 from regress.compare.dumps.session import Comparison, compare_dumps
 from regress.dump.manifest import Provenance
 from regress.dump.recorder import Recorder
@@ -37,6 +39,7 @@ class Run:
     types: tuple[str, ...] = ("gradient", "param")
     every: int = 1
     ranks: int = 1
+    turned: bool = False
 
     def gradients(self) -> list[Array]:
         found = []
@@ -45,7 +48,7 @@ class Run:
             whole = rng.standard_normal(SHAPE) * 1e-2
             whole[rng.random(SHAPE) < 0.01] = 0.0  # true zeros, of which rounding alone is left
             noise = np.random.default_rng(1000 + 7 * self.rounding + step).standard_normal(SHAPE) * 2e-9
-            found.append((whole + noise).astype(np.float32))
+            found.append((-(whole + noise) if self.turned else whole + noise).astype(np.float32))
         return found
 
     def record(self, folder: Path) -> Path:
@@ -135,6 +138,15 @@ def test_a_wrong_update_is_caught(
     found = compared(Run(1, steps=actual.steps, types=types), actual)
     assert found.exit_code == 1
     assert not all(_params(found))
+
+
+@pytest.mark.parametrize("types", [("gradient", "param"), ("param", "optimizer")])
+def test_wrong_gradients_explain_nothing(types: tuple[str, ...], tmp_path: Path) -> None:
+    """The parameters follow from the recorded gradients, and these are wrong, though nobody asked about them."""
+    golden = Run(1, types=types).record(tmp_path / "golden")
+    actual = Run(2, turned=True, types=types).record(tmp_path / "actual")
+    found = compare_dumps(str(golden), str(actual), Options(only=Selection("param")))
+    assert (found.exit_code, [verdict.name for verdict in found.failed]) == (1, [NAME])
 
 
 def test_an_element_that_no_gradient_explains_is_named(tmp_path: Path) -> None:
