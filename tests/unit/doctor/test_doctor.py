@@ -233,6 +233,22 @@ def test_repairs_are_undone_one_after_the_other(run: Run, doctor: Doctor) -> Non
     assert doctor(run.folder, "--undo").exit_code == 2
 
 
+def test_one_undo_takes_back_repairs_that_made_others_possible(run: Run, doctor: Doctor) -> None:
+    """The curriculum comes back from the checkpoint that takes the place of a broken one."""
+    tear(run)
+    (run.checkpoint() / "regress_state.json").write_bytes(b"")
+    (run.checkpoint() / "curriculum_state.json").write_bytes(b"")
+    before = run.files()
+    repaired = json.loads(doctor(run.folder, "--auto-fix", "--json").stdout)
+    assert len(repaired["applied_fixes"]) == 2
+    assert (run.folder / "broken-checkpoint-4").is_dir()
+    after = run.files()
+    assert json.loads(doctor(run.folder, "--auto-fix", "--json").stdout)["applied_fixes"] == []
+    assert run.files() == after
+    assert doctor(run.folder, "--undo").exit_code == 0
+    assert run.files() == before
+
+
 def test_a_run_that_goes_on_is_not_repaired(run: Run, doctor: Doctor) -> None:
     tear(run)
     code = "import sys, time; file = open(sys.argv[1], 'a'); print('open', flush=True); time.sleep(600)"
