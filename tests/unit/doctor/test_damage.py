@@ -159,3 +159,24 @@ def test_a_link_in_place_of_a_folder_is_not_followed(tmp_path: Path, folder: str
     found = {issue["type"] for issue in json.loads(result.stdout)["issues_before"]}
     assert "unsafe_path" in found
     assert elsewhere.files() == theirs
+
+
+def test_a_pipe_beside_the_checkpoints_moves_none_of_them(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run")
+    (run.folder / "metrics.jsonl").unlink()
+    os.mkfifo(run.folder / "metrics.jsonl")
+    before = run.files()
+    result = json.loads(doctor(run.folder, "--auto-fix", "--json").stdout)
+    assert [(issue["type"], issue["severity"]) for issue in result["issues"]] == [("unsafe_path", "high")]
+    assert run.files() == before
+
+
+def test_a_linked_checkpoint_is_told_of(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run")
+    moved = run.checkpoint().rename(tmp_path / "checkpoint-4")
+    run.checkpoint().symlink_to(moved)
+    result = json.loads(doctor(run.folder, "--json").stdout)
+    found = {issue["type"]: issue["message"] for issue in result["issues"]}
+    assert "checkpoint-4 is a link to" in found["unsafe_path"]
+    named = json.loads(doctor(run.checkpoint(), "--json").stdout)
+    assert named["checkpoint_path"] == str(moved)

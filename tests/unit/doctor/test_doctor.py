@@ -296,6 +296,16 @@ def test_only_proven_leftovers_are_cleaned(run: Run, doctor: Doctor) -> None:
     assert run.files() == before
 
 
+def test_lengths_that_just_fit_are_no_finding(run: Run, doctor: Doctor) -> None:
+    """1536 + 2560 is not more than 4096."""
+    lengths = ("data.max_prompt_length=1536", "data.max_completion_length=2560", "data.max_seq_length=4096")
+    found = types(doctor(run.folder, *CONFIG, f"output_dir={run.folder}", *lengths, "--json"))
+    assert found == ["length_config_mismatch"], "they differ from the checkpoint's, and add up"
+    longer = (*lengths[:2], "data.max_seq_length=4095")
+    found = types(doctor(run.folder, *CONFIG, f"output_dir={run.folder}", *longer, "--json"))
+    assert found == ["config_instantiation_error"]
+
+
 def test_disk_and_packages_are_compared(run: Run) -> None:
     def found(scene: Scene) -> dict[str, str]:
         return {issue.type: issue.severity.value for issue in examination.examine(scene)}
