@@ -15,6 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from regress.cli import main
+from regress.dump.metrics_file import read_rows
+from regress.engine.checkpoint import latest
+from regress.errors import DumpError
 from tests.unit.doctor.builder import Run
 
 NAMES = (
@@ -180,3 +183,16 @@ def test_a_linked_checkpoint_is_told_of(tmp_path: Path) -> None:
     assert "checkpoint-4 is a link to" in found["unsafe_path"]
     named = json.loads(doctor(run.checkpoint(), "--json").stdout)
     assert named["checkpoint_path"] == str(moved)
+
+
+def test_a_resume_waits_for_no_pipe_and_no_bomb(tmp_path: Path) -> None:
+    """The resume itself lists checkpoints and reads metrics, after the doctor or without it."""
+    run = Run(tmp_path / "run")
+    state = run.checkpoint() / "regress_state.json"
+    state.unlink()
+    os.mkfifo(state)
+    with alarm():
+        assert str(latest(str(run.folder))) == str(run.checkpoint())
+    (run.folder / "metrics.jsonl").write_bytes(b'{"step": 1}\n' + b"[" * 100_000 + b'\n{"step": 2}\n')
+    with pytest.raises(DumpError, match="line 2 is no row of metrics"):
+        read_rows(run.folder / "metrics.jsonl")
