@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from regress.doctor.content import ABSENT, digest, replace_file
 from regress.doctor.issue import Action, Store, Write, clean
 from regress.doctor.processes import writer_of
 from regress.doctor.tree import Tree, Unreadable
@@ -25,7 +26,6 @@ from regress.errors import DoctorError
 
 FOLDER, JOURNAL = ".regress-doctor", "journal.json"
 SCHEMA_VERSION = 1
-ABSENT, LINK, DIRECTORY = "absent", "link", "folder"
 
 
 @dataclass(frozen=True)
@@ -47,21 +47,6 @@ class Step:
     before: str
     after: str | None
     kept: str | None
-
-
-def digest(path: Path) -> str:
-    """Return a text that is equal for equal content: hash of a file, target of a link, or of all below a folder."""
-    if path.is_symlink():
-        return f"{LINK} {path.readlink()}"
-    if not os.path.lexists(path):
-        return ABSENT
-    if path.is_dir():
-        parts = [f"{part.relative_to(path).as_posix()} {digest(part)}" for part in sorted(path.rglob("*"))]
-        return f"{DIRECTORY} {hashlib.sha256(chr(10).join(parts).encode()).hexdigest()}"
-    if not path.is_file():
-        return f"special {path.stat().st_mode}"
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @dataclass(frozen=True)
@@ -87,7 +72,7 @@ class Journal:
             "status": status,
             "steps": [vars(step) for step in self.steps],
         }
-        _replace(self.folder / JOURNAL, (json.dumps(content, indent=1) + "\n").encode())
+        replace_file(self.folder / JOURNAL, (json.dumps(content, indent=1) + "\n").encode())
 
 
 def apply(tree: Tree, actions: Sequence[Action], reason: str, continues: Path | None = None) -> Path | None:
@@ -242,30 +227,12 @@ def _planned(tree: Tree, folder: Path, number: int, action: Action, free: bool) 
 def _make(tree: Tree, step: Step, action: Action) -> None:
     path = _place(tree, step.path)
     if isinstance(action, Write):
-        _replace(path, action.data)
+        replace_file(path, action.data)
         return
     to = _place(tree, step.to or "")
     if os.path.lexists(to):
         raise DoctorError(f"{step.to} exists already; move it away")
     path.rename(to)
-    sync_folder(path.parent)
-
-
-def _replace(path: Path, data: bytes) -> None:
-    """Replace a file, or the link in its place, at once; permissions stay."""
-    temporary = path.with_name(f"{TEMPORARY}{os.getpid()}-{path.name}")
-    mode = None if path.is_symlink() or not path.exists() else path.stat().st_mode
-    try:
-        with temporary.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        if mode is not None:
-            temporary.chmod(mode & 0o7777)
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
     sync_folder(path.parent)
 
 
