@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from regress.doctor.content import ABSENT, digest, replace_file
 from regress.doctor.issue import Action, Store, Write, clean
 from regress.doctor.processes import writer_of
 from regress.doctor.tree import Tree, Unreadable
@@ -25,7 +26,6 @@ from regress.errors import DoctorError
 
 FOLDER, JOURNAL = ".regress-doctor", "journal.json"
 SCHEMA_VERSION = 1
-ABSENT, LINK, DIRECTORY = "absent", "link", "folder"
 
 
 @dataclass(frozen=True)
@@ -49,23 +49,37 @@ class Step:
     kept: str | None
 
 
-def digest(path: Path) -> str:
-    """Return a text that is equal for equal content: hash of a file, target of a link, or of all below a folder."""
-    if path.is_symlink():
-        return f"{LINK} {path.readlink()}"
-    if not os.path.lexists(path):
-        return ABSENT
-    if path.is_dir():
-        parts = [f"{part.relative_to(path).as_posix()} {digest(part)}" for part in sorted(path.rglob("*"))]
-        return f"{DIRECTORY} {hashlib.sha256(chr(10).join(parts).encode()).hexdigest()}"
-    if not path.is_file():
-        return f"special {path.stat().st_mode}"
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+@dataclass(frozen=True)
+class Journal:
+    """Content of a journal.
+
+    Attributes:
+        reason: the verb that asked for the changes.
+        continues: name of the journal whose changes these go on with, so that one undo takes back both; or None.
+    """
+
+    folder: Path
+    reason: str
+    continues: str | None
+    steps: tuple[Step, ...]
+
+    def write(self, status: str) -> None:
+        """Write the journal down: its changes are `prepared`, `applied` or `undone`."""
+        content = {
+            "schema_version": SCHEMA_VERSION,
+            "reason": self.reason,
+            "continues": self.continues,
+            "status": status,
+            "steps": [vars(step) for step in self.steps],
+        }
+        replace_file(self.folder / JOURNAL, (json.dumps(content, indent=1) + "\n").encode())
 
 
-def apply(tree: Tree, actions: Sequence[Action], reason: str) -> Path | None:
+def apply(tree: Tree, actions: Sequence[Action], reason: str, continues: Path | None = None) -> Path | None:
     """Make changes, all or as far as they go, and return their journal; None if there was nothing to change.
+
+    Args:
+        continues: journal of the changes that these belong to.
 
     Raises:
         DoctorError: if a file cannot be written; what was changed until then is undone.
@@ -80,16 +94,17 @@ def apply(tree: Tree, actions: Sequence[Action], reason: str) -> Path | None:
         for number, action in enumerate(actions):
             free = any(step.path == action.path for step in steps)
             steps.append(_planned(tree, folder, number, action, free))
-        _write_journal(folder, reason, steps, "prepared")
+        journal = Journal(folder, reason, None if continues is None else continues.name, tuple(steps))
+        journal.write("prepared")
         try:
             for step, action in zip(steps, actions, strict=True):
                 _make(tree, step, action)
         except BaseException:
             for step in reversed(steps):
                 _undo(tree, step)
-            _write_journal(folder, reason, steps, "undone")
+            journal.write("undone")
             raise
-        _write_journal(folder, reason, steps, "applied")
+        journal.write("applied")
     return folder
 
 
@@ -99,29 +114,38 @@ def undo(tree: Tree) -> tuple[Path, list[str]]:
     Raises:
         DoctorError: if there is none, or if something that it changed was changed again since.
     """
-    folder, reason, steps = _newest(tree)
     _require_idle(tree)
+    paths: list[str] = []
+    while True:
+        journal = _newest(tree)
+        _take_back(tree, journal)
+        paths += [step.path for step in journal.steps]
+        if journal.continues is None:
+            return journal.folder, paths
+
+
+def _take_back(tree: Tree, journal: Journal) -> None:
     with _told(tree.root):
-        written = {step.path for step in steps if step.kind == "write"}
-        for step in reversed(steps):
+        written = {step.path for step in journal.steps if step.kind == "write"}
+        for step in reversed(journal.steps):
             _require_undoable(tree, step, step.path in written)
-        for step in reversed(steps):
+        for step in reversed(journal.steps):
             _undo(tree, step)
-        _write_journal(folder, reason, steps, "undone")
-    return folder, [step.path for step in steps]
+        journal.write("undone")
 
 
 def newest(tree: Tree) -> tuple[Path, list[str]]:
     """Return the journal that `undo` would take back, and the paths that it would change."""
-    folder, _, steps = _newest(tree)
-    return folder, [step.path for step in steps]
+    journal = _newest(tree)
+    return journal.folder, [step.path for step in journal.steps]
 
 
-def _newest(tree: Tree) -> tuple[Path, str, list[Step]]:
+def _newest(tree: Tree) -> Journal:
     for folder in sorted((tree.root / FOLDER).glob("*"), reverse=True):
         content = _read_journal(tree, folder)
         if content is not None and content["status"] != "undone":
-            return folder, content["reason"], [Step(**row) for row in content["steps"]]
+            steps = tuple(Step(**row) for row in content["steps"])
+            return Journal(folder, content["reason"], content["continues"], steps)
     raise DoctorError(f"{tree.root / FOLDER} holds no repair that could be undone")
 
 
@@ -203,30 +227,12 @@ def _planned(tree: Tree, folder: Path, number: int, action: Action, free: bool) 
 def _make(tree: Tree, step: Step, action: Action) -> None:
     path = _place(tree, step.path)
     if isinstance(action, Write):
-        _replace(path, action.data)
+        replace_file(path, action.data)
         return
     to = _place(tree, step.to or "")
     if os.path.lexists(to):
         raise DoctorError(f"{step.to} exists already; move it away")
     path.rename(to)
-    sync_folder(path.parent)
-
-
-def _replace(path: Path, data: bytes) -> None:
-    """Replace a file, or the link in its place, at once; permissions stay."""
-    temporary = path.with_name(f"{TEMPORARY}{os.getpid()}-{path.name}")
-    mode = None if path.is_symlink() or not path.exists() else path.stat().st_mode
-    try:
-        with temporary.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        if mode is not None:
-            temporary.chmod(mode & 0o7777)
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
     sync_folder(path.parent)
 
 
@@ -267,16 +273,6 @@ def _undo(tree: Tree, step: Step) -> None:
     sync_folder(path.parent)
 
 
-def _write_journal(folder: Path, reason: str, steps: Sequence[Step], status: str) -> None:
-    content = {
-        "schema_version": SCHEMA_VERSION,
-        "reason": reason,
-        "status": status,
-        "steps": [vars(step) for step in steps],
-    }
-    _replace(folder / JOURNAL, (json.dumps(content, indent=1) + "\n").encode())
-
-
 def _read_journal(tree: Tree, folder: Path) -> Mapping[str, Any] | None:
     """Return the content of a journal; None for a folder that is none, or that was killed before it changed a file."""
     name = f"{FOLDER}/{folder.name}/{JOURNAL}"
@@ -291,7 +287,7 @@ def _read_journal(tree: Tree, folder: Path) -> Mapping[str, Any] | None:
             raise Unreadable("describes no steps of a repair")
         if not all(isinstance(row["path"], str) for row in content["steps"]):
             raise Unreadable("names no paths")
-        _ = content["status"], content["reason"]
+        _ = content["status"], content["reason"], content["continues"]
     except KeyError as error:
         raise DoctorError(f"{folder / JOURNAL} lacks {error}, so nothing can be undone by it") from None
     except Unreadable as error:

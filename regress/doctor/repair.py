@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from regress.doctor.checks.curriculum import content_fault, curriculum_of, text_of
 from regress.doctor.examine import cleanup, examine
@@ -17,31 +18,32 @@ from regress.doctor.tree import parsed
 from regress.engine.checkpoint.names import CURRICULUM_STATE
 from regress.errors import DoctorError
 
+ROUNDS = 8
+"""Repairs that make others possible, at most."""
+
 
 def repair(scene: Scene) -> Report:
-    """Repair what can be repaired, and examine again."""
-    return _repaired(scene, examine(scene), "auto-fix")
+    """Repair what can be repaired, and examine again, until nothing is left to repair."""
+    report = _applied(scene, examine(scene), "auto-fix")
+    found, first = report.issues, report
+    for _ in range(ROUNDS):
+        if report.journal is None:
+            break
+        scene = again(scene)
+        found = examine(scene)
+        report = _applied(scene, found, "auto-fix", Path(report.journal))
+        first.applied = [*(first.applied or ()), *(report.applied or ())]
+    return replace(first, scene=scene, issues=found)
 
 
 def clean_up(scene: Scene) -> Report:
     """Move leftovers into the journal; nothing else is looked at or changed."""
-    found = cleanup(scene)
-    report = _applied(scene, found, "clean-only")
-    report.issues = cleanup(again(scene))
-    return report
+    report = _applied(scene, cleanup(scene), "clean-only")
+    return replace(report, issues=cleanup(again(scene)))
 
 
-def _repaired(scene: Scene, found: Sequence[Issue], reason: str) -> Report:
-    report = _applied(scene, found, reason)
-    if report.journal is not None:
-        report.scene = again(scene)
-        report.issues = examine(report.scene)
-    return report
-
-
-def _applied(scene: Scene, found: Sequence[Issue], reason: str) -> Report:
-    actions = planned(scene.tree, found)
-    journal = apply(scene.tree, actions, reason)
+def _applied(scene: Scene, found: Sequence[Issue], reason: str, continues: Path | None = None) -> Report:
+    journal = apply(scene.tree, planned(scene.tree, found), reason, continues)
     done = dict.fromkeys(issue.fix.summary for issue in found if issue.fix is not None)
     return Report(
         scene, found, list(done) if journal else [], None if journal is None else str(journal), found

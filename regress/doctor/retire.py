@@ -22,7 +22,7 @@ def retired(scene: Scene, issues: Iterable[Issue]) -> list[Issue]:
     """
     found = list(issues)
     checkpoint = scene.target.checkpoint
-    hopeless = [issue for issue in found if _hopeless(issue)]
+    hopeless = [issue for issue in found if _hopeless(issue, checkpoint)]
     if checkpoint is None or not hopeless or any(issue.type == TOO_NEW for issue in found):
         return found
     other = next((name for name in scene.target.others if intact(scene.tree, name)), None)
@@ -37,8 +37,10 @@ def retired(scene: Scene, issues: Iterable[Issue]) -> list[Issue]:
     return [replace(issue, fix=fix) if own else issue for issue, own in zip(found, of_it, strict=True)]
 
 
-def _hopeless(issue: Issue) -> bool:
-    return issue.severity is Severity.HIGH and issue.group in GROUPS and issue.fix is None
+def _hopeless(issue: Issue, checkpoint: str | None) -> bool:
+    path = str(issue.path)
+    inside = path == checkpoint or path.startswith(f"{checkpoint}/")
+    return inside and issue.severity is Severity.HIGH and issue.group in GROUPS and issue.fix is None
 
 
 def _advised(issue: Issue, other: str) -> Issue:

@@ -228,7 +228,7 @@ def _row(line: bytes, index: int) -> Row | None:
     """Return a line's row; rows of an older release have no segment and no number."""
     try:
         row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(row, dict) or not isinstance(row.get(STEP), int):
         return None

@@ -96,7 +96,7 @@ def _finding(scene: Scene, type: str, text: str, path: str, **evidence: Any) -> 
     if fix is None:
         remedy = "regress doctor --create-fresh makes one at the first stage"
     found = issue(type, f"{clean(text, 300)}; {remedy}", path=path, evidence=evidence, fix=fix)
-    if path == CURRICULUM_STATE and type != "unsafe_path":  # a resume reads the checkpoint's
+    if path == CURRICULUM_STATE:  # a resume reads the checkpoint's
         return replace(found, severity=Severity.MEDIUM)
     return found
 

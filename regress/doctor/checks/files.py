@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import PurePosixPath
 
+from regress.doctor.checks.unsafe import unsafe
 from regress.doctor.checks.weights import ADAPTER_CONFIG, is_adapter
 from regress.doctor.commit import fault, read_commit
 from regress.doctor.issue import Fix, Issue, Move, Severity, Store, clean, shown
@@ -52,6 +53,9 @@ def check_commit(scene: Scene) -> Iterator[Issue]:
 
 def check_others(scene: Scene) -> Iterator[Issue]:
     """Find checkpoints of the run whose writer was interrupted; a resume from the latest passes over them."""
+    for path in sorted(scene.tree.root.glob("checkpoint-*")):
+        if path.is_symlink() and parse_name(path.name) is not None:
+            yield unsafe(scene, path.name, Unsafe(f"is a link to {clean(str(path.readlink()))}"))
     if scene.target.named:
         return
     for name in scene.target.others:

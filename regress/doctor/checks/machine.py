@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from importlib import metadata
 from typing import Any
 
@@ -100,6 +101,7 @@ def _comparable(name: str, version: Any) -> Any:
     return version
 
 
+@cache
 def _required() -> list[str]:
     """Return the distributions that this package needs, without those of its extras."""
     try:
@@ -109,6 +111,7 @@ def _required() -> list[str]:
     return [re.split(r"[^\w.-]", line, maxsplit=1)[0] for line in lines if "extra ==" not in line]
 
 
+@cache
 def _installed(name: str) -> bool:
     try:
         metadata.version(name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from io import BufferedReader
 
+from regress.doctor.checks.unsafe import unsafe
 from regress.doctor.issue import Fix, Issue, Write
 from regress.doctor.scene import Scene
 from regress.doctor.tree import Unreadable, Unsafe, parsed
@@ -35,9 +36,11 @@ def _check(scene: Scene, name: str) -> Iterator[Issue]:
                 if line.strip() and not _is_row(line):
                     bad += [count] if ended else []
                     torn = not ended
+    except Unsafe as error:
+        yield unsafe(scene, name, error)
+        return
     except Unreadable as error:
-        type = "unsafe_path" if isinstance(error, Unsafe) else "corrupted_metrics"
-        yield issue(type, f"{name} {error}; move it away, a resume starts another", path=name)
+        yield issue("corrupted_metrics", f"{name} {error}; move it away, a resume starts another", path=name)
         return
     if bad:
         yield _corrupted(scene, name, bad)
@@ -80,7 +83,7 @@ def _corrupted(scene: Scene, name: str, bad: list[int]) -> Issue:
         "a repair drops what is none and keeps the old file in its journal",
         path=name,
         evidence={"lines": bad[:50]},
-        fix=_kept(scene, name, f"drop {len(bad)} lines of {name} that cannot be parsed"),
+        fix=_kept(scene, name, f"drop what is no row of {name} ({len(bad)} of its lines)"),
     )
 
 

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from regress.doctor.checks.unsafe import unsafe
 from regress.doctor.issue import Fix, Issue, Store, shown
 from regress.doctor.scene import Scene, whole
 from regress.doctor.tree import Unreadable, Unsafe
@@ -29,7 +30,7 @@ def check_tracking(scene: Scene) -> Iterator[Issue]:
                 raise Unreadable("tells of no trackers")
         except Unreadable as error:
             state = {}
-            yield _damaged(error)
+            yield unsafe(scene, TRACKING, error) if isinstance(error, Unsafe) else _damaged(error)
     yield from _check_step(scene, state)
     yield from _check_run_id(scene, state)
     waiting = [name for name in scene.tree.names(FOLDER) if name.endswith(".json")]
@@ -44,9 +45,8 @@ def check_tracking(scene: Scene) -> Iterator[Issue]:
 
 
 def _damaged(error: Unreadable) -> Issue:
-    type = "unsafe_path" if isinstance(error, Unsafe) else "corrupted_tracking_state"
     return issue(
-        type,
+        "corrupted_tracking_state",
         f"{TRACKING} {error}, so rows that trackers had not taken are not sent again; a repair moves it away, and the "
         "next run writes another (regress track replay sends metrics.jsonl anew)",
         path=TRACKING,

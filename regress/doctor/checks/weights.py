@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from dataclasses import replace
 from io import BufferedReader
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
-from regress.doctor.issue import Issue, clean, shown
+from regress.doctor.issue import Issue, Severity, clean, shown
 from regress.doctor.restore import restored
 from regress.doctor.scene import Scene, mapping
 from regress.doctor.tree import Missing, Unreadable, Unsafe, parsed
@@ -80,13 +81,15 @@ def _without_weights(scene: Scene, adapter: bool) -> Issue:
     if pickles:
         name = scene.target.file(pickles[0])
         scene.claimed |= {scene.target.file(name) for name in (WHOLE, ADAPTER)}
-        return issue(
+        found = issue(
             "pickled_weights",
-            f"{name} is a pickle, which can hold code, and weights are read from safetensors only; "
-            "convert it where you trust it (model.save_pretrained writes model.safetensors), or take an earlier "
-            "checkpoint",
+            f"{name} is a pickle, which can hold code, and a resume reads weights from safetensors only; convert it "
+            "where you trust it (model.save_pretrained writes model.safetensors), or take an earlier checkpoint",
             path=name,
         )
+        return (
+            replace(found, severity=Severity.LOW) if scene.foreign else found
+        )  # nobody resumes from it here
     wanted = ADAPTER if adapter else WHOLE
     path = scene.target.file(wanted)
     scene.claimed.add(path)

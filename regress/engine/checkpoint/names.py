@@ -60,6 +60,8 @@ def latest(folder: str | Location) -> Location | None:
 def _age(path: Location) -> tuple[float, int, int]:
     step, updates = parse_name(path.name) or (0, 0)
     try:
+        if not (path / STATE).is_file():  # a named pipe would be waited for
+            return float("inf"), step, updates
         state = loads((path / STATE).read_bytes())
         return float(state["segment"]), step, updates
     except (OSError, ValueError, KeyError, TypeError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,21 @@ from regress.engine.checkpoint.changes import resolved
 from regress.engine.checkpoint.commit import write_commit
 from regress.engine.checkpoint.state import CheckpointState
 from regress.engine.checkpoint.trainer_state import json_bytes, trainer_state
-from regress.engine.config import load_config
+from regress.engine.config import Config, load_config
 
 STEPS = (2, 4)
 UPDATES_PER_STEP = 2
 RUN_ID = "a1b2c3d4"
 CONFIG = ("exp_name=prepared", "max_steps=8", "trainer.mini_batch_size=32", "model.config={hidden_size: 16}")
+
+
+ELSEWHERE = "/output/directory/of/a/prepared/run"
+
+
+@cache
+def _config() -> Config:
+    """The configuration of every prepared run, with another output directory."""
+    return load_config(None, None, [*CONFIG, f"output_dir={ELSEWHERE}"], environ={}).config
 
 
 class Run:
@@ -37,7 +47,7 @@ class Run:
     def __init__(self, folder: Path, *, lora: bool = False) -> None:
         self.folder, self.lora = folder, lora
         folder.mkdir(parents=True)
-        self.config = load_config(None, None, [*CONFIG, f"output_dir={folder}"], environ={}).config
+        self.config = _config()
         for step in STEPS:
             self._write_checkpoint(step)
         last = self.checkpoint()
@@ -160,7 +170,10 @@ class Run:
             step=step,
             update=step * UPDATES_PER_STEP,
             updates_in_step=0,
-            config=resolved(self.config),
+            config={
+                key: value.replace(ELSEWHERE, str(self.folder)) if isinstance(value, str) else value
+                for key, value in resolved(self.config).items()
+            },
             world_size=1,
             mesh={},
             scheduler={"updates": step * UPDATES_PER_STEP, "learning_rates": [1e-3]},

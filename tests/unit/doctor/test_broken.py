@@ -51,7 +51,7 @@ def test_nothing_is_found_in_a_healthy_run(tmp_path: Path, case: Broken) -> None
     assert not (run.folder / ".regress-doctor").exists()
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("case", BY_NAME)
 def test_the_defect_is_named_with_its_severity(tmp_path: Path, case: Broken) -> None:
     run = prepared(tmp_path, case)
@@ -63,7 +63,7 @@ def test_the_defect_is_named_with_its_severity(tmp_path: Path, case: Broken) -> 
     assert not (run.folder / ".regress-doctor").exists()
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("case", BY_NAME)
 def test_a_repair_leaves_all_else_as_it_was(tmp_path: Path, case: Broken) -> None:
     run = prepared(tmp_path, case)

@@ -15,6 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from regress.cli import main
+from regress.dump.metrics_file import read_rows
+from regress.engine.checkpoint import latest
+from regress.errors import DumpError
 from tests.unit.doctor.builder import Run
 
 NAMES = (
@@ -85,7 +88,7 @@ def _survives(run: Run) -> None:
     assert run.files() == before
 
 
-@pytest.mark.one_in(30)
+@pytest.mark.one_in(60)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("content", HARMFUL.values(), ids=HARMFUL)
 def test_harmful_content_is_one_finding(tmp_path: Path, content: bytes, name: str) -> None:
@@ -94,7 +97,7 @@ def test_harmful_content_is_one_finding(tmp_path: Path, content: bytes, name: st
     survives(run)
 
 
-@pytest.mark.one_in(11)
+@pytest.mark.one_in(28)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("kind", ["pipe", "link to a device", "link out", "link in a circle", "folder"])
 def test_nothing_is_read_through_what_is_no_file(tmp_path: Path, name: str, kind: str) -> None:
@@ -159,3 +162,37 @@ def test_a_link_in_place_of_a_folder_is_not_followed(tmp_path: Path, folder: str
     found = {issue["type"] for issue in json.loads(result.stdout)["issues_before"]}
     assert "unsafe_path" in found
     assert elsewhere.files() == theirs
+
+
+def test_a_pipe_beside_the_checkpoints_moves_none_of_them(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run")
+    (run.folder / "metrics.jsonl").unlink()
+    os.mkfifo(run.folder / "metrics.jsonl")
+    before = run.files()
+    result = json.loads(doctor(run.folder, "--auto-fix", "--json").stdout)
+    assert [(issue["type"], issue["severity"]) for issue in result["issues"]] == [("unsafe_path", "high")]
+    assert run.files() == before
+
+
+def test_a_linked_checkpoint_is_told_of(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run")
+    moved = run.checkpoint().rename(tmp_path / "checkpoint-4")
+    run.checkpoint().symlink_to(moved)
+    result = json.loads(doctor(run.folder, "--json").stdout)
+    found = {issue["type"]: issue["message"] for issue in result["issues"]}
+    assert "checkpoint-4 is a link to" in found["unsafe_path"]
+    named = json.loads(doctor(run.checkpoint(), "--json").stdout)
+    assert named["checkpoint_path"] == str(moved)
+
+
+def test_a_resume_waits_for_no_pipe_and_no_bomb(tmp_path: Path) -> None:
+    """The resume itself lists checkpoints and reads metrics, after the doctor or without it."""
+    run = Run(tmp_path / "run")
+    state = run.checkpoint() / "regress_state.json"
+    state.unlink()
+    os.mkfifo(state)
+    with alarm():
+        assert str(latest(str(run.folder))) == str(run.checkpoint())
+    (run.folder / "metrics.jsonl").write_bytes(b'{"step": 1}\n' + b"[" * 100_000 + b'\n{"step": 2}\n')
+    with pytest.raises(DumpError, match="line 2 is no row of metrics"):
+        read_rows(run.folder / "metrics.jsonl")

@@ -233,6 +233,22 @@ def test_repairs_are_undone_one_after_the_other(run: Run, doctor: Doctor) -> Non
     assert doctor(run.folder, "--undo").exit_code == 2
 
 
+def test_one_undo_takes_back_repairs_that_made_others_possible(run: Run, doctor: Doctor) -> None:
+    """The curriculum comes back from the checkpoint that takes the place of a broken one."""
+    tear(run)
+    (run.checkpoint() / "regress_state.json").write_bytes(b"")
+    (run.checkpoint() / "curriculum_state.json").write_bytes(b"")
+    before = run.files()
+    repaired = json.loads(doctor(run.folder, "--auto-fix", "--json").stdout)
+    assert len(repaired["applied_fixes"]) == 2
+    assert (run.folder / "broken-checkpoint-4").is_dir()
+    after = run.files()
+    assert json.loads(doctor(run.folder, "--auto-fix", "--json").stdout)["applied_fixes"] == []
+    assert run.files() == after
+    assert doctor(run.folder, "--undo").exit_code == 0
+    assert run.files() == before
+
+
 def test_a_run_that_goes_on_is_not_repaired(run: Run, doctor: Doctor) -> None:
     tear(run)
     code = "import sys, time; file = open(sys.argv[1], 'a'); print('open', flush=True); time.sleep(600)"
@@ -278,6 +294,16 @@ def test_only_proven_leftovers_are_cleaned(run: Run, doctor: Doctor) -> None:
     assert not young.exists()
     assert doctor(run.folder, "--undo").exit_code == 0
     assert run.files() == before
+
+
+def test_lengths_that_just_fit_are_no_finding(run: Run, doctor: Doctor) -> None:
+    """1536 + 2560 is not more than 4096."""
+    lengths = ("data.max_prompt_length=1536", "data.max_completion_length=2560", "data.max_seq_length=4096")
+    found = types(doctor(run.folder, *CONFIG, f"output_dir={run.folder}", *lengths, "--json"))
+    assert found == ["length_config_mismatch"], "they differ from the checkpoint's, and add up"
+    longer = (*lengths[:2], "data.max_seq_length=4095")
+    found = types(doctor(run.folder, *CONFIG, f"output_dir={run.folder}", *longer, "--json"))
+    assert found == ["config_instantiation_error"]
 
 
 def test_disk_and_packages_are_compared(run: Run) -> None:

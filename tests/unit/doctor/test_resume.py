@@ -82,7 +82,7 @@ HARMLESS = {
 REPAIRABLE = [pytest.param(case, id=case.name) for case in BROKEN if case.after != LEFT]
 
 
-@pytest.mark.one_in(30)
+@pytest.mark.one_in(60)
 @pytest.mark.parametrize("case", [case for case in REPAIRABLE if not case.values[0].lora])
 def test_a_repaired_run_goes_on(world: Path, tmp_path: Path, case: Broken) -> None:
     goes_on(world, tmp_path, case)
