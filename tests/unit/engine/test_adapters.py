@@ -137,6 +137,7 @@ def test_the_reference_without_the_adapter_is_the_base_model(config: MakeConfig)
     assert not torch.allclose(policy.log_probs(micros)[0], expected, atol=1e-3)
 
 
+@pytest.mark.extended
 def test_the_reference_follows_the_policy_at_its_interval(config: MakeConfig) -> None:
     run = made(config(*LORA, RANDOM, KL, "reference.sync_every_n_steps=2"))
     policy, reference, micros = run.trainer.policy, run.trainer.reference, sampled(run)
@@ -185,6 +186,26 @@ def test_every_way_to_compute_trains_the_adapter(
     assert moved == {
         name for name in before if "lora_" in name or ("bias=all" in override and "bias" in name)
     }
+
+
+def test_a_run_goes_on_from_the_adapter_of_a_checkpoint(
+    config: MakeConfig, console: Console, tmp_path: Path
+) -> None:
+    """Bit by bit, with the reference of the first process: after a warm start it is nobody's base model."""
+    settings, folder = (*LORA, KL, "trainer.save_steps=1"), tmp_path / "again"
+    train(config(*settings, "max_steps=2", f"output_dir={tmp_path / 'whole'}"), console)
+    whole = read_adapter(tmp_path / "whole" / "final")
+    train(config(*settings, "max_steps=1", f"output_dir={folder}"), console)
+    saved = folder / "checkpoint-1"
+    assert not (saved / "model.safetensors").exists()
+    first = read_adapter(saved)
+    train(
+        config(*settings, "max_steps=2", f"output_dir={folder}", f"trainer.resume_from_checkpoint={saved}"),
+        console,
+    )
+    found = read_adapter(tmp_path / "again" / "final")
+    assert all(torch.equal(value, found[name]) for name, value in whole.items())
+    assert not all(torch.equal(value, first[name]) for name, value in whole.items())
 
 
 def test_log_probs_in_float64_are_those_of_the_merged_weights(config: MakeConfig) -> None:
@@ -310,6 +331,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", DAMAGE)
 def test_a_directory_that_holds_no_intact_adapter_is_refused(
     name: str, adapter: Path, tmp_path: Path, config: MakeConfig

@@ -45,7 +45,7 @@ def parameters(run: Run) -> torch.Tensor:
 
 def reference_parameters(run: Run) -> torch.Tensor:
     assert run.trainer.reference is not None
-    return torch.cat([p.flatten() for p in run.trainer.reference.model.parameters()])
+    return torch.cat([p.flatten() for _, p in run.trainer.reference.parameters()])
 
 
 def test_there_is_no_reference_without_a_kl_term(built: Callable[..., Run]) -> None:
