@@ -29,7 +29,22 @@ def _backward(divergence: Divergence, scene: RunContext) -> bool:
     return any(held.startswith("gradient ") for held in divergence.held)
 
 
+def _few_without_gradients(divergence: Divergence, scene: RunContext) -> bool:
+    """Return True if few elements are off, and neither gradients nor states were judged before them."""
+    first = divergence.first
+    return 10 * first.over <= first.count and not {"gradient", "optimizer"} & {*divergence.held}
+
+
 UPDATE: tuple[Rule, ...] = (
+    Rule(
+        "undecided-update",
+        "few elements are off, and nothing tells what they were made of: rounding of gradients that are nearly zero, "
+        "which AdamW divides by their own size, or a fault of the update; record gradient or optimizer of every update "
+        "(debug.dump_options)",
+        at=("param",),
+        when=_few_without_gradients,
+        look="gradient",
+    ),
     # gradients
     Rule(
         "gradient-averaged-over-ranks",

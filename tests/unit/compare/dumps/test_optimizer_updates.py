@@ -12,6 +12,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from regress.compare.diagnosis.causes import diagnose
+from regress.compare.diagnosis.divergence import find_divergence
 from regress.compare.dumps.options import Options
 from regress.compare.dumps.selection import Selection
 from regress.compare.dumps.session import Comparison, compare_dumps
@@ -37,6 +39,7 @@ class Run:
     sign: float = 1.0
     skip: tuple[int, ...] = ()
     types: tuple[str, ...] = ("gradient", "param")
+    config: bool = True
     every: int = 1
     ranks: int = 1
     turned: bool = False
@@ -56,7 +59,7 @@ class Run:
             torch.from_numpy(np.random.default_rng(5).standard_normal(SHAPE) * 0.05).float()
         )
         optimizer = torch.optim.AdamW([weight], lr=self.rate, eps=EPS, weight_decay=0.0)
-        told = Provenance(config={"optimizer": CONFIG, "model": {"dtype": "float32"}})
+        told = Provenance(config={"optimizer": CONFIG} if self.config else {})
         options = dict.fromkeys(self.types, True)
         with recording(Recorder(folder, options=options, every_n_steps=self.every, provenance=told)):
             for step, gradient in enumerate(self.gradients()):
@@ -173,6 +176,14 @@ def test_without_gradients_few_elements_are_undecided(compared: Callable[..., Co
     found = compared(Run(1, types=("param",)), Run(2, types=("param",)))
     assert (found.exit_code, found.failed) == (2, [])
     assert any("record gradient (or optimizer)" in problem and NAME in problem for problem in found.problems)
+
+
+def test_an_unknown_optimizer_explains_nothing_and_that_is_said(compared: Callable[..., Comparison]) -> None:
+    found = compared(*(Run(seed, types=("param",), config=False) for seed in (1, 2)))
+    assert found.exit_code == 1
+    divergence = find_divergence(found.verdicts)
+    assert divergence is not None
+    assert [one.rule for one in diagnose(divergence)] == ["undecided-update"]
 
 
 def test_updates_between_the_recorded_ones_are_undecided(compared: Callable[..., Comparison]) -> None:
