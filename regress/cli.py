@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from copy import copy
 from functools import wraps
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.console import Console
 
 from regress import __version__
 from regress.doctor.commands import doctor
-from regress.engine.config.flags import FLAGS
+from regress.engine.config.flag_options import flag_options
 from regress.engine.tracking.commands import track
 from regress.errors import RegressError
 from regress.explain.commands import explain
@@ -24,21 +22,6 @@ from regress.replay.export_commands import export
 from regress.replay.replay_commands import replay, variants
 from regress.report.compare_commands import compare
 from regress.report.run_commands import report
-
-
-def flag_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the flags that are aliases of keys to a command."""
-    for flag in reversed(FLAGS):
-        takes: dict[str, Any] = {"metavar": flag.metavar}
-        if flag.given is not None and not flag.optional:
-            takes = {"is_flag": True, "flag_value": flag.given}
-        elif flag.given is not None:
-            takes = {"metavar": f"[{flag.metavar}]", "is_flag": False, "flag_value": flag.given}
-        text = f"Alias of {flag.key}" + (f"={flag.given}." if flag.given else ".")
-        command = click.option(
-            *flag.spellings, flag.name.replace("-", "_"), default=None, help=text, **takes
-        )(command)
-    return command
 
 
 class FriendlyGroup(click.Group):

@@ -9,6 +9,7 @@ from typing import Any
 import click
 from rich.console import Console
 
+from regress.engine.config.flag_options import flag_options, given_flags
 from regress.errors import DoctorError
 
 VERBS = (
@@ -50,6 +51,7 @@ VERBS = (
 @click.option(
     "--fast", is_flag=True, help="Compare sizes, not hashes, and do not look for weights that are NaN."
 )
+@flag_options
 @click.argument("arguments", nargs=-1, metavar="[CHECKPOINT] [KEY=VALUE]...")
 @click.pass_context
 def doctor(ctx: click.Context, /, **options: Any) -> None:
@@ -73,6 +75,7 @@ def doctor(ctx: click.Context, /, **options: Any) -> None:
         told = " and ".join(f"--{verb.replace('_', '-')}" for verb in chosen)
         raise DoctorError(f"{told} exclude one another; give one of them")
     output = options.pop("output")
+    options["flags"] = given_flags(options)
     found = run(chosen[0] if chosen else "examine", options)
     if output is not None:
         _write(Path(output), found.to_json())

@@ -43,6 +43,7 @@ _ORDER = [Severity.HIGH, Severity.MEDIUM, Severity.LOW]
 def examine(scene: Scene) -> list[Issue]:
     """Return all findings, the worst first; nothing is changed."""
     checks = OF_RUN
+    _note_other_folder(scene)
     found: list[Issue] = []
     if scene.target.checkpoint is None:
         found.append(_without_checkpoint(scene))
@@ -51,6 +52,19 @@ def examine(scene: Scene) -> list[Issue]:
     for check in checks:
         found += check(scene)
     return sorted(retired(scene, found), key=lambda one: _ORDER.index(one.severity))
+
+
+def _note_other_folder(scene: Scene) -> None:
+    """Say so where the run keeps its metrics in another folder than its checkpoints."""
+    if scene.next.config is not None:
+        config = scene.next.config
+        folders = (config.output_dir, config.trainer.checkpoint_dir)
+    else:
+        folders = (str(scene.saved.get("output_dir")), str(scene.saved.get("trainer.checkpoint_dir")))
+    if folders[0] != folders[1]:
+        scene.unchecked.append(
+            f"metrics, curriculum and tracking: the run keeps them in {folders[0]}; see regress doctor {folders[0]}"
+        )
 
 
 def cleanup(scene: Scene) -> list[Issue]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from regress.doctor.scene import Next, Scene
@@ -18,6 +18,7 @@ def gathered(
     project_root: str = ".",
     config_path: str | None = None,
     config_name: str | None = None,
+    flags: Mapping[str, str] | None = None,
     allowed: Collection[str] = (),
     deep: bool = True,
 ) -> Scene:
@@ -26,6 +27,7 @@ def gathered(
     Args:
         arguments: at most one path, and the ``KEY=VALUE`` of the next run.
         checkpoint: the path, where it is given as an option.
+        flags: aliases of keys that were given.
         allowed: keys whose change is accepted.
 
     Raises:
@@ -38,8 +40,8 @@ def gathered(
         raise DoctorError(
             f"{' and '.join(paths)} are {len(paths)} paths; name one checkpoint or output directory"
         )
-    next_run = _next(config_path, config_name, overrides, frozenset(allowed))
-    output_dir = None if next_run.config is None else next_run.config.output_dir
+    next_run = _next(config_path, config_name, overrides, flags or {}, frozenset(allowed))
+    output_dir = None if next_run.config is None else next_run.config.trainer.checkpoint_dir
     if next_run.error is not None and not paths:
         paths = _told_output_dir(overrides)
     target = find_target(paths[0] if paths else None, output_dir, project_root)
@@ -52,18 +54,19 @@ def _is_path(argument: str) -> bool:
 
 
 def _next(
-    config_path: str | None, config_name: str | None, overrides: Sequence[str], allowed: frozenset[str]
+    config_path: str | None,
+    config_name: str | None,
+    overrides: Sequence[str],
+    flags: Mapping[str, str],
+    allowed: frozenset[str],
 ) -> Next:
-    if config_path is None and config_name is None and not overrides:
+    if config_path is None and config_name is None and not overrides and not flags:
         return Next(allowed=allowed)
-    told = [] if config_path is None else ["--config-path", config_path]
-    told += [] if config_name is None else ["--config-name", config_name]
-    named = (*told, *overrides)
     try:
-        config = load_config(config_path, config_name, overrides).config
+        config = load_config(config_path, config_name, overrides, flags=flags).config
     except ConfigError as error:
-        return Next(error=str(error), allowed=allowed, arguments=named)
-    return Next(config, allowed=allowed, arguments=named)
+        return Next(error=str(error), allowed=allowed)
+    return Next(config, allowed=allowed)
 
 
 def _told_output_dir(overrides: Sequence[str]) -> list[str]:

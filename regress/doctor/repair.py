@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from regress.doctor.checks.curriculum import curriculum_of
+from regress.doctor.checks.curriculum import content_fault, curriculum_of, text_of
 from regress.doctor.examine import cleanup, examine
-from regress.doctor.issue import Issue, Write
+from regress.doctor.issue import Issue, Write, clean
 from regress.doctor.journal import apply
 from regress.doctor.plan import planned
 from regress.doctor.report import Report
 from regress.doctor.scene import Scene
 from regress.doctor.target import find_target
+from regress.doctor.tree import parsed
 from regress.engine.checkpoint.names import CURRICULUM_STATE
 from regress.errors import DoctorError
 
@@ -57,25 +58,36 @@ def again(scene: Scene) -> Scene:
     return replace(scene, target=found, claimed=set(), unchecked=[])
 
 
-def fresh(scene: Scene) -> tuple[str, str]:
-    """Return the path and a description of the state that `create_fresh` writes."""
-    return CURRICULUM_STATE, f"the stage of {scene.target.checkpoint}"
+def fresh(scene: Scene) -> tuple[bytes, str]:
+    """Return the state of the curriculum that `create_fresh` writes, and its stage in words.
 
-
-def create_fresh(scene: Scene) -> Report:
-    """Write the curriculum's state of the checkpoint beside the checkpoints.
+    It is the one in the checkpoint's regress_state.json, else the one in its curriculum_state.json.
 
     Raises:
         DoctorError: if the checkpoint does not know its stage.
     """
     data = curriculum_of(scene)
+    if data is None and content_fault(found := scene.object_of(CURRICULUM_STATE)) is None:
+        data = text_of(found)
     if data is None:
         raise DoctorError(
-            f"{scene.target.checkpoint or scene.target.root} holds no state of a curriculum, so its stage is unknown; "
-            "give a checkpoint of a run with curriculum.enable=true"
+            f"{scene.target.checkpoint or scene.target.root} holds no state of a curriculum, so its stage is unknown, "
+            "and starting at the first would be a guess; give a checkpoint of a run with curriculum.enable=true"
         )
+    state = parsed(data)
+    name = state["stages"][state["current_stage"]].get("name")
+    return data, f"stage {state['current_stage']} ({clean(str(name))}), that of {scene.target.checkpoint}"
+
+
+def create_fresh(scene: Scene) -> Report:
+    """Write the curriculum's state of the checkpoint beside the checkpoints, and examine.
+
+    Raises:
+        DoctorError: if the checkpoint does not know its stage.
+    """
+    data, stage = fresh(scene)
     journal = apply(scene.tree, [Write(CURRICULUM_STATE, data)], "create-fresh")
-    done = [f"wrote {scene.target.root / CURRICULUM_STATE} at the stage of {scene.target.checkpoint}"]
+    done = [f"wrote {scene.target.root / CURRICULUM_STATE} at {stage}"]
     report = Report(scene, (), done if journal else [], None if journal is None else str(journal))
     report.scene = again(scene)
     report.issues = examine(report.scene)

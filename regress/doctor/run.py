@@ -15,6 +15,7 @@ from regress.doctor.examine import cleanup, examine
 from regress.doctor.gather import gathered
 from regress.doctor.report import Report, show
 from regress.doctor.scene import Scene
+from regress.engine.checkpoint.names import CURRICULUM_STATE
 
 
 class Found(Protocol):
@@ -76,6 +77,7 @@ def run(verb: str, options: Mapping[str, Any]) -> Found:
         project_root=options["project_root"],
         config_path=options["config_path"],
         config_name=options["config_name"],
+        flags=options["flags"],
         allowed=options["allow_change"],
         deep=not options["fast"],
     )
@@ -126,10 +128,9 @@ def _restore(scene: Scene, name: str, dry_run: bool) -> Found:
 
 
 def _preview_fresh(scene: Scene) -> Found:
-    path, stage = repair.fresh(scene)
-    return Done(
-        "create-fresh", (f"--create-fresh would write {scene.target.root / path} at {stage}",), (path,)
-    )
+    _, stage = repair.fresh(scene)
+    path = str(scene.target.root / CURRICULUM_STATE)
+    return Done("create-fresh", (f"--create-fresh would write {path} at {stage}",), (path,))
 
 
 def _shell(scene: Scene) -> Found:

@@ -26,13 +26,11 @@ class Next:
         config: None where none was given, or where it breaks a rule.
         error: the sentence of the rule that it breaks.
         allowed: keys whose change `--allow-change` accepts.
-        arguments: how the configuration was named, to stand in commands.
     """
 
     config: Config | None = None
     error: str | None = None
     allowed: frozenset[str] = frozenset()
-    arguments: tuple[str, ...] = ()
 
 
 @dataclass

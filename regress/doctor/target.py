@@ -65,7 +65,7 @@ def find_target(path: str | None, output_dir: str | None, project_root: str) -> 
 
     Args:
         path: a checkpoint, an output directory, or None.
-        output_dir: that of the next run's configuration, or None where none was given.
+        output_dir: where the next run's configuration keeps checkpoints, or None where none was given.
         project_root: where to look last.
 
     Raises:
@@ -74,7 +74,7 @@ def find_target(path: str | None, output_dir: str | None, project_root: str) -> 
     if path is not None:
         return _named(path)
     if output_dir is not None:
-        return _of_run(_folder(output_dir, "output_dir"))
+        return _of_run(_folder(output_dir, "trainer.checkpoint_dir"))
     start = _folder(project_root, "--project-root")
     if checkpoints(start) or _looks_like_run(start):
         return _of_run(start)
@@ -94,11 +94,6 @@ def find_target(path: str | None, output_dir: str | None, project_root: str) -> 
 
 
 def _named(path: str) -> Target:
-    if "://" in path:
-        raise DoctorError(
-            f"{path} is not on this machine, and the doctor reads files only; copy the checkpoint here and name the "
-            "copy"
-        )
     folder = _folder(path, "CHECKPOINT")
     if parse_name(folder.name) is None and (checkpoints(folder) or _looks_like_run(folder)):
         return _of_run(folder)
@@ -117,6 +112,11 @@ def _of_run(root: Path) -> Target:
 
 
 def _folder(path: str, stated: str) -> Path:
+    if "://" in path:
+        raise DoctorError(
+            f"{stated} {path} is not on this machine, and the doctor reads files only; copy the checkpoint here and "
+            "name the copy"
+        )
     try:
         folder = Path(path).expanduser().resolve(strict=True)
         is_folder = folder.is_dir()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from regress.engine import run_log
 from regress.engine.build import Run
 from regress.engine.checkpoint.saver import Saver
 from regress.engine.curriculum import observe, told, write_state
@@ -74,9 +75,16 @@ class Loop:
         for _ in range(start.step):
             self._advance()
 
+    def checkpointed(self, step: int, update: int | None) -> None:
+        """Log a checkpoint that is complete: after ``step`` steps, or inside one after ``update``."""
+        self._log.log({"checkpoint/saved": 1.0, "checkpoint/step": float(step)}, step=step, update=update)
+
     def train(self) -> None:
         """Train until ``max_steps`` rollout steps are completed; all ranks call this together."""
         last = self._run.config.max_steps
+        if self._start.resumed:  # a kill may have come between the checkpoint and its row
+            inside = None if self._start.unfinished is None else self._run.trainer.updates - 1
+            raise_on_all_ranks(self._run.trainer.world, lambda: self.checkpointed(self._start.step, inside))
         self._save_curriculum()
         for step in range(self._start.step, last + 1):
             self._step = step
@@ -101,7 +109,7 @@ class Loop:
         if run.curriculum is not None:
             found = observe(run.curriculum, outcome, run.config)
             if found is not None:
-                self._say(told(found, run.curriculum))
+                run_log.curriculum(told(found, run.curriculum))
             row |= run.curriculum.metrics(step)
             self._save_curriculum()
         self._write(row)
@@ -111,7 +119,7 @@ class Loop:
         run, place = self._run, self._run.prompts.place(self._step)
         if place is None or run.curriculum is None or place == run.curriculum.place:
             return
-        self._say(told(run.curriculum.follow(place, self._step), run.curriculum))
+        run_log.curriculum(told(run.curriculum.follow(place, self._step), run.curriculum))
         self._save_curriculum()
 
     def _save_curriculum(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
@@ -45,7 +45,7 @@ def make_material(config: Config) -> Material:
     if without_task(config):
         return Material(_given_tokenizer(config), NoPrompts())
     stages = stages_of(config) if config.curriculum.enable else ()
-    dataset = _dataset(config, stages)
+    dataset = _held_out(config, _dataset(config, stages))
     if config.task.answer_tags:
         dataset = with_answer_tags(dataset)
     environment = None if config.task.environment is None else make_environment(config.task.environment)
@@ -58,13 +58,26 @@ def make_material(config: Config) -> Material:
     return Material(tokenizer, prompts, dialogue, curriculum)
 
 
+def _held_out(config: Config, dataset: Dataset) -> Dataset:
+    """Return the dataset with the held-out problems of ``task.eval_path``, if there is one."""
+    if config.task.eval_path is None:
+        return dataset
+    try:
+        found = read_task(Path(config.task.eval_path), _fields(config), config.seed)
+    except TaskError as error:
+        raise TaskError(str(error).replace("task.dataset_path", "task.eval_path", 1)) from error
+    return replace(dataset, evaluation=found.problems)
+
+
+def _fields(config: Config) -> RowFields:
+    chosen = config.task
+    return RowFields(chosen.prompt_field, chosen.answer_field, chosen.level_field, chosen.complexity_field)
+
+
 def _dataset(config: Config, stages: tuple[Stage, ...]) -> Dataset:
     chosen = config.task
     if chosen.dataset_path is not None:
-        fields = RowFields(
-            chosen.prompt_field, chosen.answer_field, chosen.level_field, chosen.complexity_field
-        )
-        task: Task = read_task(Path(chosen.dataset_path), fields, config.seed)
+        task: Task = read_task(Path(chosen.dataset_path), _fields(config), config.seed)
         return make_dataset(task, chosen.train_size, chosen.eval_size)
     levels = levels_of(stages) if stages else (chosen.level,)
     if levels is None:

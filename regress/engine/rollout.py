@@ -209,6 +209,18 @@ class SharedRollouts:
         return [trajectory for prompt in prompts for trajectory in by_group[prompt.group_id]]
 
 
+class SplitRollouts:
+    """Rollouts of training from one worker, those of evaluations from another."""
+
+    def __init__(self, training: RolloutWorker, evaluation: RolloutWorker) -> None:
+        self._training = training
+        self._evaluation = evaluation
+
+    def rollout(self, step: int, prompts: Sequence[Prompt], split: str) -> list[Trajectory]:
+        """Return the trajectories of the worker that serves this split."""
+        return (self._training if split == TRAIN else self._evaluation).rollout(step, prompts, split)
+
+
 class RecordingWorker(AbstractContextManager["RecordingWorker"]):
     """Returns another worker's trajectories and records them: ``<dump_dir>/{train,val}/step_000000.<ext>``.
 

@@ -95,7 +95,8 @@ def train(
             run = build(config, resources, progress, world, resumed=dump_places(config, state))
             loop = Loop(run, log, progress("training", config.max_steps), console)
             loop.start(_started(run, log, state, console))
-            loop.saver = resources.enter_context(Saver(run, state, stop_after=stop_after))
+            saver = Saver(run, state, stop_after=stop_after, wrote=loop.checkpointed)
+            loop.saver = resources.enter_context(saver)
             loop.train()
             loop.saver.finish()
             model = run.trainer.policy.whole_model()
@@ -121,6 +122,7 @@ def _started(run: Run, log: Log, state: CheckpointState | None, console: Console
     unfinished = restore(run, state)
     if main:
         console.print(f"going on from {state.path}: {state.step} steps and {state.update} updates are done")
+        run_log.tracking_resumed(log.state_dict(), run.config.tracking.project)
     return Start(state.step, unfinished, state.pass_rates, resumed=True)
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from rich.console import Console
 
@@ -13,10 +14,9 @@ from regress.engine.config.schema import Config
 LOGGER = logging.getLogger("regress")
 
 LENGTHS = "🔧 同步长度配置 (lengths)"
-TRACKER = "WandB恢复"
-CURRICULUM = "课程学习"
-CHECKPOINT = "checkpoint"
-"""Words by which logs are searched for each subject."""
+TRACKER = "WandB恢复 (tracking resumed)"
+CURRICULUM = "课程学习 (curriculum)"
+"""Words by which logs are searched for each subject; lines about checkpoints hold the word itself."""
 
 MOCK = "[Rollout Mock]"
 _MEGABYTE = 1e6
@@ -62,6 +62,18 @@ def lengths(config: Config) -> None:
         data.max_seq_length,
         data.length_allocation_strategy or "no strategy",
     )
+
+
+def curriculum(text: str) -> None:
+    """Log the start, an advancement or a step back of the curriculum."""
+    LOGGER.info("%s: %s", CURRICULUM, text)
+
+
+def tracking_resumed(state: Mapping[str, Any], project: str | None) -> None:
+    """Log under which id and segment the metrics of a resumed run go on; ``state`` is that of its log."""
+    if state:
+        named = "" if project is None else f", project {project}"
+        LOGGER.info("%s: run id %s, segment %d%s", TRACKER, state["run_id"], state["segment"], named)
 
 
 def rollout_mock(config: Config) -> None:

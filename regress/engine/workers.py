@@ -18,7 +18,15 @@ from regress.engine.mock import Expectations, Foreign, MockRolloutWorker
 from regress.engine.policy import LocalPolicy
 from regress.engine.prompts import Prompts
 from regress.engine.provenance import settings
-from regress.engine.rollout import SAMPLES, TRAIN, VAL, HFRolloutWorker, RolloutWorker, SharedRollouts
+from regress.engine.rollout import (
+    SAMPLES,
+    TRAIN,
+    VAL,
+    HFRolloutWorker,
+    RolloutWorker,
+    SharedRollouts,
+    SplitRollouts,
+)
 from regress.engine.sampling import SamplingParams
 from regress.engine.world import World
 from regress.tasks.rewards import make_rewards
@@ -42,7 +50,10 @@ def make_worker(
     vocabulary = policy.architecture.config.vocab_size
     if chosen.type == "mock":
         paths = {TRAIN: location(str(chosen.trajectory_load_path))}
-        return _replay(config, paths, prompts, origin, vocabulary)
+        recorded = _replay(config, paths, prompts, origin, vocabulary)
+        if not chosen.need_llm_inference:
+            return recorded
+        return SplitRollouts(recorded, _sampler(config, policy, tokenizer, dialogue, world))
     if mock.enable and mock.mode == "mock":
         refuse_pickles(location(mock.dump_dir))
         read_manifest(location(mock.dump_dir))  # refuses a recording that was interrupted
@@ -50,6 +61,18 @@ def make_worker(
         splits = [TRAIN, *(evaluated if config.evaluation.every_n_steps else [])]
         paths = {split: location(mock.dump_dir) / split for split in splits}
         return _replay(config, paths, prompts, origin, vocabulary)
+    return _sampler(config, policy, tokenizer, dialogue, world)
+
+
+def _sampler(
+    config: Config,
+    policy: LocalPolicy,
+    tokenizer: PreTrainedTokenizerBase,
+    dialogue: Dialogue | None,
+    world: World,
+) -> RolloutWorker:
+    """Return a worker that samples from the policy."""
+    chosen = config.rollout_worker
     params = SamplingParams(
         max_new_tokens=config.data.max_completion_length,
         eos_id=tokenizer.eos_token_id,

@@ -55,8 +55,13 @@ def _parse(name: str, row: Any, stated: str) -> Variant:
             f"{stated}: precision bitwise and twin (whose bytes to reproduce) go together; give both"
         )
     resume_at, before = _two_processes(row, stated)
+    program = row.get("program", resume_at is not None)
+    if not isinstance(program, bool) or (resume_at is not None and not program):
+        raise ConfigError(
+            f"{stated} has the program {program!r}; give true or false, and true with resume_at"
+        )
     return Variant(
-        name, row["why"], dict(flat(overrides)), precisions, cases, twin, possible, resume_at, before
+        name, row["why"], dict(flat(overrides)), precisions, cases, twin, possible, resume_at, before, program
     )
 
 

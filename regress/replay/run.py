@@ -24,7 +24,7 @@ from regress.parallel.world import opened_world
 from regress.replay.configure import replay_config
 from regress.replay.launch import Launch
 from regress.replay.pool import shared_pool
-from regress.replay.program import replay_resumed
+from regress.replay.program import replay_program
 from regress.replay.size import world_size
 from regress.replay.variants import Precision, Variant
 
@@ -54,15 +54,14 @@ def replay(
         RegressError: if the case is damaged, the configuration impossible, or a step or a rank fails.
     """
     count = len(case.trajectories()) if steps is None else steps
-    config = replay_config(case, variant, precision, count, folder, overrides)
-    if variant.resume_at is not None:
+    if variant.program:
         if prepare is not None or launch is not None:
             raise ConfigError(
-                f"variant {variant.name} runs the whole program in two processes of this machine's pool, which neither "
-                "a launcher starts nor a fault changes; leave it out"
+                f"variant {variant.name} runs the whole program in processes of this machine's pool, which neither a "
+                "launcher starts nor a fault changes; leave it out"
             )
-        replay_resumed(case, variant, precision, folder, count, overrides)
-        return DumpReader(config.debug.dump_dir)
+        return DumpReader(replay_program(case, variant, precision, folder, count, overrides))
+    config = replay_config(case, variant, precision, count, folder, overrides)
     ranks = world_size(case.config, variant.overrides)
     what = f"{case.name}/{variant.name}{precision.suffix}"
     if launch is not None:

@@ -97,6 +97,8 @@ class Variant:
         resume_at: optimizer updates after which one process ends and another goes on from its checkpoint, both with
             the loop of ``regress train``; None: one process makes the bare steps.
         before: overrides of the first of the two processes, in place of ``overrides``; None: the same.
+        program: the replay runs the loop of ``regress train``, as one that resumes does, too. Evaluations that it
+            asks for are made on problems of the case's task that are not trained on.
         twin: bitwise reference, the variant whose bytes it has to reproduce, if ``precisions`` has ``bitwise``.
     """
 
@@ -109,6 +111,7 @@ class Variant:
     possible: tuple[str, ...] = ("*",)
     resume_at: int | None = None
     before: Mapping[str, Any] | None = None
+    program: bool = False
 
     def applies_to(self, case: str, extent: Extent = Extent.DEFAULT) -> bool:
         """Return True if the variant is replayed on the case of that name."""
@@ -154,6 +157,7 @@ def _resumed(
         ("dapo", "cispo") if at > RESUMABLE else ("*",),
         at,
         before or {},
+        True,
     )
 
 
@@ -343,6 +347,29 @@ VARIANTS: Mapping[str, Variant] = _rows(
         {"optimizer.implementation": "fused"},
         BOTH,
         cases=("dense",),
+    ),
+    # the whole program: what goes on between the steps
+    Variant(
+        "eval-on",
+        "evaluation that draws from the training's generator, or leaves the model changed",
+        {
+            "evaluation.every_n_steps": 1,
+            "evaluation.samples_per_prompt": 2,
+            "rollout_worker.need_llm_inference": True,
+        },
+        (*SEMANTICS, Precision.BITWISE),
+        ("dense", "tools"),
+        "base",
+        program=True,
+    ),
+    Variant(
+        "tracking-on",
+        "a tracker that changes or stops the training",
+        {"tracking.trackers": ["tensorboard"]},
+        (*SEMANTICS, Precision.BITWISE),
+        ("dense",),
+        "base",
+        program=True,
     ),
     # two processes: everything that the second one needs is in the checkpoint
     _resumed(2, "state of the optimizer lost between two processes", "dense", "moe"),

@@ -40,10 +40,11 @@ CHARTS: tuple[Chart, ...] = (
         ("eval_avg_test_pass_rate", "eval_pass_at_*", "eval_pass@*"),
         "max",
     ),
+    Chart("Pass rate by level", "Of held-out prompts of each level.", ("eval_level/*/pass_rate",), "max"),
     Chart(
         "Curriculum stage",
         "Stage that problems are drawn from; only an evaluation changes it.",
-        ("curriculum/current_stage", "curriculum/stage", "curriculum/round"),
+        ("curriculum/current_stage", "curriculum/stage"),
         stepped=True,
     ),
     Chart(
@@ -73,7 +74,7 @@ CHARTS: tuple[Chart, ...] = (
     Chart(
         "Gradient norm",
         "Norm of the whole gradient before it is clipped.",
-        ("training_step/grad_norm", "training_epoch/grad_norm_mean", "training_epoch/grad_norm_max"),
+        ("training_step/grad_norm", "training_epoch/grad_norm_max"),
     ),
     Chart("Learning rate", "Of each optimizer update.", ("training_step/learning_rate",), stepped=True),
     Chart(

@@ -275,6 +275,7 @@ DUMPED = ("debug.enable_data_dump=true", "debug.dump_options.loss=true", "debug.
         ("model", 1, "dp=2", (), "no checkpoint on this machine"),
         ("metrics", 0, "dp=2", (), "metrics cannot be written"),
         ("publishing", 0, "dp=2", (), "cannot be written (No space left on device)"),
+        ("checkpoint", 0, "dp=2", ("trainer.save_steps=1",), "earlier checkpoints are as they were"),
         ("unforeseen", 1, "dp=2", (), "nobody thought of this"),
     ],
 )

@@ -32,15 +32,18 @@ def interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...
 
         first = opened()
         for step in range(150):
-            log_step(first, step)
-            if step == 99:
+            evaluate(first, step)
+            if step == 100:
                 state = first.state_dict()
+            log_step(first, step)
         first.finish()
         if stop > 100:
             second = opened()
             second.load_state_dict(state)
             second.resumed("checkpoint-100", step=100, update=100 * UPDATES)
             for step in range(100, stop):
+                if step > 100:  # what the checkpoint knows is not done again
+                    evaluate(second, step)
                 log_step(second, step)
             second.finish()
         assert not warnings
@@ -49,10 +52,14 @@ def interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...
     return make
 
 
-def log_step(log: TrackedLog, step: int) -> None:
-    """Log as the loop does: an evaluation now and then, the updates, the end of the step."""
+def evaluate(log: TrackedLog, step: int) -> None:
+    """Log as the loop does when an evaluation is due, before the checkpoint of this step."""
     if step % 50 == 0:
         log.log({"eval_avg_test_pass_rate": step / 200}, step=step)
+
+
+def log_step(log: TrackedLog, step: int) -> None:
+    """Log the updates and the end of a step."""
     for update in range(step * UPDATES, (step + 1) * UPDATES):
         log.log({"training_step/loss": loss(update)}, step=step, update=update)
     log.log({"rollouts/returns_mean": reward(step), "examples/completion": f"text {step}"}, step=step)

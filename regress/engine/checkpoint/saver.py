@@ -31,6 +31,8 @@ class Saver(AbstractContextManager["Saver"]):
         start: checkpoint that the run goes on from.
         stop_after: number of optimizer updates after whose checkpoint the run ends with `Stopped`.
         said: called with a sentence about each finished checkpoint.
+        wrote: called with the place of each finished checkpoint, in the thread that trains and before the next one is
+            begun, on the rank that writes: completed steps, and the last update if it lies inside a step.
 
     Raises:
         CheckpointError: if the directory holds checkpoints of another run.
@@ -43,10 +45,13 @@ class Saver(AbstractContextManager["Saver"]):
         *,
         stop_after: int | None = None,
         said: Callable[[str], None] = lambda text: None,
+        wrote: Callable[[int, int | None], None] = lambda step, update: None,
     ) -> None:
         self._run = run
         self._segment = 0 if start is None else start.segment + 1
         self._said = said
+        self._wrote = wrote
+        self._written: tuple[int, int | None] | None = None
         self._stop_after = stop_after
         self._config = run.config.trainer
         self._last = None if start is None else (start.step, start.updates_in_step)
@@ -132,10 +137,15 @@ class Saver(AbstractContextManager["Saver"]):
             self._thread.join()
             self._thread = None
         self.check()
+        if self._written is not None:
+            place, self._written = self._written, None
+            self._wrote(*place)
 
     def _write(self, snapshot: Snapshot) -> None:
         try:
             path = write_checkpoint(snapshot, self._home, self._config.save_total_limit)
+            state = snapshot.state
+            self._written = state.step, state.update - 1 if state.updates_in_step else None
             self._said(f"checkpoint written: {path}")
         except RegressError as error:
             self._failure = error

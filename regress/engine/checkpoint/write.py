@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 
 from regress.dump.files import Stamp, file_stamp, remove_tree, sync_folder
 from regress.dump.location import Location, children
-from regress.dump.manifest import MANIFEST
+from regress.dump.manifest import MANIFEST, read_manifest
 from regress.dump.recorder import Recorder
 from regress.dump.stages import STAGES
 from regress.engine.checkpoint.commit import read_commit, verify, write_commit
@@ -87,12 +87,16 @@ def write_files(snapshot: Snapshot, folder: Path) -> dict[str, Stamp]:
     for record in snapshot.records:
         recorder.put(record)
     recorder.close()
-    stamps = {}
+    dumped = read_manifest(folder / DUMP).files
+    stamps = {
+        f"{DUMP}/{name}": entry.stamp for name, entry in dumped.items()
+    }  # hashed when they were written
     for path in sorted(folder.rglob("*")):
-        if path.is_file():
-            stamps[path.relative_to(folder).as_posix()] = _settled(path)
-        else:
+        name = path.relative_to(folder).as_posix()
+        if path.is_dir():
             sync_folder(path)
+        elif name not in stamps:
+            stamps[name] = _settled(path)
     write_commit(folder, stamps)
     sync_folder(folder)
     return stamps

@@ -44,8 +44,20 @@ FLAGS: tuple[Flag, ...] = (
     Flag("seed", "seed", metavar="N"),
     Flag("max-prompts", "task.train_size", metavar="N"),
     Flag("eval-every-n-steps", "evaluation.every_n_steps", metavar="N"),
+    Flag("max-eval-samples", "evaluation.max_samples", metavar="N"),
+    Flag("dataset-path", "task.dataset_path", metavar="FILE"),
+    Flag("enable-curriculum", "curriculum.enable", given="true", optional=True, metavar="true|false"),
+    Flag("save-steps", "trainer.save_steps", metavar="N"),
+    Flag("checkpoint-interval", "trainer.save_steps", metavar="N"),
+    Flag("save-total-limit", "trainer.save_total_limit", metavar="N"),
+    Flag("resume-from-checkpoint", "trainer.resume_from_checkpoint", metavar="DIR"),
     Flag("wandb", "tracking.trackers", given="[wandb]"),
     Flag("no-wandb", "tracking.trackers", given="[]"),
+    Flag("wandb-project", "tracking.project", metavar="NAME"),
+    Flag("run-name", "tracking.run_name", metavar="NAME"),
+    Flag("wandb-run-name", "tracking.run_name", metavar="NAME"),
+    Flag("log-dir", "tracking.log_dir", metavar="DIR"),
+    Flag("force-new-wandb-run", "tracking.force_new_run", given="true"),
 )
 
 

@@ -83,7 +83,7 @@ def _train_size(c: Config) -> str | None:
 
 
 def _eval_size(c: Config) -> str | None:
-    if not c.evaluation.every_n_steps or c.task.eval_size:
+    if not c.evaluation.every_n_steps or c.task.eval_size or c.task.eval_path is not None:
         return None
     return (
         f"evaluation.every_n_steps={c.evaluation.every_n_steps} finds no prompts while task.eval_size=0; set "

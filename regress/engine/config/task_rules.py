@@ -60,6 +60,8 @@ def _pass_at_k(c: Config) -> str | None:
 
 def _max_samples(c: Config) -> str | None:
     most, size = c.evaluation.max_samples, c.task.eval_size
+    if c.task.eval_path is not None:
+        return None  # all that the file holds
     if most is None or most <= size or not c.evaluation.every_n_steps:
         return None
     return (

@@ -37,6 +37,19 @@ def test_names_are_unique() -> None:
     assert len(names) == len(set(names))
 
 
+def test_every_documented_flag_is_there() -> None:
+    assert set(DOCUMENTED.split()) <= {flag.name for flag in FLAGS}
+
+
+@pytest.mark.parametrize(
+    ("written", "on"),
+    [((), False), (("--enable_curriculum",), True), (("--enable-curriculum", "false"), False)],
+)
+def test_a_switch_may_have_a_value(written: tuple[str, ...], on: bool) -> None:
+    said = CliRunner().invoke(main, ["train", "--print-config", *written]).output
+    assert f"curriculum.enable: {str(on).lower()}  #" in said
+
+
 @pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.name)
 def test_help_lists_every_flag_with_its_key(flag: Flag) -> None:
     said = " ".join(CliRunner().invoke(main, ["train", "--help"], terminal_width=200).output.split())

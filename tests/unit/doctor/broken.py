@@ -120,6 +120,11 @@ def _half_written(run: Run) -> None:
     _age(half)
 
 
+def _waiting(run: Run) -> None:
+    (run.folder / "wandb_backup").mkdir()
+    run.write_json("wandb_backup/step_000003.json", {"schema_version": 1, "step": 3, "rows": []})
+
+
 def _replaced(run: Run) -> None:
     """A writer that was killed while it gave a new checkpoint the name of an old one."""
     old = run.checkpoint().rename(run.folder / f".replaced-{C}")
@@ -322,7 +327,22 @@ BROKEN = [
         REPAIRED,
         ("curriculum_state.json",),
     ),
+    Broken(
+        "curriculum_stage_without_threshold",
+        lambda run: run.change(
+            "curriculum_state.json", lambda tree: tree["stages"][0].pop("performance_threshold")
+        ),
+        {"incomplete_stage_config": MEDIUM},
+        REPAIRED,
+        ("curriculum_state.json",),
+    ),
     # tracking and metrics
+    Broken(
+        "tracked_as_another_run",
+        lambda run: run.change("wandb_sync_state.json", lambda tree: tree.update(run_id="another")),
+        {"tracking_run_mismatch": MEDIUM},
+    ),
+    Broken("rows_wait_for_a_tracker", _waiting, {"unsent_backups": LOW}),
     Broken(
         "tracker_is_ahead",
         lambda run: run.write_json("wandb_sync_state.json", run.tracking(150)),
@@ -387,6 +407,32 @@ BROKEN = [
         {"optimizer_config_mismatch": HIGH},
         overrides=("optimizer.learning_rate=0.5",),
     ),
+    Broken(
+        "other_tokenizer",
+        lambda run: None,
+        {"tokenizer_config_mismatch": HIGH},
+        overrides=("tokenizer.path=elsewhere",),
+    ),
+    Broken(
+        "other_objective",
+        lambda run: None,
+        {"objective_config_mismatch": HIGH},
+        overrides=("trainer.epochs=2",),
+    ),
+    Broken("other_data", lambda run: None, {"data_config_mismatch": HIGH}, overrides=("task.level=2",)),
+    Broken(
+        "other_threads",
+        lambda run: None,
+        {"config_mismatch": HIGH, "environment_mismatch": MEDIUM},
+        overrides=("threads=2",),
+    ),
+    Broken(
+        "code_that_is_not_there",
+        lambda run: None,
+        {"config_import_error": HIGH, "model_config_mismatch": HIGH},
+        overrides=("model.patch=no_such_module:function",),
+    ),
+    Broken("longer_run", lambda run: None, {"config_changed": LOW}, overrides=("max_steps=12",)),
     Broken("other_seed", lambda run: None, {"seed_mismatch": HIGH}, overrides=("seed=7",)),
     Broken("other_world_size", lambda run: None, {"world_size_mismatch": LOW}, overrides=("parallel.dp=2",)),
     Broken(

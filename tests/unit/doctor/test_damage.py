@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -43,15 +44,8 @@ HARMFUL = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _no_variables_of_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in list(os.environ):
-        if name.startswith(("REGRESS_", "WANDB_", "EXPERIMENT_PATH")):
-            monkeypatch.delenv(name)
-
-
-@pytest.fixture(autouse=True)
-def _alarm() -> Iterator[None]:
+@contextmanager
+def alarm() -> Iterator[None]:
     """A pipe that somebody waits for ends the test, not the day."""
     signal.signal(signal.SIGALRM, signal.default_int_handler)
     signal.alarm(120)
@@ -68,6 +62,11 @@ def doctor(folder: Path, *options: str) -> Result:
 
 def survives(run: Run) -> None:
     """Examine, repair twice and undo: exit codes and sentences only, and every byte comes back."""
+    with alarm():
+        _survives(run)
+
+
+def _survives(run: Run) -> None:
     before = run.files()
     examined = doctor(run.folder, "--json")
     assert examined.exit_code in (0, 1)
@@ -86,7 +85,7 @@ def survives(run: Run) -> None:
     assert run.files() == before
 
 
-@pytest.mark.one_in(12)
+@pytest.mark.one_in(30)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("content", HARMFUL.values(), ids=HARMFUL)
 def test_harmful_content_is_one_finding(tmp_path: Path, content: bytes, name: str) -> None:
@@ -95,7 +94,7 @@ def test_harmful_content_is_one_finding(tmp_path: Path, content: bytes, name: st
     survives(run)
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(11)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("kind", ["pipe", "link to a device", "link out", "link in a circle", "folder"])
 def test_nothing_is_read_through_what_is_no_file(tmp_path: Path, name: str, kind: str) -> None:
@@ -118,7 +117,7 @@ def test_nothing_is_read_through_what_is_no_file(tmp_path: Path, name: str, kind
 
 @pytest.mark.extended
 @settings(
-    max_examples=150,
+    max_examples=60,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
     derandomize=True,

@@ -92,6 +92,28 @@ def _check_table(path: Path, rows: list[dict[str, float]]) -> None:
             assert row[f"eval_pass_at_{k}"] == pytest.approx(sum(rates) / 3, abs=1e-12)
 
 
+@pytest.mark.extended
+def test_recorded_evaluations_replay_with_their_samples(
+    config: MakeConfig, console: Console, tmp_path: Path
+) -> None:
+    mock = (
+        "rollout_mock.enable=true",
+        f"rollout_mock.dump_dir={tmp_path / 'rollouts'}",
+        "evaluation.temperature=0.7",
+    )
+    found = []
+    for mode in ("dump", "mock"):
+        train(config(*SAMPLED, *mock, f"rollout_mock.mode={mode}", f"output_dir={tmp_path / mode}"), console)
+        rows = read_metrics(tmp_path / mode / "metrics.jsonl")
+        found.append([{k: v for k, v in row.items() if k.startswith("eval_")} for row in rows])
+    assert found[0] == found[1]
+    assert sum(len(row) for row in found[0]) > 20
+    assert len([*(tmp_path / "rollouts" / "val_samples").iterdir()]) == 3
+    with pytest.raises(Exception, match=r"sampled at temperature 0\.7 but evaluation\.temperature is 1\.0"):
+        train(config(*SAMPLED, *mock[:2], "rollout_mock.mode=mock", f"output_dir={tmp_path / 'x'}"), console)
+
+
+@pytest.mark.extended
 def test_the_samples_have_a_seed_and_a_temperature_of_their_own(built: Callable[..., Run]) -> None:
     def texts(*overrides: str) -> tuple[list[str | None], list[str | None]]:
         outcome = built(*SAMPLED, *overrides).evaluation.run(0)
@@ -116,9 +138,9 @@ def test_failures_of_every_kind_count_as_0(built: Callable[..., Run]) -> None:
 
 def test_no_prompts_are_an_error_and_nothing_is_invented(built: Callable[..., Run]) -> None:
     run = built("evaluation.every_n_steps=0", "task.eval_size=0")
-    with pytest.raises(ConfigError, match=r"finds no held-out prompts; set task.eval_size to at least 1"):
+    with pytest.raises(ConfigError, match=r"finds no held-out prompts; set task\.eval_size to at least 1"):
         run.evaluation.run(0)
-    with pytest.raises(ConfigError, match=r"finds no prompts while task.eval_size=0"):
+    with pytest.raises(ConfigError, match=r"finds no prompts while task\.eval_size=0"):
         load_config(overrides=["task.eval_size=0", "evaluation.every_n_steps=5"], environ={})
 
 

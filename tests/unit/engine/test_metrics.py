@@ -43,6 +43,7 @@ DR_GRPO = (
     "evaluation.every_n_steps=1",
     "evaluation.samples_per_prompt=2",
     "trainer.mini_batch_size=4",
+    "trainer.save_updates=1",
     "curriculum.enable=true",
     "curriculum.stages=[{name: only, levels: [1], complexity: [0, 10], threshold: 0.5}]",
 )
@@ -78,6 +79,17 @@ def test_the_table_names_what_is_logged_and_nothing_else(config: MakeConfig, tmp
     used = {metric(name) for name in values}
     idle = [one for one in METRICS if one not in used and one.needs not in LOGGED_ELSEWHERE]
     assert not idle, f"{[one.name for one in idle]} are in regress.dump.metric_table, but nothing logs them"
+
+
+def test_a_checkpoint_is_logged_at_its_own_place(config: MakeConfig) -> None:
+    """Also inside a step, and whenever its writing ends."""
+    run = config("trainer.mini_batch_size=4", "trainer.save_updates=1")
+    train(run, Console(quiet=True))
+    rows = read_metrics(Path(run.output_dir) / "metrics.jsonl")
+    saved = [
+        (row["step"], row.get("update"), row["checkpoint/step"]) for row in rows if "checkpoint/saved" in row
+    ]
+    assert saved == [(0, 0, 0.0), (1, None, 1.0), (1, 2, 1.0), (2, None, 2.0)]
 
 
 def test_the_terms_of_dr_grpo_add_up_to_its_loss(config: MakeConfig) -> None:

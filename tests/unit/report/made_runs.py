@@ -80,6 +80,7 @@ def written(
 def hostile(folder: Path) -> Path:
     """A run whose metric names, texts, samples and checkpoint names are markup."""
     bad = {f"rollouts/{HOSTILE}": 1.0, "rollouts/returns_mean": 0.5, "examples/completion": HOSTILE}
+    bad |= {"curriculum/current_stage": 1, "curriculum/stage_name": HOSTILE}
     bad |= {"eval_pass_at_" + HOSTILE: 0.5, "__proto__": 1.0, "constructor": 2.0}
     start = row(3, 1, 1, segment=1, resumed_from=HOSTILE, after=1)
     found = [{**row(i, i), **bad} for i in range(2)]

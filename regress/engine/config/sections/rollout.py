@@ -12,7 +12,9 @@ class RolloutWorkerConfig:
     """Source of completions."""
 
     type: str = value("hf", "hf samples from the policy, mock replays a recording", choices=WORKERS)
-    need_llm_inference: bool = value(True, "whether completions are generated; a mock worker needs false")
+    need_llm_inference: bool = value(
+        True, "whether completions are generated; of a mock worker those of evaluations only"
+    )
     trajectory_load_path: str | None = value(
         None, "mock: a trajectory file, or a directory that holds step_*.<ext>, or the URL of one"
     )

@@ -40,6 +40,9 @@ class TaskConfig:
         None, "prompts in the training split; null: 512, or all of dataset_path but eval_size", minimum=1
     )
     eval_size: int = value(64, "prompts in the held-out split", minimum=0)
+    eval_path: str | None = value(
+        None, "file of held-out prompts with answers, as dataset_path, in place of a split; null: none"
+    )
     max_turns: int = value(1, "completions in a conversation, at most", minimum=1)
     environment: str | None = value(
         None,

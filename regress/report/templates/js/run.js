@@ -32,6 +32,13 @@ function resumes() {
   })));
 }
 
+/** The name of a curriculum's stage, beside its number. */
+function stageName(run, metric, step) {
+  const told = metric === "curriculum/current_stage" ? run.texts["curriculum/stage_name"] : undefined;
+  const found = told?.findLast(([at]) => at === step);
+  return found ? `, ${plain(found[1])}` : "";
+}
+
 function traces(metrics, stepped) {
   const several = data.runs.length > 1;
   return metrics.flatMap((metric, colour) => data.runs.flatMap((run, number) => {
@@ -42,7 +49,7 @@ function traces(metrics, stepped) {
       type: "scatter", mode: found.x.length > 200 ? "lines" : "lines+markers", name: several ? `${name} · ${plain(run.name)}` : name,
       x: found.x, y: found.value, connectgaps: false,
       line: { color: LINES[(metrics.length > 1 || !several ? colour : number) % LINES.length], width: colour ? 1.2 : 2, dash: DASHES[number], shape: stepped ? "hv" : "linear" }, marker: { size: 4 },
-      text: found.step.map((step, i) => `step ${step}${found.update[i] === null ? "" : `, update ${found.update[i]}`}`), hovertemplate: "%{text}: %{y:.5g}<extra></extra>",
+      text: found.step.map((step, i) => `step ${step}${found.update[i] === null ? "" : `, update ${found.update[i]}`}${stageName(run, metric, step)}`), hovertemplate: "%{text}: %{y:.5g}<extra></extra>",
     }];
   }));
 }
