@@ -70,7 +70,7 @@ _ROWS: tuple[Variant, ...] = (
     # pipeline parallelism
     layout("pp2", "hidden states handed on; a gradient of embeddings at the far end", "gpt2"),
     layout("pp2-mbs4", "gradients averaged over microbatches", "tied"),
-    layout("pp4-mbs3", "stages without blocks, where nothing of an adapter is trained", "dense", "lora"),
+    layout("pp4-mbs3", "stages without blocks", "dense"),
     layout("pp2-1f1b-packed-mbs3", "backward passes between forward passes", "dense"),
     layout("pp2-interleaved-mbs3", "two stages on each rank", "gpt2"),
     layout("pp2-bfs-left-mbs5", "microbatches that do not divide the batch", "tied"),
