@@ -8,9 +8,11 @@ from dataclasses import replace
 import numpy as np
 
 from regress.compare.alignment.gather import Part, Told, gather
-from regress.compare.alignment.keys import Key, by_place, canonical_layout, rows_layout, told_loss_tokens
+from regress.compare.alignment.keys import Key, by_place, canonical_layout, rows_layout
 from regress.compare.alignment.local_shard import assembled, local_shard, two_values
+from regress.compare.alignment.places import Places, told_tokens
 from regress.compare.quantities import (
+    MASKS,
     MICRO_STAGES,
     QUANTITIES,
     STEP_STAGES,
@@ -48,9 +50,9 @@ def canonicalize(records: Iterable[Record], frame: TokenFrame, plan: Plan | None
     placed = _one_each(records)
     result = _whole_tensors(placed)
     stages = _microbatches(placed, frame, plan or Plan(()))
-    told = told_loss_tokens(
-        ((part.record, part.layout) for parts in stages.values() for part in parts), frame
-    )
+    telling = (part for stage in MASKS for part in stages.get(stage, ()))
+    found = told_tokens(((p.record, Places.of(p.layout, p.rows, frame.offsets)) for p in telling), frame.size)
+    told = found.known, np.zeros(frame.size, bool) if found.loss is None else found.loss
     for stage, parts in stages.items():
         _prove_coverage(stage, parts, frame, told)
     for stage in (*MICRO_STAGES, *STEP_STAGES):

@@ -22,13 +22,16 @@ from regress.layout import ShardLayout
 _PIECE = 1 << 22  # bytes that are compared at once
 
 
-@dataclass(frozen=True)
-class LocalShard:
-    """A local tensor, its place, and the part of the whole that it is."""
+NOWHERE = Key("", None, None)
 
-    key: Key
+
+@dataclass(frozen=True, eq=False)
+class Shard:
+    """A local tensor, the part of the whole that it is, and the place of its record where one matters."""
+
     array: Array
     layout: ShardLayout
+    key: Key = NOWHERE
 
 
 @dataclass(frozen=True)
@@ -67,10 +70,11 @@ class Overlap:
         return flat_index([int(known[i]) for known, i in zip(self.along, local, strict=True)], self.shape)
 
 
-_whole = lru_cache(maxsize=1024)(ShardLayout.whole)
+whole_layout = lru_cache(maxsize=1024)(ShardLayout.whole)
+"""The layout of a whole tensor of a shape."""
 
 
-def local_shard(key: Key, record: Record, name: str) -> LocalShard:
+def local_shard(key: Key, record: Record, name: str) -> Shard:
     """Return a tensor of a record as a shard; it is whole unless ``meta["shards"]`` says otherwise.
 
     Raises:
@@ -79,7 +83,7 @@ def local_shard(key: Key, record: Record, name: str) -> LocalShard:
     array = record.tensors[name]
     shards: Any = record.meta.get("shards") or {}
     if name not in shards:
-        return LocalShard(key, array, _whole(array.shape))
+        return Shard(array, whole_layout(array.shape), key)
     try:
         layout = ShardLayout.from_json(shards[name])
     except (KeyError, TypeError, ValueError) as error:
@@ -92,7 +96,7 @@ def local_shard(key: Key, record: Record, name: str) -> LocalShard:
             f"{name} in {key} has the shape {list(array.shape)}, but its shard layout is that of a part of the shape "
             f"{list(layout.local_shape)}"
         )
-    return LocalShard(key, array, layout)
+    return Shard(array, layout, key)
 
 
 def flat_index(place: Sequence[int], shape: tuple[int, ...]) -> int:
@@ -130,13 +134,13 @@ def uncovered(shape: tuple[int, ...], layouts: Iterable[ShardLayout]) -> tuple[i
     return count, flat_index(first, shape)
 
 
-def overlaps(parts: Sequence[LocalShard]) -> Iterator[Overlap]:
+def overlaps(parts: Sequence[Shard]) -> Iterator[Overlap]:
     """Yield the elements that ranks hold in common, in the fewest comparisons that show every difference.
 
     Each rank is compared with the most common values among ranks with the same shard (the first in a tie), and one of
     these ranks with one of every other shard.
     """
-    alike: dict[ShardLayout, list[LocalShard]] = {}
+    alike: dict[ShardLayout, list[Shard]] = {}
     for part in parts:
         alike.setdefault(part.layout, []).append(part)
     chosen = []
@@ -152,16 +156,16 @@ def overlaps(parts: Sequence[LocalShard]) -> Iterator[Overlap]:
             yield from _common(one, other)
 
 
-def _most_common(same: Sequence[LocalShard]) -> LocalShard:
+def _most_common(same: Sequence[Shard]) -> Shard:
     if len(same) < 3:
         return same[0]
-    groups: dict[bytes, list[LocalShard]] = {}
+    groups: dict[bytes, list[Shard]] = {}
     for part in same:
         groups.setdefault(bytes(raw(part.array)), []).append(part)
     return max(groups.values(), key=len)[0]
 
 
-def _common(one: LocalShard, other: LocalShard) -> Iterator[Overlap]:
+def _common(one: Shard, other: Shard) -> Iterator[Overlap]:
     along, mine, theirs = [], [], []
     for a, b in zip(one.layout.along(), other.layout.along(), strict=True):
         found, i, j = np.intersect1d(a, b, assume_unique=True, return_indices=True)
@@ -174,7 +178,7 @@ def _common(one: LocalShard, other: LocalShard) -> Iterator[Overlap]:
     yield Overlap(one.key, other.key, first, second, one.layout.shape, tuple(along))
 
 
-def assembled(parts: Sequence[LocalShard], name: str) -> Array:
+def assembled(parts: Sequence[Shard], name: str) -> Array:
     """Return the whole tensor, put together from its shards.
 
     Raises:

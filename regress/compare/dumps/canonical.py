@@ -14,11 +14,11 @@ import numpy as np
 
 from regress.compare.alignment.keys import key_of
 from regress.compare.alignment.local_shard import local_shard
+from regress.compare.alignment.places import Mask, placed
 from regress.compare.alignment.project import Projection
 from regress.compare.dumps.golden import GoldenSide
 from regress.compare.dumps.listing import Listed, has_rows_of_loss_tokens, lengths_of, listed
 from regress.compare.dumps.sides import Side, open_side
-from regress.compare.dumps.tokens import Mask, tokens_of
 from regress.compare.quantities import (
     EVERYWHERE,
     MICRO_STAGES,
@@ -202,8 +202,7 @@ class _Recorded:
         flat = np.zeros(self.frame.size, DTYPES[found[0][0].tensors[found[0][1].tensor][0]])
         known = np.zeros(self.frame.size, bool)
         for record, source in found:
-            assert record.spans is not None
-            canonical = record.spans.canonical(self._index, self.frame.offsets)
+            canonical = record.places(self._index, self.frame).tokens
             here = np.flatnonzero(canonical >= 0)
             here = here[~known[canonical[here]]]
             array = self._side.read(record.name).tensors[source.tensor]
@@ -223,7 +222,7 @@ class _Recorded:
         whole: Array | None = None
         for record, source in found:
             read = self._side.read(record.name)
-            part, _ = tokens_of(read, source, self._index, self.frame, loss)
+            part = placed(read, source, record.places(self._index, self.frame), loss).part
             if whole is None:
                 if places * math.prod(part.inner.shape) > LIMIT:
                     return None

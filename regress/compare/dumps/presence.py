@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 from regress.compare.alignment.keys import Key
 from regress.compare.alignment.local_shard import others, uncovered
 from regress.compare.alignment.locate import Locator
-from regress.compare.dumps.listing import Listed
+from regress.compare.dumps.listing import Listed, told_by
 from regress.compare.dumps.match import Matching
 from regress.compare.dumps.selection import Selection
 from regress.compare.dumps.sides import Side
-from regress.compare.dumps.tokens import told_tokens
 from regress.compare.quantities import LOSS_STAGES, UPDATE_STAGES, source_or_other
 from regress.compare.updates.coverage import QUANTITY, judge_coverage
 from regress.compare.verdicts.case import element
@@ -162,7 +161,7 @@ class Stage:
         if (
             self.golden_side.system == "golden" and self.name in LOSS_STAGES
         ):  # a case has no values of other tokens
-            _, loss = told_tokens(self.golden_side, self.telling, self.index, self.frame)
+            loss = told_by(self.golden_side.read, self.telling, self.index, self.frame).loss
             wanted &= True if loss is None else loss
         verdict = judge_coverage(self.name, actual, self.frame, self.place, locator, wanted=wanted)
         yield verdict

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regress.compare.alignment.keys import Key
-from regress.compare.alignment.local_shard import LocalShard, Overlap, local_shard, overlaps
+from regress.compare.alignment.local_shard import Overlap, Shard, local_shard, overlaps
 from regress.compare.alignment.locate import Locator
 from regress.compare.quantities import MICRO_STAGES, UPDATE_STAGES, source_of
 from regress.compare.updates.groups import Groups
@@ -65,7 +65,7 @@ class Replicas:
         if first.stage == "gradient":
             yield from self._compared("grad_norm", [*self._norms(alike)])
 
-    def _compared(self, name: str, parts: list[LocalShard]) -> Iterator[Verdict | int]:
+    def _compared(self, name: str, parts: list[Shard]) -> Iterator[Verdict | int]:
         differing = []
         shapes = dict.fromkeys(part.layout.shape for part in parts)
         alike = ([part for part in parts if part.layout.shape == shape] for shape in shapes)
@@ -131,7 +131,7 @@ class Replicas:
             Status.COVERAGE, QUANTITY, one.stage, self.place, detail, multiple=math.inf, over=len(odd)
         )
 
-    def _norms(self, keys: Iterable[Key]) -> Iterator[LocalShard]:
+    def _norms(self, keys: Iterable[Key]) -> Iterator[Shard]:
         for key in keys:
             norm = self.groups.record(key).meta.get("grad_norm")
             if isinstance(norm, int | float):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from regress.compare.alignment.keys import Key
-from regress.compare.alignment.local_shard import LocalShard, assembled, overlaps, uncovered
+from regress.compare.alignment.local_shard import Shard, assembled, overlaps, uncovered
 from regress.errors import CompareError
 from regress.layout import ShardLayout
 
@@ -33,12 +33,12 @@ def shards(draw: st.DrawFn) -> tuple[tuple[int, ...], list[ShardLayout]]:
     return shape, draw(st.lists(one | st.just(ShardLayout.whole(shape)), max_size=4))
 
 
-def held(layouts: list[ShardLayout], values: NDArray[Any]) -> list[LocalShard]:
+def held(layouts: list[ShardLayout], values: NDArray[Any]) -> list[Shard]:
     return [
-        LocalShard(
-            Key("param", rank, None),
+        Shard(
             np.ascontiguousarray(layout.project(values)).reshape(layout.local_shape),
             layout,
+            Key("param", rank, None),
         )
         for rank, layout in enumerate(layouts)
     ]
@@ -70,7 +70,7 @@ def test_every_element_of_several_ranks_is_compared(
             holders = [r for r, other in enumerate(parts) if element in other.layout.indices()]
             changed = part.array.copy()
             changed.reshape(-1)[index] += 0.5
-            mixed = [*parts[:rank], LocalShard(part.key, changed, part.layout), *parts[rank + 1 :]]
+            mixed = [*parts[:rank], Shard(changed, part.layout, part.key), *parts[rank + 1 :]]
             found = [overlap for overlap in overlaps(mixed) if not overlap.equal]
             assert bool(found) == (len(holders) > 1)
             for overlap in found:
@@ -97,6 +97,6 @@ def test_parts_are_put_together_if_all_are_there(
 def test_the_odd_one_of_three_is_named() -> None:
     values = np.arange(3.0)
     parts = held([ShardLayout.whole((3,))] * 3, values)
-    parts[0] = LocalShard(parts[0].key, values + 1, parts[0].layout)
+    parts[0] = Shard(values + 1, parts[0].layout, parts[0].key)
     (found,) = [overlap for overlap in overlaps(parts) if not overlap.equal]
     assert (found.one.rank, found.other.rank) == (1, 0)

@@ -9,27 +9,20 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
 
-from regress.compare.dumps.token_overlap import BLOCK
+from regress.compare.alignment.local_shard import Shard, flat_index
+from regress.compare.alignment.token_overlap import BLOCK
 from regress.compare.verdicts.block import Block
+from regress.compare.verdicts.case import Locate, unravelled
 from regress.dump.arrays import Array
 from regress.dump.mapped import release
 from regress.layout import Range, ShardLayout
 
 Run = tuple[int, int, int]
 """``(start, stop, at)``: indices ``start:stop`` of a whole dimension lie at ``at`` and after it in a local one."""
-
-
-@dataclass(frozen=True, eq=False)
-class Shard:
-    """A local tensor and the part of the whole that it is."""
-
-    array: Array
-    layout: ShardLayout
 
 
 class IntervalIndex:
@@ -152,3 +145,24 @@ def _common(mine: Sequence[Run], theirs: Sequence[Run]) -> list[tuple[slice, sli
                 here = slice(at + low - start, at + high - start)
                 found.append((here, slice(there + low - first, there + high - first)))
     return found
+
+
+def words_of(shard: ShardLayout, whole: Locate) -> Locate:
+    """Return words for the elements of a shard, given those for the elements of the whole tensor."""
+    if shard.is_whole:
+        return whole
+
+    def words(index: int) -> str:
+        local = zip(shard.ranges, unravelled(index, shard.local_shape), strict=True)
+        return whole(flat_index([_at(ranges, i) for ranges, i in local], shard.shape))
+
+    return words
+
+
+def _at(ranges: Sequence[Range], local: int) -> int:
+    """Return the index in the whole dimension of a local index."""
+    for start, stop in ranges:
+        if local < stop - start:
+            return start + local
+        local -= stop - start
+    raise IndexError(f"{local} lies beyond what is held of the dimension")
