@@ -31,7 +31,7 @@ class Aligned:
         actual: the local tensor; ``golden`` an array of the golden dtype.
         pairs: yields the elements that count beside their golden values.
         words: canonical coordinates of an element; None for its index.
-        around: finds the failure context.
+        around: finds the failure context; None if nobody asks what is affected.
         tokens: rows of tokens; None for other tensors.
     """
 
@@ -39,11 +39,13 @@ class Aligned:
     golden: Array
     pairs: Blocks
     words: Locate | None
-    around: Callable[[], FailureContext]
+    around: Callable[[], FailureContext] | None = None
     tokens: TokenRows | None = None
 
     @classmethod
-    def of_tokens(cls, rows: TokenRows, words: Locate, around: Callable[[], FailureContext]) -> Aligned:
+    def of_tokens(
+        cls, rows: TokenRows, words: Locate, around: Callable[[], FailureContext] | None = None
+    ) -> Aligned:
         """Return a tensor of tokens beside its golden values."""
         actual = rows.part.array.reshape(rows.part.shape)
         return cls(actual, rows.golden[0].array, rows.blocks, words, around, rows)
@@ -155,7 +157,7 @@ def _nonfinite_rows(array: Array, rows: Index) -> Iterator[tuple[int, Array]]:
 def _with_affected(verdict: Verdict, case: Case, found: Aligned) -> Verdict:
     """Return a failing verdict that describes the affected part of its tensor."""
     actual = found.actual
-    if not verdict.count or actual.size > LIMIT:
+    if not verdict.count or found.around is None or actual.size > LIMIT:
         return verdict
     around = found.around()
     expected, known = np.zeros(actual.shape, found.golden.dtype), np.zeros(actual.shape, bool)

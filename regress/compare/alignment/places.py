@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -43,9 +44,29 @@ class Places:
         tokens[local] = canonical
         return cls(layout.shape, tokens, canonical if rows is layout else rows.indices(offsets)[0])
 
+    @cached_property
+    def canonical(self) -> Index:
+        """Canonical tokens that lie here, place by place."""
+        return self.tokens[self.tokens >= 0]
+
+    def alike(self, other: Places) -> bool:
+        """Return True if the same tokens lie at the same places."""
+        pairs = ((self.tokens, other.tokens), (self.order, other.order))
+        return self.grid == other.grid and all(np.array_equal(*pair) for pair in pairs)
+
     def loss_rows(self, loss: Mask) -> Index:
         """Return the canonical token of each row of loss tokens."""
         return self.order[loss[self.order]]
+
+    def lead(self, shape: tuple[int, ...]) -> tuple[Index, int] | None:
+        """Return the token at each place of a tensor ``[B, T, ...]`` or ``[B * T, ...]``, and 2 or 1; else None."""
+        known = ((2, self.grid), (1, self.tokens.shape))
+        return next(((self.tokens, lead) for lead, places in known if shape[:lead] == places), None)
+
+    def by_loss(self, shape: tuple[int, ...], loss: Mask) -> bool:
+        """Return True if a tensor of this shape may have one row for each loss token."""
+        count = int(np.count_nonzero(loss[self.order]))
+        return len(shape) > 1 and shape[:-1] in ((1, count), (count,))
 
     def rows(
         self, shape: tuple[int, ...], loss: Mask | None, *, rows_only: bool, name: str
@@ -64,10 +85,8 @@ class Places:
         )
         if lead is not None and not rows_only:
             return self.tokens, lead
-        if loss is not None and len(shape) > 1:
-            kept = self.loss_rows(loss)
-            if shape[:-1] in ((1, kept.size), (kept.size,)):
-                return kept, len(shape) - 1
+        if loss is not None and self.by_loss(shape, loss):
+            return self.loss_rows(loss), len(shape) - 1
         raise CompareError(
             f"{name} has the shape {list(shape)}, which is neither that of its tokens {list(self.grid)} nor one row "
             "for each loss token"
@@ -82,26 +101,36 @@ class Placed:
         layout: the part of the microbatch's whole tensor that it is.
         tokens: canonical token of each row of that.
         columns: columns of the batch; None where rows are those of loss tokens over the vocabulary.
+        by_loss: True if the rows are those of loss tokens.
     """
 
     part: Part
     layout: ShardLayout
     tokens: Index
+    by_loss: bool
     columns: int | None
 
 
-def placed(record: Record, source: Source, places: Places, loss: Mask | None) -> Placed:
+def placed(
+    record: Record, source: Source, places: Places, loss: Mask | None, *, rows_only: bool = False
+) -> Placed:
     """Return a tensor of a record as rows of tokens, by its shape.
+
+    Args:
+        rows_only: True if it is known to have rows of loss tokens only; its metadata may tell that, too.
 
     Raises:
         CompareError: if its shape or its shard layout is unusable.
     """
-    rows_only = isinstance(record.meta.get(source.tensor), str)  # "rows of the loss tokens, in order"
+    rows_only = rows_only or isinstance(
+        record.meta.get(source.tensor), str
+    )  # "rows of the loss tokens, in order"
     shard = local_shard(key_of(record), record, source.tensor)
-    tokens, lead = places.rows(shard.layout.shape, loss, rows_only=rows_only, name=source.tensor)
+    name = f"{source.tensor} in {shard.key}"
+    tokens, lead = places.rows(shard.layout.shape, loss, rows_only=rows_only, name=name)
+    by_loss, part = tokens is not places.tokens, token_part(shard.array, shard.layout, tokens, lead)
     logits = source.tensor.endswith("lm_head") or source.quantity == "logit_gradient"
-    columns = None if logits and tokens is not places.tokens else places.grid[1]
-    return Placed(token_part(shard.array, shard.layout, tokens, lead), shard.layout, tokens, columns)
+    return Placed(part, shard.layout, tokens, by_loss, None if logits and by_loss else places.grid[1])
 
 
 class Told(NamedTuple):

@@ -77,15 +77,17 @@ class RecordIndex:
         """Return canonical words for a whole tensor's elements; None where only indices name them."""
         if key not in self.layouts or quantity_named(quantity).kind is Kind.SHARE:
             return None
-        places = self.places(key)
-        B, T = places.grid
-        lead = next((lead for lead in ((B, T), (B * T,)) if shape[: len(lead)] == lead), None)
-        if lead is not None:
-            return locator.rows(places.tokens, shape[len(lead) :], T)
+        found = self.tokens(key, shape)
+        if found is not None:
+            return locator.rows(found[0], shape[found[1] :], self.places(key).grid[1])
         if self.loss_tokens is None or len(shape) < 2:
             return None
-        rows = places.loss_rows(self.loss_tokens)
+        rows = self.places(key).loss_rows(self.loss_tokens)
         return locator.rows(rows, shape[-1:], None) if len(rows) == shape[-2] else None
+
+    def tokens(self, key: Key, shape: tuple[int, ...]) -> tuple[NDArray[np.int64], int] | None:
+        """Return the token of each row of a whole tensor with a place for each, and how many dimensions are places."""
+        return self.places(key).lead(shape) if key in self.layouts else None
 
     def structure(
         self,
@@ -119,13 +121,13 @@ class RecordIndex:
             wanted = tokens_of(stage, self._frame, loss_tokens)
             yield judge_coverage(stage, self._once(stage, root), self._frame, place, locator, wanted=wanted)
 
-    def _once(self, stage: str, root: Callable[[int | None], int]) -> dict[Key, TokenLayout]:
-        """Return the layouts of a stage, one of those that ranks repeat."""
+    def _once(self, stage: str, root: Callable[[int | None], int]) -> dict[Key, NDArray[np.int64]]:
+        """Return the tokens of a stage's records, of ranks that repeat each other's tokens those of one."""
         found: dict[tuple[int, int | None], Key] = {}
         for key in sorted((key for key in self.layouts if key.stage == stage), key=_rank):
             found.setdefault((root(key.rank), key.micro), key)
         once = set(found.values())
-        return {key: layout for key, layout in self.layouts.items() if key in once}
+        return {key: self.places(key).canonical for key in self.layouts if key in once}
 
 
 def tokens_of(
