@@ -123,7 +123,7 @@ def make_trainer(
         scheduler=build_scheduler(optimizer, opt, updates=steps),
         worker=RecordedWorker(trajectories),
         prompts=lambda step: (),
-        trajectory_meta={},
+        trajectory_meta=lambda step: {},
     )
 
 

@@ -17,7 +17,10 @@ from regress.engine.precision import TrueFloat64
 
 def load(folder, dtype):
     experts = {"experts_implementation": "eager"} if dtype == torch.float64 else {}
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **experts)
+    base = folder / "base" if (folder / "base").is_dir() else folder  # below an adapter of peft
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, **experts)
+    if base != folder:
+        model.load_adapter(folder, is_trainable=True)
     return model.to(dtype).eval()  # eval: no dropout
 
 
@@ -45,9 +48,8 @@ def advantages(samples, a):
     found = []
     for sample in samples:
         rewards = torch.tensor(groups[sample["group_id"]], dtype=torch.float64)
-        over = rewards
-        if a["scale"] == "batch":
-            over = torch.tensor([s["reward"] for s in samples], dtype=torch.float64)
+        others = samples if a["scale"] == "batch" else ()
+        over = torch.tensor([s["reward"] for s in others] or rewards.tolist(), dtype=torch.float64)
         scale = 1.0 if a["scale"] == "none" else over.std(correction=a["ddof"]) + a["eps"]
         centred = sample["reward"] - rewards.mean()
         found.append(float(centred / scale) if len(set(rewards.tolist())) > 1 else 0.0)
@@ -102,7 +104,7 @@ def train(folder, dtype=torch.float64, observe=lambda update, found: None):
     objective = json.loads((folder / "objective.json").read_text())
     a, settings = objective["algorithm"], objective["optimizer"]
     model = load(folder / "model", dtype)
-    named = dict(model.named_parameters())
+    named = {n.replace(".default.", "."): p for n, p in model.named_parameters() if p.requires_grad}
     adamw = torch.optim.AdamW(
         named.values(), lr=0.0, betas=settings["betas"], eps=settings["eps"],
         weight_decay=settings["weight_decay"], foreach=False,
@@ -124,8 +126,7 @@ def train(folder, dtype=torch.float64, observe=lambda update, found: None):
             p.grad = torch.zeros_like(p)
         with TrueFloat64() if dtype == torch.float64 else nullcontext():
             for key, mask, w in mini:
-                log_p, entropy = forward(model, step[key], objective["temperature"])
-                log_p, entropy = log_p[mask], entropy[mask]
+                log_p, entropy = (v[mask] for v in forward(model, step[key], objective["temperature"]))
                 loss, ratio = token_loss(log_p, entropy, step[key], mask, advantage[key], objective)
                 (w * loss.sum()).backward()
                 found["loss"] += float((w * loss.detach()).sum())

@@ -11,13 +11,17 @@ import click
 from rich.console import Console
 
 from regress import __version__
-from regress.errors import DumpError, RegressError
+from regress.doctor.commands import doctor
+from regress.engine.config.flag_options import flag_options
+from regress.engine.tracking.commands import track
+from regress.errors import RegressError
 from regress.explain.commands import explain
 from regress.golden.commands import code_option, golden, hint_at
 from regress.replay.commands import calibrate, record, study
 from regress.replay.export_commands import export
 from regress.replay.replay_commands import replay, variants
 from regress.report.compare_commands import compare
+from regress.report.run_commands import report
 
 
 class FriendlyGroup(click.Group):
@@ -50,15 +54,30 @@ def main() -> None:
     "--config-name",
     "--config_name",
     metavar="NAME",
-    help="Configuration in that directory, or a built-in one (demo, demo_replay, reverse_string).",
+    help="Configuration in that directory, or a built-in one (demo, demo_replay, reverse_string, experiment_base, "
+    "experiment_drgrpo, experiment_accelerate, experiment_accelerate_ddp, experiment_multiturn_qa, "
+    "experiment_multiturn_tool_calling).",
 )
 @click.option(
     "--print-config", is_flag=True, help="Show every key with its value and what decided it; do not run."
 )
+@click.option(
+    "--allow-change",
+    multiple=True,
+    metavar="KEY",
+    help="With trainer.resume_from_checkpoint: this key of model, data, objective or seed may differ from the "
+    "checkpoint's. Give it once for each.",
+)
 @code_option
+@flag_options
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 def train(
-    config_path: str | None, config_name: str | None, print_config: bool, overrides: tuple[str, ...]
+    config_path: str | None,
+    config_name: str | None,
+    print_config: bool,
+    allow_change: tuple[str, ...],
+    overrides: tuple[str, ...],
+    **flags: str | None,
 ) -> None:
     """Train with GRPO, as configured.
 
@@ -66,7 +85,7 @@ def train(
     Values come from these sources, later ones override earlier ones:
       the defaults, the algorithm.preset, the YAML file (Hydra: defaults lists,
       interpolation), the environment (REGRESS_OPTIMIZER__LEARNING_RATE=1e-3),
-      the command line (optimizer.learning_rate=1e-3).
+      the command line (optimizer.learning_rate=1e-3, or the flag --lr 1e-3).
 
     \b
     Train on a built-in task:
@@ -83,17 +102,22 @@ def train(
     from regress.engine.config import print_config as show
 
     console = Console()
-    loaded = load_config(config_path, config_name, overrides)
+    given = {name: text for name, text in flags.items() if text is not None}
+    loaded = load_config(config_path, config_name, overrides, flags=given)
     if print_config:
         show(loaded, console)
         return
     from regress.engine.environment import export_environment
 
     export_environment(loaded.config.system_envs)
+    if loaded.config.trainer.resume_from_checkpoint is not None:
+        from regress.doctor.gate import before_resume
+
+        before_resume(loaded.config, console, allow_change)
     sys.path.append(str(Path.cwd()))  # rewards of one's own: task.rewards names package.module:function
     from regress.parallel.run import train as run  # torch starts here, after the environment is set
 
-    result = run(loaded.config, console)
+    result = run(loaded.config, console, allow_change=allow_change)
     if not result.main:
         return
     click.echo(f"{loaded.config.max_steps} steps done")
@@ -146,14 +170,9 @@ def check(ctx: click.Context, path: str) -> None:
     from regress.compare.diagnosis.rules.loss import OF_GOLDEN
     from regress.compare.dumps.checked import check_dump, scene_of_side
     from regress.compare.dumps.sides import open_side
-    from regress.errors import CompareError
     from regress.report.text import headline
 
-    try:
-        verdicts = check_dump(path)
-    except (CompareError, DumpError) as error:
-        click.echo(f"error: {error}", err=True)
-        ctx.exit(2)
+    verdicts = check_dump(path)
     failed = [verdict for verdict in verdicts if not verdict.ok]
     for verdict in failed:
         click.echo(headline(verdict, path))
@@ -185,11 +204,7 @@ def diff(ctx: click.Context, first: str, second: str) -> None:
     """
     from regress.dump.difference import compare_bitwise
 
-    try:
-        found = compare_bitwise(first, second)
-    except DumpError as error:
-        click.echo(f"error: {error}", err=True)
-        ctx.exit(2)
+    found = compare_bitwise(first, second)
     for difference in found.differences:
         click.echo(f"{difference.file}: {difference.what}")
     if found.differences:
@@ -222,7 +237,7 @@ def renamed(command: click.Command, old: str, new: str) -> click.Command:
 
 for command in (record, export, calibrate, study):
     golden.add_command(command)
-for command in (golden, replay, variants, compare, explain):
+for command in (golden, replay, variants, compare, report, explain, doctor, track):
     main.add_command(command)
 main.add_command(renamed(calibrate, "calibrate", "regress golden calibrate CASE"))
 main.add_command(renamed(study, "study", "regress golden validate CASE"))

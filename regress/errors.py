@@ -23,6 +23,12 @@ class ConfigError(RegressError):
     exit_code = 2
 
 
+class CheckpointError(RegressError):
+    """A checkpoint is missing, incomplete, damaged, or not one that this run can go on from."""
+
+    exit_code = 2
+
+
 class CheckError(RegressError):
     """A value is checked in a way that cannot fail, or cannot be stored bit for bit."""
 
@@ -30,9 +36,13 @@ class CheckError(RegressError):
 class CompareError(RegressError):
     """Values cannot be brought into canonical form, or cannot be compared at all."""
 
+    exit_code = 2  # 1 tells a difference
+
 
 class DumpError(RegressError):
     """A dump cannot be written, or is missing, incomplete or damaged."""
+
+    exit_code = 2
 
 
 class CaptureError(RegressError):
@@ -63,8 +73,18 @@ class RankError(ReplayError):
         self.rank = rank
 
 
+class NotFinite(RegressError):  # noqa: N818  # reads as what it says of a loss
+    """A loss or a gradient is NaN or infinite, so that no update can be made from it."""
+
+
 class NotSupported(RegressError):  # noqa: N818  # reads as what an adapter says
     """A user's own trainer does not support a variant; the message is the reason."""
+
+
+class DoctorError(RegressError):
+    """A run cannot be examined, or a repair cannot be made or taken back."""
+
+    exit_code = 2
 
 
 class TaskError(RegressError):

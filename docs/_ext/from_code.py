@@ -7,6 +7,7 @@ the release that they are built from.
 from __future__ import annotations
 
 import dataclasses
+import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from sphinx.application import Sphinx
 import regress
 from regress.compare.diagnosis.rules.table import RULES
 from regress.compare.quantities import QUANTITIES
+from regress.dump.metric_table import METRICS
 from regress.dump.stages import STAGES
 from regress.engine.config.schema import Config
 
@@ -40,6 +42,8 @@ def write_pages(app: Sphinx) -> None:
     pages = {
         "api.md": api(),
         "configuration.md": configuration(),
+        "metrics.md": metrics(),
+        "documents.md": documents(Path(app.srcdir) / "documents.toml"),
         "quantities.md": quantities(),
         "record-types.md": record_types(),
         "rules.md": rules(),
@@ -66,6 +70,41 @@ def api() -> Iterator[str]:
         if kind == "class":
             yield "   :members:"
         yield "```"
+
+
+STATES = {
+    "works": "works",
+    "replaced": "replaced",
+    "service": "needs a training service",
+    "open": "open",
+}
+"""States of a documented capability, and their words."""
+
+
+def documents(path: Path) -> Iterator[str]:
+    """Return a table of counts, and one of capabilities for each document."""
+    known = [one for one in tomllib.loads(path.read_text())["document"] if one["rows"]]
+    yield f"| document | {' | '.join(STATES.values())} | capabilities |"
+    yield f"|---|{'---|' * (len(STATES) + 1)}"
+    for one in known:
+        states = [state for _, _, state, _ in one["rows"]]
+        counts = " | ".join(str(states.count(state)) for state in STATES)
+        yield f"| {one['title']} | {counts} | {len(states)} |"
+    for one in known:
+        yield from (
+            "",
+            f"## {one['title']}",
+            "",
+            "| section | capability | state | shown by |",
+            "|---|---|---|---|",
+        )
+        for section, capability, state, shown in one["rows"]:
+            cells = (_cell(text) for text in (section, capability, STATES[state], shown))
+            yield f"| {' | '.join(cells)} |"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", r"\|").replace("*", r"\*").replace("<", "&lt;")
 
 
 def _is_error(found: Any) -> bool:
@@ -113,6 +152,17 @@ def quantities() -> Iterator[str]:
     yield ""
     rows = ((f"`{one.name}`", one.level, one.kind, one.help) for one in QUANTITIES)
     yield from _table(("quantity", "belongs to", "kind", "meaning"), rows)
+
+
+def metrics() -> Iterator[str]:
+    """Return the table of metrics, in the order of the program."""
+    yield "# Metrics"
+    yield ""
+    yield "Every name that a run logs; `*` stands for a part that the definition explains. Each row of"
+    yield "`metrics.jsonl` has the rollout step it was logged at, and the optimizer update if its values are of one."
+    yield ""
+    rows = ((f"`{one.name}`", one.unit, one.moment, one.needs or "all", one.definition) for one in METRICS)
+    yield from _table(("metric", "unit", "logged at", "in runs with", "definition"), rows)
 
 
 def record_types() -> Iterator[str]:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regress.dump.adapter_names import plain_adapter_name
 from regress.errors import CaptureError
 
 Head = Callable[[Tensor], Tensor]
@@ -35,9 +36,9 @@ class Anatomy:
     at_input: bool = False
 
     def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield parameters by the names of the unwrapped model, each once."""
+        """Yield parameters by the names of the unwrapped model, and of the files of its adapters, each once."""
         for name, parameter in self.root.named_parameters():
-            yield plain_name(name), parameter
+            yield plain_adapter_name(plain_name(name)), parameter
 
 
 def plain_name(name: str) -> str:

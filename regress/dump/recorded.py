@@ -15,6 +15,8 @@ from regress.dump.stages import FOLDERS
 from regress.dump.trajectory import Trajectory, from_record
 from regress.errors import DumpError
 
+PICKLE = ".pkl"
+
 
 @dataclass(frozen=True)
 class RecordedStep:
@@ -33,6 +35,7 @@ def read_trajectories(path: str | Location, format: str = "auto") -> dict[int, R
     manifest covers the files, they are verified against it. Raises `DumpError` naming the file for anything
     missing, damaged, duplicate, or not a trajectory.
     """
+    refuse_pickles(location(path))
     steps: dict[int, RecordedStep] = {}
     for file, record in _records(location(path).absolute(), format):
         if record.type != "trajectory":
@@ -50,6 +53,27 @@ def read_trajectories(path: str | Location, format: str = "auto") -> dict[int, R
             raise DumpError(f"{file} cannot be used: {error}") from None
         steps[record.step] = RecordedStep(record.step, file, trajectories, meta)
     return dict(sorted(steps.items()))
+
+
+def refuse_pickles(path: Location) -> None:
+    """Refuse recordings of ROLL: `step_*.pkl`, in a folder of their own or below train/ and val/.
+
+    Raises `DumpError` naming one of them.
+    """
+    if path.suffix == PICKLE:
+        found = [path] if path.is_file() and parse_stem(path.stem) is not None else []
+    elif any(map(is_dump_file, children(path))) or (path / MANIFEST).is_file():
+        return
+    else:
+        folders = [path, *(path / name for name in FOLDERS if (path / name).is_dir())]
+        found = [file for folder in folders for file in children(folder) if file.suffix == PICKLE]
+        found = [file for file in found if parse_stem(file.stem) is not None]
+    if found:
+        raise DumpError(
+            f"{found[0]} is a rollout that ROLL has pickled: a pickle may run code and is never loaded, so record the "
+            "rollouts anew with rollout_mock.mode=dump, or export them from ROLL as jsonl trajectories (see the dump "
+            "format in the documentation)"
+        )
 
 
 def _records(path: Location, format: str) -> Iterator[tuple[Location, Record]]:

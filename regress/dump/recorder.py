@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
+from regress.dump.continuation import Place, Position, StartingPlace, continued
 from regress.dump.coordinates import Coordinates
 from regress.dump.files import TEMPORARY, probe, unwritable
 from regress.dump.formats import format_named
@@ -37,6 +39,8 @@ class Recorder:
         options: record type -> whether it is recorded; types left out are not.
         provenance: provenance of the run for the manifest.
         overwrite: remove an earlier dump (its manifest, its record files, nothing else) instead of refusing.
+        overwrite_key: setting by which a user asks for overwriting, for the refusal.
+        start: continue an earlier dump at this place: its records before it are kept, all others are removed.
         rank: number of this process among those that record one run into this directory.
         gather: hands the value of every rank to all of them, in their order. Rank 0 prepares the directory, and
             writes the manifest once all have written their records. A writer that fails on one of several ranks
@@ -55,6 +59,8 @@ class Recorder:
         every_n_steps: int = 1,
         provenance: Provenance | None = None,
         overwrite: bool = False,
+        overwrite_key: str = "overwrite=True",
+        start: StartingPlace | None = None,
         rank: int = 0,
         gather: Callable[[Any], list[Any]] = lambda value: [value],
     ) -> None:
@@ -72,16 +78,29 @@ class Recorder:
         self._lock = threading.Lock()
         self._rank = rank
         self._gather = gather
-        prepared = self._together(lambda: _prepare(self.folder, overwrite) if rank == 0 else None)
+        self._kept: dict[str, Entry] = {}
+        prepared = self._together(
+            lambda: self._prepared(overwrite, overwrite_key, start) if rank == 0 else None
+        )
         self._alone = len(prepared) == 1
         if self._alone and rank != 0:
             raise DumpError(f"rank {rank} would record into {self.folder} without rank 0: {_GATHER}")
         self._writer = Writer(self._format)
 
+    def _prepared(self, overwrite: bool, overwrite_key: str, start: StartingPlace | None) -> None:
+        if start is None:
+            _prepare(self.folder, overwrite, overwrite_key)
+            return
+        self._kept = continued(self.folder, self._format, start)
+
     @property
     def failure(self) -> DumpError | None:
         """First failure of the writer so far."""
         return self._writer.failure
+
+    def written(self) -> dict[Location, int]:
+        """Return the size in bytes of every file that this process has written so far."""
+        return {path: stamp.size for path, stamp in list(self._writer.stamps.items())}
 
     def wanted(self, type: str, step: int) -> bool:
         """Return True if records of this type are kept at this step; raises `DumpError` for a type that
@@ -141,6 +160,21 @@ class Recorder:
         if self._alone or self.failure is None:
             self._writer.put(path, record)
 
+    def position(self, place: Place) -> Position:
+        """Return which records before a place are written, after waiting for those on their way; ranks together.
+
+        Raises `DumpError` if one cannot be written.
+        """
+        return functools.reduce(Position.joined, self._together(lambda: self._written(place)))
+
+    def _written(self, place: Place) -> Position:
+        self._writer.drain()
+        found = {name: entry.stamp for name, entry in self._kept.items()}
+        for path, stamp in self._writer.stamps.items():
+            if place.keeps(path.parent.name, self._entries[path][1]):
+                found[f"{path.parent.name}/{path.name}"] = stamp
+        return Position.of(found)
+
     def close(self, complete: bool = True) -> None:
         """Write pending records and, if the run is `complete`, the manifest; raises the first `DumpError`."""
         if not complete:
@@ -148,7 +182,7 @@ class Recorder:
             return
         parts = self._together(self._finish)
         if self._rank == 0:
-            files = {name: entry for part in parts for name, entry in part.items()}
+            files = {**self._kept, **{name: entry for part in parts for name, entry in part.items()}}
             _refuse_others(self.folder, files)
             write_manifest(self.folder, Manifest(self._provenance, self._format.name, files))
 
@@ -208,7 +242,7 @@ def _contradicts(old: Json, new: Json) -> bool:
     return old != new
 
 
-def _prepare(folder: Location, overwrite: bool) -> None:
+def _prepare(folder: Location, overwrite: bool, overwrite_key: str) -> None:
     """Refuse or remove an earlier dump, and check that the folder can be written."""
     try:
         below = files_within(folder)
@@ -217,7 +251,7 @@ def _prepare(folder: Location, overwrite: bool) -> None:
         if earlier and not overwrite:
             raise DumpError(
                 f"{folder} already holds a dump ({_within(folder, earlier[0])}), and runs must not mix: "
-                "choose another dump directory, delete this one, or ask for overwriting (overwrite=True)"
+                f"choose another dump directory, delete this one, or ask for overwriting ({overwrite_key})"
             )
         leftovers = [path for path in below if path.name.startswith(TEMPORARY)]
         for path in (*reversed(earlier), *leftovers):  # manifest first: half a dump must not look complete

@@ -36,7 +36,7 @@ STAGES: tuple[Stage, ...] = (
     Stage("param", True, "parameters after the optimizer update"),
     Stage("optimizer", True, "optimizer state after the update"),
 )
-FOLDERS = (*(stage.name for stage in STAGES), "train", "val")
+FOLDERS = (*(stage.name for stage in STAGES), "train", "val", "val_samples")
 """Sub-folders of a dump: one for each type, and those of recorded rollouts by use."""
 
 _INDEX = {stage.name: index for index, stage in enumerate(STAGES)}

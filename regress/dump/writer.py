@@ -31,6 +31,7 @@ class Writer:
         self._budget = budget
         self._queue: deque[tuple[Location, Record] | None] = deque()
         self._pending = 0
+        self._jobs = 0
         self.failure: DumpError | None = None
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="regress-dump-writer", daemon=True)
@@ -42,8 +43,15 @@ class Writer:
             self._changed.wait_for(lambda: not self._pending or self._pending + record.nbytes <= self._budget)
             self.check()
             self._pending += record.nbytes
+            self._jobs += 1
             self._queue.append((path, record))
             self._changed.notify_all()
+
+    def drain(self) -> None:
+        """Wait until everything that was queued is written; raises the writer's first `DumpError`."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._jobs)
+        self.check()
 
     def close(self) -> None:
         """Wait until everything is written; raises the writer's first `DumpError`."""
@@ -65,6 +73,7 @@ class Writer:
                 self._write(path, record)
             with self._changed:
                 self._pending -= record.nbytes
+                self._jobs -= 1
                 self._changed.notify_all()
 
     def _next(self) -> tuple[Location, Record] | None:

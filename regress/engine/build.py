@@ -3,86 +3,128 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Protocol
 
 from torch.optim import Optimizer
 from transformers import PreTrainedTokenizerBase
 
+from regress.dump.continuation import StartingPlace
 from regress.dump.hooks import matching_modules, matching_parameters, record_modules
-from regress.dump.manifest import Provenance
+from regress.dump.location import location
+from regress.dump.manifest import MANIFEST, Provenance
 from regress.dump.recorder import Recorder
 from regress.dump.taps import recording
+from regress.engine.adapters.parameters import trained_parameters
 from regress.engine.compiled import blocks_of
 from regress.engine.components import own_loss, own_optimizer
 from regress.engine.config.rules import updates_per_rollout
 from regress.engine.config.schema import Config
-from regress.engine.dialogue import Dialogue, environment_texts
+from regress.engine.evaluation import TABLE, Evaluation
+from regress.engine.material import make_material
 from regress.engine.optim import adamw, build_scheduler
 from regress.engine.optimizer_state import load_state
 from regress.engine.policies import build_policy, build_reference
 from regress.engine.policy import LocalPolicy
-from regress.engine.pretrained import checkpoint_config
-from regress.engine.prompts import PromptSource
+from regress.engine.prompts import Prompts
 from regress.engine.provenance import provenance, trajectory_meta
 from regress.engine.reference import Reference
 from regress.engine.rollout import RecordingWorker
-from regress.engine.tokenizer import fingerprint, load_tokenizer, train_tokenizer
+from regress.engine.tokenizer import fingerprint
 from regress.engine.trainer import Trainer
 from regress.engine.warm_start import warm_start
 from regress.engine.workers import make_worker
 from regress.engine.world import SingleProcess, World, raise_on_all_ranks
 from regress.errors import ConfigError
-from regress.tasks.dataset import Dataset, make_dataset
-from regress.tasks.environments import Environment, make_environment
-from regress.tasks.registry import make_task
+from regress.tasks.curriculum import Curriculum
 
 Progress = Callable[[str, int], Callable[[], None]]
 """Function ``progress(name, total)``: opens a progress bar and returns the function that advances it."""
 
 
+class Stateful(Protocol):
+    """Part of a run with a state of its own, which checkpoints hold as JSON."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state, as values of JSON."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state that `state_dict` has returned."""
+
+
 @dataclass(frozen=True)
 class Run:
-    """Run that is ready to train; ``recorder`` is None when nothing is dumped."""
+    """Run that is ready to train.
+
+    Attributes:
+        curriculum: ``None`` without one.
+        recorder: ``None`` when nothing is dumped.
+        recorders: every recorder of the run, by the section of the configuration that asks for it.
+        parts: what else has a state that a checkpoint keeps, by name.
+    """
 
     config: Config
     tokenizer: PreTrainedTokenizerBase
-    prompts: PromptSource
+    prompts: Prompts
     trainer: Trainer
+    evaluation: Evaluation
+    curriculum: Curriculum | None
     recorder: Recorder | None
+    recorders: dict[str, Recorder] = field(default_factory=dict)
+    parts: dict[str, Stateful] = field(default_factory=dict)
 
 
-def build(config: Config, resources: ExitStack, progress: Progress, world: World | None = None) -> Run:
+Places = Mapping[str, StartingPlace]
+"""Section of the configuration that asks for a dump -> where an earlier process has left it."""
+
+
+def build(
+    config: Config,
+    resources: ExitStack,
+    progress: Progress,
+    world: World | None = None,
+    *,
+    resumed: Places | None = None,
+) -> Run:
     """Build data, tokenizer, rollout worker, model, optional warm start, reference and optimizer.
+
+    A run that goes on from a checkpoint (``resumed`` is not None) leaves the warm start and ``optimizer.state_path``
+    out, since what they decide is in the checkpoint, and continues its dumps.
 
     Everything that can be refused (an unwritable dump directory, a recording that does not match) is refused
     before anything is computed. ``resources`` closes everything that the run leaves open. ``world`` defaults
     to this process alone.
     """
     world = world or SingleProcess()
-    tokenizer, prompts, dialogue = raise_on_all_ranks(world, lambda: _material(config))
+    material = raise_on_all_ranks(world, lambda: make_material(config))
+    tokenizer, prompts, curriculum = material.tokenizer, material.prompts, material.curriculum
     origin = provenance(config, fingerprint(tokenizer), world.plan.mesh)
     policy = build_policy(config, tokenizer, world)
     frozen = raise_on_all_ranks(world, lambda: build_reference(config, tokenizer, policy))
-    optimizer = raise_on_all_ranks(world, lambda: _optimizer(config, policy))
+    optimizer = raise_on_all_ranks(world, lambda: _optimizer(config, policy, fresh=resumed is None))
     worker = raise_on_all_ranks(
-        world, lambda: make_worker(config, policy, tokenizer, prompts, origin, dialogue, world)
+        world, lambda: make_worker(config, policy, tokenizer, prompts, origin, material.dialogue, world)
     )
+    meta = _meta(origin, prompts)
+    recorders: dict[str, Recorder] = {}
     if config.rollout_mock.enable and config.rollout_mock.mode == "dump":
-        folder, meta = config.rollout_mock.dump_dir, trajectory_meta(origin)
-        rollouts = Recorder(folder, options={}, provenance=origin, rank=world.rank, gather=world.gather)
+        rollouts = _rollout_recorder(config, origin, world, (resumed or {}).get("rollout_mock"))
         worker = resources.enter_context(RecordingWorker(worker, rollouts, meta, world))
-    recorder = _recorder(config, policy, origin, world) if config.debug.enable_data_dump else None
-    if recorder is not None:
+        recorders["rollout_mock"] = rollouts
+    recorder = None
+    if config.debug.enable_data_dump:
+        recorder = _recorder(config, policy, origin, world, (resumed or {}).get("debug"))
+        recorders["debug"] = recorder
         resources.enter_context(recording(recorder))
         if config.debug.dump_options.activations:
             pattern = config.debug.target_module_pattern
             found = {name: module for name, module in policy.modules().items() if re.search(pattern, name)}
             policy.recorded_modules = frozenset(found)
             resources.enter_context(record_modules(found, policy.output_shard))
-    if config.warm_start.steps:
+    if config.warm_start.steps and resumed is None:
         advance = progress("warm start", config.warm_start.steps)
         stages = 1 if config.parallel.pp == 1 else config.parallel.pp * config.parallel.pp_stages_per_rank
         warm_start(policy, prompts.demonstrations, config.warm_start, advance, world, stages=stages)
@@ -99,49 +141,69 @@ def build(config: Config, resources: ExitStack, progress: Progress, world: World
         scheduler=build_scheduler(optimizer, config.optimizer, updates=updates),
         worker=worker,
         prompts=prompts.train,
-        trajectory_meta=trajectory_meta(origin),
+        trajectory_meta=meta,
         token_loss=raise_on_all_ranks(world, lambda: own_loss(config.algorithm.loss_function)),
     )
-    return Run(config, tokenizer, prompts, trainer, recorder)
+    table = Path(config.output_dir) / TABLE if world.main else None
+    evaluation = Evaluation(config, worker, prompts.evaluation(), table)
+    resources.callback(evaluation.close)
+    parts: dict[str, Stateful] = {"evaluation": evaluation}
+    if curriculum is not None:
+        parts["curriculum"] = curriculum
+    return Run(
+        config,
+        tokenizer,
+        prompts,
+        trainer,
+        evaluation,
+        curriculum,
+        recorder,
+        recorders=recorders,
+        parts=parts,
+    )
 
 
-def _material(config: Config) -> tuple[PreTrainedTokenizerBase, PromptSource, Dialogue | None]:
-    """Return the tokenizer, the prompts, and the dialogue of conversations with several turns."""
-    task = make_task(config.task.name, config.task.level, config.task.params, config.seed)
-    dataset = make_dataset(task, config.task.train_size, config.task.eval_size)
-    environment = None if config.task.environment is None else make_environment(config.task.environment)
-    tokenizer = _tokenizer(config, dataset, environment)
-    dialogue = None
-    if environment is not None:
-        dialogue = Dialogue(environment, tokenizer, config.task.max_turns, dataset.train[0])
-    return tokenizer, PromptSource(dataset, tokenizer, config, dialogue), dialogue
+def _half_done(config: Config, folder: str) -> bool:
+    """Return True if a killed run that had no checkpoint yet has left an incomplete dump, which is made again."""
+    again = config.trainer.resume_from_checkpoint is not None
+    return again and not (location(folder) / MANIFEST).exists()
 
 
-def _tokenizer(config: Config, dataset: Dataset, environment: Environment | None) -> PreTrainedTokenizerBase:
-    path = _tokenizer_path(config)
-    if path is not None:
-        return load_tokenizer(path)
-    texts = dataset.texts()
-    if environment is not None:
-        texts += environment_texts(environment, dataset.train + dataset.evaluation)
-    return train_tokenizer(texts, tool=environment is not None)
+def _meta(origin: Provenance, prompts: Prompts) -> Callable[[int], Mapping[str, Any]]:
+    """Return the function that gives the metadata of a step's rollout: with a curriculum, also the step's stage."""
+    constant = trajectory_meta(origin)
+
+    def of_step(step: int) -> Mapping[str, Any]:
+        place = prompts.place(step)
+        return constant if place is None else {**constant, "curriculum": vars(place)}
+
+    return of_step
 
 
-def _tokenizer_path(config: Config) -> str | None:
-    """Return the path of a checkpoint's own tokenizer: another one of the same size would go unnoticed."""
-    if config.tokenizer.path is None and config.model.path is not None:
-        checkpoint_config(Path(config.model.path))  # a broken checkpoint is not the tokenizer's fault
-        beside = Path(config.model.path) / "tokenizer_config.json"
-        return config.model.path if beside.is_file() else None
-    return config.tokenizer.path
+def _rollout_recorder(
+    config: Config, origin: Provenance, world: World, start: StartingPlace | None
+) -> Recorder:
+    folder = config.rollout_mock.dump_dir
+    return Recorder(
+        folder,
+        options={},
+        provenance=origin,
+        overwrite=config.rollout_mock.overwrite or _half_done(config, folder),
+        overwrite_key="rollout_mock.overwrite=true",
+        start=start,
+        rank=world.rank,
+        gather=world.gather,
+    )
 
 
-def _recorder(config: Config, policy: LocalPolicy, origin: Provenance, world: World) -> Recorder:
+def _recorder(
+    config: Config, policy: LocalPolicy, origin: Provenance, world: World, start: StartingPlace | None
+) -> Recorder:
     """Return the recorder after checking that the patterns match something: it may remove an earlier dump."""
     debug = config.debug
     wanted = debug.dump_options
     if wanted.param or wanted.gradient or wanted.optimizer:
-        matching_parameters(policy.architecture.named_parameters(), debug.target_param_pattern)
+        matching_parameters(trained_parameters(policy.architecture), debug.target_param_pattern)
     if wanted.activations:
         found = matching_modules(policy.architecture, debug.target_module_pattern)
         if config.model.compile is not None:
@@ -152,7 +214,9 @@ def _recorder(config: Config, policy: LocalPolicy, origin: Provenance, world: Wo
         format=debug.dump_format,
         every_n_steps=debug.dump_every_n_steps,
         provenance=origin,
-        overwrite=debug.overwrite,
+        overwrite=debug.overwrite or _half_done(config, debug.dump_dir),
+        overwrite_key="debug.overwrite=true",
+        start=start,
         rank=world.rank,
         gather=world.gather,
     )
@@ -168,7 +232,7 @@ def _require_outside(found: Iterable[str], blocks: Iterable[str], config: Config
         )
 
 
-def _optimizer(config: Config, policy: LocalPolicy) -> Optimizer:
+def _optimizer(config: Config, policy: LocalPolicy, *, fresh: bool) -> Optimizer:
     chosen = config.optimizer
     optimizer: Optimizer
     if chosen.factory is not None:
@@ -182,6 +246,6 @@ def _optimizer(config: Config, policy: LocalPolicy) -> Optimizer:
             weight_decay=chosen.weight_decay,
             implementation=chosen.implementation,
         )
-    if chosen.state_path is not None:
+    if chosen.state_path is not None and fresh:
         load_state(optimizer, policy, chosen.state_path)
     return optimizer

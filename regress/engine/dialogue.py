@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from regress.engine.sampling import Completion
 from regress.engine.tokenizer import completion_ids, completion_text, turn_ids
 from regress.errors import ConfigError, TaskError, reason
+from regress.tasks.conversation import Turn
 from regress.tasks.environments import Environment
 from regress.tasks.problem import Problem
 
@@ -19,11 +20,11 @@ ROLES = ("tool", "user")
 
 
 def environment_texts(environment: Environment, problems: Iterable[Problem]) -> list[str]:
-    """Return an environment's replies to an empty and to an unfinished answer, whose characters a tokenizer
-    must know.
+    """Return texts with the characters of an environment's replies, which a tokenizer must know: the alphabet that it
+    tells, and its replies to an empty answer, an unfinished one, and the completions of the solution.
     """
-    said = [environment(p, text) for p in problems for text in ("", _unfinished(p))]
-    return [text for text in said if text is not None]
+    said = [environment(p, text) for p in problems for text in ("", _unfinished(p), *p.solution[:1])]
+    return [environment.alphabet, *(text for text in said if text is not None)]
 
 
 def _unfinished(problem: Problem) -> str:
@@ -55,30 +56,61 @@ class Dialogue:
         self.max_turns = max_turns
         self._role = _role(tokenizer, problem)
 
-    def reply(self, problem: Problem, text: str) -> list[int] | None:
-        """Return the tokens between a completion and the next one; None if the environment ends the conversation.
+    def reply(self, problem: Problem, text: str, turns: Sequence[Turn] = ()) -> tuple[str | None, list[int]]:
+        """Return the environment's reply to a completion, and the tokens between it and the next one.
+
+        Args:
+            turns: the turns before the completion.
+
+        Returns:
+            None and no tokens if the environment ends the conversation.
 
         Raises:
             TaskError: if the environment fails, or says what the tokenizer cannot write.
         """
-        said = self._environment(problem, text)
+        said = self._environment(problem, text, turns)
         if said is None:
-            return None
+            return None, []
         ids = turn_ids(self._tokenizer, problem, self._role, said)
         if self._tokenizer.unk_token_id in ids:
             raise TaskError(
                 f"task.environment: {self._environment.name!r} said {said!r}, which the tokenizer cannot write; keep "
                 "to the characters of the task's prompts and answers, or give a tokenizer.path that knows more"
             )
-        return ids
+        return said, ids
 
-    def demonstration(self, problem: Problem) -> list[int]:
+    def correction(self, problem: Problem) -> list[int]:
         """Return an unfinished answer and the environment's reply, after which the right answer is due; may
         be empty.
         """
         attempt = completion_ids(self._tokenizer, _unfinished(problem))
-        reply = self.reply(problem, completion_text(self._tokenizer, attempt))
-        return [] if reply is None else attempt + reply
+        said, reply = self.reply(problem, completion_text(self._tokenizer, attempt))
+        return [] if said is None else attempt + reply
+
+    def solution(self, problem: Problem) -> tuple[list[int], list[int]]:
+        """Return the tokens after the prompt of a problem's solution, with the environment's replies, and their loss
+        mask.
+
+        Raises:
+            TaskError: if the environment ends the conversation before the solution does.
+        """
+        turns: list[Turn] = []
+        tokens: list[int] = []
+        mask: list[int] = []
+        for completion in problem.solution:
+            own = completion_ids(self._tokenizer, completion)
+            tokens, mask = tokens + own, mask + [1] * len(own)
+            if len(turns) + 1 == len(problem.solution):
+                break
+            said, reply = self.reply(problem, completion, turns)
+            if said is None:
+                raise TaskError(
+                    f"task.environment: {self._environment.name!r} does not reply to {completion!r}, with which the "
+                    f"solution of {problem.prompt!r} (task {problem.task!r}) begins; set the environment of the task"
+                )
+            turns.append(Turn(completion, said))
+            tokens, mask = tokens + reply, mask + [0] * len(reply)
+        return tokens, mask
 
 
 def _role(tokenizer: PreTrainedTokenizerBase, problem: Problem) -> str:
@@ -106,7 +138,7 @@ class Conversation:
     Attributes:
         prompt: tokens of the prompt.
         limit: maximum tokens after the prompt, of policy and environment together.
-        text: the last completion.
+        turns: completions and replies so far; the last one is without its reply while `open` is True.
         finish_reason: reason the last completion ended, ``length`` also where the next turn found no room.
         open: True if another completion is due.
     """
@@ -116,7 +148,7 @@ class Conversation:
     after: list[int] = field(default_factory=list)
     mask: list[int] = field(default_factory=list)
     log_probs: list[Tensor] = field(default_factory=list)
-    text: str = ""
+    turns: list[Turn] = field(default_factory=list)
     finish_reason: str = "stop"
     open: bool = True
 
@@ -124,6 +156,11 @@ class Conversation:
     def tokens(self) -> list[int]:
         """Prompt and everything after it."""
         return [*self.prompt, *self.after]
+
+    @property
+    def text(self) -> str:
+        """The last completion."""
+        return self.turns[-1].completion
 
     @property
     def room(self) -> int:
@@ -135,12 +172,14 @@ class Conversation:
         self.after += completion.tokens
         self.mask += [1] * len(completion.tokens)
         self.log_probs.append(completion.log_probs)
-        self.text, self.finish_reason, self.open = text, completion.finish_reason, False
+        self.turns.append(Turn(text))
+        self.finish_reason, self.open = completion.finish_reason, False
 
-    def answer(self, reply: list[int] | None) -> None:
+    def answer(self, said: str | None, reply: list[int]) -> None:
         """Append the environment's reply: another completion follows, unless there is no reply or no room is left."""
-        if reply is None or self.finish_reason != "stop":
+        if said is None or self.finish_reason != "stop":
             return
+        self.turns[-1] = Turn(self.text, said)
         if len(reply) >= self.room:
             self.finish_reason = "length"
             return

@@ -11,6 +11,8 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from regress.engine.adapters.build import add_adapter, load_adapter
+from regress.engine.adapters.settings import base_of, is_adapter, of_directory, of_section, require_same
 from regress.engine.attention import VarlenSegments
 from regress.engine.components import own_attention, patched
 from regress.engine.config.nearest import nearest
@@ -59,7 +61,7 @@ def build_model(
     if config.path is not None:
         stated = f"{key}.path={config.path!r}"
         remedy = "set tokenizer.path to the tokenizer the model was trained with"
-        model = load_checkpoint(Path(config.path), config.config, _implementations(config), f"{key}.path")
+        model = _loaded(config, f"{key}.path")
     else:
         stated = f"model.config={config.config!r}"
         remedy = "leave vocab_size away"
@@ -69,6 +71,7 @@ def build_model(
         raise ConfigError(
             f"{stated}: the model knows {model.config.vocab_size} tokens and the tokenizer {vocab_size}; {remedy}"
         )
+    _adapt(model, config, seed, f"{key}.path")
     model = place(model, DTYPES[config.dtype])
     if config.patch is not None:
         model = patched(model, config.patch)
@@ -107,6 +110,42 @@ def _restore_buffers(model: PreTrainedModel, buffers: Mapping[str, torch.Tensor]
         if name not in saved:
             owner, _, leaf = name.rpartition(".")
             setattr(model.get_submodule(owner), leaf, value)
+
+
+def _loaded(config: ModelConfig, key: str) -> PreTrainedModel:
+    """Load the model of a directory, or the one under its adapter."""
+    assert config.path is not None
+    path = Path(config.path)
+    if not is_adapter(path):
+        if config.lora.base_path is not None:
+            raise ConfigError(
+                f"model.lora.base_path={config.lora.base_path!r} names the model under an adapter, and "
+                f"{key}={config.path!r} is no adapter; set it to null"
+            )
+        return load_checkpoint(path, config.config, _implementations(config), key)
+    base = base_of(path, config.lora.base_path, key)
+    named = (
+        "model.lora.base_path"
+        if config.lora.base_path is not None
+        else f"{key}={config.path!r}: the base model"
+    )
+    return load_checkpoint(base, config.config, _implementations(config), named)
+
+
+def _adapt(model: PreTrainedModel, config: ModelConfig, seed: int, key: str) -> None:
+    """Put the adapter into the model that the configuration asks for, or that its directory holds, if any."""
+    if is_adapter(config.path):
+        path = Path(str(config.path))
+        settings = of_directory(path, key)
+        require_same(config.lora, settings, path)
+        settings.base_model_name_or_path = str(base_of(path, config.lora.base_path, key).absolute())
+        add_adapter(model, settings, seed=seed, stated=f"{key}={config.path!r}")
+        load_adapter(model, path, key)
+    elif config.lora.r is not None:
+        settings = of_section(config.lora)
+        if config.path is not None:
+            settings.base_model_name_or_path = str(Path(config.path).absolute())
+        add_adapter(model, settings, seed=seed, stated=f"model.lora.r={config.lora.r}")
 
 
 def _from_family(config: ModelConfig, special: Mapping[str, Any], seed: int, stated: str) -> PreTrainedModel:

@@ -33,7 +33,7 @@ def adamw(
         groups.setdefault(mesh_of(parameter), []).append((name, parameter))
     flags = {} if implementation == "auto" else {n: n == implementation for n in ("foreach", "fused")}
     return torch.optim.AdamW(
-        [{"params": group} for group in groups.values()],
+        [{"params": group} for group in groups.values()] or [{"params": []}],  # a stage with nothing to train
         lr=learning_rate,
         betas=betas,
         eps=eps,

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from regress.dump.arrays import Array
 from regress.dump.reader import read
+from regress.engine.adapters.parameters import trained_parameters
 from regress.engine.policy import LocalPolicy
 from regress.errors import ConfigError, DumpError
 
@@ -30,7 +31,7 @@ def load_state(optimizer: torch.optim.Optimizer, policy: LocalPolicy, path: str 
     """
     stated = f"optimizer.state_path={str(path)!r}"
     tensors = _read(Path(path), stated)
-    whole = dict(policy.architecture.named_parameters())
+    whole = dict(trained_parameters(policy.architecture))
     _check_names(tensors, whole, stated)
     state = {
         index: {
@@ -39,7 +40,7 @@ def load_state(optimizer: torch.optim.Optimizer, policy: LocalPolicy, path: str 
             for value in [_state(tensors[f"{name}/{key}"], name, key, whole[name], stated)]
         }
         for index, name in enumerate(
-            name for group in optimizer.param_groups for name in group["param_names"]
+            name for group in optimizer.param_groups for name in group.get("param_names", ())
         )
     }
     # load_state_dict moves the moments to the parameters, and the step counts to the device they belong

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from regress.engine.config.schema import Config, ModelConfig
+from regress.engine.config.schema import Config, LoraConfig, ModelConfig
 from regress.engine.models import build_model, place
 from regress.engine.policy import LocalPolicy
 from regress.engine.projection import require_plain_logits
@@ -41,6 +41,7 @@ def build_reference(
     if config.reference.path is None:
         return None
     chosen = replace(config.model, path=config.reference.path, config={}, gradient_checkpointing=False)
+    chosen.lora = LoraConfig()  # its directory says whether it has an adapter
     model = _model(config, chosen, tokenizer, "reference")
     shapes = [{name: p.shape for name, p in m.named_parameters()} for m in (model, policy.architecture)]
     if config.reference.sync_every_n_steps is not None and shapes[0] != shapes[1]:

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from regress.dump.hooks import joined
 from regress.dump.taps import at
 from regress.engine import taps, token_gradients
+from regress.engine.adapters.parameters import trained_parameters
 from regress.engine.attention import VARLEN, block_causal_mask
 from regress.engine.batch import Microbatch
 from regress.engine.compiled import CompiledBlocks
@@ -120,12 +121,22 @@ class LocalPolicy:
         return norm
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield the parameters under the names of the Hugging Face model; tied ones once."""
-        return self.model.named_parameters()
+        """Yield the parameters under the names of the Hugging Face model, of an adapter's only; tied ones once."""
+        return trained_parameters(self.model)
 
     def shard(self, name: str) -> ShardLayout | None:
         """Return None: parameters are whole."""
         return None
+
+    @property
+    def rearranges(self) -> bool:
+        """True if the first backward pass decides how gradients are summed in all later ones."""
+        return False
+
+    @property
+    def owned(self) -> frozenset[str]:
+        """Names of the parameters whose part on this rank lies on no lower rank."""
+        return frozenset(name for name, _ in self.named_parameters())
 
     def part(self, name: str, whole: Tensor) -> Tensor:
         """Return the part of a whole tensor that corresponds to this rank's part of the named parameter,

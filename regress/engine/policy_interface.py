@@ -38,7 +38,7 @@ class Policy(Protocol):
         """
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield the parameters on this rank under their logical names."""
+        """Yield the parameters on this rank under their logical names; with an adapter those that are trained."""
 
     def shard(self, name: str) -> ShardLayout | None:
         """Return the part of the parameter of that name that lies on this rank; ``None`` for all of it."""

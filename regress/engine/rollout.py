@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from random import Random
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,18 +14,22 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from regress.dump.recorder import Recorder
 from regress.dump.trajectory import Trajectory, to_record
+from regress.engine import run_log
 from regress.engine.dialogue import Conversation, Dialogue
 from regress.engine.policy import LocalPolicy
 from regress.engine.sampling import SamplingParams, UndefinedDistribution, sample
 from regress.engine.tokenizer import completion_text
 from regress.engine.world import World, raise_on_all_ranks
 from regress.errors import DumpError, RegressError
+from regress.tasks.conversation import Turn
+from regress.tasks.draws import generator
 from regress.tasks.problem import Problem
 from regress.tasks.rewards import Reward
 
-TRAIN, VAL = "train", "val"
+TRAIN, VAL, SAMPLES = "train", "val", "val_samples"
+"""Uses of a rollout: training, greedy evaluation, and the samples of an evaluation."""
 
-Score = Callable[[Problem, str], Reward]
+Score = Callable[[Problem, str, Sequence[Turn]], Reward]
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ class RolloutWorker(Protocol):
     """Source of the trajectories of a step, ordered by group and run."""
 
     def rollout(self, step: int, prompts: Sequence[Prompt], split: str) -> list[Trajectory]:
-        """Return ``group_size`` trajectories for every prompt; ``split`` is ``train`` or ``val`` (greedy)."""
+        """Return ``group_size`` trajectories for every prompt; ``split`` is `TRAIN`, `VAL` (greedy) or `SAMPLES`."""
 
 
 class HFRolloutWorker:
@@ -52,11 +56,12 @@ class HFRolloutWorker:
         model: the policy's model; its current weights are used.
         tokenizer: decodes completions for rewards and environment.
         params: sampling parameters; evaluation is greedy with the same limits.
-        score: the reward of the text of the last completion of a conversation.
+        samples: parameters and seed of the samples of an evaluation; None: those of training.
+        score: the reward of the last completion of a conversation, given with all its turns.
         batch_size: completions sampled at once.
         dialogue: writer of the environment's turns; without one every conversation has one turn.
-        seed: with step, split, batch and turn it determines every draw, so no state is carried along.
-        stream: number of this worker among those that sample with one seed; each draws other random numbers.
+        seed: with step, split, group, run and turn it determines every draw of a sample: no state is carried along,
+            and neither the batch nor the rank that a sample falls into changes what is drawn.
     """
 
     def __init__(
@@ -69,15 +74,17 @@ class HFRolloutWorker:
         batch_size: int,
         seed: int,
         dialogue: Dialogue | None = None,
-        stream: int = 0,
+        samples: tuple[SamplingParams, int] | None = None,
     ) -> None:
         self._model = model
         self._tokenizer = tokenizer
-        self._params = params
+        self._of_split = {
+            TRAIN: (params, seed),
+            VAL: (replace(params, greedy=True), seed),
+            SAMPLES: samples or (params, seed),
+        }
         self._score = score
         self._batch_size = batch_size
-        self._seed = seed
-        self._stream = [f"rank{stream}"] if stream else []  # no number: those tell turns apart
         self._dialogue = dialogue
 
     def rollout(self, step: int, prompts: Sequence[Prompt], split: str) -> list[Trajectory]:
@@ -86,14 +93,14 @@ class HFRolloutWorker:
         Raises:
             RegressError: naming the sample for which the policy has no finite logits.
         """
-        params = replace(self._params, greedy=split == VAL)
+        params, seed = self._of_split[split]
         runs = [(prompt, run) for prompt in prompts for run in range(prompt.group_size)]
         trajectories: list[Trajectory] = []
         for start in range(0, len(runs), self._batch_size):
             chunk = runs[start : start + self._batch_size]
-            seed = (self._seed, step, split, start, *self._stream)
+            keys = [(seed, step, split, prompt.group_id, run) for prompt, run in chunk]
             try:
-                talks = self._converse([prompt for prompt, _ in chunk], params, seed)
+                talks = self._converse([prompt for prompt, _ in chunk], params, keys)
             except UndefinedDistribution as error:
                 prompt, run = chunk[error.row]
                 raise RegressError(
@@ -108,23 +115,32 @@ class HFRolloutWorker:
         return trajectories
 
     def _converse(
-        self, prompts: Sequence[Prompt], params: SamplingParams, seed: tuple[object, ...]
+        self, prompts: Sequence[Prompt], params: SamplingParams, keys: Sequence[tuple[object, ...]]
     ) -> list[Conversation]:
-        """Sample all conversations of a batch, turn by turn; a finished row takes no part in later turns."""
+        """Sample all conversations of a batch, turn by turn; a finished row takes no part in later turns.
+
+        Each turn of a row draws from the generator of its key and the turn.
+        """
         talks = [Conversation(prompt.tokens, params.max_new_tokens) for prompt in prompts]
         turns = 1 if self._dialogue is None else self._dialogue.max_turns
         for turn in range(turns):
             rows = [row for row, talk in enumerate(talks) if talk.open]
             if not rows:
                 break
-            self._turn([talks[row] for row in rows], rows, params, _seed(*seed, *([turn] if turn else [])))
+            generators = [generator("sample", *keys[row], turn) for row in rows]
+            self._turn([talks[row] for row in rows], rows, params, generators)
             if self._dialogue is not None and turn + 1 < turns:
                 for row in rows:
-                    talks[row].answer(self._dialogue.reply(prompts[row].problem, talks[row].text))
+                    talk = talks[row]
+                    talk.answer(*self._dialogue.reply(prompts[row].problem, talk.text, talk.turns[:-1]))
         return talks
 
     def _turn(
-        self, talks: Sequence[Conversation], rows: Sequence[int], params: SamplingParams, seed: int
+        self,
+        talks: Sequence[Conversation],
+        rows: Sequence[int],
+        params: SamplingParams,
+        generators: Sequence[Random],
     ) -> None:
         """Sample one completion in each of these conversations, the given rows of their batch."""
         try:
@@ -132,7 +148,7 @@ class HFRolloutWorker:
                 self._model,
                 [talk.tokens for talk in talks],
                 params,
-                seed=seed,
+                generators=generators,
                 limits=[talk.room for talk in talks],
             )
         except UndefinedDistribution as error:
@@ -141,8 +157,9 @@ class HFRolloutWorker:
             talk.complete(completion, completion_text(self._tokenizer, completion.tokens))
 
     def _trajectory(self, prompt: Prompt, run: int, talk: Conversation, split: str) -> Trajectory:
-        reward = self._score(prompt.problem, talk.text)
+        reward = self._score(prompt.problem, talk.text, talk.turns)
         prompt_length = len(prompt.tokens)
+        params, _ = self._of_split[split]
         log_probs = torch.cat(talk.log_probs).numpy()
         return Trajectory(
             group_id=prompt.group_id,
@@ -150,7 +167,7 @@ class HFRolloutWorker:
             tokens=talk.tokens,
             loss_mask=[0] * prompt_length + talk.mask,
             reward=reward.total,
-            is_val=split == VAL,
+            is_val=split != TRAIN,
             prompt_length=prompt_length,
             log_probs=np.concatenate([np.zeros(prompt_length, log_probs.dtype), log_probs]),
             finish_reason=talk.finish_reason,
@@ -159,7 +176,8 @@ class HFRolloutWorker:
             prompt=prompt.problem.prompt,
             response=talk.text,
             ground_truth=prompt.problem.answer,
-            temperature=None if split == VAL else self._params.temperature,  # greedy has none
+            temperature=None if params.greedy else params.temperature,
+            extra={"turns": [[turn.completion, turn.reply] for turn in talk.turns]} if self._dialogue else {},
         )
 
 
@@ -191,6 +209,18 @@ class SharedRollouts:
         return [trajectory for prompt in prompts for trajectory in by_group[prompt.group_id]]
 
 
+class SplitRollouts:
+    """Rollouts of training from one worker, those of evaluations from another."""
+
+    def __init__(self, training: RolloutWorker, evaluation: RolloutWorker) -> None:
+        self._training = training
+        self._evaluation = evaluation
+
+    def rollout(self, step: int, prompts: Sequence[Prompt], split: str) -> list[Trajectory]:
+        """Return the trajectories of the worker that serves this split."""
+        return (self._training if split == TRAIN else self._evaluation).rollout(step, prompts, split)
+
+
 class RecordingWorker(AbstractContextManager["RecordingWorker"]):
     """Returns another worker's trajectories and records them: ``<dump_dir>/{train,val}/step_000000.<ext>``.
 
@@ -199,29 +229,42 @@ class RecordingWorker(AbstractContextManager["RecordingWorker"]):
     """
 
     def __init__(
-        self, worker: RolloutWorker, recorder: Recorder, meta: Mapping[str, Any], world: World
+        self,
+        worker: RolloutWorker,
+        recorder: Recorder,
+        meta: Callable[[int], Mapping[str, Any]],
+        world: World,
     ) -> None:
         self._worker = worker
         self._recorder = recorder
         self._meta = meta
         self._world = world
+        self._waiting: list[tuple[int, str, int]] = []
 
     def rollout(self, step: int, prompts: Sequence[Prompt], split: str) -> list[Trajectory]:
         """Return the other worker's trajectories, and record them on the first rank."""
         trajectories = self._worker.rollout(step, prompts, split)
         if self._world.main:
-            self._recorder.put(to_record(trajectories, step, self._meta), folder=split)
+            record = to_record(trajectories, step, self._meta(step))
+            self._recorder.put(record, folder=split)
+            self._waiting.append((step, f"{split}/{record.where.stem}.", len(trajectories)))
+            self._report()
         raise_on_all_ranks(self._world, self._check)
         return trajectories
 
+    def _report(self) -> None:
+        """Log the steps that are on disk by now; the writer works in the background."""
+        sizes = self._recorder.written()
+        written = {f"{path.parent.name}/{path.stem}.": path for path in sizes}
+        for waiting in [waiting for waiting in self._waiting if waiting[1] in written]:
+            step, name, samples = waiting
+            run_log.dumped(step, written[name], samples, sizes[written[name]])
+            self._waiting.remove(waiting)
+
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._recorder.close(complete=kind is None)
+        self._report()
 
     def _check(self) -> None:
         if self._recorder.failure is not None:
             raise DumpError(str(self._recorder.failure))
-
-
-def _seed(*parts: object) -> int:
-    digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
-    return int.from_bytes(digest[:7], "big")

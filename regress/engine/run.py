@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +13,19 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from transformers.utils.logging import disable_progress_bar
 
 from regress.dump.location import Location
+from regress.engine import run_log
 from regress.engine.build import Run, build
+from regress.engine.checkpoint.resume import dump_places, open_checkpoint, restore
+from regress.engine.checkpoint.saver import Saver
+from regress.engine.checkpoint.state import CheckpointState
 from regress.engine.config.schema import Config
+from regress.engine.disk import log_estimate
 from regress.engine.environment import configure_torch, export_environment
-from regress.engine.evaluation import PASS_RATE, due, pass_rate
+from regress.engine.loop import Loop, Start
+from regress.engine.metrics import Values
 from regress.engine.outputs import Outputs
-from regress.engine.tracking import Log, tracking
+from regress.engine.run_log import printed
+from regress.engine.tracking.log import Log, open_log
 from regress.engine.world import SingleProcess, World, raise_on_all_ranks
 from regress.errors import RegressError, reason
 
@@ -33,15 +39,26 @@ class RunResult:
 
     output_dir: Path
     dump_dir: Location | None
-    metrics: dict[str, float]
+    metrics: Values
     pass_rates: dict[int, float]
     main: bool = True
 
 
-def train(config: Config, console: Console, world: World | None = None) -> RunResult:
+def train(
+    config: Config,
+    console: Console,
+    world: World | None = None,
+    *,
+    allow_change: Sequence[str] = (),
+    stop_after: int | None = None,
+) -> RunResult:
     """Train as configured. A progress bar and a line per evaluation go to the console, the rest to files.
 
     With several ranks, the first writes the files, and each records its own tensors.
+
+    Args:
+        allow_change: keys that may differ from those of the checkpoint although they change what is computed.
+        stop_after: number of optimizer updates after whose checkpoint the run ends with `Stopped`.
 
     Raises:
         RegressError: whatever a user can mend, in one sentence.
@@ -54,52 +71,64 @@ def train(config: Config, console: Console, world: World | None = None) -> RunRe
     bars = Progress(
         *columns, console=console, transient=True, disable=not (console.is_terminal and world.main)
     )
-    with bars, _memory_errors(), ExitStack() as files:
+
+    def warn(text: str) -> None:
+        console.print(f"warning: {text}", style="yellow", markup=False)
+
+    with bars, printed(console, world.main), _memory_errors(), ExitStack() as files:
+        run_log.lengths(config)
+        if config.rollout_mock.enable:
+            run_log.rollout_mock(config)
+            if config.rollout_mock.mode == "dump":
+                log_estimate(config)
         outputs = raise_on_all_ranks(world, lambda: files.enter_context(_outputs(config, world)))
+        log = raise_on_all_ranks(
+            world, lambda: files.enter_context(open_log(config, main=world.main, warn=warn))
+        )
         with ExitStack() as resources:
 
             def progress(name: str, total: int) -> Callable[[], None]:
                 task = bars.add_task(name, total=total)
                 return lambda: bars.advance(task)
 
-            log = raise_on_all_ranks(world, lambda: resources.enter_context(_log(config, outputs)))
-            run = build(config, resources, progress, world)
-            metrics, pass_rates = _loop(run, log, progress("training", config.max_steps), console)
+            state = open_checkpoint(config, world, allow_change, files)
+            run = build(config, resources, progress, world, resumed=dump_places(config, state))
+            loop = Loop(run, log, progress("training", config.max_steps), console)
+            loop.start(_started(run, log, state, console))
+            saver = Saver(run, state, stop_after=stop_after, wrote=loop.checkpointed)
+            loop.saver = resources.enter_context(saver)
+            loop.train()
+            loop.saver.finish()
             model = run.trainer.policy.whole_model()
-            raise_on_all_ranks(world, lambda: None if outputs is None else outputs.save(model, run.tokenizer))
+
+            def save() -> None:
+                if outputs is not None:
+                    outputs.save(model, run.tokenizer, merged=config.model.lora.save_merged)
+
+            raise_on_all_ranks(world, save)
         raise_on_all_ranks(world, files.close)
     dump_dir = run.recorder.folder if run.recorder is not None else None
-    return RunResult(Path(config.output_dir), dump_dir, metrics, pass_rates, world.main)
+    return RunResult(Path(config.output_dir), dump_dir, loop.metrics, loop.pass_rates, world.main)
+
+
+def _started(run: Run, log: Log, state: CheckpointState | None, console: Console) -> Start:
+    """Return where the run starts, after putting the state of a checkpoint into it."""
+    main = run.trainer.world.main
+    if state is None:
+        if run.config.trainer.resume_from_checkpoint is not None and main:
+            console.print(f"no checkpoint in {run.config.trainer.checkpoint_dir} yet: starting at step 0")
+        return Start()
+    log.resumed(state.path.name, step=state.step, update=state.update)
+    unfinished = restore(run, state)
+    if main:
+        console.print(f"going on from {state.path}: {state.step} steps and {state.update} updates are done")
+        run_log.tracking_resumed(log.state_dict(), run.config.tracking.project)
+    return Start(state.step, unfinished, state.pass_rates, resumed=True)
 
 
 def _outputs(config: Config, world: World) -> AbstractContextManager[Outputs | None]:
     """Open the files of a run, which its first rank writes."""
     return Outputs(Path(config.output_dir)) if world.main else nullcontext()
-
-
-def _log(config: Config, outputs: Outputs | None) -> AbstractContextManager[Log]:
-    """Open the destinations of metrics; a rank that writes nothing drops them."""
-    return nullcontext(lambda step, metrics: None) if outputs is None else tracking(config, outputs)
-
-
-def _loop(
-    run: Run, log: Log, advance: Callable[[], None], console: Console
-) -> tuple[dict[str, float], dict[int, float]]:
-    metrics: dict[str, float] = {}
-    pass_rates: dict[int, float] = {}
-    for step in range(run.config.max_steps + 1):
-        row: dict[str, float] = {}
-        if due(run.config, step):
-            row[PASS_RATE] = pass_rates[step] = pass_rate(run.trainer.worker, run.prompts.evaluation(), step)
-            if run.trainer.world.main:
-                console.print(f"step {step}: greedy pass rate on held-out prompts {pass_rates[step]:.3f}")
-        if step < run.config.max_steps:
-            metrics = run.trainer.step(step)
-            row |= metrics
-            advance()
-        if row:
-            raise_on_all_ranks(run.trainer.world, functools.partial(log, step, row))
-    return metrics, pass_rates
 
 
 @contextmanager

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from random import Random
 from typing import cast
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers import (
     GenerationConfig,
     LogitsProcessor,
@@ -87,18 +89,67 @@ class LogProbRecorder(LogitsProcessor):
         self._last = None
 
 
+class OwnDraws(LogitsProcessor):
+    """Draws the next token of each row with the row's own generator, and leaves only that token possible.
+
+    A token is the first whose cumulative probability exceeds one uniform number, computed in float64. So what a
+    row draws depends on its own distribution and generator, and on no other row of the batch.
+    """
+
+    def __init__(self, generators: Sequence[Random]) -> None:
+        self._generators = generators
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        uniform = torch.tensor([rng.random() for rng in self._generators], dtype=torch.float64)
+        chosen = inverse_cdf(scores.double().softmax(-1), uniform).to(scores.device)
+        return torch.full_like(scores, -torch.inf).scatter_(1, chosen[:, None], 0.0)
+
+
+BLOCK = 512  # of the vocabulary: sums of blocks leave the device in place of every probability
+
+
+def inverse_cdf(probs: Tensor, uniform: Tensor) -> Tensor:
+    """Return the first token of each row whose cumulative probability exceeds the row's number, ``[B]`` on the CPU.
+
+    Args:
+        probs: ``[B, V]`` float64, at least one of each row above 0; rows need not add up to 1.
+        uniform: ``[B]`` float64 in [0, 1).
+    """
+    blocks = pad(probs, (0, -probs.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
+    sums = blocks.sum(-1).cpu()  # cumsum on a GPU has no deterministic kernel
+    block, rest = _first_above(sums, uniform * sums.sum(-1))
+    inside, _ = _first_above(blocks[torch.arange(len(probs)), block.to(probs.device)].cpu(), rest)
+    return block * BLOCK + inside
+
+
+def _first_above(weights: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the first place of each row at which the cumulative weight exceeds the target, and the target less
+    the weight before it.
+
+    Rounding may leave a target at the total: the last weight above 0 then counts.
+    """
+    total = weights.cumsum(-1)
+    last = weights.shape[1] - 1 - weights.flip(1).gt(0).int().argmax(-1)
+    place = (total <= target[:, None]).sum(-1).minimum(last)
+    before = (total - weights).gather(1, place[:, None]).squeeze(1)
+    return place, (target - before).clamp(min=0.0)
+
+
 def sample(
     model: PreTrainedModel,
     prompts: Sequence[Sequence[int]],
     params: SamplingParams,
     *,
-    seed: int,
+    generators: Sequence[Random],
     limits: Sequence[int] | None = None,
 ) -> list[Completion]:
-    """Sample one completion per prompt, in one batch (left padded), with a generator of its own.
+    """Sample one completion per prompt, in one batch (left padded).
 
-    ``limits`` are the longest completions of the rows, in place of ``params.max_new_tokens``.
-    The global random state is left as it was, so a run without sampling (mock mode) sees the same one.
+    Args:
+        generators: one a row, from which its tokens are drawn; greedy sampling draws nothing.
+        limits: the longest completions of the rows, in place of ``params.max_new_tokens``.
+
+    The global random state is not used, so a run without sampling (mock mode) sees the same one.
 
     Raises:
         UndefinedDistribution: naming the prompt's row, if the model gives no finite probabilities.
@@ -108,22 +159,20 @@ def sample(
     rows = [[params.pad_id] * (width - len(prompt)) + list(prompt) for prompt in prompts]
     mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
     recorder = LogProbRecorder()
-    cuda = [model.device] if model.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=cuda), torch.no_grad(), _sampler(model), arithmetic(model.dtype):
-        torch.manual_seed(seed)
+    draws = [] if params.greedy else [OwnDraws(generators)]
+    with torch.no_grad(), _sampler(model), arithmetic(model.dtype):
         generate = cast(Callable[..., Tensor], model.generate)
         sequences = generate(
             input_ids=torch.tensor(rows, device=model.device),
             attention_mask=torch.tensor(mask, device=model.device),
             generation_config=GenerationConfig(
-                do_sample=not params.greedy,
+                do_sample=False,  # `OwnDraws` leaves one token to choose from
                 max_new_tokens=max(limits),
                 eos_token_id=params.eos_id,
                 pad_token_id=params.pad_id,
                 use_cache=True,
-                **({} if params.greedy else {"temperature": 1.0, "top_k": 0, "top_p": 1.0}),
             ),
-            logits_processor=LogitsProcessorList([*_warpers(params), recorder]),
+            logits_processor=LogitsProcessorList([*_warpers(params), recorder, *draws]),
         )
     log_probs = recorder.finish(sequences).cpu()
     drawn = sequences[:, width:].cpu().tolist()
@@ -141,7 +190,7 @@ def _completion(tokens: list[int], log_probs: Tensor, eos_id: int) -> Completion
 
 
 def _warpers(params: SamplingParams) -> list[LogitsProcessor]:
-    """Return the samplers' logits processors; ``generate`` would run them after the recorder."""
+    """Return the processors that turn the policy's logits into the distribution that is drawn from."""
     if params.greedy:
         return []
     warpers: list[LogitsProcessor] = []

@@ -10,10 +10,11 @@ from hashlib import sha256
 from pathlib import Path
 from typing import cast
 
-from tokenizers import Tokenizer, decoders, models
+from tokenizers import AddedToken, Tokenizer, decoders, models
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from regress.errors import TaskError
+from regress.tasks.conversation import marks_in, without_marks
 from regress.tasks.problem import Problem
 
 PAD, END, UNKNOWN, USER, ASSISTANT, BEGIN = "<pad>", "<end>", "<unk>", "<user>", "<assistant>", "<begin>"
@@ -39,12 +40,15 @@ _TOOL_TEMPLATE = _TEMPLATE.replace("['user', 'assistant']", "['user', 'assistant
 def train_tokenizer(
     texts: Iterable[str], *, bos: bool = False, tool: bool = False
 ) -> PreTrainedTokenizerFast:
-    """Make a tokenizer with one token for each character of `texts`, in code point order after the special tokens.
+    """Make a tokenizer with one token for each character of `texts`, in code point order after the special tokens, and
+    one for each mark of a call or an answer in them.
 
-    The ids depend only on the set of characters. pad differs from eos; there is a bos token, or one
+    The ids depend only on the sets of characters and marks. pad differs from eos; there is a bos token, or one
     that begins the turn of a tool, only if asked for. Raises TaskError if there is no text.
     """
-    characters = sorted(set().union(*texts))
+    texts = list(texts)
+    marks = sorted(set().union(*map(marks_in, texts)))
+    characters = sorted(set().union(*map(without_marks, texts)))
     if not characters:
         raise TaskError("the tokenizer has no text to learn its characters from: give the task some problems")
     roles = [USER, ASSISTANT, *([TOOL] if tool else [])]
@@ -53,6 +57,7 @@ def train_tokenizer(
     # byte-pair encoding without merges: every character is a token, and no pre-tokenizer can drop one
     backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token=UNKNOWN))
     backend.decoder = decoders.Fuse()
+    backend.add_tokens([AddedToken(mark, normalized=False) for mark in marks])
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
         pad_token=PAD,
@@ -65,11 +70,16 @@ def train_tokenizer(
     )
 
 
-def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
+def load_tokenizer(path: str | Path, *, chat: bool = True, sampling: bool = True) -> PreTrainedTokenizerBase:
     """Load the tokenizer saved in a local directory; never download, and never run code stored with it.
 
-    Raises TaskError if there is none, or if it lacks what the engine needs: a chat template, an eos token,
-    and a pad token other than eos (a mask made from pad would otherwise hide the end of every completion).
+    Args:
+        chat: prompts are text, so that a chat template is needed.
+        sampling: completions are sampled, so that an eos token is needed, and a pad token other than eos (a mask made
+            from pad would otherwise hide the end of every completion).
+
+    Raises:
+        TaskError: if there is none, or if it lacks what is needed.
     """
     folder = Path(path)
     if not folder.is_dir():
@@ -84,11 +94,17 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
             f"tokenizer.path: {folder} holds no tokenizer that can be loaded ({type(error).__name__}: "
             f"{reason}); give a directory made by save_pretrained"
         ) from error
-    _check(tokenizer, folder)
+    if sampling:
+        _check_ends(tokenizer, folder)
+    if chat and not tokenizer.chat_template:
+        raise TaskError(
+            f"tokenizer.path: the tokenizer in {folder} has no chat template; set chat_template, or give the "
+            "prompts as token ids"
+        )
     return tokenizer
 
 
-def _check(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+def _check_ends(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     if tokenizer.eos_token_id is None:
         raise TaskError(
             f"tokenizer.path: the tokenizer in {folder} has no eos token; set eos_token and save again"
@@ -98,8 +114,6 @@ def _check(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
             f"tokenizer.path: the tokenizer in {folder} pads with {tokenizer.pad_token!r} and ends with "
             f"{tokenizer.eos_token!r}, but the two must be different tokens; set pad_token and save again"
         )
-    if not tokenizer.chat_template:
-        raise TaskError(f"tokenizer.path: the tokenizer in {folder} has no chat template; set chat_template")
 
 
 def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:

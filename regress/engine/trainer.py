@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -18,6 +20,16 @@ from regress.engine import taps
 from regress.engine.batch import LossTokens, Microbatch, TokenBatch
 from regress.engine.components import LossFunction
 from regress.engine.config.schema import Config
+from regress.engine.metrics import (
+    Values,
+    dr_grpo_metrics,
+    epoch_metrics,
+    example,
+    is_dr_grpo,
+    rollout_metrics,
+    token_statistics,
+    update_metrics,
+)
 from regress.engine.policy import LocalPolicy
 from regress.engine.reference import Reference
 from regress.engine.rollout import TRAIN, Prompt, RolloutWorker
@@ -26,7 +38,7 @@ from regress.engine.world import SingleProcess, World
 from regress.errors import ReplayError
 from regress.grpo.advantages import token_advantages
 from regress.grpo.kl import kl_penalty
-from regress.grpo.metrics import add_metrics
+from regress.grpo.metrics import Metric, add_metrics
 from regress.layout import BatchPlan
 
 
@@ -39,9 +51,42 @@ class MiniBatch:
     tokens: LossTokens
 
 
+AfterUpdate = Callable[[StepOutcome, int, float], None]
+"""Function ``after_update(outcome, update, learning_rate)``; ``update`` counts over the whole run, from 0."""
+
+
+@dataclass(frozen=True)
+class RecordedTokens:
+    """Quantities of a rollout that were computed before its first update, ``[K]`` each over its loss tokens."""
+
+    advantages: Tensor
+    old_log_probs: Tensor | None
+    ref_log_probs: Tensor | None
+
+
+@dataclass
+class UnfinishedStep:
+    """Rollout of a step with the quantities of its loss, and outcomes and learning rates of the updates made so far."""
+
+    trajectories: list[Trajectory]
+    minis: list[MiniBatch]
+    outcomes: list[StepOutcome] = field(default_factory=list)
+    learning_rates: list[float] = field(default_factory=list)
+
+
+def _nothing(outcome: StepOutcome, update: int, learning_rate: float) -> None:
+    pass
+
+
 @dataclass
 class Trainer:
-    """Parts of a training step; :func:`regress.engine.run.build` builds them from a configuration."""
+    """Parts of a training step; :func:`regress.engine.run.build` builds them from a configuration.
+
+    Attributes:
+        trajectory_meta: metadata of the rollout of a step.
+        updates: optimizer updates made so far.
+        unfinished: the step that is being trained on; ``None`` between two steps.
+    """
 
     config: Config
     policy: LocalPolicy
@@ -50,83 +95,144 @@ class Trainer:
     scheduler: LRScheduler
     worker: RolloutWorker
     prompts: Callable[[int], Sequence[Prompt]]
-    trajectory_meta: Mapping[str, Any]
+    trajectory_meta: Callable[[int], Mapping[str, Any]]
     world: World = field(default_factory=SingleProcess)
     token_loss: LossFunction | None = None
+    updates: int = 0
+    unfinished: UnfinishedStep | None = None
 
-    def step(self, step: int) -> dict[str, float]:
-        """Roll out, then update the policy ``epochs * mini_batches`` times; returns the metrics of the step."""
-        trajectories = self.worker.rollout(step, self.prompts(step), TRAIN)
-        minis = self.mini_batches(trajectories)  # outside of at(): these forward passes are not recorded
-        learning_rate = float(self.scheduler.get_last_lr()[0])  # of the step's first update
+    def step(
+        self, step: int, *, start: UnfinishedStep | None = None, after_update: AfterUpdate = _nothing
+    ) -> Values:
+        """Roll out, then update the policy ``epochs * mini_batches`` times; returns the metrics of the step.
+
+        Args:
+            step: number of the rollout step, from 0.
+            start: this step as an earlier process left it, continued after the updates that it has made; ``None``:
+                a new rollout.
+            after_update: called after every optimizer update and step of the schedule; `unfinished` then tells what
+                the step has done.
+        """
+        work = self._rolled_out(step) if start is None else start
+        self.unfinished = work
         with at(step=step):
             if self.world.main:
-                tap_trajectories(trajectories, meta=self.trajectory_meta)
-                taps.before_updates(trajectories, [(mini.batch, mini.tokens) for mini in minis])
-            outcomes = self._updates(minis)
+                tap_trajectories(work.trajectories, meta=self.trajectory_meta(step))
+                taps.before_updates(work.trajectories, [(mini.batch, mini.tokens) for mini in work.minis])
+            self._update(work, after_update)
         if self.reference is not None:
             self.reference.after_step(step)
-        return {**rollout_metrics(trajectories), **self._update_metrics(outcomes, learning_rate)}
+        self.unfinished = None
+        return {**self._step_metrics(work, step), **self._update_metrics(work)}
 
-    def _updates(self, minis: Sequence[MiniBatch]) -> list[StepOutcome]:
-        epochs = self.config.trainer.epochs
-        several = epochs * len(minis) > 1
-        outcomes: list[StepOutcome] = []
-        for epoch in range(epochs):
-            for index, mini in enumerate(minis):
-                update = len(outcomes) if several else None
-                with at(update=update, epoch=epoch, mini_batch=index, rank=self.world.rank):
-                    outcomes.append(
-                        train_step(
-                            self.policy,
-                            self.optimizer,
-                            mini.tokens,
-                            mini.microbatches,
-                            self.config.algorithm,
-                            world=self.world,
-                            max_grad_norm=self.config.optimizer.max_grad_norm,
-                            target_params=self.config.debug.target_param_pattern,
-                            loss_function=self.token_loss,
-                        )
-                    )
-                self.scheduler.step()
-        return outcomes
+    def _rolled_out(self, step: int) -> UnfinishedStep:
+        trajectories = list(self.worker.rollout(step, self.prompts(step), TRAIN))
+        # outside of at(): the forward passes of the recorded log-probs are not dumped
+        return UnfinishedStep(trajectories, self.mini_batches(trajectories))
+
+    def _update(self, work: UnfinishedStep, after_update: AfterUpdate) -> None:
+        """Make the updates of a step that it has not made yet."""
+        total = self.config.trainer.epochs * len(work.minis)
+        for number in range(len(work.outcomes), total):
+            epoch, index = divmod(number, len(work.minis))
+            learning_rate = float(self.scheduler.get_last_lr()[0])
+            update = number if total > 1 else None
+            with at(update=update, epoch=epoch, mini_batch=index, rank=self.world.rank):
+                outcome = self._train_step(work.minis[index])
+            self._schedule(outcome)
+            work.outcomes.append(outcome)
+            work.learning_rates.append(learning_rate)
+            self.updates += 1
+            after_update(outcome, self.updates - 1, learning_rate)
+
+    def _schedule(self, outcome: StepOutcome) -> None:
+        """Go on with the learning rate, which counts the updates that are left out, too."""
+        with warnings.catch_warnings():
+            if outcome.skipped:  # torch believes that the optimizer was forgotten if it is the first one
+                warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
+            self.scheduler.step()
+
+    def _train_step(self, mini: MiniBatch) -> StepOutcome:
+        return train_step(
+            self.policy,
+            self.optimizer,
+            mini.tokens,
+            mini.microbatches,
+            self.config.algorithm,
+            world=self.world,
+            max_grad_norm=self.config.optimizer.max_grad_norm,
+            target_params=self.config.debug.target_param_pattern,
+            loss_function=self.token_loss,
+            skip_nonfinite=self.config.trainer.on_nonfinite == "skip",
+        )
 
     def mini_batches(self, trajectories: Sequence[Trajectory]) -> list[MiniBatch]:
         """Cut the rollout into mini-batches, with every quantity of the loss that precedes the updates."""
-        size = self.config.trainer.mini_batch_size or len(trajectories)
-        parts = [trajectories[start : start + size] for start in range(0, len(trajectories), size)]
-        minis = [self._recorded(part) for part in parts]
+        minis = [self._recorded(mini) for mini in self._cut(trajectories)]
         advantages = self._advantages(trajectories, minis).split([len(mini.tokens) for mini in minis])
         return [
             replace(mini, tokens=replace(mini.tokens, advantages=own))
             for mini, own in zip(minis, advantages, strict=True)
         ]
 
-    def _recorded(self, trajectories: Sequence[Trajectory]) -> MiniBatch:
-        """Compute the log-probs of the sampler, the policy before the update and the reference, and the
-        loss weights.
+    def restored_mini_batches(
+        self, trajectories: Sequence[Trajectory], known: RecordedTokens
+    ) -> list[MiniBatch]:
+        """Cut a rollout into mini-batches as `mini_batches` does, with quantities that were computed earlier.
+
+        Raises:
+            ReplayError: if they are those of another number of loss tokens.
         """
-        objective = self.config.algorithm
-        batch = TokenBatch(trajectories, loss_masks=self._loss_masks(trajectories), device=self.policy.device)
+        minis = self._cut(trajectories)
+        sizes = [len(mini.tokens) for mini in minis]
+        if len(known.advantages) != sum(sizes):
+            raise ReplayError(
+                f"the rollout has {sum(sizes)} loss tokens and advantages of {len(known.advantages)}; leave "
+                "algorithm.mask_truncated_completions as it was when it was sampled"
+            )
+        parts: dict[str, Any] = {
+            name: [None] * len(minis) if value is None else value.to(self.policy.device).split(sizes)
+            for name, value in vars(known).items()
+        }
+        own: list[dict[str, Any]] = [
+            {name: part[index] for name, part in parts.items()} for index in range(len(minis))
+        ]
+        return [
+            replace(mini, tokens=replace(mini.tokens, **quantities))
+            for mini, quantities in zip(minis, own, strict=True)
+        ]
+
+    def _cut(self, trajectories: Sequence[Trajectory]) -> list[MiniBatch]:
+        """Cut the rollout into mini-batches with what follows from the trajectories alone."""
+        size = self.config.trainer.mini_batch_size or len(trajectories)
+        parts = [trajectories[start : start + size] for start in range(0, len(trajectories), size)]
+        return [self._laid_out(part) for part in parts]
+
+    def _laid_out(self, trajectories: Sequence[Trajectory]) -> MiniBatch:
+        """Lay a mini-batch out over microbatches, with the sampler's log-probs and the loss weights."""
+        batch = TokenBatch(trajectories, loss_masks=self.loss_masks(trajectories), device=self.policy.device)
         microbatches = batch.microbatches(self._plan(), self.world.plan, self.world.rank)
         sampler = batch.sampler_log_probs(self.policy.log_prob_dtype)
         tokens = batch.loss_tokens()
         weights = weigh(
-            tokens, microbatches, objective, max_completion_length=self.config.data.max_completion_length
+            tokens,
+            microbatches,
+            self.config.algorithm,
+            max_completion_length=self.config.data.max_completion_length,
         )
+        return MiniBatch(batch, microbatches, replace(tokens, weights=weights, sampler_log_probs=sampler))
+
+    def _recorded(self, mini: MiniBatch) -> MiniBatch:
+        """Add the log-probs of the policy before the update and of the reference."""
+        objective, tokens, microbatches = self.config.algorithm, mini.tokens, mini.microbatches
         old, ref = None, None
         if objective.old_log_probs == "sampler":
-            old = _recorded_by_sampler(sampler)
+            old = _recorded_by_sampler(tokens.sampler_log_probs)
         elif objective.old_log_probs == "recompute":
             old = self._collected(self.policy, microbatches, len(tokens))
         if self.reference is not None:
             ref = self._collected(self.reference, microbatches, len(tokens))
-        return MiniBatch(
-            batch,
-            microbatches,
-            replace(tokens, weights=weights, old_log_probs=old, ref_log_probs=ref, sampler_log_probs=sampler),
-        )
+        return replace(mini, tokens=replace(tokens, old_log_probs=old, ref_log_probs=ref))
 
     def _collected(
         self, source: LocalPolicy | Reference, microbatches: Sequence[Microbatch], count: int
@@ -155,7 +261,8 @@ class Trainer:
         advantages = token_advantages(rewards, group, sequence, objective, penalty)
         return advantages.to(self.policy.log_prob_dtype)
 
-    def _loss_masks(self, trajectories: Sequence[Trajectory]) -> list[list[int]]:
+    def loss_masks(self, trajectories: Sequence[Trajectory]) -> list[list[int]]:
+        """Return which tokens of each trajectory enter the loss."""
         drop = self.config.algorithm.mask_truncated_completions
         return [
             [0] * len(t.tokens) if drop and t.finish_reason == "length" else t.loss_mask for t in trajectories
@@ -165,29 +272,33 @@ class Trainer:
         batching = self.config.batching
         return BatchPlan(**{f.name: getattr(batching, f.name) for f in fields(BatchPlan)})
 
-    def _update_metrics(self, outcomes: Sequence[StepOutcome], learning_rate: float) -> dict[str, float]:
-        means = functools.reduce(add_metrics, (outcome.metrics for outcome in outcomes))
-        return {
-            "training_step/loss": sum(outcome.loss for outcome in outcomes) / len(outcomes),
-            "training_step/grad_norm": sum(outcome.grad_norm for outcome in outcomes) / len(outcomes),
-            "training_step/learning_rate": learning_rate,
-            **{f"training_step/{name}": metric.value for name, metric in means.items()},
+    def _step_metrics(self, work: UnfinishedStep, step: int) -> Values:
+        batches = [mini.tokens for mini in work.minis]
+        values: Values = {
+            **rollout_metrics(work.trajectories),
+            **token_statistics(batches),
+            **epoch_metrics(work.outcomes),
         }
+        if is_dr_grpo(self.config.algorithm):
+            values |= dr_grpo_metrics(batches, self.config.algorithm)
+        if self.config.task.max_turns > 1:
+            values |= example(work.trajectories, step)
+        return values
 
-
-def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Return rewards and completion lengths of a rollout batch."""
-    rewards = torch.tensor([t.reward for t in trajectories], dtype=torch.float64)
-    lengths = torch.tensor([len(t.tokens) - t.prompt_length for t in trajectories], dtype=torch.float64)
-    truncated = sum(t.finish_reason == "length" for t in trajectories)
-    return {
-        "rollouts/returns_mean": rewards.mean().item(),
-        "rollouts/returns_std": rewards.std(correction=0).item(),
-        "rollouts/returns_max": rewards.max().item(),
-        "rollouts/returns_min": rewards.min().item(),
-        "rollouts/completion_length_mean": lengths.mean().item(),
-        "rollouts/truncated_ratio": truncated / len(trajectories),
-    }
+    def _update_metrics(self, work: UnfinishedStep) -> dict[str, float]:
+        """Return means over the updates that were made, and the number of those left out."""
+        outcomes = [outcome for outcome in work.outcomes if not outcome.skipped]
+        count = len(outcomes) or math.nan
+        none: dict[str, Metric] = {}
+        mean = StepOutcome(
+            loss=sum(outcome.loss for outcome in outcomes) / count,
+            grad_norm=sum(outcome.grad_norm for outcome in outcomes) / count,
+            metrics=functools.reduce(add_metrics, (outcome.metrics for outcome in outcomes), none),
+        )
+        return {
+            **update_metrics(mean, work.learning_rates[0]),
+            "training/invalid_loss_count": float(len(work.outcomes) - len(outcomes)),
+        }
 
 
 def _recorded_by_sampler(log_probs: Tensor | None) -> Tensor:

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from transformers import PreTrainedTokenizerBase
 
 from regress.dump.location import Location, location
 from regress.dump.manifest import Provenance, read_manifest
+from regress.dump.recorded import refuse_pickles
+from regress.engine.config.curriculum import stages_of
 from regress.engine.config.schema import Config
+from regress.engine.config.task_rules import without_task
 from regress.engine.dialogue import Dialogue
 from regress.engine.evaluation import due
-from regress.engine.mock import Expectations, MockRolloutWorker
+from regress.engine.mock import Expectations, Foreign, MockRolloutWorker
 from regress.engine.policy import LocalPolicy
-from regress.engine.prompts import PromptSource
+from regress.engine.prompts import Prompts
 from regress.engine.provenance import settings
-from regress.engine.rollout import TRAIN, VAL, HFRolloutWorker, RolloutWorker, SharedRollouts
+from regress.engine.rollout import (
+    SAMPLES,
+    TRAIN,
+    VAL,
+    HFRolloutWorker,
+    RolloutWorker,
+    SharedRollouts,
+    SplitRollouts,
+)
 from regress.engine.sampling import SamplingParams
 from regress.engine.world import World
 from regress.tasks.rewards import make_rewards
@@ -23,7 +36,7 @@ def make_worker(
     config: Config,
     policy: LocalPolicy,
     tokenizer: PreTrainedTokenizerBase,
-    prompts: PromptSource,
+    prompts: Prompts,
     origin: Provenance,
     dialogue: Dialogue | None,
     world: World,
@@ -37,12 +50,29 @@ def make_worker(
     vocabulary = policy.architecture.config.vocab_size
     if chosen.type == "mock":
         paths = {TRAIN: location(str(chosen.trajectory_load_path))}
-        return _replay(config, paths, prompts, origin, vocabulary)
+        recorded = _replay(config, paths, prompts, origin, vocabulary)
+        if not chosen.need_llm_inference:
+            return recorded
+        return SplitRollouts(recorded, _sampler(config, policy, tokenizer, dialogue, world))
     if mock.enable and mock.mode == "mock":
+        refuse_pickles(location(mock.dump_dir))
         read_manifest(location(mock.dump_dir))  # refuses a recording that was interrupted
-        splits = (TRAIN, VAL) if config.evaluation.every_n_steps else (TRAIN,)
+        evaluated = [VAL, *([SAMPLES] if config.evaluation.samples_per_prompt else [])]
+        splits = [TRAIN, *(evaluated if config.evaluation.every_n_steps else [])]
         paths = {split: location(mock.dump_dir) / split for split in splits}
         return _replay(config, paths, prompts, origin, vocabulary)
+    return _sampler(config, policy, tokenizer, dialogue, world)
+
+
+def _sampler(
+    config: Config,
+    policy: LocalPolicy,
+    tokenizer: PreTrainedTokenizerBase,
+    dialogue: Dialogue | None,
+    world: World,
+) -> RolloutWorker:
+    """Return a worker that samples from the policy."""
+    chosen = config.rollout_worker
     params = SamplingParams(
         max_new_tokens=config.data.max_completion_length,
         eos_id=tokenizer.eos_token_id,
@@ -60,13 +90,21 @@ def make_worker(
         batch_size=chosen.batch_size,
         seed=config.seed,
         dialogue=dialogue,
-        stream=world.rank,
+        samples=(
+            replace(params, temperature=_samples_temperature(config)),
+            config.seed if config.evaluation.seed is None else config.evaluation.seed,
+        ),
     )
     return SharedRollouts(worker, policy, world) if world.plan.mesh.world_size > 1 else worker
 
 
+def _samples_temperature(config: Config) -> float:
+    chosen = config.evaluation.temperature
+    return config.rollout_worker.temperature if chosen is None else chosen
+
+
 def _replay(
-    config: Config, paths: dict[str, Location], prompts: PromptSource, origin: Provenance, vocabulary: int
+    config: Config, paths: dict[str, Location], prompts: Prompts, origin: Provenance, vocabulary: int
 ) -> MockRolloutWorker:
     """Return a mock worker that has served every rollout of the run once, so that nothing is refused later."""
     chosen, objective = config.rollout_worker, config.algorithm
@@ -78,11 +116,20 @@ def _replay(
         log_probs=objective.old_log_probs == "sampler" or objective.sampler_correction != "none",
         finish_reasons=objective.mask_truncated_completions,
         environment=None if chosen.allow_environment_mismatch else settings(origin),
+        samples_temperature=_samples_temperature(config),
+        foreign=Foreign(config) if without_task(config) else None,
+        stages=tuple(stage.name for stage in stages_of(config)) if config.curriculum.enable else (),
     )
     worker = MockRolloutWorker(paths, chosen.trajectory_format, expect)
+    if config.curriculum.enable:
+        prompts.follow(worker.place)
     for step in range(config.max_steps):
         worker.rollout(step, prompts.train(step), TRAIN)
     for step in range(config.max_steps + 1):
         if VAL in paths and due(config, step):
             worker.rollout(step, prompts.evaluation(), VAL)
+        if SAMPLES in paths and due(config, step):
+            count = config.evaluation.samples_per_prompt
+            worker.rollout(step, [replace(p, group_size=count) for p in prompts.evaluation()], SAMPLES)
+    worker.announce = True
     return worker

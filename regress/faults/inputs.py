@@ -75,7 +75,7 @@ def tool_tokens_in_the_loss(patch: Patch) -> None:
     """Everything after the prompt is trained on."""
     patch.setattr(
         Trainer,
-        "_loss_masks",
+        "loss_masks",
         lambda _, samples: [[0] * t.prompt_length + [1] * (len(t.tokens) - t.prompt_length) for t in samples],
     )
 

@@ -315,7 +315,7 @@ def accept(case: str, patterns: tuple[str, ...], golden_dir: Path | None) -> Non
     from regress.golden.pending import accept as accept_case
     from regress.golden.pending_checks import accept_checks
 
-    store = open_store(golden_dir)
+    store = open_store(golden_dir, writes=True)
     for path in accept_checks(store, patterns) if case == CHECKS else accept_case(store, case, patterns):
         click.echo(f"written: {path}")
 
@@ -337,7 +337,7 @@ def reject(case: str, patterns: tuple[str, ...], golden_dir: Path | None) -> Non
     from regress.golden.pending import reject as reject_case
     from regress.golden.pending_checks import reject_checks
 
-    store = open_store(golden_dir)
+    store = open_store(golden_dir, writes=True)
     if case == CHECKS:
         reject_checks(store, patterns)
     else:
@@ -366,7 +366,7 @@ def prune(dry_run: bool, orphans: Path, golden_dir: Path | None) -> None:
     """
     from regress.golden import prune as pruning
 
-    store = open_store(golden_dir)
+    store = open_store(golden_dir, writes=True)
     paths = pruning.prunable(store, orphans) if dry_run else pruning.prune(store, orphans)
     for path in paths:
         click.echo(f"{'would be removed' if dry_run else 'removed'}: {path}")

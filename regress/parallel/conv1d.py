@@ -30,7 +30,7 @@ class ColwiseConv(ParallelStyle):
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         for name, dim in (("weight", 1), ("bias", 0)):
-            _split(module, name, device_mesh, dim, self.fused)
+            split_parameter(module, name, device_mesh, dim, self.fused)
         module.forward = functools.partial(self._forward, module, device_mesh)
         return module
 
@@ -54,7 +54,7 @@ class RowwiseConv(ParallelStyle):
         self.output_layout = output_layout
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        _split(module, "weight", device_mesh, 0, 1)
+        split_parameter(module, "weight", device_mesh, 0, 1)
         module.forward = functools.partial(self._forward, module, device_mesh)
         return module
 
@@ -63,7 +63,8 @@ class RowwiseConv(ParallelStyle):
         return partial.redistribute(placements=[self.output_layout]).to_local() + _plain(module.bias)
 
 
-def _split(module: nn.Module, name: str, mesh: DeviceMesh, dim: int, fused: int) -> None:
+def split_parameter(module: nn.Module, name: str, mesh: DeviceMesh, dim: int, fused: int) -> None:
+    """Keep this rank's part of a parameter along ``dim``; of ``fused`` weights side by side, its part of each."""
     whole = module.get_parameter(name)
     layout = shards.part(shards.of(whole), dim, index=mesh.get_local_rank(), count=mesh.size(), fused=fused)
     placement = Shard(dim) if fused == 1 else _StridedShard(dim, split_factor=fused)

@@ -18,9 +18,11 @@ from torch.distributed.tensor.placement_types import Placement
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from regress.dump.adapter_names import plain_adapter_name
 from regress.errors import ConfigError
 from regress.parallel.conv1d import ColwiseConv, RowwiseConv
 from regress.parallel.embedding import SplitEmbedding, SplitProjection
+from regress.parallel.factors import InputFactor, OutputFactor, WholeFactor
 from regress.parallel.outputs import OutputPart
 
 HEAD = "lm_head"
@@ -58,15 +60,22 @@ class Family:
     ) -> Iterator[tuple[str, ParallelStyle]]:
         for name, module in self.inside(model):
             leaf = name.rpartition(".")[2]
-            if isinstance(module, nn.Linear) and leaf in _COLUMNS:
-                yield name, ColwiseParallel()
-            elif isinstance(module, nn.Linear) and leaf in _ROWS:
-                yield name, RowwiseParallel(output_layouts=residual)
-            elif isinstance(module, Conv1D) and leaf in _COLUMNS:
-                yield name, ColwiseConv(residual, fused=3 if leaf == "c_attn" else 1)
-            elif isinstance(module, Conv1D) and leaf in _ROWS:
-                yield name, RowwiseConv(residual)
-            elif isinstance(getattr(module, "q_proj", None), nn.Linear):
+            layer, place = base_layer(module), name if base_layer(module) is module else f"{name}.base_layer"
+            if isinstance(layer, nn.Linear) and leaf in _COLUMNS:
+                yield place, ColwiseParallel()
+                yield from self._factor(name, module, "lora_A", WholeFactor())
+                yield from self._factor(name, module, "lora_B", OutputFactor(Replicate()))
+            elif isinstance(layer, nn.Linear) and leaf in _ROWS:
+                yield place, RowwiseParallel(output_layouts=residual)
+                yield from self._factor(name, module, "lora_A", InputFactor(residual))
+            elif isinstance(layer, Conv1D) and leaf in _COLUMNS:
+                fused = 3 if leaf == "c_attn" else 1
+                yield place, ColwiseConv(residual, fused=fused)
+                yield from self._factor(name, module, "lora_B", OutputFactor(residual, fused=fused))
+            elif isinstance(layer, Conv1D) and leaf in _ROWS:
+                yield place, RowwiseConv(residual)
+                yield from self._factor(name, module, "lora_A", InputFactor(residual))
+            elif isinstance(base_layer(getattr(module, "q_proj", None)), nn.Linear):
                 yield (
                     name,
                     PrepareModuleInput(
@@ -74,13 +83,20 @@ class Family:
                         desired_input_kwarg_layouts={"hidden_states": Replicate()},
                     ),
                 )
-            elif isinstance(getattr(module, "gate_proj", None), nn.Linear):
+            elif isinstance(base_layer(getattr(module, "gate_proj", None)), nn.Linear):
                 yield name, PrepareModuleInput(input_layouts=residual, desired_input_layouts=Replicate())
+
+    def _factor(
+        self, name: str, module: nn.Module, factor: str, style: ParallelStyle
+    ) -> Iterator[tuple[str, ParallelStyle]]:
+        """Yield the style of the split factor of a module's adapters."""
+        for adapter in getattr(module, factor, ()):
+            yield f"{name}.{factor}.{adapter}", style
 
     def adjust(self, model: PreTrainedModel, count: int) -> None:
         """Adjust the sizes that modules hold besides their weights."""
         for _, module in self.inside(model):
-            if isinstance(getattr(module, "c_attn", None), Conv1D):
+            if isinstance(base_layer(getattr(module, "c_attn", None)), Conv1D):
                 module.split_size //= count  # type: ignore[operator, assignment]  # an int
 
     def sequence(self, model: PreTrainedModel) -> list[str]:
@@ -95,10 +111,20 @@ class Family:
     def partial(self, model: PreTrainedModel, sequence_parallel: bool) -> Iterator[str]:
         """Yield the parameters that see a part of the heads or, under sequence parallelism, a part of the tokens."""
         of_columns = tuple(f"{name}." for name in self.sequence(model)) if sequence_parallel else ()
+        whole = tuple(self._factors_of_gathered(model))
         for name, parameter in model.named_parameters():
-            plain = not isinstance(parameter, DTensor)
+            plain = not isinstance(parameter, DTensor) and not name.startswith(whole)
             if name.split(".")[-2] in _HEAD_NORMS or (plain and name.startswith(of_columns)):
-                yield name
+                yield plain_adapter_name(name)
+
+    def _factors_of_gathered(self, model: PreTrainedModel) -> Iterator[str]:
+        """Yield the beginning of the names of factors A whose layer gets all tokens, also under sequence
+        parallelism.
+        """
+        for name, module in self.inside(model):
+            columns = name.rpartition(".")[2] in _COLUMNS and isinstance(base_layer(module), nn.Linear)
+            if columns and base_layer(module) is not module:
+                yield f"{name}.lora_A."
 
     def outputs(
         self, model: PreTrainedModel, mesh: DeviceMesh, sequence_parallel: bool
@@ -108,11 +134,14 @@ class Family:
         """
         index, count = mesh.get_local_rank(), mesh.size()
         found: dict[str, OutputPart] = {}
+        whole = tuple(self._factors_of_gathered(model))
         sparse = tuple(f"{name}." for name, module in self.inside(model) if hasattr(module, "experts"))
         for name, _ in self.inside(model):
             leaf = name.rpartition(".")[2]
-            if name.startswith(sparse):
+            if name.startswith(sparse) or name.startswith(whole):
                 continue
+            if ".base_layer" in name or ".lora_B." in name:  # it has the part of its layer
+                leaf = name.partition(".base_layer")[0].partition(".lora_B.")[0].rpartition(".")[2]
             if leaf in (*_COLUMNS, *_ACTIVATIONS):
                 found[name] = OutputPart(-1, index, count, fused=3 if leaf == "c_attn" else 1)
             elif leaf in _HEAD_NORMS:
@@ -135,6 +164,12 @@ class Family:
         """Yield all modules of the blocks, and the blocks themselves."""
         for name, block in self.own_blocks(model).items():
             yield from block.named_modules(prefix=name)
+
+
+def base_layer(module: nn.Module | None) -> nn.Module | None:
+    """Return the layer inside of an adapter, and any other module as it is."""
+    found = getattr(module, "base_layer", None)
+    return found if isinstance(found, nn.Module) else module
 
 
 def _has_parameters(module: nn.Module) -> bool:
@@ -163,6 +198,7 @@ def family_of(model: PreTrainedModel, count: int) -> Family:
             f"parallel.tp={count}: models of the family {name!r} cannot be split by tensor parallelism, only those of "
             f"{', '.join(FAMILIES)}; set parallel.tp=1"
         )
+    _require_plain_vocabulary(model, count)
     for key, value in _sizes(model, family).items():
         if value % count:
             raise ConfigError(
@@ -170,6 +206,16 @@ def family_of(model: PreTrainedModel, count: int) -> Family:
                 f"set model.config.{key} to a multiple of {count}"
             )
     return family
+
+
+def _require_plain_vocabulary(model: PreTrainedModel, count: int) -> None:
+    for module in (model.get_input_embeddings(), model.get_output_embeddings()):
+        if base_layer(module) is not module:
+            name = next(name for name, found in model.named_modules() if found is module)
+            raise ConfigError(
+                f"parallel.tp={count} splits the vocabulary, and model.lora.target_modules adapts {name}; leave it out "
+                "there, or set parallel.tp=1"
+            )
 
 
 def _sizes(model: PreTrainedModel, family: Family) -> dict[str, int]:

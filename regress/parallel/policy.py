@@ -14,6 +14,7 @@ from torch.distributed.nn.functional import all_reduce
 from transformers import PreTrainedModel
 
 from regress.engine import taps
+from regress.engine.adapters.parameters import adapted_experts, has_adapter, trained_parameters
 from regress.engine.batch import Microbatch
 from regress.engine.local import local
 from regress.engine.policy import LocalPolicy
@@ -21,6 +22,7 @@ from regress.engine.policy_interface import Loss, Result
 from regress.engine.precision import DTYPES
 from regress.engine.projection import Entropy
 from regress.engine.world import raise_on_all_ranks
+from regress.errors import ConfigError
 from regress.grpo.logprobs import TokenLogProbs
 from regress.layout import ShardLayout
 from regress.parallel import context, expert, sharded, shards, tensor, transformers_tensor
@@ -50,6 +52,7 @@ class ParallelPolicy(LocalPolicy):
 
     def __init__(self, model: PreTrainedModel, world: ProcessGroups, **settings: Any) -> None:
         self._world = world
+        _require_plain_experts(model, world)
         self._whole = copy.deepcopy(model)
         self._stages = _cut(model, world)
         self._trained = any(parameter.requires_grad for parameter in model.parameters())
@@ -160,6 +163,16 @@ class ParallelPolicy(LocalPolicy):
         if name not in self._shards:  # it was tied to another parameter when the policy was made
             self._shards[name] = self._shard(name, dict(self.named_parameters())[name])
         return self._shards[name]
+
+    @property
+    def rearranges(self) -> bool:
+        """True if the first backward pass decides how gradients are summed in all later ones."""
+        return self._replicas is not None
+
+    @property
+    def owned(self) -> frozenset[str]:
+        """Names of the parameters whose part on this rank lies on no lower rank."""
+        return self._owned
 
     def part(self, name: str, whole: Tensor) -> Tensor:
         """Return the part of a whole tensor that corresponds to this rank's part of the named parameter,
@@ -273,7 +286,7 @@ class ParallelPolicy(LocalPolicy):
             for name, parameter in self.named_parameters()
             if name in self._owned
         }
-        whole = dict(self._whole.named_parameters())
+        whole = dict(trained_parameters(self._whole))
         for part in self._world.gather(own):
             for name, (shard, values) in part.items():
                 target = whole[name].view(-1)
@@ -284,6 +297,17 @@ class ParallelPolicy(LocalPolicy):
                     target[torch.from_numpy(shard.indices()).to(target.device)] = flat
 
 
+def _require_plain_experts(model: PreTrainedModel, world: ProcessGroups) -> None:
+    """Refuse to split experts whose adapters peft computes as whole weights."""
+    name = adapted_experts(model)
+    split = next((key for key in ("pp", "fsdp", "ep", "tp") if world.mesh.sizes[key] > 1), None)
+    if name is not None and split is not None:
+        raise ConfigError(
+            f"parallel.{split}={world.mesh.sizes[split]} splits the model, and model.lora.target_modules adapts the "
+            f"experts {name}, which peft computes as whole weights; leave them out there, or set parallel.{split}=1"
+        )
+
+
 def _cut(model: PreTrainedModel, world: ProcessGroups) -> Stages:
     """Return the stages of this rank; without a pipeline the model is the only one."""
     pp = world.mesh.pp
@@ -291,7 +315,11 @@ def _cut(model: PreTrainedModel, world: ProcessGroups) -> Stages:
         return Stages((model,), (0,), 1, {}, ())
     place = world.mesh.coordinates(world.rank)["pp"]
     ranks = ranks_of_stages(world.config.pp_schedule, pp, world.config.pp_stages_per_rank)
-    return split(model, [stage for stage, rank in enumerate(ranks) if rank == place], len(ranks))
+    stages = split(model, [stage for stage, rank in enumerate(ranks) if rank == place], len(ranks))
+    if has_adapter(model) and stages.indices[0] == 0:
+        # a stage takes part in the backward pass also where nothing of it is trained
+        stages.models[0].enable_input_require_grads()
+    return stages
 
 
 def _tensor_parallel(stage: PreTrainedModel, world: ProcessGroups) -> tensor.TensorPlan:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Console
 
 from regress.engine import run
@@ -9,11 +11,17 @@ from regress.engine.config.schema import Config
 from regress.parallel.world import opened_world
 
 
-def train(config: Config, console: Console) -> run.RunResult:
+def train(
+    config: Config, console: Console, *, allow_change: Sequence[str] = (), stop_after: int | None = None
+) -> run.RunResult:
     """Run `regress.engine.run.train` on this rank, among those that a launcher has started.
+
+    Args:
+        allow_change: keys that may differ from those of the checkpoint although they change what is computed.
+        stop_after: number of optimizer updates after whose checkpoint the run ends with `Stopped`.
 
     Raises:
         RegressError: whatever a user can mend, in one sentence.
     """
     with opened_world(config) as world:
-        return run.train(config, console, world)
+        return run.train(config, console, world, allow_change=allow_change, stop_after=stop_after)

@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from regress.engine.adapters.parameters import trained_parameters
 from regress.errors import ConfigError
 
 
@@ -75,7 +76,7 @@ class Stages:
         indices: their places in the pipeline, ascending.
         count: stages of the whole pipeline.
         owners: the stage of each parameter of the whole model; of a tied one the first stage.
-        tied: parameters that the last stage holds too, and whose gradients are summed over both.
+        tied: trained parameters that the last stage holds too, and whose gradients are summed over both.
     """
 
     models: tuple[PreTrainedModel, ...]
@@ -88,7 +89,7 @@ class Stages:
         """Yield the parameters on this rank, each once, under their logical names."""
         known: set[int] = set()
         for model in self.models:
-            for name, parameter in model.named_parameters():
+            for name, parameter in trained_parameters(model):
                 if id(parameter) not in known:
                     known.add(id(parameter))
                     yield name, parameter
@@ -111,7 +112,7 @@ def split(model: PreTrainedModel, indices: Sequence[int], count: int) -> Stages:
         ConfigError: see :func:`cut`.
     """
     owners, shared = owners_of(model, count), {id(tensor): tensor for tensor in model.parameters()}
-    tied = tied_parameters(model)
+    tied = tuple(name for name in tied_parameters(model) if model.get_parameter(name).requires_grad)
     copies = [copy.deepcopy(model, dict(shared)) for _ in indices[1:]]  # memo: parameters are not copied
     models = tuple(cut(part, stage, count) for part, stage in zip((*copies, model), indices, strict=True))
     return Stages(models, tuple(indices), count, owners, tied)

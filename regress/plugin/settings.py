@@ -64,7 +64,7 @@ SETTINGS = pytest.StashKey[Settings]()
 def read_settings(config: pytest.Config) -> Settings:
     """Read and check everything; raises `pytest.UsageError` naming key, value and allowed values."""
     settings = Settings(
-        golden_dir=_required(config, "--golden-dir", "regress_golden_dir"),
+        golden_dir=_golden_dir(config),
         update=_update(config.getoption("--update-golden")),
         tier=_tier(config),
         matrix=_matrix(config),
@@ -132,11 +132,16 @@ def _scale(config: pytest.Config) -> float:
     return scale
 
 
-def _required(config: pytest.Config, option: str, key: str) -> Path:
+def _golden_dir(config: pytest.Config) -> Path:
+    """Return the golden directory; in a project that has none and writes none, that of installed cases."""
+    option, key = "--golden-dir", "regress_golden_dir"
     found = _folder(config, option, key)
     if found is None:
         raise pytest.UsageError(f"{key} is empty; allowed are paths of folders, such as golden")
-    return found
+    from regress.golden.location import installed_cases
+
+    reads = config.getoption("--update-golden") is None and config.getoption(option) is None
+    return installed_cases() or found if reads and not found.is_dir() else found
 
 
 def _folder(config: pytest.Config, option: str, key: str) -> Path | None:

@@ -20,11 +20,12 @@ from itertools import chain
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor
 
 from regress.compare.quantities import quantity_named, source_of
 from regress.compare.verdicts.tolerance import EXACT, Tolerance
 from regress.compare.verdicts.verdict import Status, Verdict
+from regress.engine.adapters.parameters import has_adapter
 from regress.engine.build import Run
 from regress.engine.precision import DTYPES
 from regress.errors import ReplayError
@@ -148,14 +149,21 @@ def perturbation(precision: Precision, seed: int) -> Prepare:
     @torch.no_grad()
     def move(run: Run) -> None:
         generator = torch.Generator().manual_seed(seed)
-        policy = (parameter for _, parameter in run.trainer.policy.named_parameters())
-        for parameter in chain(policy, _reference(run)):
+        for parameter in chain(_policy(run), _reference(run)):
             sign = torch.randint(0, 2, parameter.shape, generator=generator, dtype=torch.float64) * 2 - 1
             parameter.copy_(parameter.double() * (1 + sign * eps))
 
     return move
 
 
-def _reference(run: Run) -> Iterable[nn.Parameter]:
+def _policy(run: Run) -> Iterable[Tensor]:
+    """Return all weights, also those below an adapter, which are not trained."""
+    policy = run.trainer.policy
+    if has_adapter(policy.model):
+        return policy.model.parameters()
+    return (parameter for _, parameter in policy.named_parameters())
+
+
+def _reference(run: Run) -> Iterable[Tensor]:
     reference = run.trainer.reference
-    return () if reference is None else reference.model.parameters()
+    return () if reference is None else (value for _, value in reference.parameters())

@@ -88,7 +88,7 @@ def calibrate(
     from regress.replay.record import measure
     from regress.report.calibration import notes, table, write
 
-    store, console = open_store(golden_dir), Console()
+    store, console = open_store(golden_dir, writes=True), Console()
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
         task = bars.add_task(f"calibrating {case}", total=replays_of(seeds) + (trials() if proof else 0))
@@ -211,7 +211,7 @@ def record(case: str, golden_dir: Path | None, inputs: bool, quantities: tuple[s
         raise click.UsageError(
             "--inputs makes another case, whose quantities are all recorded; leave out one of both"
         )
-    store = open_store(golden_dir)
+    store = open_store(golden_dir, writes=True)
     opened = store.case(case, allow_changed_inputs=True)
     kept = has_inputs(opened) and not inputs
     written = add(store, case, quantities) if quantities else run(store, case, inputs=inputs)

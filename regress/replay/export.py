@@ -22,6 +22,7 @@ from regress.dump.files import file_stamp, sync_folder
 from regress.dump.jsontext import Json
 from regress.dump.reader import read
 from regress.dump.trajectory import Trajectory
+from regress.engine.adapters.settings import base_of
 from regress.engine.config.schema import Config
 from regress.engine.optim import adamw, build_scheduler
 from regress.errors import GoldenError
@@ -136,8 +137,7 @@ def _write(case: GoldenCase, place: Path, derived: bool) -> None:
     }
     _copy(case.folder / "model", place / "model")
     if config.algorithm.needs_reference:
-        own = case.folder / "reference"
-        _copy(own if own.is_dir() else case.folder / "model", place / "reference")
+        _copy(_reference(case, config), place / "reference")
     objective["optimizer_steps"] = _optimizer(case, place)
     for step, trajectories in steps.items():
         updates = [update for update in plan if update.step == step]
@@ -167,6 +167,14 @@ def learning_rates(config: Config, count: int) -> list[float]:
         optimizer.step()
         scheduler.step()
     return found
+
+
+def _reference(case: GoldenCase, config: Config) -> Path:
+    """Return the folder of the reference model: its own, the model's, or that of the model under its adapter."""
+    model, own = case.folder / "model", case.folder / "reference"
+    if config.reference.without_adapter:
+        return base_of(model, config.model.lora.base_path, "model.path")
+    return own if own.is_dir() else model
 
 
 def _copy(source: Path, target: Path) -> None:

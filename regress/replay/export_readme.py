@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+from regress.engine.adapters.settings import is_adapter
 from regress.engine.config.schema import Config
 from regress.golden.case import GoldenCase
 from regress.grpo.objective import Objective
@@ -20,6 +21,13 @@ _FILES = {
     "rollouts/step_NNNNNN.jsonl": "samples of a step, one a line",
     "derived/UPDATE.jsonl": "advantages and token weights of an update, which follow from the rest",
     "export.json": "format, case, and SHA-256 of every other file",
+}
+_ADAPTER = {
+    "model/": "policy before the first update: a LoRA adapter of peft in float32, with the tokenizer; the frozen model "
+    "under it is in `model/base/`: `model = AutoModelForCausalLM.from_pretrained('model/base')`, then "
+    "`model.load_adapter('model', is_trainable=True)`",
+    "optimizer.safetensors": "AdamW's `PARAMETER/exp_avg` and `PARAMETER/exp_avg_sq` before the first update, by the "
+    "names in `model/adapter_model.safetensors` without `base_model.model.`; golden values have the same names",
 }
 _ROLLOUT = {
     "group_id, run_id": "identify the sample within its step; samples of one group share a prompt",
@@ -92,6 +100,7 @@ def readme(case: GoldenCase, config: Config, objective: Mapping[str, Any], deriv
     left_out = {"reference/"} if objective["reference"] is None else set()
     left_out |= set() if derived else {"derived/UPDATE.jsonl"}
     left_out |= {"optimizer.safetensors"} if objective["optimizer_steps"] is None else set()
+    told = _FILES | (_ADAPTER if is_adapter(case.folder / "model") else {})
     values = objective["algorithm"]
     table = [
         f"| `{spec.name}` | `{json.dumps(values[spec.name])}` | {spec.metadata['help']} |"
@@ -101,7 +110,7 @@ def readme(case: GoldenCase, config: Config, objective: Mapping[str, Any], deriv
         name=case.name,
         reason=" ".join(case.reason.split()),
         updates=len(objective["updates"]),
-        files=_bullets({name: text for name, text in _FILES.items() if name not in left_out}),
+        files=_bullets({name: text for name, text in told.items() if name not in left_out}),
         rollout=_bullets(_ROLLOUT),
         formulas=_bullets(objective["formulas"]),
         derived=" Both are in `derived/`, as `advantages` and `token_weights`." if derived else "",

@@ -60,7 +60,9 @@ _ROWS: tuple[Variant, ...] = (
     layout("tp2-mbs3", "partial gradients summed once, or in every microbatch", "dense"),
     layout("tp2-packed-chunk7", "log-probs by chunks over a split vocabulary", "dense"),
     layout("tp2-checkpointing", "collectives in the second forward pass", "dense"),
-    layout("tp2-sp", "norms that see a part of the tokens", "dense"),
+    layout(
+        "tp2-sp", "norms that see a part of the tokens; factors of adapters, split or whole", "dense", "lora"
+    ),
     layout("tp2-sp-packed-budget64", "the same on packed rows", "dense"),
     layout("tp2-sp-left", "padding at the side where the sequence is split", "moe"),
     layout("tp2-hf", "the plan of transformers", "dense"),
@@ -68,7 +70,7 @@ _ROWS: tuple[Variant, ...] = (
     # pipeline parallelism
     layout("pp2", "hidden states handed on; a gradient of embeddings at the far end", "gpt2"),
     layout("pp2-mbs4", "gradients averaged over microbatches", "tied"),
-    layout("pp4-mbs3", "stages without blocks", "dense"),
+    layout("pp4-mbs3", "stages without blocks, where nothing of an adapter is trained", "dense", "lora"),
     layout("pp2-1f1b-packed-mbs3", "backward passes between forward passes", "dense"),
     layout("pp2-interleaved-mbs3", "two stages on each rank", "gpt2"),
     layout("pp2-bfs-left-mbs5", "microbatches that do not divide the batch", "tied"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from regress.compare.quantities import QUANTITIES, TOKEN_GRADIENTS, Kind
@@ -37,12 +38,24 @@ class Replay:
     @property
     def world_size(self) -> int:
         """Number of its ranks."""
-        return world_size(self.case.config, self.variant.overrides)
+        return max(world_size(self.case.config, overrides) for overrides in self.processes)
+
+    @property
+    def processes(self) -> tuple[Mapping[str, Any], ...]:
+        """Overrides of each of the processes that make it one after the other."""
+        variant = self.variant
+        return (variant.overrides,) if variant.before is None else (variant.before, variant.overrides)
 
     @cached_property
     def plan(self) -> list[PlannedUpdate]:
         """Updates that it computes, and the microbatches of every rank."""
-        return plan_replay(_trajectories(self.case), self.case.config, self.variant.overrides)
+        rollouts, config = _trajectories(self.case), self.case.config
+        plans = [plan_replay(rollouts, config, overrides) for overrides in self.processes]
+        return (
+            [*plans[0][: self.variant.resume_at], *plans[-1][self.variant.resume_at :]]
+            if plans[1:]
+            else plans[0]
+        )
 
 
 @dataclass(frozen=True)

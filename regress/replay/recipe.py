@@ -24,6 +24,7 @@ from regress.dump.files import write_atomically
 from regress.dump.formats import format_named
 from regress.dump.record import Record
 from regress.dump.trajectory import to_record
+from regress.engine.adapters.save import save_model
 from regress.engine.build import Run, build
 from regress.engine.rollout import TRAIN
 from regress.errors import ConfigError
@@ -114,7 +115,7 @@ def make_inputs(case: GoldenCase, workspace: Path) -> None:
         _load(run, stale)
         _save_rollouts(run, case.folder / "trajectories", recipe.steps)
         shutil.rmtree(case.folder / "reference", ignore_errors=True)
-        if run.trainer.reference is not None:
+        if run.trainer.reference is not None and not config.reference.without_adapter:
             _load(run, reference)
             _save_model(run, case.folder / "reference", tokenizer=False)
 
@@ -131,8 +132,8 @@ def _load(run: Run, weights: Mapping[str, Tensor]) -> None:
 
 def _save_model(run: Run, folder: Path, *, tokenizer: bool) -> None:
     shutil.rmtree(folder, ignore_errors=True)
-    run.trainer.policy.model.save_pretrained(folder)
-    for path in folder.iterdir():
+    save_model(run.trainer.policy.model, folder, portable=True)
+    for path in folder.rglob("*.*"):
         path.chmod(0o644)  # weights are written for the owner alone
     if tokenizer:
         run.tokenizer.save_pretrained(folder)
@@ -153,5 +154,5 @@ def _save_rollouts(run: Run, folder: Path, steps: int) -> None:
     trainer = run.trainer
     for step in range(steps):
         trajectories = trainer.worker.rollout(step, trainer.prompts(step), TRAIN)
-        record = to_record(trajectories, step, trainer.trajectory_meta)
+        record = to_record(trajectories, step, trainer.trajectory_meta(step))
         write_atomically(folder / f"{record.where.stem}.{FORMAT.name}", FORMAT.encode(record))

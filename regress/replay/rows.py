@@ -54,7 +54,28 @@ def _parse(name: str, row: Any, stated: str) -> Variant:
         raise ConfigError(
             f"{stated}: precision bitwise and twin (whose bytes to reproduce) go together; give both"
         )
-    return Variant(name, row["why"], dict(flat(overrides)), precisions, cases, twin, possible)
+    resume_at, before = _two_processes(row, stated)
+    program = row.get("program", resume_at is not None)
+    if not isinstance(program, bool) or (resume_at is not None and not program):
+        raise ConfigError(
+            f"{stated} has the program {program!r}; give true or false, and true with resume_at"
+        )
+    return Variant(
+        name, row["why"], dict(flat(overrides)), precisions, cases, twin, possible, resume_at, before, program
+    )
+
+
+def _two_processes(row: Mapping[str, Any], stated: str) -> tuple[int | None, dict[str, Any] | None]:
+    at, before = row.get("resume_at"), row.get("before")
+    if at is not None and (type(at) is not int or at < 1):
+        raise ConfigError(f"{stated} has the resume_at {at!r}; give a number of optimizer updates, 1 or more")
+    if before is not None and not isinstance(before, Mapping):
+        raise ConfigError(f"{stated} has the before {before!r}; give a table of dotted keys and values")
+    if before is not None and at is None:
+        raise ConfigError(f"{stated} tells of a process before and of no resume_at; give both")
+    if at is None:
+        return None, None
+    return at, dict(flat(row.get("overrides", {}) if before is None else before))
 
 
 def _precisions(row: Mapping[str, Any], stated: str) -> tuple[Precision, ...]:

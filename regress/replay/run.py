@@ -18,11 +18,13 @@ from regress.dump.reader import DumpReader
 from regress.engine.build import Run, build
 from regress.engine.config.schema import Config
 from regress.engine.environment import configure_torch
+from regress.errors import ConfigError
 from regress.golden.case import GoldenCase
 from regress.parallel.world import opened_world
 from regress.replay.configure import replay_config
 from regress.replay.launch import Launch
 from regress.replay.pool import shared_pool
+from regress.replay.program import replay_program
 from regress.replay.size import world_size
 from regress.replay.variants import Precision, Variant
 
@@ -52,6 +54,13 @@ def replay(
         RegressError: if the case is damaged, the configuration impossible, or a step or a rank fails.
     """
     count = len(case.trajectories()) if steps is None else steps
+    if variant.program:
+        if prepare is not None or launch is not None:
+            raise ConfigError(
+                f"variant {variant.name} runs the whole program in processes of this machine's pool, which neither a "
+                "launcher starts nor a fault changes; leave it out"
+            )
+        return DumpReader(replay_program(case, variant, precision, folder, count, overrides))
     config = replay_config(case, variant, precision, count, folder, overrides)
     ranks = world_size(case.config, variant.overrides)
     what = f"{case.name}/{variant.name}{precision.suffix}"

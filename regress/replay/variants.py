@@ -94,6 +94,11 @@ class Variant:
         precisions: precisions that it is replayed in.
         cases: patterns (``fnmatch``) of the cases that it is replayed on, the most telling first.
         possible: patterns of those that it can be replayed on at all.
+        resume_at: optimizer updates after which one process ends and another goes on from its checkpoint, both with
+            the loop of ``regress train``; None: one process makes the bare steps.
+        before: overrides of the first of the two processes, in place of ``overrides``; None: the same.
+        program: the replay runs the loop of ``regress train``, as one that resumes does, too. Evaluations that it
+            asks for are made on problems of the case's task that are not trained on.
         twin: bitwise reference, the variant whose bytes it has to reproduce, if ``precisions`` has ``bitwise``.
     """
 
@@ -104,6 +109,9 @@ class Variant:
     cases: tuple[str, ...] = ("*",)
     twin: str | None = None
     possible: tuple[str, ...] = ("*",)
+    resume_at: int | None = None
+    before: Mapping[str, Any] | None = None
+    program: bool = False
 
     def applies_to(self, case: str, extent: Extent = Extent.DEFAULT) -> bool:
         """Return True if the variant is replayed on the case of that name."""
@@ -127,6 +135,34 @@ BASE = Variant(
 
 def _rows(*variants: Variant) -> dict[str, Variant]:
     return {variant.name: variant for variant in variants}
+
+
+def _resumed(
+    at: int,
+    why: str,
+    *cases: str,
+    name: str = "",
+    overrides: Mapping[str, Any] | None = None,
+    before: Mapping[str, Any] | None = None,
+) -> Variant:
+    """Return a variant that goes on from a checkpoint: bit for bit, unless the layout changes there."""
+    same = overrides is None and before is None
+    return Variant(
+        f"resume-at{at}{name}",
+        why,
+        overrides or {},
+        (*SEMANTICS, Precision.BITWISE) if same else SEMANTICS,
+        cases,
+        "base" if same else None,
+        ("dapo", "cispo") if at > RESUMABLE else ("*",),
+        at,
+        before or {},
+        True,
+    )
+
+
+RESUMABLE = 2
+"""Updates that every case makes at least, with one more after them."""
 
 
 def _batching(**values: Any) -> dict[str, Any]:
@@ -312,6 +348,50 @@ VARIANTS: Mapping[str, Variant] = _rows(
         BOTH,
         cases=("dense",),
     ),
+    # the whole program: what goes on between the steps
+    Variant(
+        "eval-on",
+        "evaluation that draws from the training's generator, or leaves the model changed",
+        {
+            "evaluation.every_n_steps": 1,
+            "evaluation.samples_per_prompt": 2,
+            "rollout_worker.need_llm_inference": True,
+        },
+        (*SEMANTICS, Precision.BITWISE),
+        ("dense", "tools"),
+        "base",
+        program=True,
+    ),
+    Variant(
+        "tracking-on",
+        "a tracker that changes or stops the training",
+        {"tracking.trackers": ["tensorboard"]},
+        (*SEMANTICS, Precision.BITWISE),
+        ("dense",),
+        "base",
+        program=True,
+    ),
+    # two processes: everything that the second one needs is in the checkpoint
+    _resumed(2, "state of the optimizer lost between two processes", "dense", "moe"),
+    _resumed(3, "log-probs and advantages of an unfinished step computed again", "dapo", "cispo"),
+    _resumed(
+        3,
+        "an unfinished step laid out over other ranks",
+        "cispo",
+        name="-dp2-to-tp2",
+        overrides={"parallel.tp": 2},
+        before={"parallel.dp": 2},
+    ),
+    _resumed(
+        2,
+        "shards of the optimizer put together and split otherwise",
+        "dense",
+        name="-fsdp2-to-pp2",
+        overrides={"parallel.pp": 2},
+        before={"parallel.fsdp": 2},
+    ),
+    _resumed(2, "whole parameters split", "tied", name="-to-cp2", overrides={"parallel.cp": 2}),
+    _resumed(2, "shards of experts put together", "moe", name="-from-ep2", before={"parallel.ep": 2}),
 )
 """Variants on one process, by name."""
 

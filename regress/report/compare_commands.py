@@ -249,6 +249,7 @@ def _tell(
 ) -> int:
     from regress.dump.files import write_atomically
     from regress.report.comparison import report_of
+    from regress.report.documented_text import lines_of
     from regress.report.terminal import colourful, screen
     from regress.report.write import write_report
 
@@ -258,6 +259,8 @@ def _tell(
     console = Console()
     width = console.width if console.is_terminal else _WIDTH
     click.echo(screen(report, width=width, height=40, colour=colourful(console.is_terminal)), nl=False)
+    for line in lines_of(sections):
+        click.echo(line)
     for name, comparison in found.items():
         for line in _failures(comparison.failed, name if len(found) > 1 else ""):
             click.echo(line)

@@ -10,6 +10,7 @@ from typing import Any
 from regress.compare.diagnosis.causes import diagnose
 from regress.compare.diagnosis.divergence import find_divergence
 from regress.compare.diagnosis.run_context import RunContext
+from regress.compare.dumps.absent import absent_records
 from regress.compare.dumps.checked import scene_of_side
 from regress.compare.dumps.session import Comparison
 from regress.compare.dumps.sides import open_side
@@ -73,13 +74,18 @@ def report_of(
 
 def run_context_of(comparison: Comparison) -> RunContext:
     """Return the known facts of the actual run, and the commands for a closer look."""
-    scene = scene_of_side(open_side(comparison.actual))
+    golden, actual = open_side(comparison.golden), open_side(comparison.actual)
+    scene = scene_of_side(actual)
     pair = f"{shlex.quote(comparison.golden)} {shlex.quote(comparison.actual)}"
     return replace(
         scene,
         group_sizes=comparison.group_sizes,
+        quantities=frozenset(verdict.quantity for verdict in comparison.verdicts if verdict.count),
+        absent=absent_records(golden, actual),
+        precisions=(golden.precision, actual.precision),
         commands={
             "compare": f"regress compare {pair} --only {{quantity}}",
             "show": f"regress dump show {shlex.quote(comparison.actual)}/{{stage}}",
+            "records": f"regress dump show {shlex.quote(comparison.actual)}",
         },
     )

@@ -25,6 +25,7 @@ from regress.dump.arrays import Array
 from regress.dump.trajectory import from_record
 from regress.errors import RegressError
 from regress.layout import SampleKey
+from regress.report.documented_text import with_statistics
 
 ATOL, RTOL, SCALAR = 1e-5, 1e-4, 1e-5
 """Thresholds of the script."""
@@ -68,7 +69,7 @@ def sections(dirs: Directories, options: Options) -> dict[str, Any]:
         "weaver_dir": dirs.weaver,
         "num_ranks": options.ranks,
         "num_micros": options.micros,
-        "sections": found,
+        "sections": [with_statistics(section) for section in found],
     }
 
 

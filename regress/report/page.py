@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib.resources import files
 from typing import Any
 
 from regress.report.headroom import COLUMNS, WORDS
+from regress.report.html import rendered
 from regress.report.model import Report
 from regress.report.numbers import short
 from regress.report.page_data import page_data
@@ -21,20 +21,10 @@ LISTED = 50
 
 def to_html(report: Report) -> str:
     """Return the page, with its data and its programs in one text."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-    from markupsafe import Markup
-    from plotly.offline import get_plotlyjs
-
-    environment = Environment(
-        loader=PackageLoader("regress.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    parts = files("regress.report") / "templates"
-    own = "\n".join((parts / "js" / name).read_text("utf-8") for name in SCRIPTS)
-    return environment.get_template("report.html.j2").render(
+    return rendered(
+        "report.html.j2",
+        SCRIPTS,
+        page_data(report),
         report=report,
         state={"✓": "ok", "✗": "bad", "!": "unknown"}[report.sign],
         cards=[*_cards(report)],
@@ -43,10 +33,6 @@ def to_html(report: Report) -> str:
         columns=COLUMNS,
         words=WORDS,
         headroom=[row.cells() for row in report.closest],
-        style=Markup((parts / "report.css").read_text("utf-8")),
-        plotly=Markup(get_plotlyjs()),
-        program=Markup(own),
-        data=Markup(page_data(report)),
     )
 
 

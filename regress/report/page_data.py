@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
@@ -13,6 +12,7 @@ from regress.compare.quantities import order_of
 from regress.compare.verdicts.verdict import Place, Verdict
 from regress.dump.jsontext import dumps, float_name, plain
 from regress.report.call import Call
+from regress.report.html import script_json
 from regress.report.model import Report
 from regress.report.tokens import TokenTable, TokenValues
 
@@ -37,7 +37,7 @@ def page_data(report: Report) -> str:
         "layers": _layers(report.calls),
         "tokens": [_table(table) for table in report.tokens],
     }
-    return json.dumps(tree, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    return script_json(tree)
 
 
 def _columns(calls: Sequence[Call]) -> dict[str, Any]:

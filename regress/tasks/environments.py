@@ -1,17 +1,19 @@
 """Environments: the replies to completions within a conversation.
 
-An environment is a plain function of (problem, completion text). Like the rewards it only compares what the model
-wrote; nothing is parsed or evaluated.
+An environment is a plain function of (problem, completion text), or of these and ``turns``, the turns before that
+completion. Nothing that a model wrote is evaluated; calls of tools are parsed.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from regress.errors import TaskError
+from regress.tasks.conversation import Turn, takes_turns
 from regress.tasks.functions import named_function
 from regress.tasks.problem import WHITESPACE, Problem, is_correct
+from regress.tasks.tools import TOOLS, ToolFeedback
 
-Feedback = Callable[[Problem, str], str | None]
+Feedback = Callable[..., str | None]
 
 WRONG = "?"
 
@@ -27,7 +29,10 @@ def checker(problem: Problem, completion: str) -> str | None:
     return "".join(a if a == b else WRONG for a, b in zip(problem.answer, text, strict=False))
 
 
-_REGISTRY: dict[str, Feedback] = {"checker": checker}
+_REGISTRY: dict[str, Feedback] = {
+    "checker": checker,
+    **{name: ToolFeedback(tool) for name, tool in TOOLS.items()},
+}
 
 
 @dataclass(frozen=True)
@@ -37,14 +42,20 @@ class Environment:
     name: str
     feedback: Feedback
 
-    def __call__(self, problem: Problem, completion: str) -> str | None:
-        """Return the reply to a completion; None ends the conversation.
+    @property
+    def alphabet(self) -> str:
+        """Characters that its replies may hold, as far as it tells."""
+        return str(getattr(self.feedback, "alphabet", ""))
+
+    def __call__(self, problem: Problem, completion: str, turns: Sequence[Turn] = ()) -> str | None:
+        """Return the reply to a completion, which the given turns precede; None ends the conversation.
 
         Raises TaskError if the function raises, or returns anything but text or None.
         """
         where = f"environment {self.name!r} on task {problem.task!r} (task_id {problem.task_id})"
         try:
-            said: object = self.feedback(problem, completion)
+            more = {"turns": tuple(turns)} if takes_turns(self.feedback) else {}
+            said: object = self.feedback(problem, completion, **more)
         except (Exception, SystemExit) as error:
             raise TaskError(
                 f"{where} raised {type(error).__name__}: {error}; an environment must answer every text, or return None"

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from itertools import product
 from math import gcd as greatest_common_divisor
 
+from regress.tasks.calculator import calculate as value_of
+from regress.tasks.knowledge import RELATIONS, knowledge_base, question
 from regress.tasks.strata import Stratum
 
 
@@ -127,3 +129,49 @@ def gcd(max_value: int) -> Iterator[Stratum]:
         return Stratum(len(pairs[answer]), at)
 
     return map(of_answer, sorted(pairs))
+
+
+def calculate(min_terms: int, max_terms: int, max_digits: int) -> Iterator[Stratum]:
+    """Yield strata of problems such as "(3+4)*15" with the answer "105": sums, differences and products.
+
+    From three terms on, two neighbors stand in brackets.
+    """
+
+    def of_terms(terms: int) -> Stratum:
+        places = terms - 1 if terms > 2 else 1
+
+        def at(index: int) -> tuple[str, str]:
+            index, bracket = divmod(index, places)
+            parts = []
+            for place in range(terms):
+                index, number = divmod(index, 10**max_digits)
+                parts.append(str(number))
+                if place < terms - 1:
+                    index, sign = divmod(index, 3)
+                    parts.append("+-*"[sign])
+            if terms > 2:
+                parts[2 * bracket] = f"({parts[2 * bracket]}"
+                parts[2 * bracket + 2] += ")"
+            prompt = "".join(parts)
+            return prompt, value_of(prompt)
+
+        return Stratum(places * 10 ** (max_digits * terms) * 3 ** (terms - 1), at)
+
+    return map(of_terms, range(min_terms, max_terms + 1))
+
+
+def lookup(min_syllables: int, max_syllables: int, relations: int) -> Iterator[Stratum]:
+    """Yield strata of problems such as "city of bako", a fact of the knowledge base, with the answer "tolun"."""
+
+    def of_length(syllables: int) -> Stratum:
+        base = knowledge_base()
+        names = base.subjects[syllables]
+
+        def at(index: int) -> tuple[str, str]:
+            index, relation = divmod(index, relations)
+            key = RELATIONS[relation], names[index]
+            return question(*key), base.facts[key]
+
+        return Stratum(len(names) * relations, at)
+
+    return map(of_length, range(min_syllables, max_syllables + 1))

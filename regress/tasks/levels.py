@@ -2,7 +2,7 @@
 
 At every level prompts have at most 28 characters and answers at most 15, so that with the chat template's
 special tokens they fit the default lengths of the `data` section; and every level has more than a thousand
-distinct prompts but `parity` 1, which has 960, and `gcd` 1.
+distinct prompts but `parity` 1, which has 960, and `gcd` 1. `regress.tasks.sizes` tells what makes a problem complex.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from string import ascii_lowercase
 
 from regress.errors import TaskError
-from regress.tasks import generators
+from regress.tasks import generators, sizes
+from regress.tasks.conversation import answer_text, call_text
+from regress.tasks.difficulty import on_scale
 from regress.tasks.names import nearest
+from regress.tasks.sizes import Measure, Params
 from regress.tasks.strata import Stratum
-
-Params = Mapping[str, int | str]
 
 LIMITS = {
     "min_length": (1, 64),
@@ -25,16 +26,34 @@ LIMITS = {
     "max_digits": (1, 9),
     "max_value": (2, 400),  # gcd enumerates all pairs
     "modulus": (2, 1000),
+    "min_syllables": (2, 4),
+    "max_syllables": (2, 4),
+    "relations": (1, 6),
 }
 """Smallest and largest allowed value of each integer parameter."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """Generator with its levels: `levels[i]` holds all parameters of level i + 1."""
+    """Generator with its levels: `levels[i]` holds all parameters of level i + 1.
+
+    `measure` gives the size of a problem. `tool` is called with the prompt before the answer is given; None: the answer
+    is given at once.
+    """
 
     strata: Callable[..., Iterable[Stratum]]
     levels: tuple[Params, ...]
+    measure: Measure
+    tool: str | None = None
+
+    def complexity(self, prompt: str) -> float:
+        """Return the complexity of a problem, from 0 to 10."""
+        extremes = [self.measure.extremes(level) for level in self.levels]
+        return on_scale(self.measure.size(prompt), [extremes[0][0], *(largest for _, largest in extremes)])
+
+    def solution(self, prompt: str, answer: str) -> tuple[str, ...]:
+        """Return the completions of a right conversation, if it has several turns."""
+        return () if self.tool is None else (call_text(self.tool, prompt), answer_text(answer))
 
 
 def _levels(names: str, *rows: tuple[int | str, ...]) -> tuple[Params, ...]:
@@ -45,6 +64,12 @@ def _levels(names: str, *rows: tuple[int | str, ...]) -> tuple[Params, ...]:
 AZ = ascii_lowercase
 
 FAMILIES: Mapping[str, Family] = {
+    "calculate": Family(
+        generators.calculate,
+        _levels("min_terms max_terms max_digits", (2, 3, 1), (2, 3, 2), (3, 4, 2), (4, 5, 2), (5, 6, 2)),
+        sizes.EXPRESSIONS,
+        tool="calculator",
+    ),
     "chain_sum": Family(
         generators.chain_sum,
         _levels(
@@ -55,6 +80,7 @@ FAMILIES: Mapping[str, Family] = {
             (3, 5, 2, 3),
             (4, 6, 2, 3),
         ),
+        sizes.CHAINS,
     ),
     "copy": Family(
         generators.copy,
@@ -66,8 +92,9 @@ FAMILIES: Mapping[str, Family] = {
             (6, 11, AZ),
             (8, 14, AZ),
         ),
+        sizes.WORDS,
     ),
-    "gcd": Family(generators.gcd, _levels("max_value", (30,), (60,), (100,), (200,), (400,))),
+    "gcd": Family(generators.gcd, _levels("max_value", (30,), (60,), (100,), (200,), (400,)), sizes.GCD),
     "letter_counting": Family(
         generators.letter_counting,
         _levels(
@@ -78,6 +105,15 @@ FAMILIES: Mapping[str, Family] = {
             (8, 13, AZ[:8]),
             (10, 17, AZ[:10]),
         ),
+        sizes.WORDS,
+    ),
+    "lookup": Family(
+        generators.lookup,
+        _levels(
+            "min_syllables max_syllables relations", (2, 2, 3), (2, 2, 6), (2, 3, 4), (2, 3, 6), (2, 4, 6)
+        ),
+        sizes.FACTS,
+        tool="search",
     ),
     "modular_sum": Family(
         generators.modular_sum,
@@ -89,10 +125,12 @@ FAMILIES: Mapping[str, Family] = {
             (3, 6, 20, 11),
             (4, 7, 99, 13),
         ),
+        sizes.MODULAR_SUMS,
     ),
     "parity": Family(
         generators.parity,
         _levels("min_length max_length", (6, 9), (7, 11), (8, 13), (10, 16), (12, 20)),
+        sizes.WORDS,
     ),
     "reverse_string": Family(
         generators.reverse_string,
@@ -104,6 +142,7 @@ FAMILIES: Mapping[str, Family] = {
             (6, 10, AZ),
             (8, 14, AZ),
         ),
+        sizes.WORDS,
     ),
     "sort": Family(
         generators.sort,
@@ -115,6 +154,7 @@ FAMILIES: Mapping[str, Family] = {
             (6, 10, AZ),
             (8, 14, AZ),
         ),
+        sizes.WORDS,
     ),
 }
 

@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from regress.errors import TaskError
+from regress.tasks.difficulty import HIGHEST
 from regress.tasks.draws import below, generator
 from regress.tasks.names import nearest
 from regress.tasks.problem import WHITESPACE, Problem
@@ -71,13 +72,22 @@ _PATIENCE = 20  # draws for each problem wanted, before the space of prompts cou
 
 @dataclass(frozen=True)
 class GymTask:
-    """Dataset of reasoning-gym; `config` is its configuration without seed and size."""
+    """Dataset of reasoning-gym; `config` is its configuration without seed and size.
+
+    All problems of a level have one complexity: 10 for the highest of its curriculum, in proportion below.
+    """
 
     name: str
     level: int
+    complexity: float
     config: Any
     build: Any
     seed: int
+
+    @property
+    def size(self) -> int | None:
+        """None: problems are generated."""
+        return None
 
     def draw(self, count: int) -> list[Problem]:
         """Return `count` problems with distinct prompts; fewer if 20 draws per problem do not find enough."""
@@ -91,7 +101,10 @@ class GymTask:
                 break
             item = items[index]
             prompt = item["question"].strip(WHITESPACE)
-            found.setdefault(prompt, Problem(self.name, prompt, item["answer"].strip(WHITESPACE), self.level))
+            answer = item["answer"].strip(WHITESPACE)
+            found.setdefault(
+                prompt, Problem(self.name, prompt, answer, self.level, complexity=self.complexity)
+            )
         return list(found.values())
 
 
@@ -106,8 +119,8 @@ def make_gym_task(name: str, level: int, params: Mapping[str, Any], seed: int) -
     _load("reasoning_gym")  # registers the datasets
     factory = _load("reasoning_gym.factory")
     build, _ = factory.DATASETS[name]
-    config = _configure(full, factory.create_curriculum(name), level, params)
-    return GymTask(full, level, config, build, seed)
+    config, highest = _configure(full, factory.create_curriculum(name), level, params)
+    return GymTask(full, level, HIGHEST * level / highest, config, build, seed)
 
 
 def _check_allowed(full: str, name: str) -> None:
@@ -130,7 +143,8 @@ def _load(module: str) -> ModuleType:
         ) from error
 
 
-def _configure(full: str, curriculum: Any, level: int, params: Mapping[str, Any]) -> Any:
+def _configure(full: str, curriculum: Any, level: int, params: Mapping[str, Any]) -> tuple[Any, int]:
+    """Return the configuration of a level, and the number of levels."""
     highest = max(len(attribute.levels) for attribute in curriculum.attributes.values())
     if isinstance(level, bool) or not isinstance(level, int) or not 1 <= level <= highest:
         raise TaskError(f"task.level: task {full!r} has levels 1 to {highest}, not {level!r}")
@@ -155,4 +169,4 @@ def _configure(full: str, curriculum: Any, level: int, params: Mapping[str, Any]
             f"task.params: reasoning-gym does not accept {full!r} at level {level} with {dict(params)} "
             f"({reason}); change task.level or task.params"
         ) from error
-    return config
+    return config, highest

@@ -6,9 +6,11 @@ from typing import Any, Protocol
 
 from regress.errors import TaskError
 from regress.tasks.draws import generator
-from regress.tasks.levels import FAMILIES, Params, resolve
+from regress.tasks.levels import FAMILIES, resolve
 from regress.tasks.names import nearest
+from regress.tasks.own import make_own_task
 from regress.tasks.problem import Problem
+from regress.tasks.sizes import Params
 from regress.tasks.strata import draw
 
 GYM = "reasoning_gym/"
@@ -23,8 +25,13 @@ class Task(Protocol):
         ...
 
     @property
-    def level(self) -> int:
-        """The difficulty level, from 1 up."""
+    def level(self) -> int | None:
+        """The difficulty level, from 1 up; None for a mixture."""
+        ...
+
+    @property
+    def size(self) -> int | None:
+        """The number of problems of a finite collection; None for a generator."""
         ...
 
     def draw(self, count: int) -> list[Problem]:
@@ -41,11 +48,19 @@ class BuiltinTask:
     params: Params
     seed: int
 
+    @property
+    def size(self) -> int | None:
+        """None: problems are generated."""
+        return None
+
     def draw(self, count: int) -> list[Problem]:
         """Implement `Task.draw`."""
-        strata = list(FAMILIES[self.name].strata(**self.params))
-        pairs = draw(strata, count, generator("task", self.name, self.seed))
-        return [Problem(self.name, prompt, answer, self.level) for prompt, answer in pairs]
+        family = FAMILIES[self.name]
+        pairs = draw(list(family.strata(**self.params)), count, generator("task", self.name, self.seed))
+        return [
+            Problem(self.name, *pair, self.level, family.solution(*pair), family.complexity(pair[0]))
+            for pair in pairs
+        ]
 
 
 def task_names() -> tuple[str, ...]:
@@ -54,7 +69,7 @@ def task_names() -> tuple[str, ...]:
 
 
 def make_task(name: str, level: int = 1, params: Mapping[str, Any] | None = None, seed: int = 0) -> Task:
-    """Return the task `name` (built-in, or "reasoning_gym/<dataset>") at a difficulty level.
+    """Return the task `name` (built-in, "reasoning_gym/<dataset>", or "package.module:function") at a level.
 
     `params` override single values of the level. Raises TaskError, naming the nearest valid choice, for an
     unknown name, level or parameter, and for a value out of range.
@@ -63,9 +78,12 @@ def make_task(name: str, level: int = 1, params: Mapping[str, Any] | None = None
         from regress.tasks.reasoning_gym import make_gym_task  # the optional extra loads only when asked for
 
         return make_gym_task(name.removeprefix(GYM), level, params or {}, seed)
+    if ":" in name:
+        return make_own_task(name, level, params or {}, seed)
     if name not in FAMILIES:
         raise TaskError(
             f"task.name: there is no task {name!r}; {nearest(name, FAMILIES)} "
-            f"(datasets of the optional reasoning-gym are named {GYM}<dataset>)"
+            f"(datasets of the optional reasoning-gym are named {GYM}<dataset>, your own task is named by its path, "
+            '"package.module:function", and task.dataset_path names a file)'
         )
     return BuiltinTask(name, level, resolve(name, level, params or {}), seed)

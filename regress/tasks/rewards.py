@@ -1,19 +1,21 @@
 """Rewards: named plain functions of (problem, completion text), and their weighted sum.
 
-None of them parses, converts or evaluates what the model wrote; completions are only compared.
+A reward with a parameter ``turns`` gets all turns of the conversation, of which the completion is the last. None of
+them evaluates what the model wrote: completions are compared, calls and answers found by their marks.
 """
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 
 from regress.errors import TaskError
+from regress.tasks.conversation import Turn, parse_answer, parse_call, takes_turns
 from regress.tasks.functions import named_function
 from regress.tasks.problem import WHITESPACE, Problem, is_correct
 
-RewardFunction = Callable[[Problem, str], float]
+RewardFunction = Callable[..., float]
 
 _REGISTRY: dict[str, RewardFunction] = {}
 
@@ -73,6 +75,50 @@ def answer_format(problem: Problem, completion: str) -> float:
     return float(bool(text))
 
 
+@register_reward("answer_tag")
+def answer_tag(problem: Problem, completion: str) -> float:
+    """Return 1 for the right text between answer marks, 0.5 if it is one of the words there, 0.01 for marks alone, else
+    0.
+    """
+    said = parse_answer(completion)
+    if said is None:
+        return 0.0
+    if said == problem.answer:
+        return 1.0
+    return 0.5 if problem.answer in said.split() else 0.01
+
+
+@register_reward("step1_format")
+def step1_format(problem: Problem, completion: str, turns: Sequence[Turn]) -> float:
+    """Return 0.2 if the first completion calls a tool, else -0.5."""
+    return 0.2 if parse_call(turns[0].completion) is not None else -0.5
+
+
+@register_reward("step1_exec")
+def step1_exec(problem: Problem, completion: str, turns: Sequence[Turn]) -> float:
+    """Return 0.5 if the call of the first completion got a result, -1 if it failed, 0 if there was none."""
+    if parse_call(turns[0].completion) is None:
+        return 0.0
+    return 0.5 if turns[0].reply is not None else -1.0
+
+
+@register_reward("step2_format")
+def step2_format(problem: Problem, completion: str, turns: Sequence[Turn]) -> float:
+    """Return 0.3 if the second completion is text between answer marks, -0.8 if not, 0 without a second one."""
+    if len(turns) < 2:
+        return 0.0
+    return 0.3 if parse_answer(turns[1].completion) is not None else -0.8
+
+
+@register_reward("step2_content")
+def step2_content(problem: Problem, completion: str, turns: Sequence[Turn]) -> float:
+    """Return 1 if the answer marks of the second completion hold the right answer, -0.5 if another, 0 without any."""
+    said = parse_answer(turns[1].completion) if len(turns) > 1 else None
+    if said is None:
+        return 0.0
+    return 1.0 if said == problem.answer else -0.5
+
+
 @dataclass(frozen=True)
 class Reward:
     """Reward of one completion: the weighted sum, and each function's own unweighted value."""
@@ -87,11 +133,15 @@ class RewardSum:
 
     terms: tuple[tuple[str, float, RewardFunction], ...]
 
-    def __call__(self, problem: Problem, completion: str) -> Reward:
-        """Return the reward; raises TaskError if a function raises or returns anything but a finite number,
-        or if the sum is not finite.
+    def __call__(self, problem: Problem, completion: str, turns: Sequence[Turn] = ()) -> Reward:
+        """Return the reward of a conversation, of which the completion is the last one; without turns the only one.
+
+        Raises TaskError if a function raises or returns anything but a finite number, or if the sum is not finite.
         """
-        parts = {name: _evaluate(name, function, problem, completion) for name, _, function in self.terms}
+        turns = tuple(turns) or (Turn(completion),)
+        parts = {
+            name: _evaluate(name, function, problem, completion, turns) for name, _, function in self.terms
+        }
         total = sum(weight * parts[name] for name, weight, _ in self.terms)
         if not math.isfinite(total):
             raise TaskError(
@@ -126,10 +176,12 @@ def _check_weight(name: str, weight: object) -> None:
         raise TaskError(f"task.rewards.{name}: the weight must be a finite number, not {weight!r}")
 
 
-def _evaluate(name: str, function: RewardFunction, problem: Problem, completion: str) -> float:
+def _evaluate(
+    name: str, function: RewardFunction, problem: Problem, completion: str, turns: tuple[Turn, ...]
+) -> float:
     where = f"reward {name!r} on task {problem.task!r} (task_id {problem.task_id})"
     try:
-        value: object = function(problem, completion)
+        value: object = function(problem, completion, **({"turns": turns} if takes_turns(function) else {}))
     except (Exception, SystemExit) as error:
         raise TaskError(
             f"{where} raised {type(error).__name__}: {error}; a reward must return a number for every text"

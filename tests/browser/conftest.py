@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,8 @@ import pytest
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
+
+sys.path.append(str(Path(__file__).parents[1] / "unit" / "report"))  # makers of runs
 
 HOW = (
     "no Chromium was found: run tox run -e browser, or set REGRESS_CHROMIUM to the path of one, or run playwright "

@@ -7,10 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
 from regress.cli import main
+from regress.dump import Recorder, at, recording, tap
+from regress.dump.manifest import Provenance
+from regress.layout import Segment, TokenLayout
 
 Setup = Callable[..., Any]
 
@@ -109,6 +113,83 @@ def test_the_options_of_the_script_and_its_sections(nexrl: Setup, sampled: Setup
     datums = found["datums_analysis"]
     assert (datums["status"], datums["num_datums"]) == ("analyzed", 6)
     assert datums["loss_fn_inputs_keys"] == ["advantages", "logprobs", "loss_mask", "target_tokens"]
+
+
+def test_the_full_command_on_equal_dumps(nexrl: Setup, sampled: Setup, tmp_path: Path) -> None:
+    """A client of a remote trainer has neither ranks nor microbatches, which is no reason to compare nothing."""
+    many = sampled(8)
+    dirs = (
+        *("--self_hosted_dir", nexrl("sh", many, micros=2).self_hosted().folder),
+        *("--remote_api_dir", nexrl("ra", many).remote_api().folder),
+        *("--weaver_dir", nexrl("wv", many, micros=2).weaver().folder),
+    )
+    done = run(*dirs, "--step", 0, "--num_ranks", 2, "--num_micros", 2, "--output", tmp_path / "report.json")
+    assert (done.exit_code, done.stderr) == (0, ""), done.output
+    assert "has no ranks, so all of its records were compared" in done.output
+    assert {call["where"] for call in strict(tmp_path / "report.json")["calls"]} == {"remote API", "weaver"}
+    asked = run(*dirs, "--step", 0, "--num_ranks", 3, "--num_micros", 2)
+    assert asked.exit_code == 2
+    assert "weaver: rank 2 of 3 asked for is not in the actual dump" in asked.output
+
+
+def test_the_text_of_the_script(nexrl: Setup, sampled: Setup, tmp_path: Path) -> None:
+    """Every rank and microbatch and the statistics of section 5.4 are there, also where nothing fails."""
+    samples = sampled(8)
+    samples[6].values["elementwise_loss"] += 1e-3
+    golden, remote = nexrl("sh", sampled(8), micros=2).self_hosted(), nexrl("ra", sampled(8)).remote_api()
+    dirs = "--self_hosted_dir", golden.folder, "--remote_api_dir", remote.folder, "--weaver_dir"
+    equal = run(*dirs, nexrl("wv", sampled(8), micros=2).weaver().folder, "--step", 0)
+    assert equal.exit_code == 0
+    for line in (
+        "--- TRAJECTORIES ---",
+        "✓ tokens: 8 of 8 equal",
+        "--- LOSS_DATA_ALL ---",
+        "total comparisons: 4",
+        "rank1_micro1 loss: ✓ diff=0.000000e+00",
+        "rank1_micro1 log_probs: ✓ max diff=0.000000e+00, max ",
+        "differences of loss over 4 places: max 0, min 0, mean 0",
+        "--- DATUMS_ANALYSIS ---",
+        "number of datums: 8",
+        "keys of loss_fn_inputs: advantages, logprobs, loss_mask, target_tokens",
+    ):
+        assert line in equal.output, line
+    path = tmp_path / "report.json"
+    done = run(*dirs, nexrl("other", samples, micros=2).weaver().folder, "--step", 0, "--output", path)
+    assert done.exit_code == 1
+    (losses,) = (s for s in strict(path)["sections"] if s["section"] == "loss_data_all")
+    offs = [row["comparisons"][0]["diff"] for row in losses["comparisons"]]
+    told = losses["statistics"]["loss"]
+    assert told == {"count": 4, "max": max(offs), "min": min(offs), "mean": pytest.approx(sum(offs) / 4)}
+    assert told["max"] > 1e-5
+    assert sum(" loss: ✗ diff=" in line and "_micro" in line for line in done.output.splitlines()) >= 1
+
+
+def test_other_precisions_are_the_cause(tmp_path: Path) -> None:
+    """Two runs whose tensors are all stored in float32, and whose models computed in different dtypes."""
+    folders = []
+    for dtype, noise in (("float32", 0.0), ("bfloat16", 0.2)):
+        told = Provenance(config={"model": {"dtype": dtype}})
+        folders.append(tmp_path / dtype)
+        values = -1.0 - np.arange(6, dtype=np.float32).reshape(1, 6) * (1 + noise * np.float32(0.37))
+        layout = TokenLayout((1, 6), (Segment(0, 0, 6, 0, 0),))
+        recorder = Recorder(folders[-1], options={"forward_data": True}, provenance=told)
+        with recording(recorder), at(step=0, rank=0, micro=0):
+            tap("forward_data", {"log_probs": values}, layout=layout, meta={"samples": [["a", 0]]})
+    done = run(*folders)
+    assert done.exit_code == 1
+    assert "(rule precision;" in " ".join(done.output.split())
+    assert "computes in float32, the actual one in bfloat16" in " ".join(done.output.split())
+
+
+def test_a_difference_of_a_client_of_a_remote_trainer_is_found(nexrl: Setup, sampled: Setup) -> None:
+    changed = sampled()
+    changed[4].tokens[changed[4].prompt] += 1
+    done = run(
+        *("--self_hosted_dir", nexrl("sh").self_hosted().folder),
+        *("--remote_api_dir", nexrl("ra", changed).remote_api().folder),
+        *("--step", 0, "--num_ranks", 2, "--num_micros", 1),
+    )
+    assert done.exit_code == 1
 
 
 def test_a_whole_side_that_is_missing_is_no_success(nexrl: Setup, tmp_path: Path) -> None:

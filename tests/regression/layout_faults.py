@@ -27,6 +27,7 @@ from regress.engine.build import Run
 from regress.engine.config import Config, load_config
 from regress.engine.local import local
 from regress.engine.policy import LocalPolicy
+from regress.faults import adapter
 from regress.grpo.objective import Objective
 from regress.parallel import (
     embedding,
@@ -41,6 +42,8 @@ from regress.parallel import (
     stages,
     vocabulary,
 )
+from regress.parallel.factors import OutputFactor
+from regress.parallel.families import Family
 from regress.parallel.pipeline import Pipeline
 from regress.parallel.policy import ParallelPolicy
 from regress.parallel.segments import ContextSegments
@@ -828,3 +831,41 @@ def experts_times_ranks() -> Prepare:
         model.forward_backward = wrong
 
     return change
+
+
+# adapters
+
+
+def adapter_off_on_one_rank() -> Prepare:
+    """One rank computes with the base model."""
+
+    def prepare(run: Run) -> None:
+        if on_rank(1):
+            adapter.adapter_switched_off(run)
+
+    return prepare
+
+
+def factors_a_not_summed() -> Prepare:
+    """Replicas keep their own gradients of the factors A."""
+    return lambda run: without(run, ".lora_A.")
+
+
+def gradient_between_factors_not_summed() -> None:
+    """A gets from each rank the gradient through that rank's outputs alone."""
+
+    def forward(self: OutputFactor, module: nn.Linear, mesh: Any, x: Tensor) -> Tensor:
+        return linear(x, local(module.weight))
+
+    OutputFactor._forward = forward
+
+
+def factors_b_of_own_tokens() -> None:
+    """Under sequence parallelism the whole factors B keep the gradients of a rank's own tokens."""
+    right = Family.partial
+    Family.partial = lambda *args: (name for name in right(*args) if ".lora_B." not in name)
+
+
+def factors_a_of_gathered_tokens_summed() -> None:
+    """Gradients of factors A, which saw all tokens on every rank, are summed over the ranks."""
+    Family._factors_of_gathered = lambda *args: iter(())

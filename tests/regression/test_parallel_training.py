@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from regress.dump.metrics_file import metrics_of, read_metrics
 from regress.dump.reader import DumpReader
 from regress.layout import DIMENSIONS
 from regress.replay.pool import RankPool
@@ -155,13 +155,22 @@ def weights(run: Path) -> dict[str, Any]:
 
 
 def metrics(run: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    """Metrics of each step and update, without those that tell of the layout itself."""
+    rows = [metrics_of(row) for row in read_metrics(run / "metrics.jsonl")]
+    return [
+        {name: value for name, value in row.items() if not name.startswith(("ddp/", "accelerate/"))}
+        for row in rows
+    ]
+
+
+def updates(run: Path) -> list[dict[str, float]]:
+    return [row for row in metrics(run) if "training_step/loss" in row]
 
 
 def test_the_run_that_is_compared_with_clips_and_leaves_its_reference(
     alone: Callable[[str], tuple[list[str], Path]],
 ) -> None:
-    last = metrics(alone("dense")[1])[-1]
+    last = updates(alone("dense")[1])[-1]
     assert last["training_step/grad_norm"] > 0.05
     assert last["training_step/clip_ratio/low"] + last["training_step/clip_ratio/high"] > 0
     assert last["training_step/kl"] > 1e-3
@@ -196,6 +205,7 @@ def test_a_split_run_makes_the_same_model(
 SAMPLING = (
     *SMALL,
     "max_steps=3",
+    "model.dtype=float64",
     "rollout_worker.batch_size=2",
     "algorithm.old_log_probs=sampler",
     "task.environment=checker",
@@ -216,17 +226,22 @@ SAMPLING = (
         ("moe", "ep=2"),
     ],
 )
-def test_ranks_sample_other_completions_of_the_policy_as_it_is(
+def test_ranks_sample_what_one_process_would_from_the_policy_as_it_is(
     pool: RankPool, targets: Any, tmp_path: Path, model: str, split: str
 ) -> None:
+    """Other ranks and another batch size, the same tokens: a draw belongs to its sample."""
     overrides = [*SAMPLING, *MODELS[model], *parallel(split)]
     found = pool.run(targets.sampled, {"folder": tmp_path, "overrides": overrides}, ranks(overrides))
-    seeds = [seed for rank in found for seed in set(rank["seeds"])]
-    assert len(seeds) == len(set(seeds))
+    marks = [mark for rank in found for mark in rank["marks"]]
+    assert len(marks) == len(set(marks)), "two samples or turns draw the same numbers, or one is drawn twice"
+    alone = [*SAMPLING, *MODELS[model], "rollout_worker.batch_size=3"]
+    (one,) = pool.run(targets.sampled, {"folder": tmp_path / "alone", "overrides": alone}, 1)
+    assert set(marks) == set(one["marks"])
+    assert found[0]["rollouts"] == one["rollouts"]
     first, *others = (rank["rollouts"] for rank in found)
     assert [len(step) for step in first] == [10, 10, 10]
     assert all(other == first for other in others)
-    for step in metrics(tmp_path / "rank0")[:3]:
+    for step in updates(tmp_path / "rank0"):
         assert step["training_step/ratio/min"] == pytest.approx(1, abs=1e-5)
         assert step["training_step/ratio/max"] == pytest.approx(1, abs=1e-5)
     assert all(rank["pass_rates"] == found[0]["pass_rates"] for rank in found)
@@ -238,7 +253,7 @@ def test_ranks_sample_other_completions_of_the_policy_as_it_is(
 def test_old_weights_would_show(pool: RankPool, targets: Any, tmp_path: Path) -> None:
     overrides = [*SAMPLING, *MODELS["dense"], "parallel.dp=2"]
     pool.run(targets.sampled, {"folder": tmp_path, "overrides": overrides, "stale": True}, 2)
-    last = metrics(tmp_path / "rank0")[2]
+    last = updates(tmp_path / "rank0")[-1]
     assert abs(last["training_step/ratio/max"] - 1) > 1e-3
 
 
@@ -260,6 +275,7 @@ DUMPED = ("debug.enable_data_dump=true", "debug.dump_options.loss=true", "debug.
         ("model", 1, "dp=2", (), "no checkpoint on this machine"),
         ("metrics", 0, "dp=2", (), "metrics cannot be written"),
         ("publishing", 0, "dp=2", (), "cannot be written (No space left on device)"),
+        ("checkpoint", 0, "dp=2", ("trainer.save_steps=1",), "earlier checkpoints are as they were"),
         ("unforeseen", 1, "dp=2", (), "nobody thought of this"),
     ],
 )
@@ -283,6 +299,35 @@ def test_one_rank_that_fails_ends_all_with_its_error(
     assert found[1 - culprit] == found[culprit]
     assert not (tmp_path / "run" / "rank0" / "final").exists()
     assert not (tmp_path / "dump" / "manifest.json").exists()
+
+
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize(
+    ("culprit", "split"), [(1, "dp=2"), (0, "dp=2 data_parallel=ddp"), (1, "fsdp=2"), (0, "tp=2")]
+)
+def test_an_update_that_one_rank_cannot_make_is_left_out_by_all(
+    pool: RankPool, targets: Any, tmp_path: Path, culprit: int, split: str
+) -> None:
+    """Of two updates a step, the first is lost; a rank that went on alone would wait for the others, or differ."""
+    base = (*SMALL, *MODELS["dense"], "max_steps=2", "model.dtype=float64", "optimizer.eps=1e-6")
+    overrides = [*base, "trainer.epochs=2", *parallel(split)]
+    arguments = {"folder": tmp_path / "two", "overrides": overrides, "culprit": culprit}
+    found = pool.run(targets.skipping, arguments, 2, timeout=120)
+    alone = {"folder": tmp_path / "one", "overrides": [*base, "trainer.epochs=2"], "culprit": 0}
+    pool.run(targets.skipping, alone, 1)
+
+    rows, expected = metrics(tmp_path / "two" / "rank0"), metrics(tmp_path / "one" / "rank0")
+    assert [row["training/invalid_loss_count"] for row in rows if "training/invalid_loss_count" in row] == [
+        1,
+        0,
+    ]
+    for name in ("training_step/loss", "training_step/grad_norm"):
+        ours, theirs = ([row[name] for row in table if name in row] for table in (rows, expected))
+        assert ours == pytest.approx(theirs, rel=1e-10)
+    assert found[0]["metrics"] == found[1]["metrics"]
+    truth = weights(tmp_path / "one" / "rank0")
+    for key, actual in weights(tmp_path / "two" / "rank0").items():
+        np.testing.assert_allclose(actual, truth[key], rtol=0, atol=1e-12 * np.abs(truth[key]).max())
 
 
 def test_accelerate_is_not_asked_for_two_engines(pool: RankPool, targets: Any, tmp_path: Path) -> None:

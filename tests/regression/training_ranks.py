@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -16,9 +17,11 @@ from torch import distributed
 
 from regress.dump import writer
 from regress.engine import policies, policy, rollout, trainer
+from regress.engine.checkpoint import write
 from regress.engine.config import load_config
 from regress.engine.outputs import Outputs
 from regress.engine.sampling import UndefinedDistribution
+from regress.engine.tracking.log import TrackedLog
 from regress.errors import ConfigError, DumpError, RegressError
 from regress.parallel.policy import ParallelPolicy
 from regress.parallel.run import train
@@ -37,17 +40,18 @@ def trained(
 
 
 def sampled(folder: Path, overrides: Sequence[str], stale: bool = False) -> dict[str, Any]:
-    """The same, and what was sampled: the seeds of this rank, and every rollout as it came to the trainer.
+    """The same, and what was sampled: a mark of every generator of this rank, and every rollout as it came to the
+    trainer.
 
     Args:
         stale: keep the weights that are sampled from as they were at first.
     """
-    seeds: list[int] = []
+    marks: list[tuple[int, ...]] = []
     rollouts: list[list[tuple[str, int, list[int]]]] = []
 
-    def seeing(*args: Any, seed: int, **kwargs: Any) -> Any:
-        seeds.append(seed)
-        return sample(*args, seed=seed, **kwargs)
+    def seeing(*args: Any, generators: Sequence[Random], **kwargs: Any) -> Any:
+        marks.extend(generator.getstate()[1][:4] for generator in generators)
+        return sample(*args, generators=generators, **kwargs)
 
     def counting(trajectories: Any) -> Any:
         rollouts.append([(found.group_id, found.run_id, found.tokens) for found in trajectories])
@@ -59,7 +63,7 @@ def sampled(folder: Path, overrides: Sequence[str], stale: bool = False) -> dict
         patch.setattr(trainer, "rollout_metrics", counting)
         if stale:
             patch.setattr(ParallelPolicy, "_refresh", lambda self: None)
-        return trained(folder, overrides) | {"seeds": seeds, "rollouts": rollouts}
+        return trained(folder, overrides) | {"marks": marks, "rollouts": rollouts}
 
 
 def failing(folder: Path, overrides: Sequence[str], fault: str, culprit: int) -> tuple[str, str]:
@@ -78,12 +82,23 @@ def failing(folder: Path, overrides: Sequence[str], fault: str, culprit: int) ->
     return "", ""
 
 
-def _no_number(patch: pytest.MonkeyPatch) -> None:
+def skipping(folder: Path, overrides: Sequence[str], culprit: int) -> dict[str, Any]:
+    """A whole run in which the first training pass of one rank gives no number, and every other one does."""
+    with pytest.MonkeyPatch.context() as patch:
+        if distributed.get_rank() == culprit:
+            _no_number(patch, passes=1)
+        return trained(folder, [*overrides, "trainer.on_nonfinite=skip"])
+
+
+def _no_number(patch: pytest.MonkeyPatch, passes: float = math.inf) -> None:
     forward = policy.LocalPolicy._forward
+    made = 0
 
     def poisoned(self: Any, *args: Any, entropy: Any, **kwargs: Any) -> Any:
+        nonlocal made
         out = forward(self, *args, entropy=entropy, **kwargs)
-        return out if entropy is False else replace(out, log_probs=out.log_probs * math.nan)
+        made += entropy is not False
+        return out if entropy is False or made > passes else replace(out, log_probs=out.log_probs * math.nan)
 
     patch.setattr(policy.LocalPolicy, "_forward", poisoned)
 
@@ -107,7 +122,8 @@ FAULTS = {
     "sampling": _no_distribution,
     "dump": _raising(writer, "write_atomically", DumpError("the disk of this rank is full")),
     "model": _raising(policies, "build_model", ConfigError("no checkpoint on this machine")),
-    "metrics": _raising(Outputs, "log", RegressError("metrics cannot be written")),
+    "metrics": _raising(TrackedLog, "log", RegressError("metrics cannot be written")),
     "publishing": _raising(Outputs, "_publish_model", OSError(28, "No space left on device")),
+    "checkpoint": _raising(write, "write_commit", OSError(28, "No space left on device")),
     "unforeseen": _raising(trainer, "rollout_metrics", RegressError("nobody thought of this")),
 }

@@ -42,9 +42,11 @@ ALLOWED: dict[str, set[str]] = {
         "dump",
         "layout",
     },
+    "doctor": {"engine", "dump"},
+    "tracking": {"engine"},
     "plugin": {"replay", "parallel", "engine", "golden", "compare", "report", "dump", "layout"},
     "__main__": {"cli"},
-    "cli": {"explain", "replay", "parallel", "engine", "golden", "compare", "report", "dump"},
+    "cli": {"explain", "doctor", "replay", "parallel", "engine", "golden", "compare", "report", "dump"},
 }
 TORCH_FREE = [
     "regress",
@@ -93,6 +95,8 @@ TORCH_FREE = [
     "regress.engine.config.compose",
     "regress.engine.config.show",
     "regress.engine.environment",
+    "regress.doctor.commands",
+    "regress.doctor.run",
 ]
 
 

@@ -130,7 +130,9 @@ def _evidence(divergence: Divergence, proofs: list[str]) -> list[str]:
 
 
 def _told(rule: Rule, divergence: Divergence, evidence: list[str], scene: RunContext) -> Diagnosis:
-    quantity = rule.look or divergence.first.quantity
+    there = rule.look in scene.quantities or not scene.quantities
+    quantity = rule.look if rule.look and there else divergence.first.quantity
+    evidence = [*evidence, *(f"the actual dump lacks {gap}" for gap in scene.absent if rule.of_records)]
     cites = {"quantity": divergence.first.quantity, "tensor": divergence.first.name}
     return Diagnosis(
         rule.id, rule.cause, tuple(evidence), next_command(scene, quantity, rule.variants), cites
@@ -151,6 +153,10 @@ def _unknown(divergence: Divergence, scene: RunContext) -> Diagnosis:
 def next_command(scene: RunContext, quantity: str, variants: str) -> str:
     """Return the command to run next: other variants where they tell more, else a look at the quantity alone."""
     commands = scene.commands
+    if (
+        quantity in ("coverage", "trajectory") and "records" in commands
+    ):  # what is missing has no tensors to look at
+        return commands["records"]
     if variants and "replay" in commands:
         return commands["replay"].format(variants=shlex.quote(variants))
     if "compare" in commands:

@@ -60,6 +60,7 @@ def find_patterns(failed: Sequence[Verdict], judged: Sequence[Verdict], scene: R
         return []
     same = [verdict for verdict in failed if verdict.name == failed[0].name]
     return [
+        *_precisions(scene),
         *_places(failed, judged, scene),
         *_names(failed, judged),
         *_tokens([verdict.affected for verdict in same if verdict.affected is not None]),
@@ -67,6 +68,13 @@ def find_patterns(failed: Sequence[Verdict], judged: Sequence[Verdict], scene: R
         *_values(same, scene),
         *_nonfinite(same),
     ]
+
+
+def _precisions(scene: RunContext) -> Iterator[Pattern]:
+    golden, actual = scene.precisions
+    if golden is not None and actual is not None and golden != actual:
+        words = f"the golden run computes in {golden}, the actual one in {actual}"
+        yield Pattern("precision", words, {"golden": golden, "actual": actual})
 
 
 def _places(failed: Sequence[Verdict], judged: Sequence[Verdict], scene: RunContext) -> Iterator[Pattern]:

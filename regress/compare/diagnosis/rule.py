@@ -28,7 +28,8 @@ class Rule:
         holds: quantities that must have been judged before it and hold.
         when: a further condition.
         variants: variants to replay next, as ``--variants`` takes them: those that tell this cause from others.
-        look: the quantity whose tensors tell most; by default that of the divergence.
+        look: the quantity whose tensors tell most, if both sides have it; by default that of the divergence.
+        of_records: True if records that the actual dump lacks are its evidence.
     """
 
     id: str
@@ -45,3 +46,4 @@ class Rule:
     when: Callable[[Divergence, RunContext], bool] | None = None
     variants: str = ""
     look: str = ""
+    of_records: bool = False

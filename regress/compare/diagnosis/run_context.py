@@ -20,6 +20,9 @@ class RunContext:
         mesh: extent of each dimension of the mesh of ranks.
         group_sizes: numbers of samples in a group, where the samples are known.
         config: configuration of the run, nested, as far as it is known.
+        quantities: those that both sides have, empty if unknown.
+        absent: records that the run's dump lacks although others tell of them, a phrase each.
+        precisions: dtypes that the golden and the actual model compute in; None where unknown.
         commands: commands for a closer look, by purpose: ``replay`` (under ``{variants}``), ``test`` and ``compare``
             (of ``{quantity}`` alone), ``show`` (the records of ``{stage}``); those that are missing do not apply.
     """
@@ -29,6 +32,9 @@ class RunContext:
     mesh: Mapping[str, int] = field(default_factory=dict)
     group_sizes: tuple[int, ...] = ()
     config: Mapping[str, Any] = field(default_factory=dict)
+    quantities: frozenset[str] = frozenset()
+    absent: tuple[str, ...] = ()
+    precisions: tuple[str | None, str | None] = (None, None)
     commands: Mapping[str, str] = field(default_factory=dict)
 
     def setting(self, section: str, key: str) -> Any:

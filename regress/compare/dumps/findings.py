@@ -22,12 +22,16 @@ class Finding:
     Attributes:
         problem: why there is no verdict: both dumps have the same fault, so that nothing can be compared.
         nonfinite: elements that are NaN or infinite, the same on both sides.
+        note: how values were judged, where that is not by the tolerance alone.
+        doubt: why nothing tells whether a failing verdict is a fault; it is then a problem.
     """
 
     verdict: Verdict
     tolerance: Tolerance
     problem: str = ""
     nonfinite: int = 0
+    note: str = ""
+    doubt: str = ""
 
 
 class Defect(str):
@@ -40,6 +44,7 @@ def told(results: Sequence[tuple[U, Sequence[Finding]]]) -> tuple[list[str], lis
     """Return notes and problems of findings, a sentence each."""
     alike: dict[tuple[str, str], list[int]] = {}
     problems: dict[str, None] = {}
+    judged = dict.fromkeys(finding.note for _, findings in results for finding in findings if finding.note)
     for _, findings in results:
         for finding in findings:
             if finding.problem:
@@ -53,20 +58,25 @@ def told(results: Sequence[tuple[U, Sequence[Finding]]]) -> tuple[list[str], lis
         "in both dumps, which counts as equal"
         for (quantity, name), counts in alike.items()
     ]
-    return notes, [*problems]
+    return [*notes, *judged], [*problems]
 
 
 Again = Callable[[Sequence[tuple[U, Mapping[tuple[str, str], float]]]], Iterable[Sequence[Finding]]]
 """Function that compares units anew under scales of ``(quantity, name)``; returns findings in the order of units."""
 
 
-def settle(results: Sequence[tuple[U, Sequence[Finding]]], run: Again[U]) -> list[Verdict]:
+def settle(
+    results: Sequence[tuple[U, Sequence[Finding]]], run: Again[U], problems: list[str] | None = None
+) -> list[Verdict]:
     """Return verdicts under the scale of a tensor over all units, in the order of the units and their findings.
 
     The tolerance of a tensor is relative to its largest golden value over all ranks and microbatches. A unit judges by
     the largest that it sees, which is stricter: a pass there is final, a failure is compared anew. Where no tolerance
     was measured, a bias has at least the scale of its weight: its gradient sums the same terms, and may be nothing but
     their rounding, as that of the keys' bias in attention.
+
+    Args:
+        problems: receives the doubts about failures, which are then no verdicts.
     """
     scales: dict[tuple[Any, ...], float] = {}
     for _, findings in results:
@@ -90,13 +100,16 @@ def settle(results: Sequence[tuple[U, Sequence[Finding]]], run: Again[U]) -> lis
     again = iter(run([(unit, names) for (unit, _), names in zip(results, larger, strict=True) if names]))
     verdicts: list[Verdict] = []
     for (_, findings), names in zip(results, larger, strict=True):
-        anew: dict[tuple[str, str], list[Verdict]] = {}
+        anew: dict[tuple[str, str], list[Finding]] = {}
         for finding in next(again) if names else ():
-            anew.setdefault((finding.verdict.quantity, finding.verdict.name), []).append(finding.verdict)
+            anew.setdefault((finding.verdict.quantity, finding.verdict.name), []).append(finding)
         for finding in findings:
             key = finding.verdict.quantity, finding.verdict.name
-            own = anew[key].pop(0) if key in names else _rescaled(finding, scales[_tensor(finding.verdict)])
-            verdicts.append(own)
+            found = anew[key].pop(0) if key in names else finding
+            if found.doubt and problems is not None:
+                problems.append(found.doubt)
+            else:
+                verdicts.append(_rescaled(found, scales[_tensor(finding.verdict)]))
     return verdicts
 
 

@@ -14,7 +14,7 @@ from regress.compare.dumps.options import AnyUnit, Options, Planned
 from regress.compare.dumps.planning import plan_units
 from regress.compare.dumps.rollouts import RolloutUnit, compare_rollouts
 from regress.compare.dumps.shares import ShareUnit, compare_shares
-from regress.compare.dumps.sides import open_side
+from regress.compare.dumps.sides import Side, open_side
 from regress.compare.dumps.single import SingleUnit, check_single
 from regress.compare.dumps.units import Unit, compare_unit
 from regress.compare.dumps.unknown import unknown
@@ -106,7 +106,7 @@ def compare_dumps(
     golden_side = open_side(golden)
     if isinstance(golden_side, GoldenSide) and asked.bounds.case == "":
         asked = replace(asked, bounds=asked.bounds.over(golden_side.case))
-    planned = limited(plan_units(golden, actual, asked), asked)
+    planned = limited(plan_units(golden, actual, asked), asked, open_side(actual))
     advance(-len(planned.units))
     run = engine or serial
     results = list(_done(planned.units, run([(unit, None) for unit in planned.units]), advance))
@@ -115,7 +115,7 @@ def compare_dumps(
     planned.notes += notes
     planned.problems += problems
     results = [(unit, [finding for finding in findings if not finding.problem]) for unit, findings in results]
-    verdicts = settle(results, run)
+    verdicts = settle(results, run, planned.problems)
     failed = {verdict.quantity for verdict in verdicts if not verdict.ok}
     planned.notes += unknown(golden_side, open_side(actual), failed)
     comparison = Comparison(
@@ -154,16 +154,22 @@ def _without_common(
     return found
 
 
-def limited(planned: Planned, options: Options) -> Planned:
-    """Return the work on the chosen ranks and microbatches; absent ones become problems."""
-    places = {unit.place for unit in planned.units if isinstance(unit, Unit)}
+def limited(planned: Planned, options: Options, actual: Side) -> Planned:
+    """Return the work on the chosen ranks and microbatches; absent ones become problems.
+
+    A dump whose records belong to no rank or microbatch at all, as those of a client of a remote trainer, has none to
+    choose from: all of it is compared.
+    """
+    places = [where for _, where in actual.entries.values()]
     for name, limit in (("rank", options.ranks), ("micro", options.micros)):
         if limit is None:
             continue
-        there = {getattr(place, name) or 0 for place in places}
+        word, plural = ("rank", "ranks") if name == "rank" else ("microbatch", "microbatches")
+        there = {number for place in places if (number := getattr(place, name)) is not None}
         lacking = [str(number) for number in range(limit) if number not in there]
-        if lacking:
-            word = "rank" if name == "rank" else "microbatch"
+        if not there:
+            planned.notes.append(f"{actual.folder} has no {plural}, so all of its records were compared")
+        elif lacking:
             planned.problems.append(
                 f"{word} {', '.join(lacking)} of {limit} asked for is not in the actual dump"
             )

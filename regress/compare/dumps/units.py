@@ -28,6 +28,7 @@ from regress.compare.dumps.findings import Defect, Finding
 from regress.compare.dumps.golden import text_of
 from regress.compare.dumps.listing import Listed, listed, told_by
 from regress.compare.dumps.moments import decided
+from regress.compare.dumps.optimizer_updates import Updated
 from regress.compare.dumps.selection import Selection
 from regress.compare.dumps.sides import Side, open_side
 from regress.compare.metrics.stripes import Measures
@@ -154,12 +155,8 @@ class _Work:
             ]
             shards = [shard for shard in known if shard.layout.shape == actual.layout.shape]
             if shards:
-                found = self._whole(source, actual, shards)
-                finding = self._judged(source, found)
-                closer = self._decided(source, finding, shards, actual)
-                if closer is not None:
-                    finding = self._judged(source, self._whole(source, replace(actual, array=closer), shards))
-                yield finding
+                finding = self._judged(source, self._whole(source, actual, shards))
+                yield self._settled(source, finding, shards, actual)
             elif known:
                 detail = f"golden {list(known[0].layout.shape)}, actual {list(actual.layout.shape)}"
                 yield self._plain(Status.SHAPE, source, detail)
@@ -173,18 +170,25 @@ class _Work:
         around = partial(self._around_whole, source, part)
         return Aligned(actual.array, golden[0].array, pairs, words, around)
 
-    def _decided(
-        self, source: Source, finding: Finding, golden: Sequence[Shard], actual: Shard
-    ) -> Array | None:
-        """Return a failing parameter with golden values where rounding decides it; None where nothing tells."""
-        if source.quantity != "param" or finding.verdict.status is not Status.DRIFT or len(golden) > 1:
-            return None
-        if golden[0].layout != actual.layout or "multiple" not in finding.tolerance.basis:
-            return None
+    def _settled(self, source: Source, finding: Finding, golden: Sequence[Shard], actual: Shard) -> Finding:
+        """Return the finding on a parameter without what the optimizer makes of gradients that are nearly zero."""
+        table = "multiple" in finding.tolerance.basis
+        if source.quantity != "param" or finding.verdict.status is not Status.DRIFT or not table:
+            return finding
+        sides = self.golden_side, self.actual_side
         record = next(n for n, found in self.golden.items() if source.tensor in found.tensors)
-        bound = self._tolerance("optimizer", golden[0].array, actual.array).relative
-        sides, records = (self.golden_side, self.actual_side), (record, self.unit.record)
-        return decided(source.tensor, golden[0].array, actual.array, sides, records, bound)
+        names, bound = (record, self.unit.record), finding.verdict.tolerance
+        arrays = golden[0].array, actual.array
+        relative = {stage: self._tolerance(stage, *arrays).relative for stage in ("gradient", "optimizer")}
+        place, name = self.unit.place, source.tensor
+        updated = Updated.of(sides, names, place, name, actual, golden, bound, relative)
+        closer = updated.explained
+        if closer is None and len(golden) == 1 and golden[0].layout == actual.layout:
+            closer = decided(name, *arrays, sides, names, relative["optimizer"])
+        if closer is None:
+            return replace(finding, doubt=updated.doubt)
+        found = self._whole(source, replace(actual, array=closer), golden)
+        return replace(self._judged(source, found), note=updated.note)
 
     def tokens(self) -> Iterator[Finding]:
         """Yield findings on tensors of tokens."""

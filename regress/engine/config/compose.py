@@ -9,10 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, get_type_hints
 
+from regress.engine.config.curriculum import apply_thresholds
 from regress.engine.config.defaults import FileLayer
 from regress.engine.config.environment import apply_environment
 from regress.engine.config.files import path_errors
+from regress.engine.config.flag_values import flag_entries
 from regress.engine.config.leaves import Leaf, leaves
+from regress.engine.config.lengths import allocate, apply_length_variables
 from regress.engine.config.origins import DEFAULT, PRESET, Origin
 from regress.engine.config.overrides import parse_overrides, searchpath_override
 from regress.engine.config.primary import find_primary
@@ -39,6 +42,7 @@ def load_config(
     config_name: str | None = None,
     overrides: Sequence[str] = (),
     environ: Mapping[str, str] | None = None,
+    flags: Mapping[str, str] | None = None,
 ) -> Loaded:
     """Compose and check a configuration.
 
@@ -48,6 +52,7 @@ def load_config(
         overrides: ``key=value``, ``group=name``, ``~key``, in Hydra's grammar.
         environ: variables for the environment layer and ``${oc.env:NAME}``; ``None`` for those of the
             process.
+        flags: values of the command's flags by name (see `regress.engine.config.flags`), part of the command line.
 
     Raises:
         ConfigError: for any mistake, in one sentence.
@@ -58,9 +63,14 @@ def load_config(
         files = FileLayer(find_primary(config_path, config_name, searchpath_override(overrides)))
         command_line = parse_overrides(overrides, files.is_group)
         files.apply(command_line.choices, store)
+        apply_length_variables(environ, store)
         apply_environment(environ, store)
         command_line.apply(store)
+        for entry in flag_entries(flags, command_line.keys()):
+            store.put(entry)
         _expand_preset(store)
+        _allocate_lengths(store)
+        apply_thresholds(environ, store, lambda: _build(store))
         config = _build(store)
     check_rules(config, store.origin)
     _check_algorithm(config)
@@ -75,6 +85,11 @@ def _expand_preset(store: Store) -> None:
         path = ("algorithm", field)
         if store.origin(path).layer == DEFAULT:
             store.put(Entry(path, value, Origin(PRESET, name)))
+
+
+def _allocate_lengths(store: Store) -> None:
+    resolver = Resolver(store.tree(), store.origin)
+    allocate(store, lambda path: _value(leaves()[".".join(path)], resolver, store))
 
 
 def _build(store: Store) -> Config:

@@ -33,11 +33,13 @@ def environment_entries(environ: Mapping[str, str]) -> Iterator[Entry]:
     """Yield the variables with our prefix, by name. Raises `ConfigError` for one that names no key."""
     for variable in sorted(environ):
         if variable.upper().startswith(PREFIX):
-            origin = Origin(ENVIRONMENT, variable)
-            path = variable_path(variable)
-            leaf = find_leaf(path, environ[variable], origin)
-            value = environ[variable] if leaf is None else _value(leaf, path, environ[variable], origin)
-            yield Entry(path, value, origin)
+            yield entry_of(variable_path(variable), environ[variable], Origin(ENVIRONMENT, variable))
+
+
+def entry_of(path: KeyPath, text: str, origin: Origin) -> Entry:
+    """Return what a text gives to a key: YAML, except for keys that hold text. Raises `ConfigError` if it is none."""
+    leaf = find_leaf(path, text, origin)
+    return Entry(path, text if leaf is None else _value(leaf, path, text, origin), origin)
 
 
 def variable_path(variable: str) -> KeyPath:

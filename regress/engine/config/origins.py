@@ -22,6 +22,11 @@ class Origin:
         return f"{self.layer} {self.name}".rstrip()
 
 
+def author(origin: Origin) -> str:
+    """Return the file without its line, or the layer."""
+    return str(origin).rpartition(":")[0] if origin.layer == FILE else origin.layer
+
+
 def absolute(path: Path) -> Path:
     """Return the path without ``..``, links kept: a linked file inherits from its neighbors where the link is."""
     return Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow links

@@ -35,6 +35,11 @@ class CommandLine:
             else:
                 store.put(Entry(path, _value(override, path), ORIGIN))
 
+    def keys(self) -> dict[KeyPath, Any]:
+        """Return the values given on the command line by key."""
+        paths = [(tuple(override.key_or_group.split(".")), override) for override in self.values]
+        return {path: None if override.is_delete() else _value(override, path) for path, override in paths}
+
 
 def parse_overrides(lines: Sequence[str], is_group: Callable[[str], bool]) -> CommandLine:
     """Sort overrides by what they change; ``is_group`` tells whether a config group of that name exists.

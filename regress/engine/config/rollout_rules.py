@@ -13,6 +13,8 @@ Rule = Callable[[Config], str | None]
 def _mock_inference(c: Config) -> str | None:
     if c.rollout_worker.type != "mock" or not c.rollout_worker.need_llm_inference:
         return None
+    if c.evaluation.every_n_steps:
+        return None  # evaluations are sampled
     return (
         "rollout_worker.type=mock replays recorded completions and rollout_worker.need_llm_inference=true "
         "asks for new ones; set rollout_worker.need_llm_inference=false."
@@ -31,9 +33,12 @@ def _mock_path(c: Config) -> str | None:
 def _mock_evaluation(c: Config) -> str | None:
     if c.rollout_worker.type != "mock" or not c.evaluation.every_n_steps:
         return None
+    if c.rollout_worker.need_llm_inference:
+        return None  # evaluations are sampled
     return (
         f"rollout_worker.type=mock holds no evaluation and evaluation.every_n_steps={c.evaluation.every_n_steps} "
-        "asks for it; set evaluation.every_n_steps=0, or record and replay both with rollout_mock."
+        "asks for it; set evaluation.every_n_steps=0, record and replay both with rollout_mock, or sample the "
+        "evaluations alone with rollout_worker.need_llm_inference=true."
     )
 
 

@@ -2,22 +2,25 @@
 
 from collections.abc import Callable
 
+from regress.engine.config.adapter_rules import ADAPTER_RULES
 from regress.engine.config.leaves import KeyPath
-from regress.engine.config.origins import FILE, Origin
+from regress.engine.config.origins import Origin, author
 from regress.engine.config.parallel_rules import PARALLEL_RULES
 from regress.engine.config.rollout_rules import ROLLOUT_RULES, Rule
 from regress.engine.config.schema import Config
+from regress.engine.config.task_rules import TASK_RULES, file_beside_task
 from regress.engine.config.text import in_yaml
 from regress.errors import ConfigError
+from regress.tasks.dataset import TRAIN_SIZE
 
 
 def check_rules(config: Config, origin: Callable[[KeyPath], Origin]) -> None:
     """Raise `ConfigError` with the first rule that ``config`` breaks; ``origin`` returns the origin of a key."""
-    for rule in (*RULES, *ROLLOUT_RULES, *PARALLEL_RULES):
+    for rule in (*RULES, *TASK_RULES, *ROLLOUT_RULES, *PARALLEL_RULES, *ADAPTER_RULES):
         sentence = rule(config)
         if sentence is not None:
             raise ConfigError(sentence)
-    for beside in (_path_beside_family, _tie_beside_path):
+    for beside in (_path_beside_family, _tie_beside_path, file_beside_task):
         sentence = beside(config, origin)
         if sentence is not None:
             raise ConfigError(sentence)
@@ -69,7 +72,9 @@ def _group_size(c: Config) -> str | None:
 
 def _train_size(c: Config) -> str | None:
     prompts, size = c.data.prompts_per_step, c.task.train_size
-    if prompts <= size:
+    if size is None and c.task.dataset_path is None:
+        size = TRAIN_SIZE
+    if size is None or prompts <= size:
         return None
     return (
         f"data.prompts_per_step={prompts} is more than task.train_size={size}, so that a step would hold a "
@@ -78,7 +83,7 @@ def _train_size(c: Config) -> str | None:
 
 
 def _eval_size(c: Config) -> str | None:
-    if not c.evaluation.every_n_steps or c.task.eval_size:
+    if not c.evaluation.every_n_steps or c.task.eval_size or c.task.eval_path is not None:
         return None
     return (
         f"evaluation.every_n_steps={c.evaluation.every_n_steps} finds no prompts while task.eval_size=0; set "
@@ -236,28 +241,23 @@ def _dump_options(c: Config) -> str | None:
 def _path_beside_family(c: Config, origin: Callable[[KeyPath], Origin]) -> str | None:
     """Refuse a path and a family from one author; a checkpoint wins only over a family from another layer."""
     family, path = origin(("model", "family")), origin(("model", "path"))
-    if c.model.path is None or _author(family) != _author(path):
+    if c.model.path is None or author(family) != author(path):
         return None
     return (
-        f"model.path={c.model.path} and model.family={c.model.family} are both given ({_author(path)}), and "
+        f"model.path={c.model.path} and model.family={c.model.family} are both given ({author(path)}), and "
         "the checkpoint already decides the family; leave model.family away or set model.path=null."
     )
 
 
 def _tie_beside_path(c: Config, origin: Callable[[KeyPath], Origin]) -> str | None:
     """Refuse ``tie_word_embeddings`` beside a path: the checkpoint's own config.json decides on the weights."""
-    same = _author(origin(("model", "tie_word_embeddings"))) == _author(origin(("model", "path")))
+    same = author(origin(("model", "tie_word_embeddings"))) == author(origin(("model", "path")))
     if c.model.path is None or not c.model.tie_word_embeddings or not same:
         return None
     return (
         f"model.tie_word_embeddings=true is not read beside model.path={c.model.path}, whose config.json decides it; "
         "leave it away or edit config.json."
     )
-
-
-def _author(origin: Origin) -> str:
-    """Return the file without its line, or the layer."""
-    return str(origin).rpartition(":")[0] if origin.layer == FILE else origin.layer
 
 
 def _compile(c: Config) -> str | None:

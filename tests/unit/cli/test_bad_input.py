@@ -59,7 +59,8 @@ OVERRIDES = {
     "optimizer.learning_rate=1e300": "the optimizer cannot make an update with lr 1e+300, eps 1e-08, weight_decay 0 "
     "(RuntimeError: …); set the learning rate and the rest of section optimizer to usual sizes",
     "task.name=revers_string": "task.name: there is no task 'revers_string'; did you mean 'reverse_string'? "
-    "(datasets of the optional reasoning-gym are named reasoning_gym/<dataset>)",
+    "(datasets of the optional reasoning-gym are named reasoning_gym/<dataset>, your own task is named by its path, "
+    '"package.module:function", and task.dataset_path names a file)',
     "task.level=9": "task.level: task 'reverse_string' has levels 1 to 5, not 9",
     "task.params={min_length: 0}": "task.params.min_length: task 'reverse_string' needs a whole number from 1 to 64, "
     "not 0",
@@ -322,7 +323,8 @@ TOKENIZERS: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "no chat template": (
         _remove("chat_template.jinja"),
-        "the tokenizer in TMP/checkpoint has no chat template; set chat_template",
+        "the tokenizer in TMP/checkpoint has no chat template; set chat_template, or give the prompts as "
+        "token ids",
     ),
     "a template that raises": (_write("chat_template.jinja", "{{ raise_exception('no') }}"), BROKEN_TEMPLATE),
     "a template that is none": (_write("chat_template.jinja", "{% if %}"), BROKEN_TEMPLATE),

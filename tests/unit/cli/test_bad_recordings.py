@@ -99,7 +99,7 @@ ASKED: dict[str, tuple[tuple[str, ...], str]] = {
     "larger groups": (
         ("data.group_size=3",),
         "TMP/…0.safetensors: group '000000-0000' run 2 is asked for but was not recorded; set data.prompts_per_step, "
-        f"data.group_size, max_steps and seed {AS_RECORDED}",
+        f"data.group_size, max_steps and seed {AS_RECORDED}, or task.name=null to take the prompts from the recording",
     ),
     "smaller groups": (
         ("data.group_size=1", "algorithm.single_sample=raw"),
@@ -143,7 +143,7 @@ ASKED: dict[str, tuple[tuple[str, ...], str]] = {
     "an earlier dump in the way": (
         ("debug.enable_data_dump=true", "debug.dump_options.loss=true"),
         "TMP/run/debug_dump already holds a dump (…), and runs must not mix: choose another dump directory, delete "
-        "this one, or ask for overwriting (overwrite=True)",
+        "this one, or ask for overwriting (debug.overwrite=true)",
     ),
     "a dump over the recording": (
         (

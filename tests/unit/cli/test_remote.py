@@ -41,7 +41,7 @@ def test_train_records_and_replays(
         assert found.exit_code == 0
         assert found.stdout.startswith("bit-identical: 4 records, ")
     again = command("train", *small, *dumping, "debug.dump_dir=memory://first", "output_dir=third")
-    assert again.exit_code == 1
+    assert again.exit_code == 2
     assert "memory://first already holds a dump" in again.stderr
 
 

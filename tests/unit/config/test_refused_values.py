@@ -16,7 +16,10 @@ NOT_A_COUNT = "must be an integer of at least 0."
 NOT_BETAS = "must be a list of 2 numbers of at least 0 and less than 1."
 NOT_A_SECTION = (
     "must be a mapping with keys of path, family, config, tie_word_embeddings, dtype, attn_implementation, attention, "
-    "patch, compile, gradient_checkpointing; to choose a file model/NAME.yaml, name one that is on the search path."
+    "patch, compile, gradient_checkpointing, lora.r, lora.alpha, lora.dropout, lora.target_modules, "
+    "lora.layers_to_transform, lora.rank_pattern, lora.alpha_pattern, lora.bias, lora.use_rslora, "
+    "lora.init_lora_weights, lora.base_path, lora.save_merged; to choose a file model/NAME.yaml, name one that is on "
+    "the search path."
 )
 MANDATORY = "is mandatory; give it in a file or on the command line."
 BROKEN_INTERPOLATION = (
@@ -116,7 +119,7 @@ FILE = {
     "optimizer.learning_rate.",
     "optimzer:\n  eps: 1": f"optimzer.eps=1 (file run.yaml:2) {NO_KEY} optimizer.eps.",
     "optimzer: {}": f"optimzer={{}} (file run.yaml:1) {NO_KEY} optimizer.",
-    "1: 2": f"1=2 (file run.yaml:1) {NO_KEY} seed.",
+    "1: 2": f"1=2 (file run.yaml:1) {NO_KEY} model.lora.r.",
     "data.group_size: 3": "data.group_size=3 (file run.yaml:1) is no key of the configuration when its dots "
     "are part of one name; nest it, one level for each dot.",
     "seed: 1\nmax_steps: many": f"max_steps=many (file run.yaml:2) {NOT_A_COUNT}",

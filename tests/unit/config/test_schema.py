@@ -69,6 +69,7 @@ def test_presets_mean_what_the_mathematics_says(preset: str, load: Load) -> None
 def test_what_nobody_gives_is_the_default_of_the_schema(load: Load) -> None:
     expected = Config(output_dir="./outputs/regress")
     expected.debug.dump_dir = "./outputs/regress/debug_dump"
+    expected.trainer.checkpoint_dir = "./outputs/regress"
     loaded = load({})
     assert loaded.config == expected
     assert set(loaded.origins) == set(leaves())

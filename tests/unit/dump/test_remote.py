@@ -286,7 +286,7 @@ def test_commands(memory: dict[str, Any], tmp_path: Path) -> None:
     assert shown.exit_code == 0
     assert "complete: 6 safetensors files as listed in manifest.json" in shown.output
     assert run(main, ["dump", "show", f"{URL}/loss/step_000000_rank0_micro0.safetensors"]).exit_code == 0
-    assert run(main, ["dump", "show", "memory://none"]).exit_code == 1
+    assert run(main, ["dump", "show", "memory://none"]).exit_code == 2
 
 
 def test_tables_are_those_of_a_folder(memory: dict[str, Any], tmp_path: Path) -> None:

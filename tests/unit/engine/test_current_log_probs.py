@@ -70,7 +70,7 @@ def make_trainer(*overrides: str) -> Trainer:
         scheduler=build_scheduler(optimizer, config.optimizer, updates=10),
         worker=Fixed(trajectories()),
         prompts=lambda step: (),
-        trajectory_meta={},
+        trajectory_meta=lambda step: {},
     )
 
 

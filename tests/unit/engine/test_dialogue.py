@@ -177,18 +177,18 @@ def test_the_turns_together_are_what_the_chat_template_writes_for_the_whole(temp
     dialogue = Dialogue(make_environment("checker"), tokenizer, 3, PROBLEM)
     parts = prompt_ids(tokenizer, PROBLEM.prompt)
     for text in ("ca", "cb"):
-        reply = dialogue.reply(PROBLEM, text)
-        assert reply is not None
+        said, reply = dialogue.reply(PROBLEM, text)
+        assert said is not None
         parts += completion_ids(tokenizer, text) + reply
     assert parts == whole
-    assert dialogue.reply(PROBLEM, "cba") is None
+    assert dialogue.reply(PROBLEM, "cba") == (None, [])
 
 
 def test_a_template_without_tools_says_it_as_the_user() -> None:
     tokenizer = train_tokenizer(["rev abc", "cba", "?"])
     dialogue = Dialogue(make_environment("checker"), tokenizer, 2, PROBLEM)
-    reply = dialogue.reply(PROBLEM, "ca")
-    assert reply is not None
+    said, reply = dialogue.reply(PROBLEM, "ca")
+    assert said == "c??"
     assert tokenizer.decode(reply) == "<user>c??<end><assistant>".replace("<end>", tokenizer.eos_token)
 
 

@@ -17,7 +17,7 @@ from regress.dump.trajectory import Trajectory
 from regress.engine.batch import TokenBatch
 from regress.engine.build import Run, build
 from regress.engine.config.schema import Config
-from regress.engine.evaluation import due, pass_rate
+from regress.engine.evaluation import due
 from regress.engine.rollout import TRAIN
 from regress.engine.run import train
 from regress.engine.step import weigh
@@ -45,7 +45,7 @@ def parameters(run: Run) -> torch.Tensor:
 
 def reference_parameters(run: Run) -> torch.Tensor:
     assert run.trainer.reference is not None
-    return torch.cat([p.flatten() for p in run.trainer.reference.model.parameters()])
+    return torch.cat([p.flatten() for _, p in run.trainer.reference.parameters()])
 
 
 def test_there_is_no_reference_without_a_kl_term(built: Callable[..., Run]) -> None:
@@ -137,7 +137,7 @@ def test_a_warm_start_raises_the_held_out_pass_rate(built: Callable[..., Run]) -
     rates = []
     for steps in (0, 70):
         run = built(*sizes, f"warm_start.steps={steps}")
-        rates.append(pass_rate(run.trainer.worker, run.prompts.evaluation(), 0))
+        rates.append(run.evaluation.run(0).pass_rate)
     assert rates[0] == 0.0
     assert rates[1] > 0.3
 

@@ -197,7 +197,7 @@ def test_a_reference_of_its_own_is_read_whole_and_stays(
 
     def same() -> bool:
         assert run.trainer.reference is not None
-        named = run.trainer.reference.model.named_parameters()
+        named = run.trainer.reference.parameters()
         return all(torch.equal(parameter, saved[name]) for name, parameter in named)
 
     assert same()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from regress.errors import GoldenError
-from regress.golden.location import golden_directory
+from regress.golden.location import golden_directory, installed_cases, open_store
 
 
 @pytest.mark.parametrize(
@@ -43,3 +43,45 @@ def test_refused(tmp_path: Path, text: str, says: str) -> None:
     (tmp_path / "pyproject.toml").write_text(text)
     with pytest.raises(GoldenError, match=says):
         golden_directory(tmp_path)
+
+
+def distribution(folder: Path, name: str, *, files: bool = True) -> None:
+    """Install a distribution of golden cases: a package of data, and the entry point that names it."""
+    info = folder / f"{name}-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[regress.cases]\n{name} = {name}\n")
+    if files:
+        (folder / name / "one").mkdir(parents=True)
+        (folder / name / "one" / "case.yaml").write_text("reason: installed\n")
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    project, site = tmp_path / "project", tmp_path / "site"
+    project.mkdir()
+    (project / "pyproject.toml").write_text("")
+    monkeypatch.chdir(project)
+    monkeypatch.syspath_prepend(site)
+    return site
+
+
+def test_installed_cases_are_those_of_a_project_that_has_none(site: Path, tmp_path: Path) -> None:
+    assert installed_cases() is None
+    distribution(site, "their_cases")
+    assert golden_directory() == site / "their_cases"
+    assert open_store(None).names() == ["one"]
+    with pytest.raises(GoldenError, match=r"their_cases holds cases that were installed and are only read"):
+        open_store(None, writes=True)
+    assert open_store(site / "their_cases", writes=True).names() == ["one"]  # who names it means it
+    (tmp_path / "project" / "golden").mkdir()
+    assert golden_directory() == Path("golden")
+
+
+def test_installed_cases_that_cannot_be_chosen_or_found(site: Path) -> None:
+    distribution(site, "empty_cases", files=False)
+    with pytest.raises(GoldenError, match="empty_cases of golden cases is installed without its files"):
+        golden_directory()
+    distribution(site, "their_cases")
+    with pytest.raises(GoldenError, match="empty_cases, their_cases all hold golden cases: choose one"):
+        golden_directory()

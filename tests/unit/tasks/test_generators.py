@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regress.errors import TaskError
+from regress.tasks.knowledge import knowledge_base
 from regress.tasks.levels import FAMILIES
 from regress.tasks.registry import make_task, task_names
 
@@ -21,6 +22,10 @@ def solve(name: str, prompt: str) -> str:
     if name == "modular_sum":
         terms, modulus = prompt.split(" mod ")
         return str(sum(int(term) for term in terms.split("+")) % int(modulus))
+    if name == "calculate":
+        return str(eval(prompt, {"__builtins__": {}}))  # written by the generator
+    if name == "lookup":
+        return dict(document.split(": ") for document in knowledge_base().documents)[prompt]
     if name == "gcd":
         _, a, b = prompt.split()
         return str(max(d for d in range(1, int(a) + 1) if int(a) % d == 0 == int(b) % d))
@@ -47,7 +52,9 @@ def test_every_answer_is_right(name: str, level: int, seed: int) -> None:
 @pytest.mark.parametrize(
     ("name", "params"),
     [
+        ("calculate", {"min_terms": 2, "max_terms": 3, "max_digits": 1}),
         ("chain_sum", {"min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 1}),
+        ("lookup", {"min_syllables": 2, "max_syllables": 3, "relations": 2}),
         ("copy", {"min_length": 1, "max_length": 4, "alphabet": "abc"}),
         ("gcd", {"max_value": 13}),
         ("letter_counting", {"min_length": 1, "max_length": 3, "alphabet": "abcd"}),
@@ -133,10 +140,12 @@ def test_the_same_problems_on_every_platform() -> None:
 
 
 PINNED = {
+    "calculate": [("(4*9)*5", "180"), ("7-0", "7")],
     "chain_sum": [("2+1+7", "10"), ("6-5", "1")],
     "copy": [("copy edacd", "edacd"), ("copy bfaa", "bfaa")],
     "gcd": [("gcd 30 26", "2"), ("gcd 23 11", "1")],
     "letter_counting": [("count a in daaaa", "4"), ("count c in bddd", "0")],
+    "lookup": [("food of memo", "camun"), ("food of gove", "lepun")],
     "modular_sum": [("5+0 mod 5", "0"), ("3+6+7 mod 5", "1")],
     "parity": [("parity 11100100", "0"), ("parity 010001111", "1")],
     "reverse_string": [("rev eeed", "deee"), ("rev abdac", "cadba")],
@@ -153,7 +162,7 @@ PINNED = {
             {},
             "task.name: there is no task 'revers_string'; did you mean 'reverse_string'?",
         ),
-        ("poetry", 1, {}, "known are chain_sum, copy, gcd"),
+        ("poetry", 1, {}, "known are calculate, chain_sum, copy, gcd"),
         ("gcd", 0, {}, "task.level: task 'gcd' has levels 1 to 5, not 0"),
         ("gcd", 6, {}, "task.level: task 'gcd' has levels 1 to 5, not 6"),
         ("gcd", True, {}, "levels 1 to 5, not True"),

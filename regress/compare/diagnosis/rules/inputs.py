@@ -5,7 +5,7 @@ from __future__ import annotations
 from regress.compare.diagnosis.divergence import Divergence
 from regress.compare.diagnosis.rule import Rule
 from regress.compare.diagnosis.run_context import RunContext
-from regress.compare.quantities import UPDATE_STAGES
+from regress.compare.quantities import QUANTITIES, UPDATE_STAGES
 from regress.compare.verdicts.verdict import Status
 
 
@@ -36,6 +36,19 @@ MUCH, LITTLE = 0.05, 0.01
 """Shares of the largest value: other rewards change advantages by far more, an epsilon by far less."""
 
 
+COMPUTED = tuple(
+    quantity.name
+    for quantity in QUANTITIES
+    if not quantity.exact and quantity.name not in ("advantages", "weights", "other")
+)
+"""Quantities that the model's dtype rounds."""
+
+
+def _as_much_as_rounding(divergence: Divergence, scene: RunContext) -> bool:
+    """Return True for errors that are no larger than a half-precision model may make."""
+    return divergence.first.relative <= 0.5
+
+
 INPUTS: tuple[Rule, ...] = (
     # records
     Rule(
@@ -59,12 +72,41 @@ INPUTS: tuple[Rule, ...] = (
         status=(Status.DTYPE,),
     ),
     Rule(
+        "precision",
+        "the two runs compute in other dtypes, so that they differ by the rounding of the coarser one: model.dtype, "
+        "parallel.fsdp_param_dtype, autocast",
+        at=COMPUTED,
+        patterns=("precision",),
+        when=_as_much_as_rounding,
+    ),
+    Rule(
         "not-recorded",
-        "the stage is not dumped: turn on debug.enable_data_dump and debug.dump_options of that stage, and look at "
-        "debug.dump_every_n_steps; of a weaver trainer set WEAVER_DEBUG_DUMP_ENABLED, WEAVER_DEBUG_DUMP_DIR and "
-        "WEAVER_DEBUG_DUMP_OPTIONS",
-        status=(Status.MISSING,),
-        says="was not recorded|nothing of this name was recorded|no record of this microbatch",
+        "the stage is in one dump only: turn on debug.enable_data_dump and debug.dump_options of that stage, and look "
+        "at debug.dump_every_n_steps; of a weaver trainer set WEAVER_DEBUG_DUMP_ENABLED, WEAVER_DEBUG_DUMP_DIR, "
+        "WEAVER_DEBUG_DUMP_EVERY_N and WEAVER_DEBUG_DUMP_OPTIONS; or its folder was deleted or not copied",
+        status=(Status.MISSING, Status.EXTRA),
+        says="recorded in the (golden|actual) dump only|was not recorded|nothing of this name was recorded|"
+        "no record of this microbatch",
+    ),
+    Rule(
+        "records-lost",
+        "files of the actual dump are missing: deleted, not copied, not turned on (debug.dump_options; "
+        "WEAVER_DEBUG_DUMP_OPTIONS of a weaver trainer), or never written by a rank that ended early or dumps into "
+        "another folder (debug.dump_dir, WEAVER_DEBUG_DUMP_DIR); or the run has fewer ranks or microbatches",
+        at=("coverage",),
+        status=(Status.MISSING, Status.COVERAGE),
+        says="is in the golden dump only|was produced by no microbatch|has none",
+        when=lambda _, scene: bool(scene.absent),
+        of_records=True,
+    ),
+    Rule(
+        "other-samples",
+        "the dumps hold other samples: another batch or seed, samples that one run filtered or left out, or records "
+        "without the token ids that samples are matched by (forward_data, batch_inputs or trajectory)",
+        at=("coverage",),
+        status=(Status.MISSING, Status.EXTRA),
+        says="sample .* is in the (golden|actual) dump only",
+        when=lambda _, scene: not scene.absent,
     ),
     Rule(
         "part-not-held",
@@ -80,6 +122,7 @@ INPUTS: tuple[Rule, ...] = (
         "another",
         at=("coverage",),
         says="was produced by no microbatch",
+        when=lambda _, scene: not scene.absent,
         variants="base,mbs4,dp2",
     ),
     Rule(

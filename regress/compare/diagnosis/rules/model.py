@@ -41,6 +41,16 @@ def _rounding(divergence: Divergence, scene: RunContext) -> bool:
     return divergence.first.status is Status.DRIFT and ulp is not None and 0 < ulp <= 16
 
 
+def _most_tokens(divergence: Divergence, scene: RunContext) -> bool:
+    """Return True if most of what was compared is off, as it is wherever weights are others."""
+    return 2 * divergence.first.over >= divergence.first.count
+
+
+def _few_tokens(divergence: Divergence, scene: RunContext) -> bool:
+    """Return True if a single value is off, or at most one in twenty."""
+    return divergence.first.over <= max(1, divergence.first.count // 20)
+
+
 MODEL: tuple[Rule, ...] = (
     Rule(
         "positions-not-passed",
@@ -128,7 +138,9 @@ MODEL: tuple[Rule, ...] = (
         at=("activations", "log_probs"),
         tensor=r"embed|wte|log_probs",
         patterns=("rank",),
+        without=("micro", "sample", "class:*"),
         holds=("batch_inputs",),
+        when=_most_tokens,
         look="param",
         variants="base,dp2",
     ),
@@ -290,6 +302,14 @@ MODEL: tuple[Rule, ...] = (
         "vocabulary",
         at=("log_probs",),
         holds=("activations",),
+    ),
+    Rule(
+        "single-tokens",
+        "single tokens are off and those around them hold, so it is neither the model nor its weights: a value that "
+        "was changed after it was computed, an edge of a block or a row in a kernel, or the target of these tokens",
+        at=("log_probs", "entropy", "old_log_probs", "ref_log_probs"),
+        without=("all_tokens", "rounded", "scaled", "tempered", "class:*"),
+        when=_few_tokens,
     ),
     Rule(
         "no-activations",

@@ -1,0 +1,67 @@
+"""AdamW as a run's configuration tells it: the direction of an update, from moments or gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats: TypeAlias = NDArray[np.float64]
+CLIP_EPS = 1e-6
+"""Added to the norm by ``torch.nn.utils.clip_grad_norm_``."""
+
+
+@dataclass(frozen=True)
+class Adam:
+    """Settings of AdamW, as a run's configuration tells them."""
+
+    rate: float
+    betas: tuple[float, float]
+    eps: float
+    max_norm: float | None
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Adam | None:
+        """Return the settings; None if the configuration does not tell them, or names another optimizer."""
+        told = config.get("optimizer")
+        if (
+            not isinstance(told, Mapping)
+            or told.get("factory") is not None
+            or told.get("state_path") is not None
+        ):
+            return None
+        betas, numbers = told.get("betas"), [told.get("learning_rate"), told.get("eps")]
+        if not isinstance(betas, list | tuple) or len(betas) != 2:
+            return None
+        known = [number for number in (*numbers, *betas) if isinstance(number, int | float)]
+        if len(known) < 4 or not all(math.isfinite(number) and number >= 0 for number in known):
+            return None
+        if max(known[2:]) >= 1:
+            return None
+        norm = told.get("max_grad_norm")
+        limit = float(norm) if isinstance(norm, int | float) else None
+        return cls(float(known[0]), (float(known[2]), float(known[3])), float(known[1]), limit)
+
+    @property
+    def most(self) -> float:
+        """Most that an update moves an element, whatever its gradients (Kingma & Ba, 1412.6980, section 2.1)."""
+        beta1, beta2 = self.betas
+        return self.rate * max(1.0, (1 - beta1) / math.sqrt(1 - beta2))
+
+    def direction(self, first: Floats, second: Floats, count: int) -> Floats:
+        """Return the update over the learning rate, from the moments after ``count`` updates."""
+        beta1, beta2 = self.betas
+        root = np.sqrt(second / (1 - beta2**count)) + self.eps
+        with np.errstate(divide="ignore", invalid="ignore"):
+            found = first / (1 - beta1**count) / root
+        return np.where(root > 0, found, 0.0)
+
+    def clipped(self, gradient: Floats, norm: object) -> Floats:
+        """Return a gradient as the optimizer gets it, scaled down to the largest norm."""
+        if self.max_norm is None or not isinstance(norm, int | float) or not math.isfinite(norm):
+            return gradient
+        return gradient * min(1.0, self.max_norm / (norm + CLIP_EPS))

@@ -1,0 +1,1 @@
+"""Diagnosis and repair of what a run must continue from. Imports no torch."""

@@ -1,0 +1,144 @@
+"""curriculum_state.json, in the checkpoint and beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from regress.doctor.issue import Fix, Issue, Severity, Write, clean, shown
+from regress.doctor.restore import restored
+from regress.doctor.scene import Scene, whole
+from regress.doctor.tree import Missing, Unreadable, Unsafe
+from regress.doctor.types import issue
+from regress.dump.metrics_file import METRICS
+from regress.engine.checkpoint.names import CURRICULUM_STATE
+from regress.engine.checkpoint.trainer_state import json_bytes
+
+FIELDS = (
+    *("current_stage", "current_round", "stage_start_step", "stage_count", "stages"),
+    *("performance_history", "stage_advancement_log", "last_update_step", "schema_version"),
+)
+STAGE_FIELDS = ("name", "dataset_levels", "complexity_range", "performance_threshold")
+
+
+def check_curriculum(scene: Scene) -> Iterator[Issue]:
+    """Check the state of the curriculum: the checkpoint's, which a resume reads, and the newest one."""
+    inside = None if scene.target.checkpoint is None or scene.foreign else scene.target.file(CURRICULUM_STATE)
+    if inside is not None and scene.commit is not None and scene.has(CURRICULUM_STATE):
+        yield from _check_file(scene, inside, within=True)
+    if scene.tree.exists(CURRICULUM_STATE):
+        yield from _check_file(scene, CURRICULUM_STATE, within=False)
+    yield from _check_logs(scene)
+
+
+def _check_file(scene: Scene, path: str, *, within: bool) -> Iterator[Issue]:
+    try:
+        state = scene.tree.object(path)
+    except Unreadable as error:
+        scene.claimed.add(path)
+        type = "unsafe_path" if isinstance(error, Unsafe) else "corrupted_curriculum_state"
+        if isinstance(error, Missing):
+            type = "missing_checkpoint_file"
+        yield _finding(scene, type, f"{path} {error}", path)
+        return
+    fault = content_fault(state) or (_step_fault(scene, state) if within else None)
+    if fault is not None:
+        scene.claimed.add(path)
+        yield _finding(scene, fault.type, f"{path} {fault.text}", path, **fault.evidence)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is wrong with a state: type of the finding, the rest of a sentence, and what proves it."""
+
+    type: str
+    text: str
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+
+
+def content_fault(state: Mapping[str, Any]) -> Fault | None:
+    """Return the first thing that is wrong with the content of a curriculum's state, or None."""
+    missing = [name for name in FIELDS if name not in state]
+    if missing:
+        return Fault("missing_field", f"lacks {', '.join(missing)}", {"missing": missing})
+    stages = state["stages"]
+    if not isinstance(stages, list) or not all(isinstance(stage, dict) for stage in stages):
+        return Fault("invalid_stage_format", "describes stages that are no JSON objects")
+    for index, stage in enumerate(stages):
+        lacks = [name for name in STAGE_FIELDS if name not in stage]
+        if lacks:
+            text = f"describes stage {index} without {', '.join(lacks)}"
+            return Fault("incomplete_stage_config", text, {"stage": index, "missing": lacks})
+    current = whole(state["current_stage"])
+    if current is None or current >= len(stages) or state["stage_count"] != len(stages):
+        told = f"stage {shown(state['current_stage'])} of {shown(state['stage_count'])}"
+        return Fault("invalid_stage_format", f"says {told} and describes {len(stages)} stages")
+    return None
+
+
+def _step_fault(scene: Scene, state: Mapping[str, Any]) -> Fault | None:
+    """Compare the state in the checkpoint with the checkpoint: it is written at evaluations, never after it."""
+    told, step = state.get("last_update_step"), scene.step
+    known = whole(told)
+    recorded = whole(scene.part("curriculum").get("last_update_step"))
+    if step is None or told is None or (known is not None and known <= step and recorded in (None, known)):
+        return None
+    text = f"was last updated at step {shown(told)}, and its checkpoint was made after {step} steps"
+    if known is not None and known <= step:
+        text = f"was last updated at step {known}, and regress_state.json says step {recorded}"
+    return Fault("step_mismatch", text, {"last_update_step": told, "step": step, "recorded_step": recorded})
+
+
+def _finding(scene: Scene, type: str, text: str, path: str, **evidence: Any) -> Issue:
+    fix = restored(scene, path) or _from_checkpoint(scene, path)
+    remedy = "it can be made again of the checkpoint"
+    if fix is None:
+        remedy = "regress doctor --create-fresh makes one at the first stage"
+    found = issue(type, f"{clean(text, 300)}; {remedy}", path=path, evidence=evidence, fix=fix)
+    if path == CURRICULUM_STATE and type != "unsafe_path":  # a resume reads the checkpoint's
+        return replace(found, severity=Severity.MEDIUM)
+    return found
+
+
+def _from_checkpoint(scene: Scene, path: str) -> Fix | None:
+    """Return the repair that writes the state which the checkpoint carries in regress_state.json."""
+    data = curriculum_of(scene)
+    if data is None:
+        return None
+    inside = path != CURRICULUM_STATE
+    return Fix(f"write the state of {scene.target.checkpoint} to {path}", (Write(path, data, seal=inside),))
+
+
+def curriculum_of(scene: Scene) -> bytes | None:
+    """Return the curriculum's state at the checkpoint as a file, or None where it has none that is sound."""
+    state = scene.part("curriculum")
+    if not state:
+        return None
+    return None if content_fault(state) is not None else text_of(state)
+
+
+def text_of(state: Mapping[str, Any]) -> bytes:
+    """Return the text of a curriculum's state, as the curriculum writes it."""
+    return json_bytes(dict(state))
+
+
+def _check_logs(scene: Scene) -> Iterator[Issue]:
+    if not scene.part("curriculum") or not scene.tree.is_file(METRICS):
+        return
+    evaluated = False
+    try:
+        with scene.tree.opened(METRICS) as file:
+            for line in file:
+                evaluated |= b'"eval_' in line
+                if b'"curriculum/' in line:
+                    return
+    except Unreadable:
+        return
+    if evaluated:
+        yield issue(
+            "no_curriculum_logs",
+            f"{METRICS} tells of evaluations and nothing of the curriculum, although one is on; nothing has to be "
+            "done, its state is in the checkpoint",
+            path=METRICS,
+        )

@@ -1,0 +1,246 @@
+"""Files of a checkpoint: the commit, what must be there, and that each is what was written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import PurePosixPath
+
+from regress.doctor.checks.weights import ADAPTER_CONFIG, is_adapter
+from regress.doctor.commit import fault, read_commit
+from regress.doctor.issue import Fix, Issue, Move, Severity, Store, clean, shown
+from regress.doctor.restore import restored
+from regress.doctor.retire import free_name
+from regress.doctor.scene import Scene, whole
+from regress.doctor.tree import Missing, Tree, Unreadable, Unsafe
+from regress.doctor.types import issue
+from regress.dump.manifest import MANIFEST
+from regress.engine.checkpoint.commit import READ_SUFFIXES
+from regress.engine.checkpoint.names import STATE, checkpoint_name, parse_name
+from regress.engine.checkpoint.state import SCHEMA_VERSION
+
+
+def check_commit(scene: Scene) -> Iterator[Issue]:
+    """Check that the checkpoint was written to its end: manifest.json is there, readable and safe."""
+    path = scene.target.file(MANIFEST)
+    scene.claimed.add(path)
+    try:
+        commit = read_commit(scene.tree, scene.target.checkpoint or "")
+    except Missing:
+        if not scene.foreign:
+            yield _incomplete(scene, "has no manifest.json, which is written last")
+        return
+    except Unreadable as error:
+        yield issue(
+            "corrupted_manifest",
+            f"{path} {error}, so no file of the checkpoint can be verified; copy the checkpoint again or take an "
+            "earlier one",
+            path=path,
+        )
+        return
+    if not commit.complete:
+        yield _incomplete(scene, "says in manifest.json that it is not complete")
+    for name in commit.unsafe[:3]:
+        yield issue(
+            "unsafe_path",
+            f"{path} names the file {shown(name)}, which lies outside of the checkpoint, so nothing was read there; "
+            "take the checkpoint from where it was written, or an earlier one",
+            path=path,
+            evidence={"names": list(commit.unsafe[:20])},
+        )
+
+
+def check_others(scene: Scene) -> Iterator[Issue]:
+    """Find checkpoints of the run whose writer was interrupted; a resume from the latest passes over them."""
+    if scene.target.named:
+        return
+    for name in scene.target.others:
+        if scene.tree.exists(f"{name}/{MANIFEST}") or not scene.tree.exists(f"{name}/{STATE}"):
+            continue
+        move = Move(name, free_name(scene.tree, f"broken-{name}"))
+        yield replace(
+            issue(
+                "incomplete_checkpoint",
+                f"{name} has no manifest.json, which is written last, so its writer was interrupted; a resume takes "
+                f"{scene.target.checkpoint} instead, and {name} can be moved away",
+                path=name,
+                fix=Fix(f"move {name} to {move.to}", (move,)),
+            ),
+            severity=Severity.MEDIUM,
+        )
+
+
+def _incomplete(scene: Scene, what: str) -> Issue:
+    folder = scene.target.checkpoint
+    return issue(
+        "incomplete_checkpoint",
+        f"{folder} {what}, so its writer was interrupted; resume from an earlier checkpoint",
+        path=folder,
+        evidence={"holds": [name.removeprefix(f"{folder}/") for name in scene.tree.names(folder or "")][:50]},
+    )
+
+
+def check_foreign(scene: Scene) -> Iterator[Issue]:
+    """Say so if the checkpoint is another trainer's: it is examined as far as it goes."""
+    if not scene.foreign:
+        return
+    scene.unchecked.append(
+        "hashes, optimizer, curriculum, tracking, environment and configuration: the checkpoint is another "
+        "trainer's, which records none of them in a form that is read here; its pickles are not opened"
+    )
+    folder = scene.target.checkpoint
+    yield issue(
+        "foreign_checkpoint",
+        f"{folder} holds no regress_state.json, so another trainer wrote it and a run cannot be continued from it; "
+        f"start one from its weights with model.path={folder}",
+        path=folder,
+    )
+
+
+def check_required(scene: Scene) -> Iterator[Issue]:
+    """Check that the files are there which every checkpoint has, and that they can be parsed."""
+    if scene.commit is None and not scene.foreign:
+        return  # the writer was interrupted, or nothing is known of what should be there
+    adapter = is_adapter(scene)
+    names = [ADAPTER_CONFIG if adapter else "config.json"]
+    if not scene.foreign:
+        names.append(STATE)
+    for name in names:
+        yield from _check_json(scene, scene.target.file(name))
+
+
+def _check_json(scene: Scene, path: str) -> Iterator[Issue]:
+    try:
+        scene.tree.object(path)
+    except Unreadable as error:
+        scene.claimed.add(path)
+        yield unreadable(scene, path, error, "corrupted_checkpoint_file")
+
+
+def unreadable(scene: Scene, path: str, error: Unreadable, type: str) -> Issue:
+    """Return the finding for a file that is missing, unsafe or damaged; `type` is that of a damaged one."""
+    if isinstance(error, Missing):
+        type = "missing_checkpoint_file"
+    elif isinstance(error, Unsafe):
+        type = "unsafe_path"
+    return issue(
+        type,
+        f"{clean(path)} {error}; copy the checkpoint again or take an earlier one",
+        path=path,
+        fix=restored(scene, path),
+    )
+
+
+def check_schema(scene: Scene) -> Iterator[Issue]:
+    """Check that this release can read regress_state.json, and that it belongs to this folder."""
+    if not scene.state:
+        return
+    version, path = scene.state.get("schema_version"), scene.target.file(STATE)
+    if version != SCHEMA_VERSION:
+        scene.unchecked.append(f"the content of {path}: its schema is unknown to this release")
+        yield issue(
+            "unsupported_schema",
+            f"{path} is of schema version {shown(version)}, and this release reads {SCHEMA_VERSION}; resume with the "
+            "release that wrote it",
+            path=path,
+            evidence={"schema_version": version},
+        )
+        return
+    if scene.step is None or scene.update is None:
+        yield issue(
+            "corrupted_checkpoint_file",
+            f"{path} tells no step and update as whole numbers; take an earlier checkpoint",
+            path=path,
+        )
+        return
+    yield from _check_name(scene)
+
+
+def _check_name(scene: Scene) -> Iterator[Issue]:
+    told = parse_name(scene.target.checkpoint or "")
+    within = whole(scene.state.get("updates_in_step", 0)) or 0
+    true = checkpoint_name(scene.step or 0, within)
+    if told is None or true == scene.target.checkpoint:
+        return
+    free = not scene.tree.exists(true)
+    remedy = "rename it" if free else f"{true} exists, so move this one away"
+    move = Move(scene.target.checkpoint or "", true)
+    yield issue(
+        "checkpoint_misnamed",
+        f"{scene.target.checkpoint} was made after {scene.step} steps and {within} updates of the next, so it is "
+        f"{true}, and choosing the latest checkpoint would go wrong; {remedy}",
+        path=scene.target.checkpoint,
+        evidence={"step": scene.step, "updates_in_step": within, "name": scene.target.checkpoint},
+        fix=Fix(f"rename {move.path} to {move.to}", (move,)) if free else None,
+    )
+
+
+def check_contents(scene: Scene) -> Iterator[Issue]:
+    """Check every file against the manifest, and the folder for links that lead out of it; runs last."""
+    folder, commit = scene.target.checkpoint or "", scene.commit
+    listed = {} if commit is None else commit.files
+    for name, stamp in sorted(listed.items()):
+        path = f"{folder}/{name}"
+        if path in scene.claimed:
+            continue
+        try:
+            found = fault(scene.tree, folder, name, stamp, deep=scene.deep)
+        except Unreadable as error:
+            yield unreadable(scene, path, error, "checksum_mismatch")
+        else:
+            if found is not None:
+                yield issue(
+                    "checksum_mismatch",
+                    f"{clean(path)} {found}, as manifest.json tells; copy the checkpoint again or take an earlier one",
+                    path=path,
+                    evidence={"size": stamp.size, "sha256": stamp.sha256},
+                    fix=restored(scene, path),
+                )
+        scene.claimed.add(path)
+    yield from _unlisted(scene, folder, {f"{folder}/{name}" for name in listed})
+
+
+def _unlisted(scene: Scene, folder: str, listed: set[str]) -> Iterator[Issue]:
+    for path in scene.tree.names(folder):
+        if path in listed or path in scene.claimed:
+            continue
+        reason = _unsafe(scene.tree, path)
+        if reason is not None:
+            yield issue(
+                "unsafe_path",
+                f"{clean(path)} {reason}, so it is not read; remove it, or put the file itself there",
+                path=path,
+            )
+        elif listed and not path.rpartition("/")[2].startswith(".partial-"):
+            yield _stranger(path)
+
+
+def _stranger(path: str) -> Issue:
+    """Return the finding for a file that the manifest does not know; some would change what is loaded."""
+    name = PurePosixPath(path).name
+    if PurePosixPath(path).suffix in READ_SUFFIXES and not name.startswith("."):
+        return issue(
+            "unlisted_file",
+            f"{clean(path)} is not in manifest.json and could change what is loaded, so a resume refuses the "
+            "checkpoint; a repair moves it away",
+            path=path,
+            fix=Fix(f"move {clean(path)} into the journal", (Store(path),)),
+        )
+    return replace(
+        issue(
+            "unlisted_file",
+            f"{clean(path)} is not in manifest.json, and a resume does not read it; nothing has to be done",
+            path=path,
+        ),
+        severity=Severity.LOW,
+    )
+
+
+def _unsafe(tree: Tree, path: str) -> str | None:
+    try:
+        tree.size(path)
+    except Unsafe as error:
+        return str(error)
+    except Unreadable:
+        return None
+    return None

@@ -1,0 +1,149 @@
+"""Leftovers of this tool: half-written files and folders whose writer is gone. Nothing else is ever cleaned up.
+
+A leftover is proven by its name, which only this tool gives (``.partial-checkpoint-6``, ``.pruned-checkpoint-2``,
+``.partial-<process>-manifest.json``, ``.wandb_sync_state.json.partial``), by its content, which is the beginning of
+such a file, and by its writer: no process of that number runs here, none has it open, and nothing was written for some
+minutes, in case the writer runs on another machine that shares the folder.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from regress.doctor.issue import Fix, Issue, Move, Store, clean
+from regress.doctor.processes import writer_of
+from regress.doctor.scene import Scene
+from regress.doctor.tree import Tree, Unreadable
+from regress.doctor.types import issue
+from regress.dump.files import TEMPORARY
+
+QUIET = 300.0
+"""Seconds without a change after which a writer on another machine is taken to be gone."""
+_FOLDER = re.compile(r"\.(?P<kind>partial|replaced|pruned)-(?P<target>checkpoint-\d+(?:-update\d+)?)")
+_FILE = re.compile(rf"{re.escape(TEMPORARY)}(?P<process>\d{{1,10}})-(?P<target>.+)|\.(?P<beside>.+)\.partial")
+_FILES = (
+    *(
+        r"(regress_state|trainer_state|curriculum_state|wandb_sync_state|manifest)\.json",
+        r"config\.(json|yaml)",
+    ),
+    *(r"(generation|adapter|tokenizer)_config\.json", r"tokenizer\.json", r"special_tokens_map\.json"),
+    *(r"chat_template\.jinja", r"(adapter_)?model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?"),
+    *(r"step_\d{6,}(_\w+)?\.(safetensors|pt|jsonl|json)", r"(vocab|added_tokens)\.json", r"merges\.txt"),
+    *(r"(metrics|eval_samples)\.jsonl", r"README\.md"),
+)
+_WRITTEN = re.compile("|".join(_FILES))
+_BEGINNINGS = {".json": b"{", ".jsonl": b"{", ".safetensors": None, ".pt": b"PK", ".yaml": None, ".txt": None}
+
+
+def check_leftovers(scene: Scene) -> Iterator[Issue]:
+    """Find half-written files and folders, in the output directory and in its checkpoints."""
+    root = scene.tree.root
+    places = [root, *(root / name for name in _checkpoints(scene)), root / "wandb_backup"]
+    for place in places:
+        if not place.is_dir() or place.is_symlink():
+            continue
+        for path in sorted(place.glob(".*")):
+            if _FOLDER.fullmatch(path.name) or _FILE.fullmatch(path.name):
+                yield from _check(scene, path)
+
+
+def _checkpoints(scene: Scene) -> list[str]:
+    return [name for name in (scene.target.checkpoint, *scene.target.others) if name is not None]
+
+
+def _check(scene: Scene, path: Path) -> Iterator[Issue]:
+    name = path.relative_to(scene.tree.root).as_posix()
+    scene.claimed.add(name)
+    doubt = _doubt(scene.tree, path, name)
+    folder = _FOLDER.fullmatch(path.name)
+    if doubt is not None:
+        yield issue(
+            "unproven_leftover",
+            f"{clean(name)} looks half written, but {doubt}, so it stays; nothing reads it, remove it if you know it",
+            path=name,
+        )
+    elif folder is not None and folder["kind"] == "replaced" and not scene.tree.exists(folder["target"]):
+        move = Move(name, folder["target"])
+        yield issue(
+            "leftover",
+            f"{name} is a checkpoint whose successor was never finished, so it is {move.to} again; "
+            "regress doctor --clean-only gives it its name back",
+            path=name,
+            fix=Fix(f"rename {name} to {move.to}", (move,)),
+        )
+    else:
+        yield issue(
+            "leftover",
+            f"{clean(name)} was left half done by a process that is gone, and nothing reads it; "
+            "regress doctor --clean-only moves it away",
+            path=name,
+            fix=Fix(f"move {clean(name)} into the journal", (Store(name),)),
+        )
+
+
+def _doubt(tree: Tree, path: Path, name: str) -> str | None:
+    """Return why something may not be a leftover of this tool, or None if it is proven."""
+    if path.is_symlink():
+        return "it is a link"
+    file, folder = _FILE.fullmatch(path.name), _FOLDER.fullmatch(path.name)
+    if file is not None and file["process"] and _runs(int(file["process"])):
+        return f"process {file['process']}, which may write it, runs"
+    writer = writer_of(path)
+    if writer is not None:
+        return f"process {writer} has it open"
+    held = [path] if path.is_file() else [path, *path.rglob("*")]
+    youngest = max((part.lstat().st_mtime for part in held), default=0.0)
+    if time.time() - youngest < QUIET:
+        return "it changed within the last minutes"
+    if folder is not None:
+        return _doubt_of_folder(tree, path, name)
+    if file is None or path.is_dir():
+        return "this tool makes no folder of this name"
+    return _doubt_of_file(tree, name, _target(file))
+
+
+def _target(match: re.Match[str]) -> str:
+    return match["target"] or match["beside"]
+
+
+def _doubt_of_folder(tree: Tree, path: Path, name: str) -> str | None:
+    if not path.is_dir():
+        return "it is no folder"
+    for file in tree.names(name):
+        own = file.rpartition("/")[2]
+        match = _FILE.fullmatch(own)
+        doubt = _doubt_of_file(tree, file, _target(match) if match else own)
+        if doubt is not None:
+            return f"in it lies {clean(file)}: {doubt}"
+    return None
+
+
+def _doubt_of_file(tree: Tree, name: str, target: str) -> str | None:
+    if not _WRITTEN.fullmatch(target):
+        return f"this tool writes no file {clean(target)}"
+    try:
+        size = tree.size(name)
+        with tree.opened(name) as file:
+            head = file.read(9)
+    except Unreadable as error:
+        return f"it {error}"
+    suffix = Path(target).suffix
+    start = _BEGINNINGS.get(suffix)
+    fits = not head or start is None or head.lstrip().startswith(start)
+    if suffix == ".safetensors":
+        fits = size < 9 or head[8:9] == b"{"
+    return None if fits else f"its content is not that of {clean(target)}"
+
+
+def _runs(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True
+    return True

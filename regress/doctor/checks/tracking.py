@@ -1,0 +1,171 @@
+"""State of trackers: run id and step against the checkpoint, the caller's WANDB_* variables, logins, backups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from regress.doctor.issue import Fix, Issue, Store, shown
+from regress.doctor.scene import Scene, whole
+from regress.doctor.tree import Unreadable, Unsafe
+from regress.doctor.types import issue
+from regress.engine.tracking.backup import FOLDER
+from regress.engine.tracking.login import has_wandb_login
+from regress.engine.tracking.state import STATE as TRACKING
+
+OF_RUN = ("WANDB_RUN_ID", "WANDB_RESUME")
+"""Variables that tie a process to one run of wandb; a shell keeps them after the run."""
+
+
+def check_tracking(scene: Scene) -> Iterator[Issue]:
+    """Check the state of trackers beside the checkpoints against the checkpoint's."""
+    state: Mapping[str, Any] = {}
+    if scene.tree.exists(TRACKING):
+        try:
+            state = scene.tree.object(TRACKING)
+            if not isinstance(state.get("trackers"), dict):
+                raise Unreadable("tells of no trackers")
+        except Unreadable as error:
+            state = {}
+            yield _damaged(error)
+    yield from _check_step(scene, state)
+    yield from _check_run_id(scene, state)
+    waiting = [name for name in scene.tree.names(FOLDER) if name.endswith(".json")]
+    if waiting:
+        yield issue(
+            "unsent_backups",
+            f"{FOLDER} holds {len(waiting)} steps that a tracker did not take; send them with "
+            "regress track replay",
+            path=FOLDER,
+            evidence={"first": waiting[0], "last": waiting[-1], "files": len(waiting)},
+        )
+
+
+def _damaged(error: Unreadable) -> Issue:
+    type = "unsafe_path" if isinstance(error, Unsafe) else "corrupted_tracking_state"
+    return issue(
+        type,
+        f"{TRACKING} {error}, so rows that trackers had not taken are not sent again; a repair moves it away, and the "
+        "next run writes another (regress track replay sends metrics.jsonl anew)",
+        path=TRACKING,
+        fix=Fix(f"move {TRACKING} into the journal", (Store(TRACKING),)),
+    )
+
+
+def tracked_step(state: Mapping[str, Any]) -> int | None:
+    """Return the last step that trackers were given, by a state of tracking."""
+    return whole(state.get("step"))
+
+
+def _check_step(scene: Scene, state: Mapping[str, Any]) -> Iterator[Issue]:
+    tracker, trainer = tracked_step(state), scene.step
+    if trainer is None:
+        trainer = whole(scene.trainer_state.get("global_step"))
+    if tracker is None or trainer is None or tracker <= trainer:
+        return
+    offset = tracker - trainer
+    yield issue(
+        "tracking_step_offset",
+        f"WandB={tracker}, Trainer={trainer}, offset {offset}: the run went on for {offset} steps after this "
+        "checkpoint; nothing has to be done, a resume starts a new segment and each step counts once",
+        path=TRACKING,
+        evidence={"tracker_step": tracker, "trainer_step": trainer, "offset": offset},
+    )
+
+
+def _check_run_id(scene: Scene, state: Mapping[str, Any]) -> Iterator[Issue]:
+    kept = run_id(scene.part("tracking"))
+    newest = run_id(state)
+    if kept is not None and newest is not None and kept != newest:
+        yield issue(
+            "tracking_run_mismatch",
+            f"{TRACKING} names the run {shown(newest)} and {scene.target.checkpoint} was tracked as {shown(kept)}; "
+            f"say which one continues with tracking.run_id={kept}",
+            path=TRACKING,
+            evidence={"checkpoint": kept, "newest": newest},
+        )
+
+
+def run_id(state: Mapping[str, Any]) -> str | None:
+    """Return the id of the tracked run, by a state of tracking."""
+    found = state.get("run_id")
+    return found if isinstance(found, str) and found else None
+
+
+def check_variables(scene: Scene) -> Iterator[Issue]:
+    """Check whether variables of the caller's shell tie the next run to another run of a tracker."""
+    told = {name: scene.environ[name] for name in OF_RUN if scene.environ.get(name)}
+    kept = run_id(scene.part("tracking"))
+    if not told or _harmless(told, kept) or _overruled(scene):
+        return
+    named = ", ".join(f"{name}={shown(value)}" for name, value in told.items())
+    known = "which run it continues is unknown" if kept is None else f"the checkpoint was tracked as {kept!r}"
+    yield issue(
+        "stale_tracker_environment",
+        f"{named} is set in this shell, and {known}, so points would go to another run; "
+        f"{unset_line(told)} (regress doctor --shell prints it)",
+        evidence={**told, "checkpoint_run_id": kept},
+        command=unset_line(told),
+    )
+
+
+def _harmless(told: Mapping[str, str], kept: str | None) -> bool:
+    """Return True for variables that lead to the run of the checkpoint."""
+    mode = told.get("WANDB_RESUME", "allow").lower()
+    return kept is not None and told.get("WANDB_RUN_ID", kept) == kept and mode != "never"
+
+
+def _overruled(scene: Scene) -> bool:
+    """Return True if the configuration names the run, which counts more than variables."""
+    config = scene.next.config
+    return config is not None and (config.tracking.force_new_run or config.tracking.run_id is not None)
+
+
+def unset_line(names: Mapping[str, str]) -> str:
+    """Return the line of a shell that removes variables."""
+    return f"unset {' '.join(names)}"
+
+
+def check_wandb(scene: Scene) -> Iterator[Issue]:
+    """Check that wandb can be used where the run asks for it."""
+    if not _wants_wandb(scene):
+        return
+    if find_spec("wandb") is None:
+        yield issue(
+            "wandb_not_installed",
+            "tracking.trackers asks for wandb, which is not installed; run pip install 'grpo-regress[wandb]', or name "
+            "another tracker",
+        )
+        return
+    if not has_wandb_login(scene.environ):
+        yield issue(
+            "wandb_no_credentials",
+            "tracking.trackers asks for wandb, and neither WANDB_API_KEY nor ~/.netrc holds a login; run wandb login, "
+            "or set WANDB_MODE=offline",
+            command="wandb login",
+        )
+    if scene.step and not _earlier_runs(scene):
+        yield issue(
+            "no_wandb_runs",
+            f"no wandb/run-* or wandb/offline-run-* lies below {scene.target.root}, so points of earlier segments are "
+            "on the server or in metrics.jsonl only; nothing has to be done",
+        )
+
+
+def _wants_wandb(scene: Scene) -> bool:
+    if scene.next.config is not None:
+        return "wandb" in (scene.next.config.tracking.trackers or [])
+    return "wandb" in str(scene.saved.get("tracking.trackers", ""))
+
+
+def _earlier_runs(scene: Scene) -> bool:
+    places = [
+        scene.target.root,
+        scene.project_root,
+        Path(scene.environ.get("WANDB_DIR") or scene.target.root),
+    ]
+    return any(
+        next(place.glob(f"wandb/{kind}-*"), None) for place in places for kind in ("run", "offline-run")
+    )

@@ -1,0 +1,81 @@
+"""All checks in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from regress.doctor.checks.configuration import check_configuration
+from regress.doctor.checks.curriculum import check_curriculum
+from regress.doctor.checks.files import (
+    check_commit,
+    check_contents,
+    check_foreign,
+    check_others,
+    check_required,
+    check_schema,
+)
+from regress.doctor.checks.leftovers import check_leftovers
+from regress.doctor.checks.machine import check_dependencies, check_disk, check_environment
+from regress.doctor.checks.metrics import check_metrics
+from regress.doctor.checks.tracking import check_tracking, check_variables, check_wandb
+from regress.doctor.checks.trainer_state import check_trainer_state
+from regress.doctor.checks.weights import check_weights
+from regress.doctor.issue import Issue, Severity
+from regress.doctor.retire import retired
+from regress.doctor.scene import Scene
+from regress.doctor.types import issue
+
+Check = Callable[[Scene], Iterator[Issue]]
+
+OF_CHECKPOINT: tuple[Check, ...] = (
+    *(check_commit, check_foreign, check_required, check_schema, check_weights, check_trainer_state),
+)
+OF_RUN: tuple[Check, ...] = (
+    *(check_curriculum, check_others, check_metrics, check_tracking, check_variables, check_wandb),
+    *(check_configuration, check_environment, check_dependencies, check_disk, check_leftovers),
+)
+LAST: tuple[Check, ...] = (check_contents,)
+"""Reads every file that no other check has told about."""
+
+_ORDER = [Severity.HIGH, Severity.MEDIUM, Severity.LOW]
+
+
+def examine(scene: Scene) -> list[Issue]:
+    """Return all findings, the worst first; nothing is changed."""
+    checks = OF_RUN
+    _note_other_folder(scene)
+    found: list[Issue] = []
+    if scene.target.checkpoint is None:
+        found.append(_without_checkpoint(scene))
+    else:
+        checks = (*OF_CHECKPOINT, *OF_RUN, *LAST)
+    for check in checks:
+        found += check(scene)
+    return sorted(retired(scene, found), key=lambda one: _ORDER.index(one.severity))
+
+
+def _note_other_folder(scene: Scene) -> None:
+    """Say so where the run keeps its metrics in another folder than its checkpoints."""
+    if scene.next.config is not None:
+        config = scene.next.config
+        folders = (config.output_dir, config.trainer.checkpoint_dir)
+    else:
+        folders = (str(scene.saved.get("output_dir")), str(scene.saved.get("trainer.checkpoint_dir")))
+    if folders[0] != folders[1]:
+        scene.unchecked.append(
+            f"metrics, curriculum and tracking: the run keeps them in {folders[0]}; see regress doctor {folders[0]}"
+        )
+
+
+def cleanup(scene: Scene) -> list[Issue]:
+    """Return the findings that `--clean-only` is about: leftovers of this tool."""
+    return [*check_leftovers(scene)]
+
+
+def _without_checkpoint(scene: Scene) -> Issue:
+    scene.unchecked.append(f"a checkpoint: {scene.target.root} holds none")
+    return issue(
+        "no_checkpoint",
+        f"{scene.target.root} holds no checkpoint-<step>, so there is nothing to resume from; a run writes some with "
+        "trainer.save_steps=N",
+    )

@@ -1,0 +1,158 @@
+"""The verbs of ``regress doctor``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.text import Text
+
+from regress.doctor import backup, journal, repair
+from regress.doctor.checks.tracking import check_variables
+from regress.doctor.examine import cleanup, examine
+from regress.doctor.gather import gathered
+from regress.doctor.report import Report, show
+from regress.doctor.scene import Scene
+from regress.engine.checkpoint.names import CURRICULUM_STATE
+
+
+class Found(Protocol):
+    """What a verb found or did."""
+
+    @property
+    def exit_code(self) -> int: ...
+
+    def to_json(self) -> dict[str, Any]: ...
+
+    def show(self, console: Console) -> None: ...
+
+
+@dataclass(frozen=True)
+class Examined:
+    """A report, and how much of it is shown."""
+
+    report: Report
+    plan: bool = True
+    detail: bool = False
+
+    @property
+    def exit_code(self) -> int:
+        return self.report.exit_code
+
+    def to_json(self) -> dict[str, Any]:
+        return self.report.to_json()
+
+    def show(self, console: Console) -> None:
+        show(self.report, console, plan=self.plan, detail=self.detail)
+
+
+@dataclass(frozen=True)
+class Done:
+    """A change that needs no examination."""
+
+    verb: str
+    lines: tuple[str, ...]
+    paths: tuple[str, ...] = ()
+    exit_code: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        return {"verb": self.verb, "result": list(self.lines), "paths": list(self.paths)}
+
+    def show(self, console: Console) -> None:
+        for line in self.lines:
+            console.print(Text(line), soft_wrap=True)
+
+
+def run(verb: str, options: Mapping[str, Any]) -> Found:
+    """Do what a verb says.
+
+    Raises:
+        DoctorError: if there is nothing to examine, or a change cannot be made.
+    """
+    scene = gathered(
+        options["arguments"],
+        checkpoint=options["checkpoint"],
+        project_root=options["project_root"],
+        config_path=options["config_path"],
+        config_name=options["config_name"],
+        flags=options["flags"],
+        allowed=options["allow_change"],
+        deep=not options["fast"],
+    )
+    if verb == "restore":
+        return _restore(scene, options["restore"], options["dry_run"])
+    if options["dry_run"] and verb in _PREVIEWS:
+        return _PREVIEWS[verb](scene)
+    return _VERBS[verb](scene)
+
+
+def _examine(scene: Scene) -> Found:
+    return Examined(Report(scene, examine(scene)))
+
+
+def _report_only(scene: Scene) -> Found:
+    return Examined(Report(scene, examine(scene)), plan=False)
+
+
+def _diagnose(scene: Scene) -> Found:
+    return Examined(Report(scene, examine(scene)), detail=True)
+
+
+def _undo(scene: Scene) -> Found:
+    folder, paths = journal.undo(scene.tree)
+    return Done("undo", (f"undone: the repair of {folder}; {len(paths)} paths are as before",), tuple(paths))
+
+
+def _preview_undo(scene: Scene) -> Found:
+    folder, paths = journal.newest(scene.tree)
+    told = ", ".join(paths)
+    return Done("undo", (f"--undo would take the repair of {folder} back: {told}",), tuple(paths))
+
+
+def _backup(scene: Scene) -> Found:
+    folder, paths = backup.make(scene)
+    return Done("backup", (f"copied {len(paths)} files to {folder}",), tuple(paths))
+
+
+def _preview_backup(scene: Scene) -> Found:
+    paths = backup.contents(scene)
+    return Done("backup", (f"--backup would copy {len(paths)} files",), tuple(paths))
+
+
+def _restore(scene: Scene, name: str, dry_run: bool) -> Found:
+    folder, paths = backup.restore(scene, name, dry_run=dry_run)
+    told = "would put back" if dry_run else "put back"
+    return Done("restore", (f"{told} {len(paths)} files from {folder}",), tuple(paths))
+
+
+def _preview_fresh(scene: Scene) -> Found:
+    _, stage = repair.fresh(scene)
+    path = str(scene.target.root / CURRICULUM_STATE)
+    return Done("create-fresh", (f"--create-fresh would write {path} at {stage}",), (path,))
+
+
+def _shell(scene: Scene) -> Found:
+    lines = tuple(issue.command for issue in check_variables(scene) if issue.command is not None)
+    return Done("shell", lines)
+
+
+_VERBS: Mapping[str, Callable[[Scene], Found]] = {
+    "examine": _examine,
+    "report_only": _report_only,
+    "diagnose": _diagnose,
+    "auto_fix": lambda scene: Examined(repair.repair(scene)),
+    "clean_only": lambda scene: Examined(repair.clean_up(scene)),
+    "create_fresh": lambda scene: Examined(repair.create_fresh(scene)),
+    "undo": _undo,
+    "backup": _backup,
+    "shell": _shell,
+}
+_PREVIEWS: Mapping[str, Callable[[Scene], Found]] = {
+    "auto_fix": _examine,
+    "clean_only": lambda scene: Examined(Report(scene, cleanup(scene))),
+    "create_fresh": _preview_fresh,
+    "undo": _preview_undo,
+    "backup": _preview_backup,
+}

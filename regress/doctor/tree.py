@@ -1,0 +1,156 @@
+"""Safe reading of files that anybody may have written: no link is followed out of the tree, no pipe opened, no bomb
+parsed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BufferedReader
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from regress.doctor.issue import clean
+from regress.dump.files import Stamp
+
+JSON_LIMIT = 64 * 2**20
+"""Bytes of the largest JSON file that is parsed; a trainer_state.json of 100000 logged steps has 20 MiB."""
+VALUE_LIMIT = 8_000_000
+"""Values of the largest JSON file that is parsed: an empty list costs 3 bytes in the file and 64 in memory."""
+
+
+class Unreadable(Exception):  # noqa: N818  # reads as what it is
+    """A file that is not there or not what it should be; the message continues a sentence about it."""
+
+
+class Missing(Unreadable):
+    """There is no such file."""
+
+
+class Unsafe(Unreadable):
+    """A path out of the tree, or no ordinary file."""
+
+
+class Tree:
+    """Files below a folder, by their paths relative to it.
+
+    Args:
+        root: an existing folder; links in its own path are resolved once, here.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.resolve(strict=True)
+
+    def path(self, name: str) -> Path:
+        """Return the place of a name; raises `Unsafe` if it points outside or through a link that does."""
+        parts = PurePosixPath(name).parts
+        if not parts or name.startswith("/") or ".." in parts or "\0" in name:
+            raise Unsafe("is no path below this folder")
+        path = self.root.joinpath(*parts)
+        try:
+            inside = path.resolve().is_relative_to(self.root)
+        except (OSError, RuntimeError) as error:
+            raise Unsafe("is a link that leads nowhere or in a circle") from error
+        if not inside:
+            raise Unsafe("is reached through a link that leads out of this folder")
+        return path
+
+    def is_file(self, name: str) -> bool:
+        """Return True for an ordinary file inside the tree."""
+        try:
+            return stat.S_ISREG(self._status(name).st_mode)
+        except Unreadable:
+            return False
+
+    def exists(self, name: str) -> bool:
+        """Return True for anything of this name, a broken link too."""
+        return os.path.lexists(self.root / name)
+
+    def size(self, name: str) -> int:
+        """Return the bytes of an ordinary file; raises `Unreadable` for anything else."""
+        found = self._status(name)
+        _refuse_special(found)
+        return found.st_size
+
+    def stamp(self, name: str) -> Stamp:
+        """Return size and SHA-256 of a file, read in parts; raises `Unreadable`."""
+        with self.opened(name) as file:
+            digest = hashlib.file_digest(file, "sha256")
+            return Stamp(file.tell(), digest.hexdigest())
+
+    def read(self, name: str, limit: int = JSON_LIMIT) -> bytes:
+        """Return the bytes of a file; raises `Unreadable` if it is longer than any of its kind."""
+        with self.opened(name) as file:
+            data = file.read(limit + 1)
+        if len(data) > limit:
+            raise Unreadable(f"has more than {limit} bytes, which no file of its kind has")
+        return data
+
+    def json(self, name: str) -> Any:
+        """Return the content of a JSON file; raises `Unreadable` for what is none, or is made to exhaust memory."""
+        return parsed(self.read(name))
+
+    def object(self, name: str) -> dict[str, Any]:
+        """Return the content of a file that holds a JSON object; raises `Unreadable`."""
+        tree = self.json(name)
+        if not isinstance(tree, dict):
+            raise Unreadable(f"holds a JSON {_kind(tree)} in place of an object")
+        return tree
+
+    def names(self, folder: str = "") -> list[str]:
+        """Return all that is in a folder and below it, folders aside, sorted; links are not followed."""
+        found: list[str] = []
+        for where, folders, files in os.walk(self.root / folder, followlinks=False):
+            links = [name for name in folders if (Path(where) / name).is_symlink()]
+            found += [(Path(where) / name).relative_to(self.root).as_posix() for name in files + links]
+        return sorted(found)
+
+    @contextmanager
+    def opened(self, name: str) -> Iterator[BufferedReader]:
+        """Open an ordinary file for reading; raises `Unreadable`, also for what happens while it is open."""
+        path = self.path(name)
+        try:
+            handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            with open(handle, "rb") as file:  # noqa: PTH123  # of a handle
+                _refuse_special(os.fstat(handle))
+                yield file
+        except FileNotFoundError:
+            raise Missing("is missing") from None
+        except OSError as error:
+            raise Unreadable(f"cannot be read ({error.strerror or error})") from error
+
+    def _status(self, name: str) -> os.stat_result:
+        try:
+            return self.path(name).stat()
+        except FileNotFoundError:
+            raise Missing("is missing") from None
+        except OSError as error:
+            raise Unreadable(f"cannot be read ({error.strerror or error})") from error
+
+
+def parsed(data: bytes) -> Any:
+    """Return the value of a JSON text; raises `Unreadable` with what is wrong with it."""
+    if sum(map(data.count, (b",", b"[", b"{"))) > VALUE_LIMIT:
+        raise Unreadable(f"holds more than {VALUE_LIMIT} values, which no file of its kind has")
+    try:
+        return json.loads(data)
+    except RecursionError:
+        raise Unreadable("is no JSON that can be read (it is nested too deeply)") from None
+    except ValueError as error:
+        raise Unreadable(f"is no JSON that can be read ({clean(str(error))})") from None
+
+
+def _refuse_special(found: os.stat_result) -> None:
+    if stat.S_ISDIR(found.st_mode):
+        raise Unsafe("is a folder where a file should be")
+    if not stat.S_ISREG(found.st_mode):
+        raise Unsafe("is a named pipe, socket or device, not a file")
+
+
+def _kind(value: Any) -> str:
+    names = {list: "list", str: "string", bool: "boolean", int: "number", float: "number"}
+    return names.get(type(value), "null")

@@ -1,0 +1,27 @@
+"""Checkpoints: the state of a run on disk, from which another process goes on bit for bit.
+
+Names below load on first use and need no torch.
+"""
+
+from typing import TYPE_CHECKING
+
+from regress.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from regress.engine.checkpoint.names import checkpoint_name as checkpoint_name
+    from regress.engine.checkpoint.names import checkpoints as checkpoints
+    from regress.engine.checkpoint.names import latest as latest
+    from regress.engine.checkpoint.state import CheckpointState as CheckpointState
+    from regress.engine.checkpoint.state import read_state as read_state
+
+_HOMES = {
+    "CheckpointState": "state",
+    "checkpoint_name": "names",
+    "checkpoints": "names",
+    "latest": "names",
+    "read_state": "state",
+}
+__all__ = sorted(_HOMES)
+
+if not TYPE_CHECKING:  # to a type checker a module with `__getattr__` has every name
+    __getattr__ = lazy_names(__name__, _HOMES)

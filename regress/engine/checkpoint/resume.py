@@ -1,0 +1,191 @@
+"""Going on from a checkpoint: finding and verifying it, and putting its state into a run."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from regress.dump.arrays import to_torch
+from regress.dump.continuation import Place, Position, StartingPlace
+from regress.dump.location import Location, address, location
+from regress.dump.reader import DumpReader
+from regress.dump.trajectory import Trajectory
+from regress.engine.batch import Microbatch, TokenBatch
+from regress.engine.build import Run
+from regress.engine.checkpoint.changes import check_changes
+from regress.engine.checkpoint.names import LATEST, latest
+from regress.engine.checkpoint.optimizer import load_whole
+from regress.engine.checkpoint.snapshot import FINGERPRINT
+from regress.engine.checkpoint.state import CheckpointState, local_copy, parse_state, read_state
+from regress.engine.checkpoint.unfinished import restored
+from regress.engine.checkpoint.weights import load_weights, read_weights
+from regress.engine.config.schema import Config
+from regress.engine.policy import LocalPolicy
+from regress.engine.tokenizer import fingerprint
+from regress.engine.trainer import UnfinishedStep
+from regress.engine.world import World, raise_on_all_ranks
+from regress.errors import CheckpointError, ConfigError
+from regress.grpo.logprobs import TokenLogProbs
+from regress.layout import BatchPlan
+
+
+def open_checkpoint(
+    config: Config, world: World, allowed: Sequence[str], resources: ExitStack
+) -> CheckpointState | None:
+    """Return the verified state of the checkpoint that the configuration goes on from; None to start anew.
+
+    Args:
+        allowed: keys that may differ although they change what is computed.
+        resources: keeps the copy of a checkpoint in a store until the run ends.
+
+    Raises:
+        CheckpointError: on every rank, if it is missing, damaged, or one that this configuration cannot go on from.
+        ConfigError: for a key in ``allowed`` that is none, or that is given without a checkpoint.
+    """
+    asked = config.trainer.resume_from_checkpoint
+    if asked is None:
+        if allowed:
+            raise ConfigError(
+                f"--allow-change {allowed[0]} has a meaning only for a run that goes on; set "
+                "trainer.resume_from_checkpoint, or leave it away"
+            )
+        return None
+    chosen = raise_on_all_ranks(world, lambda: _chosen(config, asked) if world.main else None)
+    place: str | None = world.gather(chosen)[0]
+    if place is None:
+        return None
+    state = raise_on_all_ranks(world, lambda: _read(location(place), world.main, resources))
+    raise_on_all_ranks(world, lambda: _check(config, state, allowed))
+    return state
+
+
+def _chosen(config: Config, asked: str) -> str | None:
+    if asked != LATEST:
+        return asked
+    found = latest(config.trainer.checkpoint_dir)
+    return None if found is None else address(found)
+
+
+def _read(place: Location, verifies: bool, resources: ExitStack) -> CheckpointState:
+    if not isinstance(place, Path):
+        place = local_copy(
+            place, Path(resources.enter_context(tempfile.TemporaryDirectory(prefix="regress-resume-")))
+        )
+    return read_state(place) if verifies else parse_state(place)
+
+
+def _check(config: Config, state: CheckpointState, allowed: Sequence[str]) -> None:
+    name = state.path.name
+    check_changes(state.config, config, allowed, name)
+    if state.step > config.max_steps or (state.step == config.max_steps and state.updates_in_step):
+        raise CheckpointError(
+            f"max_steps={config.max_steps} is less than the steps that {name} has made ({state.step}); raise max_steps"
+        )
+
+
+def dump_places(config: Config, state: CheckpointState | None) -> dict[str, StartingPlace] | None:
+    """Return the place at which each of the run's dumps is continued, by section; None if the run starts anew.
+
+    A dump in another directory than the checkpoint's is a new one.
+    """
+    if state is None:
+        return None
+    directories = {"debug": config.debug.dump_dir, "rollout_mock": config.rollout_mock.dump_dir}
+    return {
+        section: StartingPlace(
+            Place(state.step, state.updates_in_step), Position(known.files, known.digest), state.path.name
+        )
+        for section, known in state.dumps.items()
+        if section in directories and known.directory == str(location(directories[section]))
+    }
+
+
+def restore(run: Run, state: CheckpointState) -> UnfinishedStep | None:
+    """Put a checkpoint's state into a run that was built for it; return its unfinished step, if it has one.
+
+    All ranks call this together.
+
+    Raises:
+        CheckpointError: on every rank, if it is the state of another model, tokenizer or optimizer.
+    """
+    trainer, world, name = run.trainer, run.trainer.world, state.path.name
+    raise_on_all_ranks(world, lambda: _check_tokenizer(run, state))
+    folder = Path(str(state.path))
+    weights = raise_on_all_ranks(world, lambda: read_weights(trainer.policy.architecture, folder, name))
+    _rehearse(trainer.policy, world)
+    load_weights(trainer.policy, weights)
+    reader = raise_on_all_ranks(world, lambda: DumpReader(state.dump))
+    raise_on_all_ranks(world, lambda: _restore_optimizer(run, reader, state))
+    if state.has_reference:
+        raise_on_all_ranks(world, lambda: _restore_reference(run, reader, state))
+    trainer.updates = state.update
+    _restore_scheduler(run, state)
+    for part, found in run.parts.items():
+        if part in state.parts:
+            found.load_state_dict(state.parts[part])
+    if not state.updates_in_step:
+        return None
+    return raise_on_all_ranks(
+        world, lambda: restored(trainer, Path(str(state.dump)), state.step, state.outcomes)
+    )
+
+
+def _check_tokenizer(run: Run, state: CheckpointState) -> None:
+    if state.parts.get(FINGERPRINT) != fingerprint(run.tokenizer):
+        raise CheckpointError(
+            f"{state.path.name} was written with another tokenizer; give the one in {state.path} as tokenizer.path"
+        )
+
+
+def _restore_optimizer(run: Run, reader: DumpReader, state: CheckpointState) -> None:
+    found = [*reader.records("optimizer", state.step)]
+    if len(found) != 1:
+        raise CheckpointError(f"{state.path} holds no state of the optimizer; resume from another checkpoint")
+    load_whole(run.trainer.optimizer, run.trainer.policy, found[0], state.optimizer, state.path.name)
+
+
+def _restore_reference(run: Run, reader: DumpReader, state: CheckpointState) -> None:
+    reference, found = run.trainer.reference, [*reader.records("param", state.step)]
+    if reference is None:
+        return
+    if len(found) != 1 or {n: a.shape for n, a in found[0].tensors.items()} != reference.shapes():
+        raise CheckpointError(
+            f"{state.path} does not hold the reference model of this run; resume from another checkpoint"
+        )
+    reference.load({name: to_torch(array.copy()) for name, array in found[0].tensors.items()})
+
+
+def _restore_scheduler(run: Run, state: CheckpointState) -> None:
+    """Go on at the same update of the schedule, which a new ``max_steps`` may have stretched."""
+    scheduler, made = run.trainer.scheduler, int(state.scheduler["updates"])
+    scheduler.last_epoch = made
+    scheduler._step_count = made + 1
+    rates = [
+        base * function(made)
+        for base, function in zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)  # type: ignore[attr-defined]
+    ]
+    for group, rate in zip(scheduler.optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    scheduler._last_lr = rates
+
+
+def _rehearse(policy: LocalPolicy, world: World) -> None:
+    """Run one backward pass for wrappers that arrange themselves by the first one, as they had done before.
+
+    DistributedDataParallel groups gradients anew after it, and the groups decide the order of sums.
+    """
+    if not policy.rearranges:
+        return
+    count = 2 * world.plan.mesh.world_size
+    samples = [Trajectory(f"rehearsal-{i:04d}", 0, [0] * 8, [0] * 4 + [1] * 4, 0.0, 4) for i in range(count)]
+    batch = TokenBatch(samples, device=policy.device)
+
+    def loss(_: Microbatch, out: TokenLogProbs) -> tuple[object, None]:
+        return out.log_probs.sum() * 0.0, None
+
+    policy.zero_grad()
+    micros = batch.microbatches(BatchPlan(), world.plan, world.rank)
+    policy.forward_backward(micros, loss)  # type: ignore[arg-type]  # nothing is handed back
+    policy.zero_grad()

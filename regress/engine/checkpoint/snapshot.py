@@ -1,0 +1,141 @@
+"""Snapshot of a run in memory, taken by all ranks together, from which the first writes a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from regress.dump.arrays import to_numpy
+from regress.dump.continuation import Place
+from regress.dump.jsontext import plain
+from regress.dump.manifest import Provenance
+from regress.dump.record import Record
+from regress.engine.build import Run
+from regress.engine.checkpoint.changes import resolved
+from regress.engine.checkpoint.names import CURRICULUM_STATE, checkpoint_name
+from regress.engine.checkpoint.optimizer import whole_state
+from regress.engine.checkpoint.state import CheckpointState, DumpPosition
+from regress.engine.checkpoint.trainer_state import trainer_state
+from regress.engine.checkpoint.unfinished import outcomes_of, records_of
+from regress.engine.checkpoint.weights import copied_weights
+from regress.engine.provenance import provenance
+from regress.engine.tokenizer import fingerprint
+from regress.engine.trainer import UnfinishedStep
+
+FINGERPRINT = "tokenizer_fingerprint"
+"""Entry of ``parts`` that tells the tokenizer apart."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """State of a run at one moment; nothing in it changes any more.
+
+    Attributes:
+        model: the model, for its configuration; its values go on changing.
+        weights: see `copied_weights`.
+        state: content of ``regress_state.json``.
+        records: tensors other than the weights.
+        files: content of further files by name.
+    """
+
+    model: PreTrainedModel
+    weights: Mapping[str, Tensor]
+    tokenizer: PreTrainedTokenizerBase
+    state: CheckpointState
+    records: list[Record]
+    files: dict[str, bytes]
+    origin: Provenance
+
+    @property
+    def name(self) -> str:
+        """Name of the checkpoint."""
+        return checkpoint_name(self.state.step, self.state.updates_in_step)
+
+
+def take(
+    run: Run, step: int, work: UnfinishedStep | None, pass_rates: Mapping[int, float], segment: int
+) -> Snapshot | None:
+    """Return a snapshot on the first rank, None on the others; all ranks call this together.
+
+    Args:
+        step: completed rollout steps.
+        work: the unfinished step, if some of its updates are made.
+        pass_rates: held-out pass rate by step.
+        segment: number of this part of the run, if its log has none.
+
+    Raises:
+        DumpError: on every rank, if the run's dump cannot be written.
+    """
+    trainer, config = run.trainer, run.config
+    place = Place(step, 0 if work is None else len(work.outcomes))
+    dumps = {
+        name: DumpPosition(str(recorder.folder), *vars(recorder.position(place)).values())
+        for name, recorder in run.recorders.items()
+    }
+    reference = _reference(run)  # first: it may be computed in the policy's place
+    model = trainer.policy.whole_model()
+    tensors, others = whole_state(trainer.optimizer, trainer.policy, trainer.world)
+    if not trainer.world.main:
+        return None
+    records = [Record("optimizer", step, tensors)]
+    if reference is not None:
+        named = {name: to_numpy(value, name) for name, value in reference.items()}
+        records.append(Record("param", step, named))
+    if work is not None:
+        records += records_of(work, step, trainer.trajectory_meta(step))
+    origin = provenance(config, fingerprint(run.tokenizer), trainer.world.plan.mesh)
+    parts = {name: plain(part.state_dict(), name) for name, part in run.parts.items()}
+    log: Any = parts.get("tracking") or {}
+    mesh = trainer.world.plan.mesh
+    state = CheckpointState(
+        path=Path(),
+        step=step,
+        update=trainer.updates,
+        updates_in_step=place.updates_in_step,
+        config=resolved(config),
+        world_size=mesh.world_size,
+        mesh=dict(mesh.sizes),
+        scheduler={
+            "updates": trainer.scheduler.last_epoch,
+            "learning_rates": trainer.scheduler.get_last_lr(),
+        },
+        segment=log.get("segment", segment),
+        sequence=log.get("sequence", -1),
+        parts={**parts, FINGERPRINT: fingerprint(run.tokenizer)},
+        pass_rates=dict(pass_rates),
+        outcomes=[] if work is None else outcomes_of(work),
+        dumps=dumps,
+        optimizer=others,
+        has_reference=reference is not None,
+        environment=origin.environment,
+        versions=origin.versions,
+    )
+    return Snapshot(
+        model, copied_weights(model), run.tokenizer, state, records, _files(run, state, parts), origin
+    )
+
+
+def _files(run: Run, state: CheckpointState, parts: Mapping[str, Any]) -> dict[str, bytes]:
+    from regress.engine.checkpoint.names import STATE, TRAINER_STATE
+    from regress.engine.checkpoint.trainer_state import json_bytes
+
+    told = trainer_state(run.config, state, run.prompts.training_problems)
+    files = {STATE: state.to_bytes(), TRAINER_STATE: json_bytes(told)}
+    if "curriculum" in parts:
+        files[CURRICULUM_STATE] = json_bytes(parts["curriculum"])
+    return files
+
+
+def _reference(run: Run) -> dict[str, Tensor] | None:
+    """Return the whole weights of the reference if a later process could not build it again from the configuration."""
+    reference, config = run.trainer.reference, run.config
+    if reference is None or config.reference.without_adapter:
+        return None
+    moves = config.reference.sync_every_n_steps is not None
+    trained = config.reference.path is None and config.warm_start.steps > 0
+    return reference.whole() if moves or trained else None

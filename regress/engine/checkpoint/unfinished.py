@@ -1,0 +1,125 @@
+"""Unfinished step as records of a dump, and back: its rollout, and what was computed before its first update."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regress.dump.arrays import to_torch
+from regress.dump.coordinates import Coordinates
+from regress.dump.reader import DumpReader
+from regress.dump.record import Record
+from regress.dump.trajectory import from_record, to_record
+from regress.engine.batch import Microbatch, TokenBatch
+from regress.engine.checkpoint.state import UpdateOutcome
+from regress.engine.step import StepOutcome
+from regress.engine.trainer import MiniBatch, RecordedTokens, Trainer, UnfinishedStep
+from regress.errors import CheckpointError
+from regress.grpo.metrics import Metric
+from regress.layout import BatchPlan
+
+_HOMES = {"advantages": "is_loss_debug", "old_log_probs": "old_log_probs", "ref_log_probs": "ref_log_probs"}
+"""Type of the record that holds a quantity."""
+_METRIC = "$metric"
+
+
+def records_of(work: UnfinishedStep, step: int, meta: Mapping[str, Any]) -> list[Record]:
+    """Return the records of an unfinished step: trajectories, and quantities of its loss, right padded.
+
+    Args:
+        meta: metadata of recorded trajectories.
+    """
+    records = [to_record(work.trajectories, step, meta)]
+    whole = _whole([mini.batch for mini in work.minis])
+    for name, type in _HOMES.items():
+        values = [getattr(mini.tokens, name) for mini in work.minis]
+        if all(value is not None for value in values):
+            found = {name: whole.scatter(torch.cat(values).detach().cpu())}
+            layout = {
+                "layout": whole.layout.to_json(),
+                "samples": [[*key] for key in whole.samples_of(whole.layout)],
+            }
+            records.append(Record.of(type, Coordinates(step), found, layout))
+    return records
+
+
+def outcomes_of(work: UnfinishedStep) -> list[UpdateOutcome]:
+    """Return the updates of an unfinished step as values of JSON."""
+    return [
+        UpdateOutcome(learning_rate, {name: _json(value) for name, value in vars(outcome).items()})
+        for outcome, learning_rate in zip(work.outcomes, work.learning_rates, strict=True)
+    ]
+
+
+def _json(value: Any) -> Any:
+    if isinstance(value, Metric):
+        return {_METRIC: [value.total, value.count, value.kind]}
+    return {name: _json(item) for name, item in value.items()} if isinstance(value, dict) else value
+
+
+def _from_json(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    if value.keys() == {_METRIC}:
+        return Metric(*value[_METRIC])
+    return {name: _from_json(item) for name, item in value.items()}
+
+
+def restored(trainer: Trainer, dump: Path, step: int, made: Sequence[UpdateOutcome]) -> UnfinishedStep:
+    """Return the unfinished step of a checkpoint, laid out as this run's ranks and microbatches are.
+
+    Raises:
+        CheckpointError: if a record of it is missing.
+        DumpError: if one is damaged.
+        ReplayError: if it does not fit the objective.
+    """
+    reader = DumpReader(dump)
+    (record,) = _one(reader, "trajectory", step)
+    trajectories = from_record(record)
+    masks = trainer.loss_masks(trajectories)
+    whole = _whole([TokenBatch(trajectories, loss_masks=masks)])
+    known = {
+        name: None if not reader.names(type, step) else _flat(whole, _one(reader, type, step)[0], name)
+        for name, type in _HOMES.items()
+    }
+    if known["advantages"] is None:
+        raise CheckpointError(f"{dump} lacks the advantages of step {step}; resume from another checkpoint")
+    tokens = RecordedTokens(**known)  # type: ignore[arg-type]  # advantages are there
+    minis: list[MiniBatch] = trainer.restored_mini_batches(trajectories, tokens)
+    outcomes = [
+        StepOutcome(**{name: _from_json(value) for name, value in row.outcome.items()}) for row in made
+    ]
+    return UnfinishedStep(trajectories, minis, outcomes, [row.learning_rate for row in made])
+
+
+def _one(reader: DumpReader, type: str, step: int) -> list[Record]:
+    found = [*reader.records(type, step)]
+    if len(found) != 1:
+        raise CheckpointError(
+            f"{reader.folder} holds {len(found)} records of {type} for step {step} and has to hold one; resume from "
+            "another checkpoint"
+        )
+    return found
+
+
+def _whole(batches: Sequence[TokenBatch]) -> Microbatch:
+    """Return all samples as one right-padded microbatch on the CPU."""
+    trajectories = [trajectory for batch in batches for trajectory in batch.trajectories]
+    masks = [mask for batch in batches for mask in batch.loss_masks]
+    (whole,) = TokenBatch(trajectories, loss_masks=masks).microbatches(BatchPlan())
+    return whole
+
+
+def _flat(whole: Microbatch, record: Record, name: str) -> Tensor:
+    """Return the ``[K]`` values of the loss tokens from a record's ``[N, T]`` tensor."""
+    values = to_torch(record.tensors[name].copy())
+    if tuple(values.shape) != tuple(whole.place.targets.shape):
+        raise CheckpointError(
+            f"{name} of the unfinished step has shape {list(values.shape)} and its trajectories ask for "
+            f"{list(whole.place.targets.shape)}; resume from another checkpoint"
+        )
+    return values.reshape(-1)[whole.local]

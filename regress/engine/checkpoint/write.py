@@ -1,0 +1,184 @@
+"""Writing of a checkpoint: all of it or nothing, and the removal of old ones only after that."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from regress.dump.files import Stamp, file_stamp, remove_tree, sync_folder
+from regress.dump.location import Location, children
+from regress.dump.manifest import MANIFEST, read_manifest
+from regress.dump.recorder import Recorder
+from regress.dump.stages import STAGES
+from regress.engine.checkpoint.commit import read_commit, verify, write_commit
+from regress.engine.checkpoint.names import DUMP, checkpoints, parse_name
+from regress.engine.checkpoint.snapshot import Snapshot
+from regress.engine.checkpoint.weights import save_weights
+from regress.errors import CheckpointError, RegressError, reason
+
+_WORKING = re.compile(r"\.(partial|replaced|pruned)-(checkpoint-\d+(?:-update\d+)?)", re.ASCII)
+
+
+def write_checkpoint(snapshot: Snapshot, home: Location, limit: int | None) -> Location:
+    """Write a checkpoint into a directory, verify it, and only then remove all but the newest ``limit``.
+
+    On this machine it is a folder with a leading dot until it is complete, and is then renamed. In a store the
+    manifest, uploaded last, makes it one.
+
+    Raises:
+        RegressError: in one sentence, if it cannot be written; the directory then holds what it held before.
+    """
+    final: Location
+    with written(home, snapshot.name):
+        if isinstance(home, Path):
+            final = _write_here(snapshot, home)
+        else:
+            with tempfile.TemporaryDirectory(prefix="regress-checkpoint-") as folder:
+                write_files(snapshot, Path(folder))
+                final = upload(Path(folder), home / snapshot.name)
+        verify(final)
+        if limit is not None:
+            prune(home, limit)
+    return final
+
+
+@contextmanager
+def written(home: Location, name: str) -> Iterator[None]:
+    """Turn errors of writing into one sentence that names the checkpoint."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        told = error.strerror if isinstance(error, OSError) and error.strerror else reason(error)
+        raise RegressError(
+            f"{name} cannot be written to {home} ({told}); free space there or choose another trainer.checkpoint_dir: "
+            "earlier checkpoints are as they were"
+        ) from error
+
+
+def _write_here(snapshot: Snapshot, home: Path) -> Path:
+    home.mkdir(parents=True, exist_ok=True)
+    working = home / f".partial-{snapshot.name}"
+    shutil.rmtree(working, ignore_errors=True)
+    try:
+        write_files(snapshot, working)
+        return publish(working, home / snapshot.name)
+    except BaseException:
+        shutil.rmtree(working, ignore_errors=True)
+        raise
+
+
+def write_files(snapshot: Snapshot, folder: Path) -> dict[str, Stamp]:
+    """Write all files of a checkpoint into a folder, flushed to the disk, the manifest last."""
+    folder.mkdir(parents=True, exist_ok=True)
+    save_weights(snapshot.model, snapshot.weights, folder)
+    snapshot.tokenizer.save_pretrained(folder)
+    for name, content in snapshot.files.items():
+        (folder / name).write_bytes(content)
+    recorder = Recorder(
+        folder / DUMP, options={stage.name: True for stage in STAGES}, provenance=snapshot.origin
+    )
+    for record in snapshot.records:
+        recorder.put(record)
+    recorder.close()
+    dumped = read_manifest(folder / DUMP).files
+    stamps = {
+        f"{DUMP}/{name}": entry.stamp for name, entry in dumped.items()
+    }  # hashed when they were written
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.is_dir():
+            sync_folder(path)
+        elif name not in stamps:
+            stamps[name] = _settled(path)
+    write_commit(folder, stamps)
+    sync_folder(folder)
+    return stamps
+
+
+def publish(working: Path, final: Path) -> Path:
+    """Give a complete checkpoint its name; one that had it steps aside until then."""
+    replaced = final.with_name(f".replaced-{final.name}")
+    if final.exists():
+        shutil.rmtree(replaced, ignore_errors=True)
+        final.rename(replaced)
+    working.rename(final)
+    sync_folder(final.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
+    return final
+
+
+def upload(folder: Path, final: Location) -> Location:
+    """Copy a complete checkpoint into a store, its manifest last."""
+    if (final / MANIFEST).exists():
+        (final / MANIFEST).unlink()
+    for name in (*read_commit(folder), MANIFEST):
+        target = final
+        for part in name.split("/"):
+            target = target / part
+        target.write_bytes((folder / name).read_bytes())
+    return final
+
+
+def prune(home: Location, limit: int) -> None:
+    """Remove all complete checkpoints but the newest ones; each stops being one before its first file goes."""
+    for path in checkpoints(home)[:-limit]:
+        if isinstance(path, Path):
+            doomed = path.with_name(f".pruned-{path.name}")
+            shutil.rmtree(doomed, ignore_errors=True)
+            path.rename(doomed)
+            shutil.rmtree(doomed, ignore_errors=True)
+        else:
+            (path / MANIFEST).unlink()
+            remove_tree(path)
+
+
+def clean(home: Location) -> None:
+    """Finish what a killed process left half done: replaced checkpoints come back, working folders go.
+
+    Raises:
+        RegressError: if the directory cannot be written.
+    """
+    if not isinstance(home, Path):
+        return
+    with written(home, "a checkpoint"):
+        for path in children(home):
+            match = _WORKING.fullmatch(path.name)
+            if match is None or not isinstance(path, Path):
+                continue
+            final = home / match[2]
+            if match[1] == "replaced" and not final.exists() and (path / MANIFEST).is_file():
+                path.rename(final)
+            else:
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def require_empty(home: Location) -> None:
+    """Refuse to write checkpoints beside those of another run.
+
+    Raises:
+        CheckpointError: naming one of them.
+    """
+    found = [path for path in children(home) if parse_name(path.name) is not None]
+    if found:
+        raise CheckpointError(
+            f"{home} holds {found[-1].name} of an earlier run, and the checkpoints of two runs must not mix; go on "
+            "with it (trainer.resume_from_checkpoint=latest), or choose another trainer.checkpoint_dir"
+        )
+
+
+def _settled(path: Path) -> Stamp:
+    """Return the stamp of a file after flushing it to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+    path.chmod(0o644)  # safetensors writes for the owner alone
+    return file_stamp(path)

@@ -1,0 +1,1 @@
+"""Sections of the configuration, a module each; `regress.engine.config.schema` puts them together."""

@@ -1,0 +1,76 @@
+"""State of the trackers on disk, ``wandb_sync_state.json``: run id, and what each has taken. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from regress.engine.tracking.backup import write_json
+from regress.errors import RegressError
+
+STATE = "wandb_sync_state.json"
+VERSION = 1
+EVERY = 1.0
+"""Seconds between two writes that nothing makes urgent."""
+
+
+class SyncState:
+    """Writer of the state file; threads may share it. A file that cannot be written never stops anything."""
+
+    def __init__(self, output_dir: Path, content: Callable[[], dict[str, Any]]) -> None:
+        self._path = output_dir / STATE
+        self._content = content
+        self._lock = threading.Lock()
+        self._written = 0.0
+
+    def changed(self, urgent: bool) -> None:
+        """Write the state if that is urgent or the file is old."""
+        if urgent or time.monotonic() - self._written >= EVERY:
+            self.save()
+
+    def save(self) -> bool:
+        """Write the state; returns False if that was not possible."""
+        with self._lock:
+            self._written = time.monotonic()
+            try:
+                write_json(self._path, {"schema_version": VERSION, "time": time.time(), **self._content()})
+            except OSError:
+                return False
+        return True
+
+
+def read_sync_state(output_dir: Path) -> dict[str, Any] | None:
+    """Return the content of a run's state file, or ``None`` if it has none.
+
+    Raises:
+        RegressError: if the file is damaged, or of a newer release.
+    """
+    path = output_dir / STATE
+    if not path.exists():
+        return None
+    try:
+        content = json.loads(path.read_text())
+        version, trackers = content["schema_version"], content["trackers"]
+        fits = isinstance(version, int) and all("run_id" in entry for entry in trackers.values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RegressError(f"{path} is damaged; delete it, and the next run writes a new one") from error
+    if not fits or version > VERSION:
+        raise RegressError(
+            f"{path} has the schema version {version}, but this release knows up to {VERSION}; use the release that "
+            "wrote it, or delete it"
+        )
+    return dict(content)
+
+
+def acknowledge(output_dir: Path, tracker: str, sequence: int) -> None:
+    """Note in the state file of a run that is over that a tracker has taken every row up to a number."""
+    content = read_sync_state(output_dir)
+    if content is None or tracker not in content["trackers"]:
+        return
+    entry = content["trackers"][tracker]
+    entry["acknowledged"] = max(entry["acknowledged"], sequence)
+    write_json(output_dir / STATE, content)

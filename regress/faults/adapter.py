@@ -1,0 +1,87 @@
+"""Faults in low-rank adapters, each in a run that was built and has not started."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from regress.engine.build import Run
+from regress.errors import ReplayError
+
+
+def scaling_left_out(run: Run) -> None:
+    """The adapter's product is not multiplied by alpha / r."""
+    for layer in _layers(run):
+        layer.scaling = dict.fromkeys(layer.scaling, 1.0)
+
+
+def scaled_by_the_root_of_the_rank(run: Run) -> None:
+    """The product is multiplied by alpha / sqrt(r), the rule of rank-stabilized adapters."""
+    for layer in _layers(run):
+        layer.scaling = {name: value * math.sqrt(layer.r[name]) for name, value in layer.scaling.items()}
+
+
+def dropout_in_training(run: Run) -> None:
+    """Dropout before the adapters is active in the trainer's passes, and was not in the sampler's."""
+    for layer in _layers(run):
+        for name in list(layer.lora_dropout):
+            layer.lora_dropout[name] = nn.Dropout(0.1)
+        layer.train()
+
+
+def adapter_switched_off(run: Run) -> None:
+    """The base model computes: no adapter takes part."""
+    for layer in _layers(run):
+        layer.scaling = dict.fromkeys(layer.scaling, 0.0)
+
+
+def merged_and_applied(run: Run) -> None:
+    """The adapter is merged into the weights and applied again."""
+    for layer in _layers(run):
+        delta = layer.get_delta_weight("default")
+        layer.get_base_layer().weight.data += delta
+
+
+def second_factor_frozen(run: Run) -> None:
+    """The optimizer does not know the factors B."""
+    policy, optimizer = run.trainer.policy, run.trainer.optimizer
+    frozen = {id(p) for name, p in policy.named_parameters() if ".lora_B." in name}
+    for group in optimizer.param_groups:
+        kept = [
+            (p, n) for p, n in zip(group["params"], group["param_names"], strict=True) if id(p) not in frozen
+        ]
+        group["params"], group["param_names"] = [p for p, _ in kept], [name for _, name in kept]
+
+
+def base_model_trained(run: Run) -> None:
+    """The weights below the adapters are trained, too."""
+    for layer in _layers(run):
+        layer.get_base_layer().weight.requires_grad_()
+
+
+def adapter_in_the_reference(run: Run) -> None:
+    """The reference is computed with the policy's adapter on."""
+    reference = run.trainer.reference
+    if reference is None or reference._adapter is None:
+        raise ReplayError("there is no reference without an adapter")
+    for name, parameter in run.trainer.policy.named_parameters():
+        reference._adapter[name] = parameter.detach().clone()
+
+
+@torch.no_grad()
+def factors_in_bfloat16(run: Run) -> None:
+    """The factors are rounded to half precision on their way from the file."""
+    for _, parameter in run.trainer.policy.named_parameters():
+        parameter.copy_(parameter.bfloat16().to(parameter.dtype))
+
+
+def _layers(run: Run) -> Iterator[Any]:
+    """Yield the layers with adapters."""
+    found = [m for m in run.trainer.policy.model.modules() if hasattr(m, "lora_A") and hasattr(m, "scaling")]
+    if not found:
+        raise ReplayError("there is no adapter")
+    yield from found

@@ -1,0 +1,63 @@
+"""``regress report``: a run's course on one page, or two runs side by side."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+FORMATS = ("html", "text", "json")
+PAGE = "run-report.html"
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("other", type=click.Path(path_type=Path), required=False, metavar="[RUN2]")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(FORMATS),
+    help="By default that of the ending of --output (.html, .txt, .json), else html.",
+)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help=f"Write there; by default a page is written to {PAGE}, text and JSON are printed.",
+)
+def report(run: Path, other: Path | None, form: str | None, output: Path | None) -> None:
+    """Show the course of a run: reward, pass rate, curriculum, lengths, KL, clip fraction, gradient norm, samples.
+
+    RUN is the output_dir of a training run, finished, interrupted or still going on; a second one is shown beside it.
+    The page is one file that needs no network. After a resume each step and update is shown once, as the run that
+    goes on has it.
+
+    \b
+    regress report outputs/reverse_string
+    regress report outputs/base outputs/packed --output both.html
+    regress report outputs/reverse_string --format text
+    """
+    from regress.dump.files import write_atomically
+    from regress.report.run_data import named_runs
+
+    runs = named_runs([run] if other is None else [run, other])
+    chosen = form or {".txt": "text", ".json": "json"}.get("" if output is None else output.suffix, "html")
+    if chosen == "html":
+        from regress.report.run_page import run_html
+
+        text, output = run_html(runs), output or Path(PAGE)
+    elif chosen == "text":
+        from regress.report.run_text import run_text
+
+        text = run_text(runs)
+    else:
+        from regress.report.run_figures import run_json
+
+        tree = {"schema_version": 1, "runs": [run_json(one) for one in runs]}
+        text = json.dumps(tree, indent=1, allow_nan=False) + "\n"
+    if output is None:
+        click.echo(text, nl=False)
+        return
+    write_atomically(output, [text.encode()])
+    click.echo(f"written: {output}")

@@ -1,0 +1,50 @@
+"""wandb offline: every point is in the run's file, whatever was logged before the resume."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from regress.dump.metrics_file import read_metrics
+from regress.engine.tracking.replay import replay
+from regress.engine.tracking.state import read_sync_state
+from tests.trackers.conftest import LOSSES, RATES, REWARDS
+from tests.trackers.wandb_file import axes_of, rows_of
+
+pytest.importorskip("wandb")
+
+
+def last_of(rows: list[dict[str, Any]], name: str, axis: str) -> dict[int, float]:
+    """The value of the last segment at each point of an axis."""
+    return {row[axis]: row[name] for row in rows if name in row}
+
+
+def test_no_point_is_lost_in_a_resume(interrupted: Callable[..., Path]) -> None:
+    """wandb drops a step below its own where it is given one, and an offset that moves loses the gap."""
+    folder = interrupted("wandb")
+    rows = rows_of(folder)
+    assert last_of(rows, "rollouts/returns_mean", "step") == REWARDS
+    assert last_of(rows, "training_step/loss", "update") == LOSSES
+    assert last_of(rows, "eval_avg_test_pass_rate", "step") == RATES
+    axes = axes_of(folder)
+    assert (axes["rollouts/returns_mean"], axes["training_step/loss"]) == ("step", "update")
+    places = [(row["segment"], row["sequence"]) for row in rows]
+    assert len(places) == len(set(places)), "no row is sent twice"
+    assert {row["segment"] for row in rows} == {0, 1}
+    ids = {path.name.rsplit("-", 1)[1] for path in folder.glob("wandb/offline-run-*")}
+    state = read_sync_state(folder)
+    assert state is not None
+    assert ids == {state["run_id"]}, "a resume goes on in the same run"
+
+
+def test_the_record_replays_into_a_run_of_its_own(interrupted: Callable[..., Path], tmp_path: Path) -> None:
+    folder = interrupted()
+    done = replay(folder, "wandb", notice=pytest.fail)
+    assert (done.whole, done.sent) == (True, len(read_metrics(folder / "metrics.jsonl")))
+    rows = rows_of(folder)
+    assert [row["step"] for row in rows if "rollouts/returns_mean" in row] == list(range(200))
+    assert last_of(rows, "rollouts/returns_mean", "step") == REWARDS
+    assert last_of(rows, "training_step/loss", "update") == LOSSES

@@ -1,0 +1,176 @@
+"""A checkpoint is foreign input: what is missing, damaged or forged is refused in one sentence, and nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from regress.errors import CheckpointError, RegressError
+from tests.unit.checkpoint.conftest import Case
+
+
+def _truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def _flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(bytes(data))
+
+
+def _pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no manifest": (
+        lambda c: (c / "manifest.json").unlink(),
+        "is no complete checkpoint: it has no manifest",
+    ),
+    "torn manifest": (lambda c: _truncate(c / "manifest.json"), "manifest.json is damaged"),
+    "manifest of a dump": (
+        lambda c: (c / "manifest.json").write_bytes((c / "state" / "manifest.json").read_bytes()),
+        "it is not that of a checkpoint",
+    ),
+    "named pipe": (lambda c: _pipe(c / "manifest.json"), "it is no regular file"),
+    "no weights": (lambda c: (c / "model.safetensors").unlink(), "lacks model.safetensors"),
+    "half of the weights": (lambda c: _truncate(c / "model.safetensors"), "do not match the size and hash"),
+    "another bit": (lambda c: _flip(c / "model.safetensors"), "do not match the size and hash"),
+    "no state": (lambda c: (c / "regress_state.json").unlink(), "lacks regress_state.json"),
+    "half of the optimizer": (
+        lambda c: _truncate(c / "state" / "optimizer" / "step_000001.safetensors"),
+        "do not match the size and hash",
+    ),
+    "a stranger": (
+        lambda c: (c / "adapter_config.json").write_text("{}"),
+        "has adapter_config.json, which is not of this checkpoint; move it away",
+    ),
+    "nothing": (
+        lambda c: c.rename(c.with_name("gone")),
+        "is no folder, but a checkpoint is one; check the path",
+    ),
+}
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("name", DAMAGES)
+def test_damage_is_named(case: Case, name: str) -> None:
+    damage, says = DAMAGES[name]
+    before = (case.folder / "metrics.jsonl").read_bytes()
+    damage(case.checkpoint())
+    with pytest.raises(CheckpointError) as caught:
+        case.resume()
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_code == 2
+    assert (case.folder / "metrics.jsonl").read_bytes() == before, "a refused run leaves the record alone"
+
+
+FORGERIES: dict[str, tuple[Callable[[Case], object], str]] = {
+    "another release": (
+        lambda c: c.change_state(lambda tree: tree.update(schema_version=99)),
+        "schema version 99, this release reads 1",
+    ),
+    "no scheduler": (
+        lambda c: c.change_state(lambda tree: tree.pop("scheduler")),
+        "regress_state.json is damaged",
+    ),
+    "steps that do not count": (
+        lambda c: c.change_state(lambda tree: tree.update(step="many")),
+        "step is 'many' and no number that counts",
+    ),
+    "updates without outcomes": (
+        lambda c: c.change_state(lambda tree: tree.update(updates_in_step=2)),
+        "tells of 2 updates in a step and has outcomes of 0",
+    ),
+    "another tokenizer": (
+        lambda c: c.change_state(lambda tree: tree["parts"].update(tokenizer_fingerprint="x")),
+        "was written with another tokenizer",
+    ),
+}
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("name", FORGERIES)
+def test_a_forged_state_is_refused(case: Case, name: str) -> None:
+    forge, says = FORGERIES[name]
+    forge(case)
+    with pytest.raises(RegressError) as caught:
+        case.resume()
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_list_of_files_that_leads_out_is_refused(case: Case) -> None:
+    from regress.dump.files import Stamp
+    from regress.engine.checkpoint.commit import read_commit, write_commit
+
+    write_commit(
+        case.checkpoint(), {**read_commit(case.checkpoint()), "../../secret.json": Stamp(1, "0" * 64)}
+    )
+    with pytest.raises(CheckpointError, match="lies outside of the checkpoint"):
+        case.resume()
+
+
+class _Bomb:
+    def __reduce__(self) -> tuple[object, ...]:
+        return (Path.touch, (Path("exploded"),))
+
+
+def test_weights_in_a_pickle_are_not_read(
+    case: Case, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (case.checkpoint() / "model.safetensors").unlink()
+    (case.checkpoint() / "pytorch_model.bin").write_bytes(pickle.dumps(_Bomb()))
+    case.seal()
+    with pytest.raises(CheckpointError, match="holds no safetensors file, and other weights are not read"):
+        case.resume()
+    assert not (tmp_path / "exploded").exists()
+
+
+def test_code_that_a_checkpoint_names_is_not_imported(
+    case: Case, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "payload.py").write_text("raise SystemExit(7)")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    case.change_state(lambda tree: tree["config"].update({"algorithm.loss_function": "payload:run"}))
+    with pytest.raises(CheckpointError, match=r"algorithm\.loss_function=payload:run, and this run has"):
+        case.resume()
+    assert "payload" not in sys.modules
+    with pytest.raises(RegressError, match="--allow-code"):
+        case.resume("algorithm.loss_function=payload:run")
+    assert "payload" not in sys.modules
+
+
+def test_weights_of_another_model_are_named(case: Case) -> None:
+    changes = ("model.config={hidden_size: 16, intermediate_size: 64}",)
+    with pytest.raises(
+        CheckpointError, match=r"its model has the shape .* resume with the model that wrote it"
+    ):
+        case.resume(*changes, allow=("model.config",))
+
+
+def test_a_changed_record_of_the_dump_is_noticed(case: Case, tmp_path: Path) -> None:
+    dumping = ("debug.enable_data_dump=true", "debug.dump_options.param=true")
+    other = Case(tmp_path / "dumping")
+    other.run(*dumping)
+    records = sorted((other.folder / "debug_dump" / "param").iterdir())
+    records[0].unlink()
+    with pytest.raises(RegressError) as caught:
+        other.resume(*dumping)
+    assert "holds 1 records from before checkpoint-1, which knows of 2; restore them" in str(caught.value)
+    assert len(list((other.folder / "debug_dump" / "param").iterdir())) == len(records) - 1, (
+        "nothing was removed"
+    )
+    other.resume(*dumping, f"debug.dump_dir={tmp_path / 'new'}")
+    manifest = json.loads((tmp_path / "new" / "manifest.json").read_text())
+    assert len(manifest["files"]) == 2

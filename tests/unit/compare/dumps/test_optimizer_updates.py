@@ -1,0 +1,191 @@
+"""Updates of AdamW where gradients are nearly zero: healthy ones pass by the recorded gradients, wrong ones never."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from regress.compare.dumps.options import Options
+from regress.compare.dumps.selection import Selection
+from regress.compare.dumps.session import Comparison, compare_dumps
+from regress.dump.manifest import Provenance
+from regress.dump.recorder import Recorder
+from regress.dump.taps import at, recording, tap
+from regress.layout import ShardLayout
+
+NAME = "layers.0.weight"
+SHAPE = (48, 40)
+RATE, EPS = 1e-3, 1e-8
+CONFIG = {"learning_rate": RATE, "betas": [0.9, 0.999], "eps": EPS, "weight_decay": 0.0, "max_grad_norm": 1.0}
+Array = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A parameter trained by AdamW; gradients are those of a formula, plus rounding that differs between runs."""
+
+    rounding: int
+    steps: int = 1
+    rate: float = RATE
+    sign: float = 1.0
+    skip: tuple[int, ...] = ()
+    types: tuple[str, ...] = ("gradient", "param")
+    every: int = 1
+    ranks: int = 1
+    turned: bool = False
+
+    def gradients(self) -> list[Array]:
+        found = []
+        for step in range(self.steps):
+            rng = np.random.default_rng(step)
+            whole = rng.standard_normal(SHAPE) * 1e-2
+            whole[rng.random(SHAPE) < 0.01] = 0.0  # true zeros, of which rounding alone is left
+            noise = np.random.default_rng(1000 + 7 * self.rounding + step).standard_normal(SHAPE) * 2e-9
+            found.append((-(whole + noise) if self.turned else whole + noise).astype(np.float32))
+        return found
+
+    def record(self, folder: Path) -> Path:
+        weight = torch.nn.Parameter(
+            torch.from_numpy(np.random.default_rng(5).standard_normal(SHAPE) * 0.05).float()
+        )
+        optimizer = torch.optim.AdamW([weight], lr=self.rate, eps=EPS, weight_decay=0.0)
+        told = Provenance(config={"optimizer": CONFIG, "model": {"dtype": "float32"}})
+        options = dict.fromkeys(self.types, True)
+        with recording(Recorder(folder, options=options, every_n_steps=self.every, provenance=told)):
+            for step, gradient in enumerate(self.gradients()):
+                weight.grad = torch.from_numpy(gradient).clone() * self.sign
+                before = weight.detach().clone()
+                norm = torch.nn.utils.clip_grad_norm_([weight], 1.0)
+                optimizer.step()
+                if step in self.skip:
+                    weight.data.copy_(before)
+                self._tap(step, {"gradient": gradient, "param": weight.detach().numpy().copy()}, float(norm))
+                if "optimizer" in self.types:
+                    state = {f"{NAME}/{k}": v.numpy().copy() for k, v in optimizer.state[weight].items()}
+                    with at(step=step, rank=0):
+                        tap("optimizer", state)
+        return folder
+
+    def _tap(self, step: int, tensors: dict[str, Array], norm: float) -> None:
+        for rank in range(self.ranks):
+            rows = slice(rank * SHAPE[0] // self.ranks, (rank + 1) * SHAPE[0] // self.ranks)
+            with at(step=step, rank=rank):
+                for stage, whole in tensors.items():
+                    meta: dict[str, Any] = {"grad_norm": norm} if stage == "gradient" else {}
+                    if self.ranks > 1:
+                        ranges = (((rows.start, rows.stop),), ((0, SHAPE[1]),))
+                        meta["shards"] = {NAME: ShardLayout(SHAPE, ranges).to_json()}
+                    tap(stage, {NAME: whole[rows], "bias": np.ones(3, np.float32)}, meta=meta)
+
+
+@pytest.fixture
+def compared(tmp_path: Path) -> Callable[..., Comparison]:
+    def compare(golden: Run, actual: Run) -> Comparison:
+        return compare_dumps(str(golden.record(tmp_path / "golden")), str(actual.record(tmp_path / "actual")))
+
+    return compare
+
+
+def _params(found: Comparison) -> list[bool]:
+    return [verdict.ok for verdict in found.verdicts if verdict.quantity == "param"]
+
+
+BOTH = ("gradient", "param", "optimizer")
+HEALTHY: Sequence[tuple[Run, Run]] = (
+    (Run(1), Run(2)),
+    (Run(1, steps=3), Run(2, steps=3)),
+    (Run(1), Run(2, ranks=3)),
+    (Run(1, ranks=2), Run(2)),
+    (Run(1, ranks=2), Run(2, ranks=3)),
+    (Run(1, types=("param", "optimizer")), Run(2, types=("param", "optimizer"))),
+    (Run(1, steps=2, types=BOTH), Run(2, steps=2, types=BOTH)),
+)
+
+
+@pytest.mark.parametrize(("golden", "actual"), HEALTHY)
+def test_rounding_of_gradients_is_no_fault_of_the_update(
+    golden: Run, actual: Run, compared: Callable[..., Comparison]
+) -> None:
+    found = compared(golden, actual)
+    assert [str(verdict.quantity) for verdict in found.failed] == []
+    assert found.exit_code == 0
+    assert any("than AdamW makes of the gradients" in note for note in found.notes)
+
+
+FAULTS: dict[str, Run] = {
+    "rate 2 % off": Run(2, rate=RATE * 1.02),
+    "update skipped": Run(2, skip=(0,)),
+    "second update skipped": Run(2, steps=2, skip=(1,)),
+    "sign turned": Run(2, sign=-1.0),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(
+    "types", [("gradient", "param"), pytest.param(("param",), marks=pytest.mark.extended)]
+)
+def test_a_wrong_update_is_caught(
+    fault: str, types: tuple[str, ...], compared: Callable[..., Comparison]
+) -> None:
+    actual = replace(FAULTS[fault], types=types)
+    found = compared(Run(1, steps=actual.steps, types=types), actual)
+    assert found.exit_code == 1
+    assert not all(_params(found))
+
+
+@pytest.mark.parametrize("types", [("gradient", "param"), ("param", "optimizer")])
+def test_wrong_gradients_explain_nothing(types: tuple[str, ...], tmp_path: Path) -> None:
+    """The parameters follow from the recorded gradients, and these are wrong, though nobody asked about them."""
+    golden = Run(1, types=types).record(tmp_path / "golden")
+    actual = Run(2, turned=True, types=types).record(tmp_path / "actual")
+    found = compare_dumps(str(golden), str(actual), Options(only=Selection("param")))
+    assert (found.exit_code, [verdict.name for verdict in found.failed]) == (1, [NAME])
+
+
+def test_an_element_that_no_gradient_explains_is_named(tmp_path: Path) -> None:
+    """One weight of a healthy run is moved by less than the learning rate: its gradient is the same on both sides."""
+    golden, actual = Run(1).record(tmp_path / "golden"), tmp_path / "actual"
+    run = Run(2)
+    gradients = run.gradients()
+    index = np.unravel_index(int(np.abs(gradients[0]).argmax()), SHAPE)
+
+    class Moved(Run):
+        def _tap(self, step: int, tensors: dict[str, Array], norm: float) -> None:
+            tensors["param"][index] += 5e-4
+            super()._tap(step, tensors, norm)
+
+    Moved(2).record(actual)
+    found = compare_dumps(str(golden), str(actual))
+    (failed,) = found.failed
+    assert failed.over == 1
+    assert failed.worst is not None
+    assert failed.worst.where == f"element [{index[0]}, {index[1]}] of {NAME}"
+
+
+def test_without_gradients_few_elements_are_undecided(compared: Callable[..., Comparison]) -> None:
+    found = compared(Run(1, types=("param",)), Run(2, types=("param",)))
+    assert (found.exit_code, found.failed) == (2, [])
+    assert any("record gradient (or optimizer)" in problem and NAME in problem for problem in found.problems)
+
+
+def test_updates_between_the_recorded_ones_are_undecided(compared: Callable[..., Comparison]) -> None:
+    found = compared(Run(1, steps=3, every=2), Run(2, steps=3, every=2))
+    assert found.exit_code == 2
+    assert [
+        problem for problem in found.problems if problem.startswith("step2") and "every update" in problem
+    ]
+
+
+def test_a_bound_that_was_asked_for_is_kept(tmp_path: Path) -> None:
+    from regress.compare.request import compare_sources
+
+    golden, actual = Run(1).record(tmp_path / "golden"), Run(2).record(tmp_path / "actual")
+    assert compare_sources(golden, actual, rtol=1e-6).exit_code == 1
+    assert compare_sources(golden, actual, bitwise=True).exit_code == 1

@@ -1,0 +1,8 @@
+"""Makers of runs stand beside the tests that use them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parent))
