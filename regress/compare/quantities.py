@@ -196,6 +196,11 @@ ALIASES: Mapping[str, str] = {
 """Names that other trainers give to known tensors."""
 
 _SOURCES = {(source.stage, source.tensor): source for source in SOURCES}
+_STAGES: dict[tuple[str, str], set[str]] = {}
+"""Stages of an update that repeat a golden tensor, by its quantity and name."""
+for _source in SOURCES:
+    if _source.stage not in STEP_STAGES:
+        _STAGES.setdefault((_source.quantity, _source.name), set()).add(_source.stage)
 
 
 def quantity_named(name: str) -> Quantity:
@@ -257,9 +262,7 @@ def exclusive_stages(names: Iterable[tuple[str, str]]) -> set[str]:
     """Return the stages without which these golden tensors (quantity, name) could not have been recorded."""
     found = set()
     for quantity, name in names:
-        stages = {source.stage for source in SOURCES if (source.quantity, source.name) == (quantity, name)}
-        stages -= set(STEP_STAGES)
-        stages |= {quantity} & set(OPEN_STAGES)
+        stages = {quantity} if quantity in OPEN_STAGES else _STAGES.get((quantity, name), set())
         if len(stages) == 1:
             found |= stages
     return found

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from regress.compare.alignment.aligned import TokenRows
 from regress.compare.dumps.options import Options, Planned
-from regress.compare.dumps.padding import Aligned
 from regress.compare.dumps.planning import plan_units, steps_of
 from regress.compare.dumps.rollouts import RolloutUnit
 from regress.compare.dumps.shares import ShareUnit
@@ -264,7 +264,7 @@ def _datums(path: str | None, step: int) -> dict[str, Any]:
     }
 
 
-def tensor(name: str, found: Aligned | str | None) -> dict[str, Any]:
+def tensor(name: str, found: TokenRows | str | None) -> dict[str, Any]:
     """Return the script's ``T``: two tensors at their common tokens; t1 is the self-hosted one."""
     if found is None:
         return {"name": name, "status": "first_none"}
@@ -273,7 +273,7 @@ def tensor(name: str, found: Aligned | str | None) -> dict[str, Any]:
     golden, actual = found.values()
     row: dict[str, Any] = {"name": name, "status": "compared"}
     row |= {
-        "t1_shape": list(found.parts[0].shape),
+        "t1_shape": list(found.golden[0].shape),
         "t2_shape": list(found.part.shape),
         "tokens": int(golden.size),
     }

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_dumps import Made, shard
 
+from regress.compare.alignment.shard_overlap import IntervalIndex
 from regress.compare.dumps.planning import plan_units
 from regress.compare.dumps.session import compare_dumps
-from regress.compare.dumps.shard_overlap import IntervalIndex
 from regress.compare.dumps.units import Unit
 from regress.dump import reader
 from regress.layout import ShardLayout
@@ -131,7 +131,7 @@ def test_nobody_near_is_overlooked_and_nobody_else_found(found: list[ShardLayout
 
 def test_few_of_many_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     looked = 0
-    from regress.compare.dumps import shard_overlap
+    from regress.compare.alignment import shard_overlap
 
     real = shard_overlap._meet
 

@@ -7,10 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from regress.compare.alignment.gather import Part, Told, gather
-from regress.compare.alignment.keys import Key, by_place, canonical_layout, rows_layout, told_loss_tokens
-from regress.compare.alignment.local_shard import assembled, local_shard, two_values
+from regress.compare.alignment.gather import Part, gather
+from regress.compare.alignment.keys import Key, by_place, canonical_layout, rows_layout
+from regress.compare.alignment.local_shard import local_shard
+from regress.compare.alignment.places import Places, Told, told_tokens
+from regress.compare.alignment.shard_overlap import assembled, two_values
 from regress.compare.quantities import (
+    MASKS,
     MICRO_STAGES,
     QUANTITIES,
     STEP_STAGES,
@@ -48,9 +51,8 @@ def canonicalize(records: Iterable[Record], frame: TokenFrame, plan: Plan | None
     placed = _one_each(records)
     result = _whole_tensors(placed)
     stages = _microbatches(placed, frame, plan or Plan(()))
-    told = told_loss_tokens(
-        ((part.record, part.layout) for parts in stages.values() for part in parts), frame
-    )
+    telling = (part for stage in MASKS for part in stages.get(stage, ()))
+    told = told_tokens(((part.record, part.places) for part in telling), frame.size)
     for stage, parts in stages.items():
         _prove_coverage(stage, parts, frame, told)
     for stage in (*MICRO_STAGES, *STEP_STAGES):
@@ -94,7 +96,8 @@ def _microbatches(placed: Mapping[Key, Record], frame: TokenFrame, plan: Plan) -
     for key, record in placed.items():
         if key.stage in (*MICRO_STAGES, *STEP_STAGES):
             layout = canonical_layout(record, frame)
-            part = Part(key, record, layout, rows_layout(record, frame) or layout)
+            places = Places.of(layout, rows_layout(record, frame) or layout, frame.offsets)
+            part = Part(key, record, places)
             groups.setdefault((key.stage, plan.root(key.rank), key.micro), []).append(part)
     stages: dict[str, list[Part]] = {}
     for (stage, *_), parts in groups.items():
@@ -106,14 +109,15 @@ def _merged(parts: Sequence[Part]) -> Part:
     """Return the records of ranks that hold the same tokens, merged as if one rank had recorded them."""
     first, *rest = sorted(parts, key=lambda part: part.key.rank or 0)
     for part in rest:
-        if (part.layout, part.rows) != (first.layout, first.rows):
+        if not part.places.alike(first.places):
             raise CompareError(
                 f"the tokens of {part.key} do not lie as those of rank {first.key.rank}, which it repeats"
             )
     if not rest and not first.record.meta.get("shards"):
         return first
     tensors = _assembled({part.key: part.record for part in (first, *rest)})
-    return replace(first, record=replace(first.record, tensors=tensors))
+    meta = {name: value for name, value in first.record.meta.items() if name != "shards"}
+    return replace(first, record=replace(first.record, tensors=tensors, meta=meta))
 
 
 def _assembled(records: Mapping[Key, Record]) -> dict[str, Array]:
@@ -129,9 +133,9 @@ def _assembled(records: Mapping[Key, Record]) -> dict[str, Array]:
 
 
 def _prove_coverage(stage: str, parts: Sequence[Part], frame: TokenFrame, told: Told) -> None:
-    layouts = {part.key: part.layout for part in parts}
-    wanted = tokens_of(stage, frame, told[1] if told[0].any() else None)
-    verdict = judge_coverage(stage, layouts, frame, Place(parts[0].record.step), wanted=wanted)
+    found = {part.key: part.places.canonical for part in parts}
+    wanted = tokens_of(stage, frame, told.loss)
+    verdict = judge_coverage(stage, found, frame, Place(parts[0].record.step), wanted=wanted)
     if not verdict.ok:
         raise CompareError(f"{stage} cannot be brought into canonical form: {verdict.detail}")
 

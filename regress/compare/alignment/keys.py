@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from regress.compare.alignment.spans import NO_LAYOUT, Spans
-from regress.compare.quantities import MASKS, MICRO_STAGES, STEP_STAGES
+from regress.compare.quantities import MICRO_STAGES, STEP_STAGES
 from regress.dump.record import Record
 from regress.errors import CompareError
 from regress.layout import TokenFrame, TokenLayout
@@ -70,31 +67,6 @@ def rows_layout(record: Record, frame: TokenFrame) -> TokenLayout | None:
     """
     rows: Any = record.meta.get("rows")
     return None if rows is None else _layout(rows, f"meta['rows'] of {key_of(record)}", frame)
-
-
-def told_loss_tokens(
-    placed: Iterable[tuple[Record, TokenLayout]], frame: TokenFrame
-) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Read from the records which tokens enter the loss.
-
-    Returns:
-        ``(told, loss)``, both ``[frame.size]``: whether any record tells it of a token, and the value of the
-        first of them (in the order of computation).
-    """
-    told, loss = np.zeros(frame.size, bool), np.zeros(frame.size, bool)
-    masks = [
-        (stage, record.tensors[MASKS[stage]], layout)
-        for record, layout in placed
-        if (stage := record.type) in MASKS and MASKS[stage] in record.tensors
-    ]
-    for stage in MASKS:
-        for mask, layout in ((mask, layout) for found, mask, layout in masks if found == stage):
-            if mask.shape == layout.shape:
-                canonical, local = layout.indices(frame.offsets)
-                new = ~told[canonical]
-                loss[canonical[new]] = mask.reshape(-1)[local[new]].astype(bool)
-                told[canonical] = True
-    return told, loss
 
 
 def _layout(meta: Mapping[str, Any], name: str, frame: TokenFrame) -> TokenLayout:

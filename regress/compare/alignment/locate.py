@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from regress.compare.verdicts.case import Locate
 from regress.dump.arrays import Array
-from regress.layout import TokenFrame, TokenLayout
+from regress.layout import TokenFrame
 
 TokenText = Callable[[int], str]
 """Function from a token id to its text."""
@@ -38,29 +38,23 @@ class Locator:
             return words
         return f"{words}, token {self._spelled(int(self.token_ids[index]))}"
 
-    def grid(self, layout: TokenLayout, shape: tuple[int, ...]) -> Locate:
-        """Return words for flat indices of a ``[B, T, ...]`` or ``[B * T, ...]`` tensor."""
-        B, T = layout.shape
-        canonical = np.full(B * T, -1, np.int64)
-        flat, local = layout.indices(self.frame.offsets)
-        canonical[local] = flat
-        rest = shape[2:] if shape[:2] == (B, T) else shape[1:]
+    def rows(self, tokens: NDArray[np.int64], inner: tuple[int, ...], columns: int | None) -> Locate:
+        """Return words for flat indices of a tensor with a row for each of ``tokens``.
+
+        Args:
+            tokens: canonical token of each row, negative for padding.
+            inner: shape of a row.
+            columns: places in a row of the batch; None where rows are those of loss tokens over the vocabulary.
+        """
+        width = max(math.prod(inner), 1)
 
         def words(index: int) -> str:
-            place, within = divmod(index, max(math.prod(rest), 1))
-            row, col = divmod(place, T)
-            token = int(canonical[place])
-            where = self.token(token) if token >= 0 else f"row {row}, column {col} (padding)"
-            return where + _within(within, rest)
-
-        return words
-
-    def rows(self, canonical: NDArray[np.int64], width: int) -> Locate:
-        """Return words for flat indices of a ``[K, V]`` tensor whose row ``k`` belongs to token ``canonical[k]``."""
-
-        def words(index: int) -> str:
-            row, entry = divmod(index, max(width, 1))
-            return f"{self.token(int(canonical[row]))}, vocabulary entry {self._spelled(entry)}"
+            place, within = divmod(index, width)
+            token = int(tokens[place])
+            if columns is None:
+                return f"{self.token(token)}, vocabulary entry {self._spelled(within)}"
+            padding = "row {}, column {} (padding)".format(*divmod(place, columns)) if token < 0 else ""
+            return (padding or self.token(token)) + _within(within, inner)
 
         return words
 

@@ -1,24 +1,26 @@
-"""Local tensors expected from canonical values, given a rank's layouts."""
+"""Local tensors beside the canonical values of an update, given their layouts."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from regress.compare.alignment.aligned import Aligned, TokenRows
+from regress.compare.alignment.local_shard import Shard, whole_layout
 from regress.compare.alignment.locate import Locator, TokenText
+from regress.compare.alignment.places import Places, selected_rows
+from regress.compare.alignment.shard_overlap import shard_blocks, words_of
+from regress.compare.alignment.token_overlap import Part, token_part
 from regress.compare.diagnosis.failure_context import FailureContext
 from regress.compare.diagnosis.failure_contexts import FailureContexts
 from regress.compare.metrics.stripes import largest
 from regress.compare.quantities import (
     AT_TOKENS,
-    EVERYWHERE,
-    MICRO_STAGES,
     SHARES,
     Kind,
     Source,
@@ -33,6 +35,8 @@ from regress.layout import SampleKey, ShardLayout, TokenFrame, TokenLayout
 Truth = Mapping[str, Mapping[str, Array]]
 """``quantity -> tensor name -> canonical values`` of one update."""
 
+Context = Callable[[Source, ShardLayout], FailureContext]
+"""Finder of the failure context of a tensor, given its layout as a part of the whole."""
 
 _POOL = 1 << 20
 """Most tokens of a quantity whose values are searched for among those of other tokens."""
@@ -55,56 +59,13 @@ class Chosen(Mapping[str, Array]):
         return len(self._tensors)
 
 
-@dataclass(frozen=True)
-class Expected:
-    """The expected values of a local tensor.
-
-    Attributes:
-        values: the golden values in the local layout, 0 in padding; None where there should be none.
-        mask: ``[B, T]`` (or ``[B * T]``) where they are compared; None for everywhere.
-        scale: scale of tolerances: the largest absolute golden value over all microbatches; for a share that of its
-            terms, times the sum of their weights; None for the largest of ``values``.
-        locate: canonical coordinates of an element, in words.
-        surroundings: failure context of the elements.
-    """
-
-    values: Array | None
-    mask: NDArray[np.bool_] | None = None
-    scale: float | None = None
-    locate: Locate | None = None
-    surroundings: FailureContext | None = None
-
-    def part(self, shards: ShardLayout, name: str) -> Expected:
-        """Return the expected values of a part of this tensor; the scale stays that of the whole.
-
-        Raises:
-            ValueError: if the part is one of a tensor of another shape.
-        """
-        if self.values is None or shards.is_whole:
-            return self
-        mask = self.mask
-        if mask is not None:
-            mask = ShardLayout(mask.shape, shards.ranges[: mask.ndim]).project(mask)
-        scale = largest(self.values) if self.scale is None else self.scale
-        along = shards.along()
-        whole = self.locate or (lambda index: element(index, shards.shape, name))
-
-        def words(index: int) -> str:
-            local = np.unravel_index(index, shards.local_shape)
-            place = tuple(int(known[i]) for known, i in zip(along, local, strict=True))
-            return whole(int(np.ravel_multi_index(place, shards.shape)))
-
-        around = None if self.surroundings is None else self.surroundings.part(shards)
-        return Expected(shards.project(self.values), mask, scale, words, around)
-
-
 class Projection:
     """The golden values of one update, to be seen through token layouts.
 
     Args:
         truth: canonical values, see `regress.compare.alignment.canonical.canonicalize`.
         frame: the samples of the update.
-        text: text of a token id, for the words of `Expected.locate`.
+        text: text of a token id, for words.
         config: configuration of the run, nested; hypotheses depend on its sections ``algorithm`` and ``optimizer``.
     """
 
@@ -120,6 +81,7 @@ class Projection:
         self.frame = frame
         self._text = text
         self._scales: dict[tuple[str, str], float] = {}
+        self._parts: dict[tuple[str, str], Part] = {}
         self._pools: dict[tuple[str, str], NDArray[np.float64] | None] = {}
         self._config = config or {}
         self._whole = whole or self
@@ -181,86 +143,115 @@ class Projection:
             for source in sources_in(stage, name, list(tensors))
         ]
 
-    def local(
-        self,
-        source: Source,
-        layout: TokenLayout,
-        shape: tuple[int, ...] | None = None,
-        rows: TokenLayout | None = None,
-    ) -> Expected:
-        """Return the expected tensor of a microbatch.
-
-        Args:
-            layout: in the frame's own sample numbers.
-            shape: shape of the recorded tensor, or of the whole tensor of a shard. Rows of tokens may come as
-                ``[B, T, ...]`` or ``[B * T, ...]``, rows of loss tokens as ``[1, K, V]`` or ``[K, V]``; everything
-                else has one shape.
-            rows: the layout that rows of loss tokens follow, by default the same.
+    def shape(self, source: Source, places: Places) -> tuple[int, ...]:
+        """Return the expected shape of a tensor of a microbatch: rows of tokens with a row and a column each.
 
         Raises:
             CompareError: if the golden values needed are missing or do not fit the frame.
         """
-        kind = quantity_named(source.quantity).kind
+        kind, values = quantity_named(source.quantity).kind, self.truth[source.quantity][source.name]
         if kind is Kind.SHARE:
-            return self._share(source.name, layout)
-        values = self.truth[source.quantity][source.name]
-        scale = self._scale(source)
-        if kind is Kind.HIDDEN:
-            return self._hidden(source, values, scale, layout, shape, rows or layout)
-        self._check_rows(source, values, (self.frame.size,))
-        local = layout.scatter(values, self.frame.offsets)
-        mask = self._mask(source, kind, layout)
-        around = self.around.tokens(source, layout, layout.shape)
-        return Expected(local, mask, scale, self.locator.grid(layout, layout.shape), around)
+            return ()
+        by_loss = kind is Kind.HIDDEN and values.shape[:1] != (self.frame.size,)
+        self._check_rows(source, values, (int(self.loss_mask.sum()) if by_loss else self.frame.size,))
+        return (
+            (1, places.loss_rows(self.loss_mask).size, *values.shape[1:])
+            if by_loss
+            else (
+                *places.grid,
+                *values.shape[1:],
+            )
+        )
 
-    def _mask(self, source: Source, kind: Kind, layout: TokenLayout) -> NDArray[np.bool_] | None:
-        if kind is Kind.EXACT:
-            return None if source.name.endswith("_mask") else layout.attention_mask
-        if source.quantity in EVERYWHERE:
-            return layout.attention_mask
-        mask: NDArray[np.bool_] = layout.scatter(self.loss_mask, self.frame.offsets)
-        return mask
+    def tokens(self, source: Source, shard: Shard, places: Places, context: Context) -> Aligned | str:
+        """Return a tensor of tokens beside its golden values, or what is wrong with its shape.
 
-    def _hidden(
+        Rows of tokens may come as ``[B, T, ...]`` or ``[B * T, ...]``, rows of loss tokens as ``[1, K, V]`` or
+        ``[K, V]``; everything else has one shape.
+
+        Args:
+            context: finds the failure context of a tensor of the shard's layout.
+
+        Raises:
+            CompareError: as `shape`.
+        """
+        found, wanted = shard.layout.shape, self.shape(source, places)
+        hidden = quantity_named(source.quantity).kind is Kind.HIDDEN
+        if found != wanted and not (hidden and found == (wanted[0] * wanted[1], *wanted[2:])):
+            return _other_shape(wanted, shard.layout)
+        golden, around = self._part(source), partial(context, source, shard.layout)
+        inner, by_loss = found[len(found) - len(wanted) + 2 :], golden.rows.size != self.frame.size
+        tokens = places.loss_rows(self.loss_mask) if by_loss else places.tokens
+        words_of_rows = self.locator.rows(tokens, inner, None if by_loss else places.grid[1])
+        words = words_of(shard.layout, words_of_rows)
+        if source.quantity == "batch_inputs" and source.name.endswith("_mask"):  # which padding is not in
+            return self._everywhere(shard, golden.array, places, words, around)
+        part = token_part(shard.array, shard.layout, tokens, len(found) - len(inner))
+        loss = self.loss_mask if quantity_named(source.quantity).kind is Kind.TOKEN else None
+        rows = TokenRows(part, (golden,), selected_rows(source, part.rows, loss))
+        return Aligned.of_tokens(rows, words, around)
+
+    def _everywhere(
+        self, shard: Shard, values: Array, places: Places, words: Locate, around: Callable[[], FailureContext]
+    ) -> Aligned:
+        """Return a mask beside its golden values, which are 0 in padding."""
+        known = np.where(places.tokens >= 0, values[places.tokens], values.dtype.type(0)).reshape(places.grid)
+        pairs = partial(shard_blocks, shard, (Shard(known, ShardLayout.whole(places.grid)),))
+        return Aligned(shard.array, values, pairs, words, around)
+
+    def whole(self, source: Source, shard: Shard) -> Aligned | str:
+        """Return a full tensor of an update, or a shard of one, beside its golden values; or what is wrong with it."""
+        values, part = self.truth[source.quantity][source.name], shard.layout
+        if part.shape != values.shape:
+            return _other_shape(values.shape, part)
+        golden = (Shard(values, whole_layout(values.shape)),)
+        words_of_whole = partial(element, shape=values.shape, name=source.label)
+        around = partial(self.context_of_whole, source, part)
+        return Aligned(
+            shard.array, values, partial(shard_blocks, shard, golden), words_of(part, words_of_whole), around
+        )
+
+    def context(
         self,
         source: Source,
-        values: Array,
-        scale: float,
+        part: ShardLayout,
         layout: TokenLayout,
-        shape: tuple[int, ...] | None,
-        row_layout: TokenLayout,
-    ) -> Expected:
-        loss_tokens = int(self.loss_mask.sum())
-        self._check_rows(source, values, (self.frame.size, loss_tokens))
-        inner = values.shape[1:]
-        if values.shape[0] == self.frame.size:
-            canonical, local = layout.indices(self.frame.offsets)
-            B, T = layout.shape
-            flat = np.zeros((B * T, *inner), values.dtype)
-            flat[local] = values[canonical]
-            as_rows = shape is not None and shape == flat.shape and shape[:2] != (B, T)
-            kept, mask = (
-                (flat, layout.attention_mask.reshape(-1))
-                if as_rows
-                else (
-                    flat.reshape(B, T, *inner),
-                    layout.attention_mask,
-                )
-            )
-            around = self.around.tokens(source, layout, (B * T,) if as_rows else (B, T))
-            return Expected(kept, mask, scale, self.locator.grid(layout, kept.shape), around)
-        canonical, _ = row_layout.indices(self.frame.offsets)
-        tokens = canonical[self.loss_mask[canonical]]
-        rows = values[(np.cumsum(self.loss_mask) - 1)[tokens]]
-        locate = self.locator.rows(tokens, math.prod(inner))
-        local_rows = rows if shape == rows.shape else rows[None]
-        around = self.around.rows(source, row_layout, tokens, local_rows.shape)
-        return Expected(local_rows, None, scale, locate, around)
+        rows: TokenLayout,
+        *,
+        rows_only: bool = False,
+    ) -> FailureContext:
+        """Return the failure context of a tensor of tokens, by its shape.
 
-    def whole(self, quantity: str, name: str) -> Expected:
-        """Return the expected full tensor of an update."""
-        around = self.around.whole(quantity, name)
-        return Expected(self.truth[quantity][name], surroundings=around)
+        Args:
+            layout: in the frame's own sample numbers; ``rows`` the layout that rows of loss tokens follow.
+            rows_only: True if the tensor is known to have rows of loss tokens only.
+        """
+        (B, T), shape = layout.shape, part.shape
+        lead = next((lead for lead in ((B, T), (B * T,)) if shape[: len(lead)] == lead), None)
+        if lead is not None and not rows_only:
+            found = self.around.tokens(source, layout, lead)
+        else:
+            loss, (canonical, _) = self.known_loss_mask, rows.indices(self.frame.offsets)
+            tokens = canonical if loss is None else canonical[loss[canonical]]
+            if tokens.size != math.prod(shape[:-1]):
+                return FailureContext()
+            found = self.around.rows(source, rows, tokens, shape)
+        return found if part.is_whole else found.part(part)
+
+    def context_of_whole(self, source: Source, part: ShardLayout) -> FailureContext:
+        """Return the failure context of a full tensor, or a shard of it."""
+        found = self.around.whole(source.quantity, source.name)
+        return found if part.is_whole else found.part(part)
+
+    def _part(self, source: Source) -> Part:
+        """Return golden values as rows: one for each token, or one for each loss token."""
+        key = source.quantity, source.name
+        if key not in self._parts:
+            values = self.truth[source.quantity][source.name]
+            by_token = values.shape[0] == self.frame.size
+            rows = np.arange(self.frame.size) if by_token else np.flatnonzero(self.loss_mask)
+            self._parts[key] = Part(values, rows, whole_layout(values.shape[1:]), values.shape)
+        return self._parts[key]
 
     @cached_property
     def around(self) -> FailureContexts:
@@ -278,14 +269,18 @@ class Projection:
             self._pools[key] = np.unique(chosen.astype(np.float64)) if usable and chosen is not None else None
         return self._pools[key]
 
-    def _share(self, name: str, layout: TokenLayout) -> Expected:
-        """Return a microbatch's share: the sum over its loss tokens of weight times term."""
-        canonical, _ = layout.indices(self.frame.offsets)
+    def share(self, name: str, canonical: NDArray[np.int64]) -> tuple[Array, float, Locate]:
+        """Return a microbatch's share: the sum over its loss tokens of weight times term, its scale, and words for it.
+
+        Args:
+            canonical: the tokens of the microbatch.
+        """
         tokens = canonical[self.loss_mask[canonical]]
-        words = f"{name} of {len(tokens)} loss tokens of {len({s.sample for s in layout.segments})} samples"
+        samples = np.unique(np.searchsorted(self.frame.offsets, canonical, side="right")).size
+        words = f"{name} of {len(tokens)} loss tokens of {samples} samples"
         weights, terms = self._summands(name)
         total = math.fsum((weights[tokens] * terms[tokens]).tolist())
-        return Expected(np.array(total), None, self._share_scale(weights[tokens], terms), lambda _: words)
+        return np.array(total), self._share_scale(weights[tokens], terms), lambda _: words
 
     def share_scale(self, name: str) -> float:
         """Return the scale of the total of a loss over the update, see `_share_scale`."""
@@ -328,20 +323,13 @@ class Projection:
                 f"{self.frame.size} tokens; golden values and rollouts are not of one recording"
             )
 
-    def _scale(self, source: Source) -> float:
+    def scale(self, source: Source) -> float:
+        """Return the scale of tolerances: the largest absolute golden value over all ranks and microbatches."""
         key = (source.quantity, source.name)
         if key not in self._scales:
             self._scales[key] = largest(self.truth[source.quantity][source.name])
         return self._scales[key]
 
 
-def expected_micro(
-    truth: Truth, frame: TokenFrame, layout: TokenLayout, text: TokenText | None = None
-) -> dict[str, dict[str, Expected]]:
-    """Return the expected tensors of one microbatch, as ``stage -> tensor -> expected``."""
-    projection = Projection(truth, frame, text)
-    return {
-        stage: {source.tensor: projection.local(source, layout) for source in sources}
-        for stage in MICRO_STAGES
-        if (sources := projection.stage(stage))
-    }
+def _other_shape(golden: tuple[int, ...], actual: ShardLayout) -> str:
+    return f"golden {list(golden)}, actual {'' if actual.is_whole else 'a part of '}{list(actual.shape)}"

@@ -6,9 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from regress.errors import CompareError
 from regress.layout import SampleKey, Segment, TokenFrame, TokenLayout
 
@@ -58,15 +55,6 @@ class Spans:
                 )
         _refuse_overlaps(segments, name)
         return cls((rows, columns), segments)
-
-    def canonical(self, index: Mapping[SampleKey, int], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the canonical token at each place, ``[B * T]``; `PADDING` where no sample of ``index`` lies."""
-        found = np.full(self.shape[0] * self.shape[1], PADDING, np.int64)
-        for key, start, stop, row, col in self.segments:
-            if key in index:
-                place = row * self.shape[1] + col
-                found[place : place + stop - start] = np.arange(start, stop) + offsets[index[key]]
-        return found
 
     def layout(self, index: Mapping[SampleKey, int], frame: TokenFrame) -> TokenLayout:
         """Return the layout in the sample numbers of a frame; tokens outside of the frame count as padding.

@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from regress.compare.alignment.gather import gathered, of_loss_tokens
 from regress.compare.alignment.keys import key_of
 from regress.compare.alignment.local_shard import local_shard
+from regress.compare.alignment.places import Mask, placed
 from regress.compare.alignment.project import Projection
 from regress.compare.dumps.golden import GoldenSide
-from regress.compare.dumps.listing import Listed, has_rows_of_loss_tokens, lengths_of, listed
+from regress.compare.dumps.listing import Listed, lengths_of, listed
 from regress.compare.dumps.sides import Side, open_side
-from regress.compare.dumps.tokens import Mask, tokens_of
 from regress.compare.quantities import (
     EVERYWHERE,
     MICRO_STAGES,
@@ -28,7 +29,7 @@ from regress.compare.quantities import (
     quantity_named,
     source_of,
 )
-from regress.dump.arrays import DTYPES, Array
+from regress.dump.arrays import Array
 from regress.dump.coordinates import Coordinates
 from regress.dump.mapped import release
 from regress.errors import CompareError
@@ -172,8 +173,6 @@ class _Recorded:
             try:
                 if quantity in UPDATE_STAGES:
                     return self._whole(primary)
-                if quantity_named(quantity).kind is Kind.HIDDEN:
-                    return self._hidden(primary)
                 return self._tokens(found if quantity == "batch_inputs" else primary)
             except CompareError:
                 return None  # a verdict on what cannot be understood is given where it is compared
@@ -187,50 +186,30 @@ class _Recorded:
     @cached_property
     def _loss(self) -> Mask | None:
         found = self._found.get(("batch_inputs", "response_mask"))
-        return None if found is None else self._flat(found).astype(bool)
+        whole = None if found is None else self._rows(found, None)
+        return None if whole is None else whole.astype(bool)
 
-    def _tokens(self, found: Sequence[tuple[Listed, Source]]) -> Array:
-        """Return values ``[frame.size]``, 0 where there is no loss token."""
-        flat = self._flat(found)
-        quantity = found[0][1].quantity
+    def _tokens(self, found: Sequence[tuple[Listed, Source]]) -> Array | None:
+        """Return values ``[frame.size, ...]``, or ``[K, ...]`` of the loss tokens; 0 where there is no loss token."""
+        whole, quantity = self._rows(found, self._loss), found[0][1].quantity
         inside = quantity_named(quantity).kind is Kind.TOKEN and quantity not in EVERYWHERE
-        if inside and self._loss is not None:
-            flat[~self._loss] = 0
-        return flat
+        if inside and self._loss is not None and whole is not None:
+            whole[~self._loss] = 0
+        return whole
 
-    def _flat(self, found: Sequence[tuple[Listed, Source]]) -> Array:
-        flat = np.zeros(self.frame.size, DTYPES[found[0][0].tensors[found[0][1].tensor][0]])
-        known = np.zeros(self.frame.size, bool)
-        for record, source in found:
-            assert record.spans is not None
-            canonical = record.spans.canonical(self._index, self.frame.offsets)
-            here = np.flatnonzero(canonical >= 0)
-            here = here[~known[canonical[here]]]
-            array = self._side.read(record.name).tensors[source.tensor]
-            flat[canonical[here]] = array.reshape(-1)[here]
-            known[canonical[here]] = True
-            release(array)
-        return flat
-
-    def _hidden(self, found: Sequence[tuple[Listed, Source]]) -> Array | None:
-        """Return values ``[frame.size, ...]``, or ``[K, V]`` of the loss tokens."""
-        rows = [has_rows_of_loss_tokens(_only(record, source)) for record, source in found]
-        loss = self._loss
-        if any(rows) and (not all(rows) or loss is None):
+    def _rows(self, found: Sequence[tuple[Listed, Source]], loss: Mask | None) -> Array | None:
+        read = [(self._side.read(record.name), record.places(self._index, self.frame)) for record, _ in found]
+        rows_only = of_loss_tokens(read, found[0][1], loss)
+        sources = [source for _, source in found]
+        parts = [
+            placed(r, source, places, loss, rows_only=rows_only)
+            for (r, places), source in zip(read, sources, strict=True)
+        ]
+        if self.frame.size * math.prod(parts[0].part.inner.shape) > LIMIT:
             return None
-        places = self.frame.size if loss is None or not rows[0] else int(loss.sum())
-        number = np.arange(self.frame.size) if loss is None or not rows[0] else np.cumsum(loss) - 1
-        whole: Array | None = None
-        for record, source in found:
-            read = self._side.read(record.name)
-            part, _ = tokens_of(read, source, self._index, self.frame, loss)
-            if whole is None:
-                if places * math.prod(part.inner.shape) > LIMIT:
-                    return None
-                whole = np.zeros((places, *part.inner.shape), part.array.dtype)
-            here = np.flatnonzero(part.rows >= 0)
-            whole[np.ix_(number[part.rows[here]], *part.inner.along())] = part.array[here]
-            release(read.tensors[source.tensor])
+        whole = gathered(parts, found[0][1].label, self.frame.size, loss)
+        for one in parts:
+            release(one.part.array)
         return whole
 
     def _whole(self, found: Sequence[tuple[Listed, Source]]) -> Array:
@@ -244,17 +223,3 @@ class _Recorded:
                 part.layout.gather(part.array, whole)
         assert whole is not None
         return whole
-
-
-def _only(record: Listed, source: Source) -> Listed:
-    """Return a header with one tensor alone."""
-    return Listed(
-        record.name,
-        record.key,
-        record.update,
-        {source.tensor: record.tensors[source.tensor]},
-        record.spans,
-        record.rows,
-        record.shards,
-        meta=record.meta,
-    )

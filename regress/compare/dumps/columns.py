@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from regress.compare.dumps.padding import Aligned
-from regress.compare.dumps.token_overlap import Index, blocks
+from regress.compare.alignment.aligned import TokenRows
+from regress.compare.alignment.token_overlap import Index
 from regress.compare.verdicts.tolerance import Tolerance
 
 
@@ -30,9 +30,9 @@ class Column:
     tolerance: Tolerance
 
     @classmethod
-    def of(cls, quantity: str, found: Aligned, tolerance: Tolerance) -> Column:
+    def of(cls, quantity: str, found: TokenRows, tolerance: Tolerance) -> Column:
         """Return the column of a tensor with one element for each token."""
-        known = [*blocks(found.part, found.parts, found.selected)]
+        known = [*found.blocks()]
         tokens = [found.part.rows[block.places] for block in known]
         golden, actual = found.values()
         return cls(

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from regress.compare.alignment.shard_overlap import IntervalIndex
 from regress.compare.dumps.listing import Listed
-from regress.compare.dumps.shard_overlap import IntervalIndex
 from regress.layout import ShardLayout
 
 _At = tuple[int | None, int | None]

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from regress.compare.alignment.keys import Key, key_of
+from regress.compare.alignment.places import Places, Told, told_tokens
 from regress.compare.alignment.spans import Spans
 from regress.compare.quantities import UPDATE_STAGES
 from regress.dump.arrays import dtype_name
 from regress.dump.record import Record
 from regress.errors import CompareError
-from regress.layout import SampleKey, ShardLayout
+from regress.layout import SampleKey, ShardLayout, TokenFrame, TokenLayout
 
 PLACES = 1 << 24
 """Number of tokens that a layout may have, however small the tensors of its record are."""
@@ -61,6 +62,24 @@ class Listed:
     def samples(self) -> tuple[SampleKey, ...]:
         """Samples that have a token here."""
         return () if self.spans is None else self.spans.samples
+
+    def layouts(self, index: Mapping[SampleKey, int], frame: TokenFrame) -> tuple[TokenLayout, TokenLayout]:
+        """Return the layouts of its tokens and of rows of loss tokens in the sample numbers of a frame.
+
+        Args:
+            index: the frame's number of each sample, by the key that it has here.
+
+        Raises:
+            CompareError: if it has none.
+        """
+        if self.spans is None or self.rows is None:
+            raise CompareError(self.problem)
+        layout = self.spans.layout(index, frame)
+        return layout, layout if self.rows is self.spans else self.rows.layout(index, frame)
+
+    def places(self, index: Mapping[SampleKey, int], frame: TokenFrame) -> Places:
+        """Return the tokens at the places of its tensors; see `layouts`."""
+        return Places.of(*self.layouts(index, frame), frame.offsets)
 
     def layout(self, name: str) -> ShardLayout | None:
         """Return the part of a full tensor that lies here; None where its shard layout is unusable."""
@@ -127,3 +146,17 @@ def lengths_of(records: Iterable[Listed]) -> dict[SampleKey, int]:
             for key, _, stop, _, _ in () if spans is None else spans.segments:
                 found[key] = max(found.get(key, 0), stop)
     return found
+
+
+def told_by(
+    read: Callable[[str], Record], names: Iterable[str], index: Mapping[SampleKey, int], frame: TokenFrame
+) -> Told:
+    """Return what some records of a side tell of the tokens of a frame.
+
+    Args:
+        read: reads a record.
+        index: the frame's number of each sample of that side.
+    """
+    records = ((record, listed(name, record)) for name in names for record in [read(name)])
+    placed = ((r, header.places(index, frame)) for r, header in records if header.spans is not None)
+    return told_tokens(placed, frame.size)

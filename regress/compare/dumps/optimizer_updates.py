@@ -16,10 +16,10 @@ from typing import TypeAlias
 import numpy as np
 
 from regress.compare.alignment.keys import key_of
-from regress.compare.alignment.local_shard import local_shard
+from regress.compare.alignment.local_shard import Shard, local_shard
+from regress.compare.alignment.shard_overlap import shard_blocks
 from regress.compare.dumps.adam import Adam, Floats
 from regress.compare.dumps.moments import STATE
-from regress.compare.dumps.shard_overlap import Shard, shard_blocks
 from regress.compare.dumps.sides import Side
 from regress.compare.verdicts.verdict import Place
 from regress.dump.arrays import Array
@@ -229,7 +229,7 @@ def _part(side: Side, stage: str, at: At, name: str, layout: ShardLayout) -> tup
             continue  # its own verdict says so
         norm = record.meta.get("grad_norm", norm)
         if local.layout.shape == layout.shape and local.array.dtype.kind not in "iub":
-            shards.append(Shard(local.array, local.layout))
+            shards.append(local)
     return _together(shards, layout), norm
 
 

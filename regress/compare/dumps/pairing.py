@@ -15,18 +15,15 @@ from regress.compare.dumps.listing import Listed, has_rows_of_loss_tokens
 from regress.compare.dumps.match import Matching
 from regress.compare.dumps.options import Options, Planned
 from regress.compare.dumps.presence import Stage
-from regress.compare.dumps.shares import Group, ShareUnit
+from regress.compare.dumps.share_groups import Shares, once
+from regress.compare.dumps.shares import ShareUnit
 from regress.compare.dumps.sides import Side
 from regress.compare.dumps.single import lost_ranks, single_units
 from regress.compare.dumps.units import Unit
 from regress.compare.quantities import (
     MASKS,
-    SHARES,
     STEP_STAGES,
     UPDATE_STAGES,
-    Kind,
-    quantity_named,
-    source_of,
     source_or_other,
 )
 from regress.compare.verdicts.verdict import Place, Status, Verdict
@@ -325,86 +322,24 @@ class Update:
         without: frozenset[str],
         planned: Planned,
     ) -> Iterator[ShareUnit]:
-        if not any(_has_share(stage, record) for record in (*golden, *actual)):
-            return
-        own, theirs = _one_each(golden, self.sides[0]), _one_each(actual, self.sides[1])
-        groups = tuple(self._groups(own, theirs))
-        if self.sides[0].system == "golden" and self._summable(stage, golden):
-            groups = tuple(self._single(own, record) for record in theirs)
-        debug = {(r.key.rank, r.key.micro): r.name for r in self.golden if r.key.stage == "is_loss_debug"}
-        weighted = {r.name for r in self.golden if r.key.stage == "is_loss_debug" and "weights" in r.tensors}
-        terms = {
-            r.name: debug[r.key.rank, r.key.micro]
-            for r in own
-            if debug.get((r.key.rank, r.key.micro)) in weighted
-        }
-        if any(record.meta.get("own_mean") for record in (*golden, *actual)):
-            whole = [group for group in groups if len(group.golden) == len(group.actual) == 1]
-            if len(whole) < len(groups) and self.options.only.has("loss", "loss"):
-                count = len(groups) - len(whole)
-                planned.problems.append(
-                    f"{self.place}: losses of {count} groups of microbatches cannot be compared: they are "
-                    "means of microbatches that hold other samples in the two dumps, and means do not add up"
-                )
-            groups = tuple(whole)
-        yield ShareUnit(*self.paths, stage, groups, terms, self.options.bounds, self.options.only, without)
-
-    def _summable(self, stage: str, golden: Sequence[Listed]) -> bool:
-        """Return True if a case has the weights and terms of all losses, from which the share of any tokens follows."""
+        """Yield the unit of the losses of a stage, if it has any."""
         debug = [record for record in self.golden if record.key.stage == "is_loss_debug"]
-        known = {source_of(r.key.stage, name) for r in debug for name in r.tensors}
-        quantities = {source.quantity for source in known if source is not None}
-        sources = (source_of(stage, name) for record in golden for name in record.tensors)
-        names = [s.name for s in sources if s is not None and quantity_named(s.quantity).kind is Kind.SHARE]
-        return "weights" in quantities and all(SHARES.get(name) in quantities for name in names)
-
-    def _single(self, own: Sequence[Listed], record: Listed) -> Group:
-        """Return a group of one actual microbatch, whose share is summed from golden terms."""
-        place = replace(self.place, rank=record.key.rank, micro=record.key.micro)
-        names = {key: to for key in record.samples if (to := self.matching.golden_of.get(key)) is not None}
-        return Group(tuple(r.name for r in own), (record.name,), place, "", names)
-
-    def _groups(self, golden: Sequence[Listed], actual: Sequence[Listed]) -> Iterator[Group]:
-        """Yield the smallest groups of microbatches that hold the same samples on both sides."""
-        groups: dict[int, tuple[list[Listed], list[Listed]]] = {}
-        of: dict[SampleKey, int] = {}
-        joined: dict[int, int] = {}
-
-        def group_of(number: int) -> int:
-            while number in joined:
-                number = joined[number]
-            return number
-
-        named = [(record, self.matching.alias, 0) for record in golden]
-        named += [(record, self.matching.golden_of, 1) for record in actual]
-        for number, (record, names, side) in enumerate(named):
-            # the samples of a record may be unknown
-            mine = {names.get(key, key) for key in record.samples} or {
-                (f"rank {record.key.rank}", record.key.micro or 0)
-            }
-            groups[number] = ([], [record]) if side else ([record], [])
-            for other in sorted({group_of(of[key]) for key in mine if key in of}):
-                joined[other] = number
-                groups[number] = _together(groups.pop(other), groups[number])
-            of |= dict.fromkeys(mine, number)
-        for own, theirs in groups.values():
-            if own and theirs:
-                yield self._group(own, theirs)
-
-    def _group(self, own: Sequence[Listed], theirs: Sequence[Listed]) -> Group:
-        place = self.place
-        if len(theirs) == 1:
-            place = replace(place, rank=theirs[0].key.rank, micro=theirs[0].key.micro)
-        count = len({key for record in theirs for key in record.samples})
-        whose = f"{count} samples, " if count else ""
-        words = f"{whose}{_count(len(own))} of the golden dump and {_count(len(theirs))} of the actual one"
-        return Group(tuple(r.name for r in own), tuple(r.name for r in theirs), place, words)
-
-
-def _together(
-    one: tuple[list[Listed], list[Listed]], other: tuple[list[Listed], list[Listed]]
-) -> tuple[list[Listed], list[Listed]]:
-    return one[0] + other[0], one[1] + other[1]
+        own, theirs = once(golden, self.sides[0]), once(actual, self.sides[1])
+        shares = Shares(stage, own, theirs, debug, self.place, self.matching)
+        if not shares:
+            return
+        found = shares.single() if self.sides[0].system == "golden" and shares.summable() else shares.groups()
+        groups = tuple(found)
+        if any(record.meta.get("own_mean") for record in (*golden, *actual)):
+            whole = tuple(group for group in groups if len(group.golden) == len(group.actual) == 1)
+            if len(whole) < len(groups) and self.options.only.has("loss", "loss"):
+                planned.problems.append(
+                    f"{self.place}: losses of {len(groups) - len(whole)} groups of microbatches cannot be compared: "
+                    "they are means of microbatches that hold other samples in the two dumps, and means do not add up"
+                )
+            groups = whole
+        bounds, only = self.options.bounds, self.options.only
+        yield ShareUnit(*self.paths, stage, groups, shares.terms(), bounds, only, without)
 
 
 def _telling(records: Iterable[Listed], names: Mapping[SampleKey, SampleKey]) -> Telling:
@@ -420,20 +355,3 @@ def _telling(records: Iterable[Listed], names: Mapping[SampleKey, SampleKey]) ->
 
 def _in_order(told: Iterable[Iterable[tuple[int, int, str]]]) -> tuple[str, ...]:
     return tuple(name for _, _, name in sorted({found for several in told for found in several}))
-
-
-def _one_each(records: Sequence[Listed], side: Side) -> list[Listed]:
-    """Return the records without those of ranks that repeat another one's tokens."""
-    found: dict[tuple[int, int | None], Listed] = {}
-    for record in sorted(records, key=lambda record: record.key.rank or 0):
-        found.setdefault((side.root(record.key.rank or 0), record.key.micro), record)
-    return list(found.values())
-
-
-def _has_share(stage: str, record: Listed) -> bool:
-    sources = (source_of(stage, name) for name in record.tensors)
-    return any(s is not None and quantity_named(s.quantity).kind is Kind.SHARE for s in sources)
-
-
-def _count(number: int) -> str:
-    return f"{number} microbatch{'es' if number > 1 else ''}"

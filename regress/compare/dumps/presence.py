@@ -12,16 +12,15 @@ from numpy.typing import NDArray
 from regress.compare.alignment.keys import Key
 from regress.compare.alignment.local_shard import others, uncovered
 from regress.compare.alignment.locate import Locator
-from regress.compare.dumps.listing import Listed
+from regress.compare.dumps.listing import Listed, told_by
 from regress.compare.dumps.match import Matching
 from regress.compare.dumps.selection import Selection
 from regress.compare.dumps.sides import Side
-from regress.compare.dumps.tokens import told_tokens
 from regress.compare.quantities import LOSS_STAGES, UPDATE_STAGES, source_or_other
 from regress.compare.updates.coverage import QUANTITY, judge_coverage
 from regress.compare.verdicts.case import element
 from regress.compare.verdicts.verdict import Place, Status, Verdict
-from regress.layout import SampleKey, Segment, TokenFrame, TokenLayout
+from regress.layout import SampleKey, TokenFrame
 
 
 def unmatched(matching: Matching, place: Place) -> Iterator[Verdict]:
@@ -145,8 +144,8 @@ class Stage:
         """Yield verdicts on missing, doubled and extra tokens; tensor by tensor where records differ."""
         if any(record.bare or record.meta.get("open") for record in (*self.golden, *self.actual)):
             return  # nothing tells which tokens lie here, so none can be said to be missing
-        golden = self._layouts(self.golden, self.index, self.golden_side)
-        actual = self._layouts(self.actual, self.actual_index, self.actual_side)
+        golden = self._held(self.golden, self.index, self.golden_side)
+        actual = self._held(self.actual, self.actual_index, self.actual_side)
         mine, its = self._count(golden), self._count(actual)
         locator = Locator(self.frame)
         twice = judge_coverage(
@@ -162,7 +161,7 @@ class Stage:
         if (
             self.golden_side.system == "golden" and self.name in LOSS_STAGES
         ):  # a case has no values of other tokens
-            _, loss = told_tokens(self.golden_side, self.telling, self.index, self.frame)
+            loss = told_by(self.golden_side.read, self.telling, self.index, self.frame).loss
             wanted &= True if loss is None else loss
         verdict = judge_coverage(self.name, actual, self.frame, self.place, locator, wanted=wanted)
         yield verdict
@@ -187,7 +186,7 @@ class Stage:
         ]
         for name in partial:
             mine, its = (
-                self._count(self._layouts([r for r in records if name in r.tensors], index, side))
+                self._count(self._held([r for r in records if name in r.tensors], index, side))
                 for records, index, side in (
                     (self.golden, self.index, self.golden_side),
                     (self.actual, self.actual_index, self.actual_side),
@@ -201,31 +200,26 @@ class Stage:
                     Status.MISSING, source.quantity, source.label, self.place, detail, multiple=math.inf
                 )
 
-    def _layouts(
+    def _held(
         self, records: Iterable[Listed], index: Mapping[SampleKey, int], side: Side
-    ) -> dict[Key, TokenLayout]:
-        """Return the layouts of the frame's tokens without copies, one for ranks that repeat each other."""
-        found: dict[tuple[int, int | None], tuple[Key, TokenLayout]] = {}
+    ) -> dict[Key, NDArray[np.int64]]:
+        """Return the tokens of each record without copies, of ranks that repeat each other's tokens those of one."""
+        found: dict[tuple[int, int | None], tuple[Key, NDArray[np.int64]]] = {}
+        first = 1 if self.name in LOSS_STAGES else 0  # nothing predicts the first token of a sample
         for record in sorted(records, key=lambda record: (record.key.rank or 0, record.key.micro or 0)):
-            if record.spans is None:
-                continue
-            first = 1 if self.name in LOSS_STAGES else 0  # nothing predicts the first token of a sample
-            segments = tuple(
-                Segment(index[key], max(start, first), stop, row, col + max(start, first) - start)
-                for key, start, stop, row, col in record.spans.segments
-                if key in index and key not in self.copies and stop > max(start, first)
-            )
-            root = side.root(record.key.rank or 0)
-            found.setdefault(
-                (root, record.key.micro), (record.key, TokenLayout(record.spans.shape, segments))
-            )
+            if record.spans is not None:
+                runs = [
+                    np.arange(max(start, first), stop) + self.frame.offsets[index[key]]
+                    for key, start, stop, _, _ in record.spans.segments
+                    if key in index and key not in self.copies
+                ]
+                tokens = np.concatenate([np.zeros(0, np.int64), *runs])
+                found.setdefault((side.root(record.key.rank or 0), record.key.micro), (record.key, tokens))
         return dict(found.values())
 
-    def _count(self, layouts: Mapping[Key, TokenLayout]) -> NDArray[np.int64]:
-        times = np.zeros(self.frame.size, np.int64)
-        for layout in layouts.values():
-            np.add.at(times, layout.indices(self.frame.offsets)[0], 1)
-        return times
+    def _count(self, found: Mapping[Key, NDArray[np.int64]]) -> NDArray[np.int64]:
+        tokens = np.concatenate([np.zeros(0, np.int64), *found.values()])
+        return np.bincount(tokens, minlength=self.frame.size)
 
     def _elements(self, wanted: Iterable[str]) -> Iterator[Verdict]:
         """Yield verdicts on elements of full tensors that no rank holds."""

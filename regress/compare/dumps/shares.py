@@ -13,12 +13,13 @@ from functools import partial
 
 import numpy as np
 
+from regress.compare.alignment.local_shard import Shard
+from regress.compare.alignment.shard_overlap import shard_blocks
 from regress.compare.dumps.bounds import Bounds
 from regress.compare.dumps.canonical import golden_update
 from regress.compare.dumps.findings import Finding
 from regress.compare.dumps.listing import listed
 from regress.compare.dumps.selection import Selection
-from regress.compare.dumps.shard_overlap import Shard, shard_blocks
 from regress.compare.dumps.sides import Side, open_side
 from regress.compare.metrics.stripes import largest
 from regress.compare.quantities import SHARES, Source, source_of
@@ -29,7 +30,7 @@ from regress.compare.verdicts.values import judge_blocks
 from regress.compare.verdicts.verdict import Place, Status, Verdict
 from regress.dump.arrays import Array, dtype_name
 from regress.dump.record import Record
-from regress.layout import SampleKey, ShardLayout, TokenLayout
+from regress.layout import SampleKey, ShardLayout
 
 QUANTITY = "loss"
 
@@ -162,17 +163,18 @@ def _summed(unit: ShareUnit, group: Group, source: Source, record: Record, toler
     number = golden.index
     index = {key: number[to] for key, to in (group.samples or {}).items() if to in number}
     actual, spans = record.tensors[source.tensor], listed("", record).spans
-    layout = TokenLayout((0, 0), ()) if spans is None else spans.layout(index, golden.frame)
-    expected = golden.local(source, layout)
+    none = np.zeros(0, np.int64)
+    canonical = none if spans is None else spans.layout(index, golden.frame).indices(golden.frame.offsets)[0]
+    expected, scale, words = golden.share(source.name, canonical)
     verdict = judge_tensor(
         actual.reshape(()) if actual.size == 1 else actual,  # a loss of shape [1] is one number, too
-        expected.values,
+        expected,
         tolerance,
         quantity=QUANTITY,
         name=source.label,
         place=group.place,
-        scale=expected.scale,
-        locate=expected.locate,
+        scale=scale,
+        locate=words,
     )
     return Finding(verdict, tolerance)
 

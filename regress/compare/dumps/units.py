@@ -6,33 +6,31 @@ another, so they may be spread over processes and machines in any way.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 import numpy as np
 
+from regress.compare.alignment.aligned import Aligned, TokenRows, judge_aligned
 from regress.compare.alignment.keys import key_of
-from regress.compare.alignment.local_shard import local_shard
+from regress.compare.alignment.local_shard import Shard, local_shard
 from regress.compare.alignment.locate import Locator
+from regress.compare.alignment.places import Mask, Placed, Places, placed, selected_rows
 from regress.compare.alignment.project import Projection
+from regress.compare.alignment.shard_overlap import shard_blocks, words_of
+from regress.compare.alignment.token_overlap import Index
 from regress.compare.diagnosis.failure_context import FailureContext
 from regress.compare.dumps.bounds import Bounds, widened
 from regress.compare.dumps.canonical import golden_update
 from regress.compare.dumps.columns import Column
-from regress.compare.dumps.failure_context import with_affected
 from regress.compare.dumps.findings import Defect, Finding
 from regress.compare.dumps.golden import text_of
-from regress.compare.dumps.listing import listed
+from regress.compare.dumps.listing import Listed, listed, told_by
 from regress.compare.dumps.moments import decided
 from regress.compare.dumps.optimizer_updates import Updated
-from regress.compare.dumps.padding import Aligned, judge_padding
 from regress.compare.dumps.selection import Selection
-from regress.compare.dumps.shard_overlap import Shard, shard_blocks
 from regress.compare.dumps.sides import Side, open_side
-from regress.compare.dumps.token_overlap import Index, Part, blocks
-from regress.compare.dumps.tokens import Mask, selected_rows, token_words, tokens_of, told_tokens
 from regress.compare.metrics.stripes import Measures
 from regress.compare.quantities import (
     UPDATE_STAGES,
@@ -41,14 +39,14 @@ from regress.compare.quantities import (
     quantity_named,
     source_or_other,
 )
-from regress.compare.verdicts.case import Case, Locate, element
+from regress.compare.verdicts.case import Case, element
+from regress.compare.verdicts.tensor import judge_tensor
 from regress.compare.verdicts.tolerance import Tolerance
-from regress.compare.verdicts.values import Blocks, judge_blocks
 from regress.compare.verdicts.verdict import Place, Status, Verdict
 from regress.dump.arrays import Array, dtype_name, is_float
 from regress.dump.record import Record
 from regress.errors import CompareError
-from regress.layout import Range, SampleKey, ShardLayout, TokenFrame, TokenLayout
+from regress.layout import SampleKey, ShardLayout, TokenFrame
 
 
 @dataclass(frozen=True)
@@ -111,20 +109,22 @@ def compare_unit(unit: Unit, scales: Mapping[tuple[str, str], float] | None = No
     return [*(work.whole() if whole else work.tokens())]
 
 
-def aligned(unit: Unit) -> dict[str, Aligned | str]:
+def aligned(unit: Unit) -> dict[str, TokenRows | str | None]:
     """Return the tensors of tokens of one record, by name; a sentence for one that cannot be placed."""
-    return {source.tensor: found for source, found in _opened(unit, None).aligned()}
+    found = _opened(unit, None).aligned()
+    return {source.tensor: one if isinstance(one, str) else one.tokens for source, one in found}
 
 
 def columns(unit: Unit) -> tuple[Index | None, Mask | None, list[Column]]:
     """Return the columns of a record: golden token ids, loss tokens, and quantities with a value a token."""
     work = _opened(unit, None)
     found = [
-        Column.of(source.quantity, one, work.tolerance(source, one.part.array, one.parts[0].array))
+        Column.of(source.quantity, one.tokens, work.tolerance(source, one.actual, one.golden))
         for source, one in work.aligned()
         if not isinstance(one, str)
+        and one.tokens is not None
         and quantity_named(source.quantity).kind is Kind.TOKEN
-        and one.part.width == 1
+        and one.tokens.part.width == 1
     ]
     return *work.told(), found
 
@@ -147,36 +147,30 @@ class _Work:
     def whole(self) -> Iterator[Finding]:
         """Yield findings on full tensors and shards of them."""
         for source in self._sources():
-            array = self.actual.tensors[source.tensor]
-            layout = local_shard(key_of(self.actual), self.actual, source.tensor).layout
+            actual = local_shard(key_of(self.actual), self.actual, source.tensor)
             known = [
-                (record.tensors[source.tensor], local_shard(key_of(record), record, source.tensor).layout)
+                local_shard(key_of(record), record, source.tensor)
                 for record in self.golden.values()
                 if source.tensor in record.tensors
             ]
-            shards = [Shard(found, at) for found, at in known if at.shape == layout.shape]
+            shards = [shard for shard in known if shard.layout.shape == actual.layout.shape]
             if shards:
-                actual, golden = Shard(array, layout), shards[0].array
-                words = _elements(layout, source.label)
-                case = self._case(source, words, array.shape, array, golden)
-                pairs = partial(shard_blocks, actual, shards)
-                around = partial(self._around_whole, source, layout)
-                finding = self._judged(case, pairs, array, golden, around)
-                yield self._settled(source, case, finding, shards, actual, around)
+                finding = self._judged(source, self._whole(source, actual, shards))
+                yield self._settled(source, finding, shards, actual)
             elif known:
-                detail = f"golden {list(known[0][1].shape)}, actual {list(layout.shape)}"
+                detail = f"golden {list(known[0].layout.shape)}, actual {list(actual.layout.shape)}"
                 yield self._plain(Status.SHAPE, source, detail)
         yield from self._grad_norm()
 
-    def _settled(
-        self,
-        source: Source,
-        case: Case,
-        finding: Finding,
-        golden: Sequence[Shard],
-        actual: Shard,
-        around: Callable[[], FailureContext],
-    ) -> Finding:
+    def _whole(self, source: Source, actual: Shard, golden: Sequence[Shard]) -> Aligned:
+        """Return a full tensor or a shard of it beside the golden shards."""
+        part = actual.layout
+        words = words_of(part, partial(element, shape=part.shape, name=source.label))
+        pairs = partial(shard_blocks, actual, golden)
+        around = partial(self._around_whole, source, part)
+        return Aligned(actual.array, golden[0].array, pairs, words, around)
+
+    def _settled(self, source: Source, finding: Finding, golden: Sequence[Shard], actual: Shard) -> Finding:
         """Return the finding on a parameter without what the optimizer makes of gradients that are nearly zero."""
         table = "multiple" in finding.tolerance.basis
         if source.quantity != "param" or finding.verdict.status is not Status.DRIFT or not table:
@@ -193,8 +187,8 @@ class _Work:
             closer = decided(name, *arrays, sides, names, relative["optimizer"])
         if closer is None:
             return replace(finding, doubt=updated.doubt)
-        pairs = partial(shard_blocks, Shard(closer, actual.layout), golden)
-        return replace(self._judged(case, pairs, closer, golden[0].array, around), note=updated.note)
+        found = self._whole(source, replace(actual, array=closer), golden)
+        return replace(self._judged(source, found), note=updated.note)
 
     def tokens(self) -> Iterator[Finding]:
         """Yield findings on tensors of tokens."""
@@ -204,41 +198,37 @@ class _Work:
             elif isinstance(found, str):
                 yield self._plain(Status.SHAPE, source, found)
             else:
-                part, golden = found.part, found.parts[0].array
-                case = self._case(source, found.words, part.shape, part.array, golden)
-                pairs = partial(blocks, part, found.parts, found.selected)
-                finding = self._judged(case, pairs, part.array.reshape(part.shape), golden, found.around)
-                if finding.verdict.ok and found.padding:
-                    finding = replace(finding, verdict=judge_padding(finding.verdict, case, found))
-                yield finding
+                yield self._judged(source, found)
 
     def aligned(self) -> Iterator[tuple[Source, Aligned | str]]:
         """Yield tensors of tokens beside their golden counterparts, or the reason why one cannot be placed."""
-        frame, (golden_index, actual_index) = self.unit.frame, self._indices()
         ids, loss = self.told()
-        _, actual_loss = told_tokens(self.actual_side, self.unit.actual_telling, actual_index, frame)
-        locator = Locator(frame, ids, text_of(self.golden_side, self.actual_side))
+        told = told_by(self.actual_side.read, self.unit.actual_telling, self._indices[1], self.unit.frame)
+        locator = Locator(self.unit.frame, ids, text_of(self.golden_side, self.actual_side))
         for source in self._sources():
             if quantity_named(source.quantity).kind is Kind.SHARE:
                 continue  # shares belong to microbatches, not to tokens
-            records = [record for record in self.golden.values() if source.tensor in record.tensors]
-            found = _placed(self.actual, source, actual_index, frame, actual_loss)
-            placed = [_placed(record, source, golden_index, frame, loss) for record in records]
-            parts = [one[0] for one in placed if not isinstance(one, str)]
-            wrong = next((one for one in placed if isinstance(one, str)), None)
+            records = [(name, r) for name, r in self.golden.items() if source.tensor in r.tensors]
+            found = _placed(self.actual, source, self._actual_places, told.loss)
+            others = [_placed(r, source, self._golden_places[name], loss) for name, r in records]
+            golden = [one.part for one in others if not isinstance(one, str)]
+            wrong = next((one for one in others if isinstance(one, str)), None)
             if isinstance(found, str):
                 yield source, found if wrong is None else Defect(wrong)
             elif wrong is not None:
                 yield source, wrong
-            elif parts:
-                part, lead = found
-                selected = selected_rows(source, part, loss)
-                around = partial(self._around, source)
-                yield source, Aligned(part, parts, selected, token_words(locator, part), lead > 1, around)
+            elif other := next((p for p in golden if p.inner.shape != found.part.inner.shape), None):
+                row, its = list(other.inner.shape), list(found.part.inner.shape)
+                yield source, f"golden rows of the shape {row}, actual ones of the shape {its}"
+            elif golden:
+                rows = TokenRows(found.part, golden, selected_rows(source, found.part.rows, loss))
+                words = locator.rows(found.tokens, found.part.inner.shape, found.columns)
+                around = partial(self._around, source, found.layout)
+                yield source, Aligned.of_tokens(rows, words_of(found.layout, words), around)
 
     def told(self) -> tuple[Index | None, Mask | None]:
         """Return golden token ids and loss tokens, both ``[frame.size]``, as far as records tell them."""
-        return told_tokens(self.golden_side, self.unit.telling, self._indices()[0], self.unit.frame)
+        return told_by(self.golden_side.read, self.unit.telling, self._indices[0], self.unit.frame)[:2]
 
     def tolerance(self, source: Source, *arrays: Array) -> Tolerance:
         """Return the tolerance of a tensor, widened by the error of estimated values."""
@@ -247,6 +237,16 @@ class _Work:
             return found
         return widened(found, source.tensor, [self.actual.meta], [r.meta for r in self.golden.values()])
 
+    @cached_property
+    def _actual_places(self) -> Places | str:
+        return _places(listed(self.unit.record, self.actual), self._indices[1], self.unit.frame)
+
+    @cached_property
+    def _golden_places(self) -> dict[str, Places | str]:
+        index, frame = self._indices[0], self.unit.frame
+        return {name: _places(listed(name, record), index, frame) for name, record in self.golden.items()}
+
+    @cached_property
     def _indices(self) -> tuple[dict[SampleKey, int], dict[SampleKey, int]]:
         """Return the frame numbers of the golden and of the actual samples."""
         index = {key: number for number, key in enumerate(self.unit.frame.samples)}
@@ -260,19 +260,15 @@ class _Work:
             if (chosen is None or name in chosen) and self.unit.only.has(source.quantity, source.label):
                 yield source
 
-    def _case(self, source: Source, words: Locate, shape: tuple[int, ...], *arrays: Array) -> Case:
+    def _judged(self, source: Source, found: Aligned) -> Finding:
+        tolerance = self.tolerance(source, found.actual, found.golden)
         label = source.label + self.unit.suffix
-        return Case(source.quantity, label, self.unit.place, self.tolerance(source, *arrays), words, shape)
-
-    def _judged(
-        self, case: Case, pairs: Blocks, actual: Array, golden: Array, around: Callable[[], FailureContext]
-    ) -> Finding:
-        scale, bitwise = self.scales.get((case.quantity, case.name)), case.tolerance.bitwise
+        case = Case(source.quantity, label, self.unit.place, tolerance, found.words, found.actual.shape)
         seen: list[Measures] = []
-        verdict = judge_blocks(case, pairs, actual, golden, scale, seen)
-        alike = sum(one.count - one.finite - one.mismatched for one in seen) if is_float(golden.dtype) else 0
-        affected = with_affected(verdict, pairs, actual, golden, around, bitwise=bitwise)
-        return Finding(affected, case.tolerance, nonfinite=alike)
+        verdict = judge_aligned(case, found, self.scales.get((source.quantity, label)), seen=seen)
+        floats = is_float(found.golden.dtype)
+        alike = sum(one.count - one.finite - one.mismatched for one in seen) if floats else 0
+        return Finding(verdict, tolerance, nonfinite=alike)
 
     @cached_property
     def _golden(self) -> Projection:
@@ -283,39 +279,17 @@ class _Work:
         samples = {whole.index[to] for to in self.unit.golden_of.values() if to in whole.index}
         return whole.of_samples(sorted(samples))
 
-    @cached_property
-    def _layouts(self) -> tuple[TokenLayout, TokenLayout]:
-        """Layouts of the golden update's tokens in the actual record and in its rows of loss tokens."""
-        header, frame = listed(self.unit.record, self.actual), self._golden.frame
-        assert header.spans is not None
-        assert header.rows is not None
-        number = self._golden.index
-        index = {key: number[to] for key, to in self.unit.golden_of.items() if to in number}
-        return header.spans.layout(index, frame), header.rows.layout(index, frame)
-
-    def _around(self, source: Source) -> FailureContext:
+    def _around(self, source: Source, part: ShardLayout) -> FailureContext:
         """Return the failure context of a tensor of tokens."""
-        part = local_shard(key_of(self.actual), self.actual, source.tensor).layout
-        layout, rows = self._layouts
-        grid, shape = layout.shape, part.shape
+        header, golden = listed(self.unit.record, self.actual), self._golden
+        index = {key: golden.index[to] for key, to in self.unit.golden_of.items() if to in golden.index}
+        layout, rows = header.layouts(index, golden.frame)
         rows_only = isinstance(self.actual.meta.get(source.tensor), str)
-        if not rows_only and shape[:2] == grid:
-            found = self._golden.around.tokens(source, layout, grid)
-        elif not rows_only and shape[:1] == (grid[0] * grid[1],):
-            found = self._golden.around.tokens(source, layout, shape[:1])
-        else:
-            loss = self._golden.known_loss_mask
-            canonical, _ = rows.indices(self._golden.frame.offsets)
-            tokens = canonical if loss is None else canonical[loss[canonical]]
-            if tokens.size != math.prod(shape[:-1]):
-                return FailureContext()
-            found = self._golden.around.rows(source, rows, tokens, shape)
-        return found if part.is_whole else found.part(part)
+        return golden.context(source, part, layout, rows, rows_only=rows_only)
 
     def _around_whole(self, source: Source, part: ShardLayout) -> FailureContext:
         """Return the failure context of a full tensor, or a shard of it."""
-        found = self._golden.around.whole(source.quantity, source.name)
-        return found if part.is_whole else found.part(part)
+        return self._golden.context_of_whole(source, part)
 
     def _tolerance(self, quantity: str, *arrays: Array) -> Tolerance:
         models = [
@@ -332,12 +306,16 @@ class _Work:
             return
         arrays = [next(iter(record.tensors.values()), np.zeros(0)) for record in self.golden.values()]
         tolerance = self._tolerance("grad_norm", *arrays[:1])
-        case = Case(
-            "grad_norm", f"grad_norm{self.unit.suffix}", self.unit.place, tolerance, lambda _: "grad_norm", ()
+        verdict = judge_tensor(
+            np.array(told[0]),
+            np.array(told[1]),
+            tolerance,
+            quantity="grad_norm",
+            name=f"grad_norm{self.unit.suffix}",
+            place=self.unit.place,
+            locate=lambda _: "grad_norm",
         )
-        actual, golden = (Shard(np.array(value), ShardLayout.whole(())) for value in told[:2])
-        found = partial(shard_blocks, actual, [golden])
-        yield Finding(judge_blocks(case, found, actual.array, golden.array, None), tolerance)
+        yield Finding(verdict, tolerance)
 
     def _plain(self, status: Status, source: Source, detail: str) -> Finding:
         tolerance = self._tolerance(source.quantity)
@@ -347,29 +325,15 @@ class _Work:
         )
 
 
-def _placed(
-    record: Record, source: Source, index: Mapping[SampleKey, int], frame: TokenFrame, loss: Mask | None
-) -> tuple[Part, int] | str:
-    """Return a tensor indexed by its tokens, or the reason why it cannot be placed."""
+def _places(header: Listed, index: Mapping[SampleKey, int], frame: TokenFrame) -> Places | str:
+    return header.problem if header.spans is None else header.places(index, frame)
+
+
+def _placed(record: Record, source: Source, places: Places | str, loss: Mask | None) -> Placed | str:
+    """Return a tensor as rows of tokens, or the reason why it cannot be placed."""
+    if isinstance(places, str):
+        return places
     try:
-        return tokens_of(record, source, index, frame, loss)
+        return placed(record, source, places, loss)
     except CompareError as error:
         return str(error)
-
-
-def _elements(layout: ShardLayout, name: str) -> Locate:
-    def words(index: int) -> str:
-        local = np.unravel_index(index, layout.local_shape)
-        place = [_index(ranges, int(i)) for ranges, i in zip(layout.ranges, local, strict=True)]
-        return element(int(np.ravel_multi_index(place, layout.shape)) if place else 0, layout.shape, name)
-
-    return words
-
-
-def _index(ranges: Iterable[Range], local: int) -> int:
-    """Return the index in the whole dimension of a local index."""
-    for start, stop in ranges:
-        if local < stop - start:
-            return start + local
-        local -= stop - start
-    raise IndexError(f"{local} lies beyond what is held of the dimension")

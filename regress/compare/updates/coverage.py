@@ -10,28 +10,26 @@ from numpy.typing import NDArray
 from regress.compare.alignment.keys import Key
 from regress.compare.alignment.locate import Locator
 from regress.compare.verdicts.verdict import Place, Status, Verdict, Worst
-from regress.layout import TokenFrame, TokenLayout
+from regress.layout import TokenFrame
 
 QUANTITY = "coverage"
 
 
 def judge_coverage(
     stage: str,
-    layouts: Mapping[Key, TokenLayout],
+    found: Mapping[Key, NDArray[np.int64]],
     frame: TokenFrame,
     place: Place,
     locator: Locator | None = None,
     *,
     wanted: NDArray[np.bool_] | None = None,
 ) -> Verdict:
-    """Return one verdict on a stage: each of the frame's tokens must lie in exactly one of these layouts.
+    """Return one verdict on a stage: each of the frame's tokens must lie in exactly one of these records.
 
     Args:
-        layouts: in the frame's own sample numbers, see `regress.compare.alignment.keys.canonical_layout`; of ranks
-            that hold the same tokens only one.
+        found: flat canonical indices of the tokens of each record; of ranks that hold the same tokens only one.
         wanted: ``[frame.size]`` the tokens that must be there, by default all; the others may be there once.
     """
-    found = {key: layout.indices(frame.offsets)[0] for key, layout in layouts.items()}
     times = np.zeros(frame.size, np.int64)
     for tokens in found.values():
         np.add.at(times, tokens, 1)

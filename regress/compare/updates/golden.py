@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
+from regress.compare.alignment.aligned import judge_aligned
 from regress.compare.alignment.keys import Key
-from regress.compare.alignment.local_shard import local_shard
+from regress.compare.alignment.local_shard import Shard, local_shard
 from regress.compare.alignment.locate import TokenText
-from regress.compare.alignment.project import Expected, Projection, Truth
+from regress.compare.alignment.project import Projection, Truth
 from regress.compare.quantities import (
     STEP_STAGES,
     UPDATE_STAGES,
+    Kind,
     Source,
     order_of,
     primary_source,
@@ -28,13 +30,15 @@ from regress.compare.updates.names import Names
 from regress.compare.updates.plan import Plan
 from regress.compare.updates.record_index import RecordIndex
 from regress.compare.updates.replicas import Replicas
-from regress.compare.verdicts.tensor import judge_tensor
-from regress.compare.verdicts.tolerance import Tolerances
+from regress.compare.verdicts.case import Case
+from regress.compare.verdicts.tensor import absent, judge_tensor
+from regress.compare.verdicts.tolerance import EXACT, Tolerance, Tolerances
+from regress.compare.verdicts.values import wrong_dtype
 from regress.compare.verdicts.verdict import Place, Status, Verdict
 from regress.dump.arrays import Array
 from regress.dump.record import Record
 from regress.errors import CompareError
-from regress.layout import TokenFrame, TokenLayout
+from regress.layout import TokenFrame
 
 Dtype = Callable[[str, str], str | None]
 
@@ -141,7 +145,10 @@ class _Update:
         for quantity, tensors in self.golden.truth.items():
             for name in tensors:
                 if quantity_named(quantity).per_microbatch and (quantity, name) not in local_shard:
-                    yield from self._tensor(primary_source(quantity, name), None, None, place)
+                    source = primary_source(quantity, name)
+                    yield from self._lost(
+                        source, place, Status.MISSING, "no record of this microbatch holds it"
+                    )
 
     def _record(self, key: Key, place: Place) -> Iterator[Verdict]:
         """Yield verdicts on every tensor that a record of a microbatch (or of the step) holds or should hold."""
@@ -156,7 +163,7 @@ class _Update:
             elif layout is None:
                 yield from self._lost(source, place, Status.COVERAGE, self.placed.misfits[key])
             else:
-                yield from self._held(source, key, record, place, layout)
+                yield from self._held(source, key, record, place)
 
     def _whole(self, rank: int) -> Iterator[Verdict]:
         """Yield verdicts on one rank's full tensors, or its shards of them."""
@@ -171,34 +178,73 @@ class _Update:
                 if record is None:
                     yield from self._lost(source, place, Status.MISSING, f"{key} was not recorded")
                 else:
-                    yield from self._held(source, key, record, place, None)
+                    yield from self._held(source, key, record, place)
             if stage == "gradient":
                 yield from self._grad_norm(record, place)
 
-    def _held(
-        self, source: Source, key: Key, record: Record, place: Place, layout: TokenLayout | None
-    ) -> Iterator[Verdict]:
-        """Yield the verdict on one tensor that a record has, or should have; ``layout`` is that of its tokens."""
+    def _held(self, source: Source, key: Key, record: Record, place: Place) -> Iterator[Verdict]:
+        """Yield the verdict on one tensor that a record has, or should have."""
         actual = record.tensors.get(source.tensor)
+        tolerance, case = self._case(source, place, () if actual is None else actual.shape)
+        if tolerance is None:
+            return
         golden = self.golden.truth.get(source.quantity, {}).get(source.name)
         try:
-            part = None if actual is None else local_shard(key, record, source.tensor).layout
+            shard = None if actual is None else local_shard(key, record, source.tensor)
         except CompareError as error:
-            yield from self._lost(source, place, Status.COVERAGE, str(error))
+            yield Verdict(Status.COVERAGE, source.quantity, source.label, place, str(error))
             return
-        expected = None
-        if golden is not None and layout is None:
-            expected = self.golden.whole(source.quantity, source.name)
-        elif golden is not None and layout is not None:
-            shape = None if part is None else part.shape
-            expected = self.golden.local(source, layout, shape, self.placed.rows(key))
-        if expected is not None and expected.values is not None and part is not None and not part.is_whole:
-            if part.shape != expected.values.shape:
-                detail = f"golden {list(expected.values.shape)}, actual a part of {list(part.shape)}"
-                yield from self._lost(source, place, Status.SHAPE, detail)
-                return
-            expected = expected.part(part, source.label)
-        yield from self._tensor(source, actual, expected, place)
+        if shard is None or golden is None:
+            yield self._absent(case, source, key, actual, golden)
+        elif quantity_named(source.quantity).kind is Kind.SHARE:
+            yield self._share(source, shard.array, key, tolerance, place)
+        else:
+            yield self._judged(case, source, key, shard, golden)
+
+    def _case(self, source: Source, place: Place, shape: tuple[int, ...]) -> tuple[Tolerance | None, Case]:
+        """Return the tolerance of a tensor, None for one that is not judged, and what is known of its verdict."""
+        known = self.tolerances(source.quantity)
+        tolerance = None if known is None else known.of(source.name)
+        return tolerance, Case(source.quantity, source.label, place, tolerance or EXACT, None, shape)
+
+    def _judged(self, case: Case, source: Source, key: Key, shard: Shard, golden: Array) -> Verdict:
+        """Return the verdict on a tensor that both sides have."""
+        if key.stage in UPDATE_STAGES:
+            found = self.golden.whole(source, shard)
+        else:
+            layout, rows = self.placed.layouts[key], self.placed.rows(key)
+            context = partial(self.golden.context, layout=layout, rows=rows)
+            found = self.golden.tokens(source, shard, self.placed.places(key), context)
+        dtype = self.dtype(source.quantity, source.name)
+        if isinstance(found, str):
+            wrong = wrong_dtype(case, shard.array, golden, dtype)
+            return wrong or case.verdict(Status.SHAPE, detail=found)
+        return judge_aligned(replace(case, words=found.words), found, self.golden.scale(source), dtype)
+
+    def _absent(
+        self, case: Case, source: Source, key: Key, actual: Array | None, golden: Array | None
+    ) -> Verdict:
+        """Return the verdict on a tensor that one side lacks."""
+        if golden is not None and key.stage not in UPDATE_STAGES:
+            shape = self.golden.shape(source, self.placed.places(key))
+            golden = np.broadcast_to(np.zeros((), golden.dtype), shape)
+        return absent(case, actual, golden)
+
+    def _share(self, source: Source, actual: Array, key: Key, tolerance: Tolerance, place: Place) -> Verdict:
+        """Return the verdict on a microbatch's part of a sum."""
+        canonical, _ = self.placed.layouts[key].indices(self.golden.frame.offsets)
+        expected, scale, words = self.golden.share(source.name, canonical)
+        return judge_tensor(
+            actual,
+            expected,
+            tolerance,
+            quantity=source.quantity,
+            name=source.label,
+            place=place,
+            scale=scale,
+            dtype=self.dtype(source.quantity, source.name),
+            locate=words,
+        )
 
     def _grad_norm(self, record: Record | None, place: Place) -> Iterator[Verdict]:
         """Yield the verdict on the norm, a number in the metadata of the gradients without a dtype of its own."""
@@ -206,38 +252,18 @@ class _Update:
         golden = self.golden.truth.get("grad_norm", {}).get("grad_norm")
         norm = None if record is None else record.meta.get("grad_norm")
         actual = np.array(norm, np.float64) if isinstance(norm, int | float) else None
-        if golden is not None or actual is not None:
-            expected = None if golden is None else Expected(golden.astype(np.float64))
-            yield from self._tensor(source, actual, expected, place, dtype="float64")
-
-    def _tensor(
-        self,
-        source: Source,
-        actual: Array | None,
-        expected: Expected | None,
-        place: Place,
-        dtype: str | None = None,
-    ) -> Iterator[Verdict]:
-        tolerance = self.tolerances(source.quantity)
-        if tolerance is None:
-            return
-        if actual is None and expected is None:
-            yield from self._lost(source, place, Status.MISSING, "no record of this microbatch holds it")
-            return
-        whole = expected or Expected(None)
-        yield judge_tensor(
-            actual,
-            whole.values,
-            tolerance.of(source.name),
-            quantity=source.quantity,
-            name=source.label,
-            place=place,
-            mask=whole.mask,
-            scale=whole.scale,
-            dtype=dtype or self.dtype(source.quantity, source.name),
-            locate=whole.locate,
-            affect=None if whole.surroundings is None else whole.surroundings.affected,
-        )
+        tolerance, _ = self._case(source, place, ())
+        if tolerance is not None and (golden is not None or actual is not None):
+            expected = None if golden is None else golden.astype(np.float64)
+            yield judge_tensor(
+                actual,
+                expected,
+                tolerance,
+                quantity="grad_norm",
+                name="grad_norm",
+                place=place,
+                dtype="float64",
+            )
 
     def _lost(self, source: Source, place: Place, status: Status, detail: str) -> Iterator[Verdict]:
         if self.tolerances(source.quantity) is not None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from regress.compare.alignment.keys import Key
-from regress.compare.alignment.local_shard import LocalShard, local_shard
+from regress.compare.alignment.local_shard import Shard, local_shard
 from regress.compare.quantities import UPDATE_STAGES
 from regress.compare.updates.plan import Plan
 from regress.compare.updates.record_index import RecordIndex
@@ -29,7 +29,7 @@ class Groups:
             found.setdefault((None, None) if whole else (self.plan.root(key.rank), key.micro), []).append(key)
         return [*found.values()]
 
-    def held(self, name: str, keys: Iterable[Key]) -> Iterator[LocalShard]:
+    def held(self, name: str, keys: Iterable[Key]) -> Iterator[Shard]:
         """Yield the shards of a tensor that ranks hold; unusable shards become verdicts at their place."""
         for key in keys:
             record = self.record(key)

@@ -8,9 +8,10 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from regress.compare.alignment.keys import Key, by_place, canonical_layout, rows_layout, told_loss_tokens
+from regress.compare.alignment.keys import Key, by_place, canonical_layout, rows_layout
 from regress.compare.alignment.locate import Locator
-from regress.compare.quantities import LOSS_STAGES, UPDATE_STAGES, Kind, quantity_named, source_of
+from regress.compare.alignment.places import Places, told_tokens
+from regress.compare.quantities import LOSS_STAGES, MASKS, UPDATE_STAGES, Kind, quantity_named, source_of
 from regress.compare.updates.coverage import QUANTITY, judge_coverage
 from regress.compare.verdicts.case import Locate
 from regress.compare.verdicts.verdict import Place, Status, Verdict
@@ -30,6 +31,7 @@ class RecordIndex:
         self._all = by_place(records)
         self._frame = frame
         self._rows: dict[Key, TokenLayout] = {}
+        self._places: dict[Key, Places] = {}
         self.layouts: dict[Key, TokenLayout] = {}
         self.misfits: dict[Key, str] = {}
         for key, (record, *_) in self._all.items():
@@ -58,28 +60,34 @@ class RecordIndex:
         """Return the layout that rows of loss tokens follow at a place that has a layout."""
         return self._rows[key]
 
+    def places(self, key: Key) -> Places:
+        """Return the tokens at the places of a record that has a layout."""
+        if key not in self._places:
+            self._places[key] = Places.of(self.layouts[key], self._rows[key], self._frame.offsets)
+        return self._places[key]
+
     @cached_property
     def loss_tokens(self) -> NDArray[np.bool_] | None:
         """Loss tokens as a mask ``[frame.size]``, as far as the records tell them; None if none of them does."""
-        found = (
-            (record, self.layouts[key]) for key, (record, *_) in self._all.items() if key in self.layouts
-        )
-        told, loss = told_loss_tokens(found, self._frame)
-        return loss if told.any() else None
+        telling = (key for stage in MASKS for key in self.of_stages([stage]) if key in self.layouts)
+        found = ((self._all[key][0], self.places(key)) for key in telling)
+        return told_tokens(found, self._frame.size).loss
 
     def words(self, key: Key, quantity: str, shape: tuple[int, ...], locator: Locator) -> Locate | None:
         """Return canonical words for a whole tensor's elements; None where only indices name them."""
-        layout = self.layouts.get(key)
-        if layout is None or quantity_named(quantity).kind is Kind.SHARE:
+        if key not in self.layouts or quantity_named(quantity).kind is Kind.SHARE:
             return None
-        B, T = layout.shape
-        if shape[:2] == (B, T) or shape[:1] == (B * T,):
-            return locator.grid(layout, shape)
+        found = self.tokens(key, shape)
+        if found is not None:
+            return locator.rows(found[0], shape[found[1] :], self.places(key).grid[1])
         if self.loss_tokens is None or len(shape) < 2:
             return None
-        canonical, _ = self.rows(key).indices(locator.frame.offsets)
-        rows = canonical[self.loss_tokens[canonical]]
-        return locator.rows(rows, shape[-1]) if len(rows) == shape[-2] else None
+        rows = self.places(key).loss_rows(self.loss_tokens)
+        return locator.rows(rows, shape[-1:], None) if len(rows) == shape[-2] else None
+
+    def tokens(self, key: Key, shape: tuple[int, ...]) -> tuple[NDArray[np.int64], int] | None:
+        """Return the token of each row of a whole tensor with a place for each, and how many dimensions are places."""
+        return self.places(key).lead(shape) if key in self.layouts else None
 
     def structure(
         self,
@@ -113,13 +121,13 @@ class RecordIndex:
             wanted = tokens_of(stage, self._frame, loss_tokens)
             yield judge_coverage(stage, self._once(stage, root), self._frame, place, locator, wanted=wanted)
 
-    def _once(self, stage: str, root: Callable[[int | None], int]) -> dict[Key, TokenLayout]:
-        """Return the layouts of a stage, one of those that ranks repeat."""
+    def _once(self, stage: str, root: Callable[[int | None], int]) -> dict[Key, NDArray[np.int64]]:
+        """Return the tokens of a stage's records, of ranks that repeat each other's tokens those of one."""
         found: dict[tuple[int, int | None], Key] = {}
         for key in sorted((key for key in self.layouts if key.stage == stage), key=_rank):
             found.setdefault((root(key.rank), key.micro), key)
         once = set(found.values())
-        return {key: layout for key, layout in self.layouts.items() if key in once}
+        return {key: self.places(key).canonical for key in self.layouts if key in once}
 
 
 def tokens_of(

@@ -5,17 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
+from regress.compare.alignment.aligned import Aligned, TokenRows, judge_aligned
 from regress.compare.alignment.keys import Key
-from regress.compare.alignment.local_shard import LocalShard, Overlap, local_shard, overlaps
+from regress.compare.alignment.local_shard import Shard, local_shard
 from regress.compare.alignment.locate import Locator
+from regress.compare.alignment.shard_overlap import equal_elements, pairs, shard_blocks, words_of
+from regress.compare.alignment.token_overlap import token_part
 from regress.compare.quantities import MICRO_STAGES, UPDATE_STAGES, source_of
 from regress.compare.updates.groups import Groups
-from regress.compare.verdicts.case import element
-from regress.compare.verdicts.tensor import judge_tensor
+from regress.compare.verdicts.case import Case, Locate, element
 from regress.compare.verdicts.tolerance import Tolerance
 from regress.compare.verdicts.verdict import Place, Status, Verdict
 from regress.dump.arrays import dtype_name
@@ -65,57 +67,41 @@ class Replicas:
         if first.stage == "gradient":
             yield from self._compared("grad_norm", [*self._norms(alike)])
 
-    def _compared(self, name: str, parts: list[LocalShard]) -> Iterator[Verdict | int]:
+    def _compared(self, name: str, parts: list[Shard]) -> Iterator[Verdict | int]:
         differing = []
         shapes = dict.fromkeys(part.layout.shape for part in parts)
         alike = ([part for part in parts if part.layout.shape == shape] for shape in shapes)
-        for overlap in (overlap for same in alike for overlap in overlaps(same)):
-            if overlap.equal:
-                yield int(overlap.first.size)
-            elif (verdict := self._judged(name, overlap)).ok:
+        for one, other in (pair for same in alike for pair in pairs(same)):
+            count = equal_elements(one, other)
+            if count is not None:
+                yield count
+            elif (verdict := self._judged(name, one, other)).ok:
                 yield verdict.count
             else:
                 differing.append(verdict)
         if differing:
             worst = differing[0]
-            pairs = len(differing) - 1
-            more = f" (and {pairs} more pair{'s' if pairs > 1 else ''} of ranks)" if pairs else ""
+            rest = len(differing) - 1
+            more = f" (and {rest} more pair{'s' if rest > 1 else ''} of ranks)" if rest else ""
             yield replace(worst, detail=worst.detail + more)
 
-    def _judged(self, name: str, overlap: Overlap) -> Verdict:
-        key, shape = overlap.one, overlap.shape
+    def _judged(self, name: str, one: Shard, other: Shard) -> Verdict:
+        """Return the verdict on elements that differ on two ranks; padding is not compared."""
+        key, shape = one.key, one.layout.shape
         source = source_of(key.stage, name)
-        words = None
+        words: Locate = partial(element, shape=shape, name=name)
         if source is not None and key.stage in MICRO_STAGES:
-            words = self.groups.placed.words(key, source.quantity, shape, self.locator)
-
-        def locate(index: int) -> str:
-            place = overlap.whole_index(index)
-            return element(place, shape, name) if words is None else words(place)
-
-        verdict = judge_tensor(
-            overlap.second,
-            overlap.first,
-            SAME,
-            quantity=QUANTITY,
-            name=f"{key.stage}/{name}",
-            place=self.place,
-            mask=self._mask(key, shape, overlap),
-            locate=locate,
-        )
-        return verdict if verdict.ok else replace(verdict, detail=_sentence(name, overlap, verdict))
-
-    def _mask(self, key: Key, shape: tuple[int, ...], overlap: Overlap) -> NDArray[np.bool_] | None:
-        """Return the mask of tokens: values that ranks compute for padding are not compared."""
-        layout = self.groups.placed.layouts.get(key)
-        if layout is None or key.stage in UPDATE_STAGES:
-            return None
-        mask = layout.attention_mask
-        if shape[:2] == layout.shape:
-            return mask[np.ix_(*overlap.along[:2])]
-        if shape[:1] == (mask.size,):
-            return mask.reshape(-1)[overlap.along[0]]
-        return None
+            words = self.groups.placed.words(key, source.quantity, shape, self.locator) or words
+        local = words_of(other.layout, words)
+        tokens = None if key.stage in UPDATE_STAGES else self.groups.placed.tokens(key, shape)
+        if tokens is None:
+            found = Aligned(other.array, one.array, partial(shard_blocks, other, [one]), local)
+        else:
+            mine, theirs = (token_part(s.array, s.layout, *tokens) for s in (one, other))
+            found = Aligned.of_tokens(TokenRows(theirs, [mine], np.flatnonzero(theirs.rows >= 0)), local)
+        case = Case(QUANTITY, f"{key.stage}/{name}", self.place, SAME, local, other.array.shape)
+        verdict = judge_aligned(case, found)
+        return verdict if verdict.ok else replace(verdict, detail=_sentence(name, one, other, verdict))
 
     def _elsewhere(self, one: Key, other: Key) -> Verdict:
         """Return the verdict on two ranks that should hold the same tokens, but do not."""
@@ -131,7 +117,7 @@ class Replicas:
             Status.COVERAGE, QUANTITY, one.stage, self.place, detail, multiple=math.inf, over=len(odd)
         )
 
-    def _norms(self, keys: Iterable[Key]) -> Iterator[LocalShard]:
+    def _norms(self, keys: Iterable[Key]) -> Iterator[Shard]:
         for key in keys:
             norm = self.groups.record(key).meta.get("grad_norm")
             if isinstance(norm, int | float):
@@ -140,15 +126,15 @@ class Replicas:
                 )
 
 
-def _sentence(name: str, overlap: Overlap, verdict: Verdict) -> str:
-    one, other = overlap.one, overlap.other
-    ranks = f"{name} of rank {other.rank}" if other.micro is None else f"{name} in {other}"
+def _sentence(name: str, one: Shard, other: Shard, verdict: Verdict) -> str:
+    first, second = one.key, other.key
+    ranks = f"{name} of rank {second.rank}" if second.micro is None else f"{name} in {second}"
     if verdict.status is Status.DTYPE:
-        types = [dtype_name(array.dtype) for array in (overlap.first, overlap.second)]
-        return f"{ranks} is {types[1]}, that of rank {one.rank} {types[0]}"
+        types = [dtype_name(shard.array.dtype) for shard in (one, other)]
+        return f"{ranks} is {types[1]}, that of rank {first.rank} {types[0]}"
     worst = verdict.worst
     assert worst is not None
     return (
-        f"{ranks} differs from that of rank {one.rank} in {verdict.over} of {verdict.count} elements, most at "
+        f"{ranks} differs from that of rank {first.rank} in {verdict.over} of {verdict.count} elements, most at "
         f"{worst.where}: {worst.actual!r} and {worst.golden!r}"
     )

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from regress.compare.metrics.stripes import nonfinite
-from regress.compare.verdicts.affected import Affected, beyond
 from regress.compare.verdicts.block import Block
 from regress.compare.verdicts.case import Case, Locate, kind
 from regress.compare.verdicts.tolerance import Tolerance
 from regress.compare.verdicts.values import judge_values, wrong_dtype
 from regress.compare.verdicts.verdict import Place, Status, Verdict
 from regress.dump.arrays import Array, dtype_name, is_float
-
-Affect = Callable[[Array, Array, NDArray[np.bool_], NDArray[np.bool_] | None, float], Affected | None]
-"""Finder of the affected part of a tensor, see `regress.compare.diagnosis.failure_context.FailureContext.affected`."""
 
 
 def judge_tensor(
@@ -34,7 +29,6 @@ def judge_tensor(
     scale: float | None = None,
     dtype: str | None = None,
     locate: Locate | None = None,
-    affect: Affect | None = None,
 ) -> Verdict:
     """Judge a tensor, the graver faults first: missing, extra, dtype, shape, non-finite values, values.
 
@@ -51,12 +45,11 @@ def judge_tensor(
         dtype: name of the dtype that ``actual`` must have; by default any, or that of ``expected`` if bytes are
             compared.
         locate: words for a flat index of ``expected``.
-        affect: finds common features of the elements beyond the tolerance; called if there are any.
     """
     shape = () if expected is None else expected.shape
     case = Case(quantity, name, place, tolerance, locate, shape)
     if actual is None or expected is None:
-        return _absent(case, actual, expected)
+        return absent(case, actual, expected)
     if (wrong := wrong_dtype(case, actual, expected, dtype)) is not None:
         return wrong
     if actual.shape != expected.shape:
@@ -67,13 +60,11 @@ def judge_tensor(
     if verdict.count < expected.size and verdict.status is not Status.NONFINITE:
         assert mask is not None
         verdict = _junk(verdict, case, actual, expected, mask)
-    if verdict.ok or affect is None:
-        return verdict
-    over = beyond(actual, expected, verdict.tolerance, bitwise=tolerance.bitwise)
-    return replace(verdict, affected=affect(actual, expected, over, mask, verdict.tolerance))
+    return verdict
 
 
-def _absent(case: Case, actual: Array | None, expected: Array | None) -> Verdict:
+def absent(case: Case, actual: Array | None, expected: Array | None) -> Verdict:
+    """Return the verdict on a tensor that one side lacks."""
     if expected is not None:
         return case.verdict(
             Status.MISSING, detail=f"golden {_described(expected)}, and nothing of this name was recorded"

@@ -10,6 +10,8 @@ import pytest
 
 from regress.compare.alignment.canonical import canonicalize
 from regress.compare.alignment.keys import canonical_layout
+from regress.compare.alignment.local_shard import Shard, whole_layout
+from regress.compare.alignment.places import Places
 from regress.compare.alignment.project import Projection
 from regress.compare.quantities import QUANTITIES, names_at, primary_source, quantity_named, quantity_of
 from regress.dump.record import Record
@@ -176,20 +178,22 @@ def test_layouts_that_do_not_fit(meta: dict[str, Any], message: str) -> None:
 
 def test_golden_values_of_other_samples_are_refused(world: Any) -> None:
     layout = world.layouts(PLAN)[0]
+    places = Places.of(layout, layout, world.frame.offsets)
     golden = Projection({"log_probs": {"log_probs": np.zeros(3)}}, world.frame)
     (source,) = golden.stage("forward_data")
     with pytest.raises(
         CompareError, match=r"log_probs has the shape \[3\], but the samples of this update have 20"
     ):
-        golden.local(source, layout)
+        golden.shape(source, places)
     del world.truth["policy_loss"]
     golden = Projection(world.truth, world.frame)
     (source,) = [s for s in golden.stage("loss") if s.name == "pg_loss"]
     with pytest.raises(CompareError, match="lack policy_loss, but pg_loss is the sum of its terms"):
-        golden.local(source, layout)
+        golden.share(source.name, places.order)
     golden = Projection({"entropy": {"entropy": np.zeros(20)}}, world.frame)
+    shard = Shard(np.zeros(layout.shape), whole_layout(layout.shape))
     with pytest.raises(CompareError, match="lack batch_inputs/response_mask, but without it nothing tells"):
-        golden.local(golden.stage("forward_data")[0], layout)
+        golden.tokens(golden.stage("forward_data")[0], shard, places, golden.context)
 
 
 def test_the_table_of_quantities_covers_all_stages() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,12 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from regress.compare.alignment.aligned import Aligned, judge_aligned
+from regress.compare.alignment.local_shard import Shard, whole_layout
+from regress.compare.alignment.places import Places
 from regress.compare.alignment.project import Projection
 from regress.compare.diagnosis.extent import by_chance
 from regress.compare.diagnosis.patterns import Pattern, find_patterns
 from regress.compare.diagnosis.run_context import RunContext
 from regress.compare.quantities import Source
 from regress.compare.verdicts.affected import Affected, Count
+from regress.compare.verdicts.case import Case
 from regress.compare.verdicts.tensor import judge_tensor
 from regress.compare.verdicts.tolerance import Tolerance
 from regress.compare.verdicts.verdict import Place, Verdict
@@ -85,22 +90,17 @@ def judged(
     golden = Projection(TRUTH, FRAME, config=CONFIG)
     found = []
     for micro, layout in enumerate(layouts):
-        expected = golden.local(Source("", name, quantity, name), layout)
-        assert expected.values is not None
-        assert expected.surroundings is not None
-        found.append(
-            judge_tensor(
-                change(expected.values.copy(), layout),
-                expected.values,
-                TIGHT,
-                quantity=quantity,
-                name=name,
-                place=Place(0, None, 0, micro),
-                mask=expected.mask,
-                scale=expected.scale,
-                affect=expected.surroundings.affected,
-            )
-        )
+        places = Places.of(layout, layout, FRAME.offsets)
+        context = partial(golden.context, layout=layout, rows=layout)
+        source = Source("", name, quantity, name)
+        values, (canonical, at) = TRUTH[quantity][name], layout.indices(FRAME.offsets)
+        whole = np.zeros((places.tokens.size, *values.shape[1:]), values.dtype)
+        whole[at] = values[canonical]
+        array = change(whole.reshape(*layout.shape, *values.shape[1:]), layout)
+        aligned = golden.tokens(source, Shard(array, whole_layout(array.shape)), places, context)
+        assert isinstance(aligned, Aligned)
+        case = Case(quantity, name, Place(0, None, 0, micro), TIGHT, aligned.words, array.shape)
+        found.append(judge_aligned(case, aligned, golden.scale(source)))
     return found
 
 
@@ -291,17 +291,11 @@ def test_one_shard_of_a_matrix_is_named() -> None:
     golden = np.random.default_rng(0).standard_normal((8, 12))
     actual = golden.copy()
     actual[:, 3:6] *= 1.5
-    from regress.compare.diagnosis.failure_context import FailureContext
-
-    verdict = judge_tensor(
-        actual,
-        golden,
-        TIGHT,
-        quantity="gradient",
-        name="w",
-        place=Place(0, None, 0),
-        affect=FailureContext().affected,
-    )
+    source = Source("gradient", "w", "gradient", "w")
+    whole = Projection({"gradient": {"w": golden}}, FRAME)
+    aligned = whole.whole(source, Shard(actual, whole_layout(actual.shape)))
+    assert isinstance(aligned, Aligned)
+    verdict = judge_aligned(Case("gradient", "w", Place(0, None, 0), TIGHT, None, actual.shape), aligned)
     found = patterns([verdict])
     assert found["shard"].numbers == {"dimension": 1, "start": 3, "stop": 6, "size": 12, "parts": 4}
 

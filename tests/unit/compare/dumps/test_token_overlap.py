@@ -8,8 +8,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regress.compare.dumps.shard_overlap import Shard, shard_blocks
-from regress.compare.dumps.token_overlap import Part, blocks, token_part
+from regress.compare.alignment.local_shard import Shard
+from regress.compare.alignment.shard_overlap import shard_blocks
+from regress.compare.alignment.token_overlap import Part, blocks, token_part
 from regress.layout import ShardLayout
 
 shapes = st.lists(st.integers(1, 5), min_size=1, max_size=3).map(tuple)

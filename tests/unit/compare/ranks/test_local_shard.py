@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from regress.compare.alignment.keys import Key
-from regress.compare.alignment.local_shard import LocalShard, assembled, overlaps, uncovered
+from regress.compare.alignment.local_shard import Shard, uncovered
+from regress.compare.alignment.shard_overlap import assembled, equal_elements, pairs, shard_blocks, words_of
 from regress.errors import CompareError
 from regress.layout import ShardLayout
 
@@ -33,12 +34,12 @@ def shards(draw: st.DrawFn) -> tuple[tuple[int, ...], list[ShardLayout]]:
     return shape, draw(st.lists(one | st.just(ShardLayout.whole(shape)), max_size=4))
 
 
-def held(layouts: list[ShardLayout], values: NDArray[Any]) -> list[LocalShard]:
+def held(layouts: list[ShardLayout], values: NDArray[Any]) -> list[Shard]:
     return [
-        LocalShard(
-            Key("param", rank, None),
+        Shard(
             np.ascontiguousarray(layout.project(values)).reshape(layout.local_shape),
             layout,
+            Key("param", rank, None),
         )
         for rank, layout in enumerate(layouts)
     ]
@@ -64,19 +65,23 @@ def test_every_element_of_several_ranks_is_compared(
     shape, layouts = given_shards
     values = np.arange(math.prod(shape), dtype=np.float64).reshape(shape)
     parts = held(layouts, values)
-    assert all(overlap.equal for overlap in overlaps(parts))
+    assert None not in [equal_elements(*pair) for pair in pairs(parts)]
     for rank, part in enumerate(parts):
         for index, element in enumerate(part.layout.indices()):
             holders = [r for r, other in enumerate(parts) if element in other.layout.indices()]
             changed = part.array.copy()
             changed.reshape(-1)[index] += 0.5
-            mixed = [*parts[:rank], LocalShard(part.key, changed, part.layout), *parts[rank + 1 :]]
-            found = [overlap for overlap in overlaps(mixed) if not overlap.equal]
+            mixed = [*parts[:rank], Shard(changed, part.layout, part.key), *parts[rank + 1 :]]
+            found = [(one, other) for one, other in pairs(mixed) if equal_elements(one, other) is None]
             assert bool(found) == (len(holders) > 1)
-            for overlap in found:
-                assert part.key in (overlap.one, overlap.other)
-                (differing,) = np.flatnonzero(overlap.first != overlap.second)
-                assert overlap.whole_index(int(differing)) == element
+            for one, other in found:
+                assert part.key in (one.key, other.key)
+                wrong = [
+                    words_of(other.layout, str)(block.index(int(i)))
+                    for block in shard_blocks(other, [one])
+                    for i in np.flatnonzero(block.actual != block.golden)
+                ]
+                assert wrong == [str(element)]
 
 
 @given(shards())
@@ -97,6 +102,6 @@ def test_parts_are_put_together_if_all_are_there(
 def test_the_odd_one_of_three_is_named() -> None:
     values = np.arange(3.0)
     parts = held([ShardLayout.whole((3,))] * 3, values)
-    parts[0] = LocalShard(parts[0].key, values + 1, parts[0].layout)
-    (found,) = [overlap for overlap in overlaps(parts) if not overlap.equal]
-    assert (found.one.rank, found.other.rank) == (1, 0)
+    parts[0] = Shard(values + 1, parts[0].layout, parts[0].key)
+    (found,) = [pair for pair in pairs(parts) if equal_elements(*pair) is None]
+    assert [shard.key.rank for shard in found] == [1, 0]

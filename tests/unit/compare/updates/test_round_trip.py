@@ -9,9 +9,13 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from regress.compare.alignment.aligned import Aligned
 from regress.compare.alignment.canonical import canonicalize
-from regress.compare.alignment.project import Projection, expected_micro
+from regress.compare.alignment.local_shard import Shard, whole_layout
+from regress.compare.alignment.places import Places
+from regress.compare.alignment.project import Projection
 from regress.compare.judge import judge_bitwise, judge_update
+from regress.compare.quantities import source_of
 from regress.compare.verdicts.verdict import Status
 from regress.dump.record import Record, replace_tensors
 from regress.layout import BatchPlan
@@ -62,14 +66,23 @@ def test_projection_gives_the_local_tensors_back(
     make_world: Any, lengths: list[int], plan: BatchPlan, random: Any
 ) -> None:
     world = make_world(lengths, order=shuffled(lengths, random))
+    golden = Projection(world.truth, world.frame)
     for micro, layout in enumerate(world.layouts(plan)):
-        expected = expected_micro(world.truth, world.frame, layout)
+        places = Places.of(layout, layout, world.frame.offsets)
         for record in world.micro_records(layout, 0, micro):
-            assert expected[record.type].keys() == record.tensors.keys()
+            assert {source.tensor for source in golden.stage(record.type)} == record.tensors.keys()
             for name, array in record.tensors.items():
-                values = expected[record.type][name].values
-                assert values is not None
-                np.testing.assert_allclose(values.reshape(array.shape), array, rtol=1e-14, atol=1e-14)
+                source = source_of(record.type, name)
+                assert source is not None
+                if source.quantity == "loss":
+                    expected, _, _ = golden.share(source.name, layout.indices(world.frame.offsets)[0])
+                    np.testing.assert_allclose(expected, array, rtol=1e-14, atol=1e-14)
+                    continue
+                found = golden.tokens(source, Shard(array, whole_layout(array.shape)), places, golden.context)
+                assert isinstance(found, Aligned)
+                assert found.actual.shape == array.shape
+                for block in found.pairs():
+                    np.testing.assert_array_equal(block.actual, block.golden)
 
 
 @slow
@@ -197,6 +210,6 @@ def test_the_scale_of_a_share_is_that_of_its_terms(make_world: Callable[..., Any
     (layout,) = world.layouts(BatchPlan())
     golden = Projection(world.truth, world.frame)
     (source,) = [s for s in golden.stage("loss") if s.name == "pg_loss"]
-    expected = golden.local(source, layout)
-    assert float(expected.values) == 5.0 + (-5.0 + 1e-9)  # type: ignore[arg-type]  # a 0-d array
-    assert expected.scale == golden.share_scale("pg_loss") == 10.0
+    expected, scale, _ = golden.share(source.name, layout.indices(world.frame.offsets)[0])
+    assert float(expected) == 5.0 + (-5.0 + 1e-9)
+    assert scale == golden.share_scale("pg_loss") == 10.0

@@ -55,17 +55,16 @@ class Part:
         return self.array.shape[-1] if self.array.ndim > 1 and self.array.shape[-1] > 1 else None
 
     @cached_property
-    def _sorted(self) -> tuple[Index, Index]:
-        order = np.argsort(self.rows, kind="stable")
-        return self.rows[order], order
+    def _places(self) -> Index:
+        """Local place of each row of the whole, -1 for absent ones; the last entry is that of `PADDING`."""
+        found = np.full(int(self.rows.max(initial=-1)) + 2, -1, np.int64)
+        found[self.rows[::-1]] = np.arange(self.rows.size - 1, -1, -1)
+        found[PADDING] = -1
+        return found
 
     def find(self, rows: Index) -> Index:
         """Return the local places of rows, -1 for absent ones; of a row that lies here twice the first."""
-        known, order = self._sorted
-        if not known.size:
-            return np.full(rows.shape, -1, np.int64)
-        at = np.minimum(np.searchsorted(known, rows), known.size - 1)
-        return np.where((known[at] == rows) & (rows != PADDING), order[at], -1)
+        return self._places[np.minimum(rows, self._places.size - 1)]
 
 
 def token_part(array: Array, layout: ShardLayout, canonical: Index, lead: int) -> Part:
@@ -81,7 +80,9 @@ def token_part(array: Array, layout: ShardLayout, canonical: Index, lead: int) -
     places = layout.shape[:lead]
     if math.prod(places) != canonical.size:
         raise CompareError(f"{list(layout.shape)} has no place for {canonical.size} tokens")
-    here = ShardLayout(places, layout.ranges[:lead]).project(canonical.reshape(places)).reshape(-1)
+    here = canonical
+    if not layout.is_whole:
+        here = ShardLayout(places, layout.ranges[:lead]).project(canonical.reshape(places)).reshape(-1)
     inner = ShardLayout(layout.shape[lead:], layout.ranges[lead:])
     return Part(array.reshape(here.size, *inner.local_shape), here, inner, array.shape)
 

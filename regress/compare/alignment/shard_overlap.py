@@ -9,27 +9,24 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import product
+from itertools import combinations, product
 
 import numpy as np
 
-from regress.compare.dumps.token_overlap import BLOCK
+from regress.compare.alignment.keys import Key
+from regress.compare.alignment.local_shard import Shard, flat_index, others, uncovered
+from regress.compare.alignment.token_overlap import BLOCK
 from regress.compare.verdicts.block import Block
-from regress.dump.arrays import Array
+from regress.compare.verdicts.case import Locate, element, unravelled
+from regress.dump.arrays import Array, raw
 from regress.dump.mapped import release
+from regress.errors import CompareError
 from regress.layout import Range, ShardLayout
+
+_PIECE = 1 << 22  # bytes that are compared at once
 
 Run = tuple[int, int, int]
 """``(start, stop, at)``: indices ``start:stop`` of a whole dimension lie at ``at`` and after it in a local one."""
-
-
-@dataclass(frozen=True, eq=False)
-class Shard:
-    """A local tensor and the part of the whole that it is."""
-
-    array: Array
-    layout: ShardLayout
 
 
 class IntervalIndex:
@@ -152,3 +149,101 @@ def _common(mine: Sequence[Run], theirs: Sequence[Run]) -> list[tuple[slice, sli
                 here = slice(at + low - start, at + high - start)
                 found.append((here, slice(there + low - first, there + high - first)))
     return found
+
+
+def pairs(parts: Sequence[Shard]) -> Iterator[tuple[Shard, Shard]]:
+    """Yield pairs of shards with common elements: the fewest comparisons that show every difference.
+
+    Each rank is compared with the most common values among ranks with the same shard (the first in a tie), and one of
+    these ranks with one of every other shard. The first of a pair is the one that is compared with.
+    """
+    alike: dict[ShardLayout, list[Shard]] = {}
+    for part in parts:
+        alike.setdefault(part.layout, []).append(part)
+    chosen = [_most_common(same) for same in alike.values()]
+    for one, same in zip(chosen, alike.values(), strict=True):
+        yield from ((one, other) for other in same if other is not one)
+    for one, other in combinations(chosen, 2):
+        if _meet(one.layout.ranges, other.layout.ranges):
+            yield one, other
+
+
+def _most_common(same: Sequence[Shard]) -> Shard:
+    if len(same) < 3:
+        return same[0]
+    groups: dict[bytes, list[Shard]] = {}
+    for part in same:
+        groups.setdefault(bytes(raw(part.array)), []).append(part)
+    return max(groups.values(), key=len)[0]
+
+
+def equal_elements(one: Shard, other: Shard) -> int | None:
+    """Return the number of elements that two shards have in common; None if dtypes or bytes of them differ."""
+    count = 0
+    for block in shard_blocks(other, [one]):
+        if one.array.dtype != other.array.dtype or not _same_bytes(block.actual, block.golden):
+            return None
+        count += block.actual.size
+    return count
+
+
+def _same_bytes(one: Array, other: Array) -> bool:
+    mine, theirs = raw(one), raw(other)
+    starts = range(0, len(mine), _PIECE)
+    same = all(mine[start : start + _PIECE] == theirs[start : start + _PIECE] for start in starts)
+    for array in (one, other):
+        release(array)
+    return same
+
+
+def assembled(parts: Sequence[Shard], name: str) -> Array:
+    """Return the whole tensor, put together from its shards.
+
+    Raises:
+        CompareError: if ranks disagree about its shape or an element of it, or an element is on no rank.
+    """
+    first = parts[0]
+    shape = first.layout.shape
+    for part in parts:
+        if part.layout.shape != shape or part.array.dtype != first.array.dtype:
+            raise two_values(name, part.key)
+    for one, other in pairs(parts):
+        if equal_elements(one, other) is None:
+            raise two_values(name, other.key)
+    missing = uncovered(shape, (part.layout for part in parts))
+    if missing is not None:
+        count, index = missing
+        where = element(index, shape, name)
+        raise CompareError(f"{where} in {first.key} is held by no rank{others(count)}")
+    if first.layout.is_whole:
+        return first.array
+    whole = np.empty(shape, first.array.dtype)
+    for part in parts:
+        part.layout.gather(part.array, whole)
+    return whole
+
+
+def two_values(name: str, key: Key) -> CompareError:
+    """Return the error for ranks that disagree."""
+    return CompareError(f"{name} in {key} differs from that of another rank, so it has no one value")
+
+
+def words_of(shard: ShardLayout, whole: Locate) -> Locate:
+    """Return words for the elements of a shard, given those for the elements of the whole tensor."""
+    if shard.is_whole:
+        return whole
+
+    def words(index: int) -> str:
+        local = zip(shard.ranges, unravelled(index, shard.local_shape), strict=True)
+        return whole(flat_index([_at(ranges, i) for ranges, i in local], shard.shape))
+
+    return words
+
+
+def _at(ranges: Sequence[Range], local: int) -> int:
+    """Return the index in the whole dimension of a local index."""
+    for start, stop in ranges:
+        if local < stop - start:
+            return start + local
+        local -= stop - start
+    raise IndexError(f"{local} lies beyond what is held of the dimension")
