@@ -95,7 +95,9 @@ def train(
             run = build(config, resources, progress, world, resumed=dump_places(config, state))
             loop = Loop(run, log, progress("training", config.max_steps), console)
             loop.start(_started(run, log, state, console))
-            saver = Saver(run, state, stop_after=stop_after, wrote=loop.checkpointed)
+            saver = Saver(
+                run, state, stop_after=stop_after, said=run_log.LOGGER.info, wrote=loop.checkpointed
+            )
             loop.saver = resources.enter_context(saver)
             loop.train()
             loop.saver.finish()
