@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -248,6 +249,35 @@ def test_ranks_sample_what_one_process_would_from_the_policy_as_it_is(
     assert found[0]["pass_rates"].keys() == {0, 2, 3}
     assert found[0]["said"].count("pass rate") == 3
     assert all(rank["said"] == "" for rank in found[1:])
+
+
+@pytest.mark.extended
+def test_all_ranks_are_in_the_stage_of_one_process(pool: RankPool, targets: Any, tmp_path: Path) -> None:
+    """A rank that counted evaluations by itself, or missed one, would sample from another stage."""
+    stages = (
+        "[{name: short, levels: [basic], threshold: 0.01}, {name: long, levels: [advanced], threshold: 1.0}]"
+    )
+    overrides = [
+        *(
+            *SAMPLING,
+            *MODELS["dense"],
+            "task.max_turns=1",
+            "task.environment=null",
+            "evaluation.every_n_steps=1",
+        ),
+        *("curriculum.enable=true", f"curriculum.stages={stages}", "curriculum.min_evaluations=1"),
+        *("curriculum.full_pass=false", "task.train_size=24", "task.eval_size=16", "warm_start.steps=80"),
+        *("warm_start.batch_size=24", "task.params={alphabet: ab}"),
+    ]
+    (one,) = pool.run(targets.sampled, {"folder": tmp_path / "one", "overrides": overrides}, 1)
+    two = pool.run(
+        targets.sampled, {"folder": tmp_path / "two", "overrides": [*overrides, "parallel.dp=2"]}, 2
+    )
+    assert all(rank["rollouts"] == one["rollouts"] for rank in two)
+    states = [(tmp_path / name / "rank0" / "curriculum_state.json").read_text() for name in ("one", "two")]
+    assert states[0] == states[1]
+    assert json.loads(states[0])["current_stage"] == 1
+    assert not (tmp_path / "two" / "rank1").exists()
 
 
 def test_old_weights_would_show(pool: RankPool, targets: Any, tmp_path: Path) -> None:

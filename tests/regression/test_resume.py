@@ -228,7 +228,7 @@ def _recorded(pool: RankPool, targets: Any, home: Path, live: bool, model: Seque
     ]
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(14)
 @pytest.mark.parametrize("live", [False, True], ids=["recorded", "live"])
 @pytest.mark.parametrize("name", [*LAYOUTS, "ep2"])
 @pytest.mark.parametrize("widens", [True, False], ids=["widens", "narrows"])
@@ -262,6 +262,7 @@ def copied(run: Path, folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.extended
 def test_a_finished_run_is_extended(bench: Callable[[str], Bench], tmp_path: Path) -> None:
     """More steps than the first process was asked for: the constant schedule makes them those of one long run."""
     found = bench("")

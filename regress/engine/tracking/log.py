@@ -203,7 +203,8 @@ class TrackedLog(AbstractContextManager["TrackedLog"]):
         self._opened = True
         self._writer = MetricsWriter(self._path, **self._start)
         target = self._target = replace(self._target or self._found_target(), segment=self._writer.segment)
-        rows = valid_rows(read_rows(self._path, self._warn)) if self._start["resumed_from"] else []
+        known = self._start["resumed_from"] is not None and self._path.exists()  # a run may go on elsewhere
+        rows = valid_rows(read_rows(self._path, self._warn)) if known else []
         earlier = self._earlier(target)
         self._writer.start()
         backup = Backup(self._wishes.output_dir)

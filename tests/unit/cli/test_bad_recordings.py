@@ -138,7 +138,8 @@ ASKED: dict[str, tuple[tuple[str, ...], str]] = {
     "evaluation": (
         ("evaluation.every_n_steps=1",),
         "rollout_worker.type=mock holds no evaluation and evaluation.every_n_steps=1 asks for it; set "
-        "evaluation.every_n_steps=0, or record and replay both with rollout_mock.",
+        "evaluation.every_n_steps=0, record and replay both with rollout_mock, or sample the evaluations alone with "
+        "rollout_worker.need_llm_inference=true.",
     ),
     "an earlier dump in the way": (
         ("debug.enable_data_dump=true", "debug.dump_options.loss=true"),

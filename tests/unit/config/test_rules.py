@@ -181,7 +181,8 @@ IMPOSSIBLE = {
     ),
     f"{MOCK} {PATH} evaluation.every_n_steps=5": (
         "rollout_worker.type=mock holds no evaluation and evaluation.every_n_steps=5 asks for it; set "
-        "evaluation.every_n_steps=0, or record and replay both with rollout_mock."
+        "evaluation.every_n_steps=0, record and replay both with rollout_mock, or sample the evaluations alone with "
+        "rollout_worker.need_llm_inference=true."
     ),
     "rollout_worker.type=mock rollout_worker.trajectory_load_path=steps": (
         "rollout_worker.type=mock replays recorded completions and rollout_worker.need_llm_inference=true "

@@ -134,6 +134,7 @@ def test_a_recording_without_a_curriculum_is_not_replayed_with_one(
         train(config(*THREE, "warm_start.steps=0", "max_steps=1", *mock, path), console)
 
 
+@pytest.mark.extended
 def test_a_run_that_goes_on_from_a_checkpoint_keeps_its_stage(
     config: MakeConfig, console: Console, tmp_path: Path, model: str
 ) -> None:
@@ -204,6 +205,7 @@ REFUSED: list[tuple[tuple[str, ...], type[RegressError], str]] = [
 ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("overrides", "kind", "says"), REFUSED)
 def test_what_cannot_be(
     overrides: tuple[str, ...], kind: type[RegressError], says: str, config: MakeConfig, console: Console
@@ -236,6 +238,7 @@ def test_variables_count_stages_from_1_and_any_key_wins() -> None:
     load_config(overrides=[], environ={FIRST: "no number, and no curriculum"})
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     ("variable", "text", "says"),
     [

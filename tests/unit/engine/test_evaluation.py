@@ -28,7 +28,7 @@ SAMPLED = (
     "evaluation.samples_per_prompt=4",
     "evaluation.pass_at_k=[1,3]",
     "evaluation.max_samples=3",
-    "warm_start.steps=30",
+    "warm_start.steps=12",
     "optimizer.learning_rate=1e-4",
 )
 

@@ -52,6 +52,18 @@ def test_a_file_is_trained_on_and_evaluated_by_its_levels(
     assert row["curriculum/stage_steps_needed"] == 8, "16 problems in steps of 2"
 
 
+def test_a_held_out_file_shares_no_prompt_with_the_training_problems(
+    config: MakeConfig, console: Console, rows: Path, tmp_path: Path
+) -> None:
+    held_out = tmp_path / "held_out.json"
+    held_out.write_text(json.dumps([{"question": "say 3", "answer": "3"}]))
+    files = (f"task.dataset_path={rows}", f"task.eval_path={held_out}", "task.prompt_field=question")
+    with pytest.raises(
+        ConfigError, match="the prompt 'say 3' is there twice, so that it could be trained on and"
+    ):
+        train(config(*files, "task.train_size=null", "task.eval_size=0"), console)
+
+
 def test_a_file_wins_over_the_task_of_another_layer_only(rows: Path, tmp_path: Path) -> None:
     given = f"task.dataset_path={rows}"
     assert load_config(None, "reverse_string", [given], {}).config.task.dataset_path == str(rows)
