@@ -93,7 +93,7 @@ def documents(path: Path) -> Iterator[str]:
     for one in known:
         yield from (
             "",
-            f"## {one['title']}",
+            f"# {one['title']}",
             "",
             "| section | capability | state | shown by |",
             "|---|---|---|---|",

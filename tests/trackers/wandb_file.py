@@ -30,8 +30,10 @@ def chunks(data: bytes) -> Iterator[bytes]:
 
 def records_of(folder: Path) -> Iterator[Any]:
     """Return the records of all segments below a folder, in the order in which they were begun."""
+    import wandb
     from wandb.proto.wandb_internal_pb2 import Record
 
+    wandb.teardown()  # offline, finish() returns before wandb's own process has written everything
     for path in sorted(folder.glob("wandb/offline-run-*/run-*.wandb"), key=lambda path: path.stat().st_mtime):
         for chunk in chunks(path.read_bytes()):
             record = Record()
