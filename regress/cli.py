@@ -24,6 +24,9 @@ from regress.report.compare_commands import compare
 from regress.report.run_commands import report
 
 
+_BUILT_IN = sorted(path.stem for path in (Path(__file__).parent / "engine/config/conf").glob("*.yaml"))
+
+
 class FriendlyGroup(click.Group):
     """Prints the errors of users in one line, without a traceback, and exits with their code."""
 
@@ -54,9 +57,7 @@ def main() -> None:
     "--config-name",
     "--config_name",
     metavar="NAME",
-    help="Configuration in that directory, or a built-in one (demo, demo_replay, reverse_string, experiment_base, "
-    "experiment_drgrpo, experiment_accelerate, experiment_accelerate_ddp, experiment_multiturn_qa, "
-    "experiment_multiturn_tool_calling).",
+    help=f"Configuration in that directory, or a built-in one ({', '.join(_BUILT_IN)}).",
 )
 @click.option(
     "--print-config", is_flag=True, help="Show every key with its value and what decided it; do not run."
