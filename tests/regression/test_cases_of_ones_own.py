@@ -30,8 +30,9 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def describe(project: Path, **recipe: object) -> Path:
-    """The case.yaml of `gspo`, with another recipe."""
+    """The case.yaml of `gspo`, with another recipe, and a seed whose rollouts have every signal that a case needs."""
     tree = yaml.safe_load((GOLDEN / "gspo" / "case.yaml").read_text())
+    tree["config"]["seed"] = 35
     tree["recipe"] |= recipe
     folder = project / "golden" / "mine"
     folder.mkdir(parents=True, exist_ok=True)

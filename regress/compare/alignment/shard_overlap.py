@@ -188,7 +188,7 @@ def equal_elements(one: Shard, other: Shard) -> int | None:
 
 
 def _same_bytes(one: Array, other: Array) -> bool:
-    mine, theirs = raw(one), raw(other)
+    mine, theirs = raw(np.ascontiguousarray(one)), raw(np.ascontiguousarray(other))
     starts = range(0, len(mine), _PIECE)
     same = all(mine[start : start + _PIECE] == theirs[start : start + _PIECE] for start in starts)
     for array in (one, other):

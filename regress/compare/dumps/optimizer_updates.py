@@ -8,8 +8,7 @@ turned sign differ where the gradients agree, too, so they stay beyond every bou
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -18,11 +17,13 @@ import numpy as np
 from regress.compare.alignment.keys import key_of
 from regress.compare.alignment.local_shard import Shard, local_shard
 from regress.compare.alignment.shard_overlap import shard_blocks
+from regress.compare.alignment.token_overlap import BLOCK, Index
 from regress.compare.dumps.adam import Adam, Floats
 from regress.compare.dumps.moments import STATE
 from regress.compare.dumps.sides import Side
 from regress.compare.verdicts.verdict import Place
 from regress.dump.arrays import Array
+from regress.dump.mapped import release
 from regress.dump.record import Record
 from regress.errors import CompareError
 from regress.layout import ShardLayout
@@ -33,22 +34,29 @@ FEW = 0.1
 """Largest part of a tensor that near-zero gradients may hold: a wrong update moves more of it."""
 
 
+MOST = 1 << 22
+"""Most elements beyond the tolerance that are examined; the float64 copies of more would need too much memory."""
+
+
 @dataclass(frozen=True)
 class Difference:
     """Most that the updates so far can have moved a parameter apart.
 
     Attributes:
-        allowed: for each element, from recorded gradients or states; None where they are not recorded.
+        allowed: for each element asked for, from recorded gradients or states; None where they are not recorded.
         limit: for any element, whatever its gradients; None where the optimizer is unknown.
     """
 
     allowed: Floats | None = None
     limit: float | None = None
 
-    def undecided(self, error: Floats, bound: float) -> bool:
-        """Return True if nothing tells a wrong update from near-zero gradients: few elements are off, and by little."""
-        over = error > bound
-        few = int(over.sum()) <= max(1, int(FEW * error.size))
+    def undecided(self, error: Floats, bound: float, size: int) -> bool:
+        """Return True if nothing tells a wrong update from near-zero gradients: few elements are off, and by little.
+
+        Args:
+            error: of the elements beyond the bound, out of ``size``.
+        """
+        few = error.size <= max(1, int(FEW * size))
         return self.limit is not None and few and bool((error <= self.limit + bound).all())
 
 
@@ -86,31 +94,90 @@ class Updated:
             bound: tolerance of the parameter, which rounding may add.
             relative: those of ``gradient`` and ``optimizer``, relative to the largest golden value.
         """
-        here, layout = actual.array.astype(np.float64), actual.layout
-        there = _together(golden, layout)
-        if there is None or not np.isfinite(here).all() or not np.isfinite(there).all():
+        adam = Adam.of(sides[0].config) or Adam.of(sides[1].config)
+        beyond = None if adam is None else _beyond(actual, golden, bound)
+        if adam is None or beyond is None:
             return cls()
+        places, error, there = beyond
         own, other = (side.entries[record][1] for side, record in zip(sides, records, strict=True))
-        at = _at(own.step, own.update), _at(other.step, other.update)
-        found = difference(sides, at, name, layout, relative)
-        error = np.abs(here - there)
+        at, size = (_at(own.step, own.update), _at(other.step, other.update)), actual.array.size
+        found = difference(sides, adam, at, name, Chosen(actual.layout, places), relative)
         if found.allowed is None:
-            return cls(doubt=_doubt(name, place, error, bound) if found.undecided(error, bound) else "")
-        settled = (error > bound) & (found.allowed > 0) & (error <= found.allowed + bound)
+            return cls(doubt=_doubt(name, place, error, size) if found.undecided(error, bound, size) else "")
+        settled = (found.allowed > 0) & (error <= found.allowed + bound)
         if not settled.any():
             return cls()
-        much = f"{int(settled.sum())} of {error.size} elements"
+        much = f"{int(settled.sum())} of {size} elements"
         note = (
             f"param {name}: {much} differ beyond the tolerance, by {error[settled].max():.2g} at most, and by no "
             "more than AdamW makes of the gradients recorded on both sides, each divided by its own size: they count "
             "as equal"
         )
-        return cls(np.where(settled, there.astype(actual.array.dtype), actual.array), note)
+        closer = actual.array.copy()
+        closer.reshape(-1)[places[settled]] = there[settled].astype(closer.dtype)
+        return cls(closer, note)
 
 
-def _doubt(name: str, place: Place, error: Floats, bound: float) -> str:
+def _beyond(actual: Shard, golden: Sequence[Shard], bound: float) -> tuple[Index, Floats, Floats] | None:
+    """Return flat places, errors and golden values of the elements beyond a bound.
+
+    None if they are too many, if one is not finite, or if some elements have no golden value.
+    """
+    places: list[Index] = []
+    errors: list[Floats] = []
+    values: list[Floats] = []
+    seen = count = 0
+    for at, here, there in _stripes(actual, golden):
+        seen += here.size
+        error = np.abs(here.astype(np.float64) - there.astype(np.float64))
+        over = np.flatnonzero(~(error <= bound))
+        count += over.size
+        if count > MOST or not np.isfinite(error[over]).all():
+            return None
+        places.append(over + at if isinstance(at, int) else at[over])
+        errors.append(error[over])
+        values.append(there[over].astype(np.float64))
+    if seen < actual.array.size or not count:
+        return None
+    return np.concatenate(places), np.concatenate(errors), np.concatenate(values)
+
+
+def _stripes(actual: Shard, golden: Sequence[Shard]) -> Iterator[tuple[Index | int, Array, Array]]:
+    """Yield the elements of a shard beside their golden values, few at once: their place or places, and both."""
+    for block in shard_blocks(actual, golden):
+        places = block.places
+        for start in range(0, block.actual.size, BLOCK):
+            here = slice(start, start + BLOCK)
+            at = places.start + start if isinstance(places, slice) else places[here]
+            yield at, block.actual[here], block.golden[here]
+            release(block.actual[here])
+            release(block.golden[here])
+
+
+@dataclass(frozen=True, eq=False)
+class Chosen:
+    """Elements of the part of a tensor that a layout takes, by their flat places in it, in order."""
+
+    layout: ShardLayout
+    places: Index
+
+    def values(self, shards: Sequence[Shard]) -> Floats | None:
+        """Return their values; None if the shards lack one."""
+        found, seen = np.zeros(self.places.size), np.zeros(self.places.size, bool)
+        nothing = np.broadcast_to(np.zeros((), np.uint8), self.layout.local_shape)
+        for at, _, values in _stripes(Shard(nothing, self.layout), shards):
+            if isinstance(at, int):
+                run = slice(*np.searchsorted(self.places, (at, at + values.size)).tolist())
+                found[run], seen[run] = values[self.places[run] - at].astype(np.float64), True
+            else:
+                _, own, of = np.intersect1d(self.places, at, assume_unique=True, return_indices=True)
+                found[own], seen[own] = values[of].astype(np.float64), True
+        return found if seen.all() else None
+
+
+def _doubt(name: str, place: Place, error: Floats, size: int) -> str:
     return (
-        f"{place}: param {name}: {int((error > bound).sum())} of {error.size} elements are off by "
+        f"{place}: param {name}: {error.size} of {size} elements are off by "
         f"{error.max():.2g} at most, as far as AdamW may move them apart where gradients are nearly zero, and nothing "
         "tells whether it did: record gradient (or optimizer) of every update from the first on in both dumps, or "
         "give --rtol and --atol"
@@ -119,9 +186,10 @@ def _doubt(name: str, place: Place, error: Floats, bound: float) -> str:
 
 def difference(
     sides: tuple[Side, Side],
+    adam: Adam,
     at: tuple[At, At],
     name: str,
-    layout: ShardLayout,
+    chosen: Chosen,
     relative: Mapping[str, float],
 ) -> Difference:
     """Return how far apart AdamW moves a parameter, given what both sides recorded of each update up to one.
@@ -130,18 +198,15 @@ def difference(
 
     Args:
         at: the update after which each side recorded the parameter.
-        layout: part of the parameter that is compared.
+        chosen: elements of the parameter that are asked for.
         relative: tolerance of ``gradient`` and ``optimizer``, relative to the largest golden value.
     """
-    adam = Adam.of(sides[0].config) or Adam.of(sides[1].config)
-    if adam is None:
-        return Difference()
     golden, actual = (_updates(side, last) for side, last in zip(sides, at, strict=True))
     limit = 2 * adam.most * (at[0][0] + 1) * (1 + max((update for _, update in golden), default=at[0][1]))
     if len(golden) != len(actual) or not _from_the_start(golden) or not _from_the_start(actual):
         return Difference(limit=limit)
-    allowed = np.zeros(layout.local_shape)
-    runs = [_made(side, own, name, layout, adam) for side, own in zip(sides, (golden, actual), strict=True)]
+    allowed = np.zeros(chosen.places.size)
+    runs = [_made(side, own, name, chosen, adam) for side, own in zip(sides, (golden, actual), strict=True)]
     for place, first, second in zip(golden, *runs, strict=True):
         if first is None or second is None or first.stage != second.stage:
             return Difference(limit=limit)
@@ -159,7 +224,10 @@ def _scale(side: Side, made: Made, at: At, name: str) -> float:
     found = 0.0
     for record in _records(side, made.stage, at):
         for tensor in wanted & record.tensors.keys():
-            found = max(found, float(np.abs(record.tensors[tensor].astype(np.float64)).max(initial=0.0)))
+            array = record.tensors[tensor]
+            if array.size:
+                found = max(found, float(array.max()), -float(array.min()))
+                release(array)
     return found
 
 
@@ -193,16 +261,14 @@ class Made:
     suffix: str = ""
 
 
-def _made(
-    side: Side, updates: Iterable[At], name: str, layout: ShardLayout, adam: Adam
-) -> Iterable[Made | None]:
+def _made(side: Side, updates: Iterable[At], name: str, chosen: Chosen, adam: Adam) -> Iterable[Made | None]:
     """Yield each update, from its recorded state, else from all gradients so far; None where nothing tells."""
-    first: Floats | None = np.zeros(layout.local_shape)
-    second: Floats | None = np.zeros(layout.local_shape)
+    first: Floats | None = np.zeros(chosen.places.size)
+    second: Floats | None = np.zeros(chosen.places.size)
     beta1, beta2 = adam.betas
     for count, at in enumerate(updates, 1):
-        moment, square = (_part(side, "optimizer", at, f"{name}/{key}", layout)[0] for key in STATE)
-        gradient, norm = _part(side, "gradient", at, name, layout)
+        moment, square = (_part(side, "optimizer", at, f"{name}/{key}", chosen)[0] for key in STATE)
+        gradient, norm = _part(side, "gradient", at, name, chosen)
         if moment is not None and square is not None:
             first, second = moment, square
             yield Made(adam.direction(first, second, count), moment, "optimizer", f"/{STATE[0]}")
@@ -216,8 +282,8 @@ def _made(
             yield Made(adam.direction(first, second, count), gradient, "gradient")
 
 
-def _part(side: Side, stage: str, at: At, name: str, layout: ShardLayout) -> tuple[Floats | None, object]:
-    """Return the part of a tensor that a layout takes, from all ranks that hold some, and the gradient's norm."""
+def _part(side: Side, stage: str, at: At, name: str, chosen: Chosen) -> tuple[Floats | None, object]:
+    """Return the chosen elements of a tensor, from all ranks that hold some, and the gradient's norm."""
     shards: list[Shard] = []
     norm: object = None
     for record in _records(side, stage, at):
@@ -228,19 +294,9 @@ def _part(side: Side, stage: str, at: At, name: str, layout: ShardLayout) -> tup
         except CompareError:
             continue  # its own verdict says so
         norm = record.meta.get("grad_norm", norm)
-        if local.layout.shape == layout.shape and local.array.dtype.kind not in "iub":
+        if local.layout.shape == chosen.layout.shape and local.array.dtype.kind not in "iub":
             shards.append(local)
-    return _together(shards, layout), norm
-
-
-def _together(shards: Sequence[Shard], layout: ShardLayout) -> Floats | None:
-    """Return the part of a tensor that a layout takes, ``layout.local_shape``; None if shards lack some of it."""
-    size = math.prod(layout.local_shape)
-    found, seen = np.zeros(size), np.zeros(size, bool)
-    for block in shard_blocks(Shard(found.reshape(layout.local_shape), layout), shards):
-        found[block.places] = block.golden.astype(np.float64)
-        seen[block.places] = True
-    return found.reshape(layout.local_shape) if seen.all() else None
+    return chosen.values(shards), norm
 
 
 def _records(side: Side, stage: str, at: At) -> Iterable[Record]:

@@ -136,8 +136,9 @@ def test_in_float64_the_bound_is_fixed_and_what_moves_by_more_is_set_apart() -> 
 
 def run_of(model: nn.Module, reference: nn.Module | None = None) -> Run:
     """As much of a run as a perturbation reads."""
-    frozen = None if reference is None else SimpleNamespace(model=reference)
-    stand_in: Any = SimpleNamespace(trainer=SimpleNamespace(policy=model, reference=frozen))
+    frozen = None if reference is None else SimpleNamespace(parameters=reference.named_parameters)
+    policy = SimpleNamespace(model=model, named_parameters=model.named_parameters)
+    stand_in: Any = SimpleNamespace(trainer=SimpleNamespace(policy=policy, reference=frozen))
     return stand_in
 
 
