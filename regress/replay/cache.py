@@ -130,9 +130,21 @@ class ReplayCache:
         return outcome
 
     def _require_in_force(self, replay: Replay) -> None:
-        reason = conflict(replay.variant, self.settings)
+        reason = conflict(replay.variant, self.settings) or self._impossible(replay.variant)
         if reason is not None:
             raise NotSupported(reason)
+
+    def _impossible(self, variant: Variant) -> str | None:
+        """Return why a variant of the whole program cannot be replayed here; None if it can."""
+        if variant.program and self.foreign is not None:
+            return "it is about the program around the steps, which is that of this package"
+        trackers = variant.overrides.get("tracking.trackers")
+        if not trackers:
+            return None
+        from regress.engine.tracking.availability import unusable
+
+        found = ((name, unusable(name)) for name in trackers)
+        return next((f"{name} {why}; run pip install 'grpo-regress[{name}]'" for name, why in found if why), None)
 
     def _judge_foreign(self, replay: Replay) -> ReplayOutcome:
         from regress.replay.foreign import foreign_items, foreign_scene, place_of_test

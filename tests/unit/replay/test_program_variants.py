@@ -1,0 +1,34 @@
+"""Variants of the whole program are left out, with the reason, where they cannot be replayed."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from regress.engine.tracking import availability
+from regress.replay.cache import ReplayCache
+from regress.replay.variants import BASE, VARIANTS
+
+
+def impossible(name: str, foreign: object = None) -> str | None:
+    cache: Any = SimpleNamespace(foreign=foreign)
+    return ReplayCache._impossible(cache, {"base": BASE, **VARIANTS}[name])
+
+
+def test_a_missing_tracker_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(availability, "MODULES", {"tensorboard": ("there_is_no_such_module",)})
+    said = impossible("tracking-on")
+    assert said is not None
+    assert said.startswith("tensorboard is not installed (")
+    assert said.endswith("run pip install 'grpo-regress[tensorboard]'")
+
+
+@pytest.mark.parametrize("name", ["tracking-on", "eval-on", "resume-at3", "resume-at2"])
+def test_a_trainer_of_ones_own_does_not_run_the_program(name: str) -> None:
+    """An adapter that steps through the updates would pass them without a checkpoint ever being read."""
+    assert impossible(name, foreign=object()) == (
+        "it is about the program around the steps, which is that of this package"
+    )
+    assert impossible("base", foreign=object()) is None
