@@ -144,7 +144,9 @@ class ReplayCache:
         from regress.engine.tracking.availability import unusable
 
         found = ((name, unusable(name)) for name in trackers)
-        return next((f"{name} {why}; run pip install 'grpo-regress[{name}]'" for name, why in found if why), None)
+        return next(
+            (f"{name} {why}; run pip install 'grpo-regress[{name}]'" for name, why in found if why), None
+        )
 
     def _judge_foreign(self, replay: Replay) -> ReplayOutcome:
         from regress.replay.foreign import foreign_items, foreign_scene, place_of_test
