@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,12 +17,20 @@ from regress.layout import TokenLayout
 from regress.replay.judge import judge_replay
 from regress.replay.matrix import Replay
 from regress.replay.plan import PlannedUpdate
+from regress.replay.pool import RankPool
 from regress.replay.variants import VARIANTS, Precision
 
 if TYPE_CHECKING:
     from regress.replay.run import Prepare
 
 GOLDEN = Path(__file__).parents[2] / "golden"
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[RankPool]:
+    """Ranks of this module alone."""
+    with RankPool() as pool:
+        yield pool
 
 
 @dataclass(frozen=True)

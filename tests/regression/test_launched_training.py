@@ -103,12 +103,6 @@ def gradients(folder: Path, step: int) -> dict[str, NDArray[Any]]:
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[RankPool]:
-    with RankPool() as pool:
-        yield pool
-
-
-@pytest.fixture(scope="module")
 def targets() -> Iterator[Any]:
     folder = str(Path(__file__).parent)
     sys.path.insert(0, folder)

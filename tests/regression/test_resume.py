@@ -61,12 +61,6 @@ def targets() -> Iterator[Any]:
         sys.path.remove(folder)
 
 
-@pytest.fixture(scope="module")
-def pool() -> Iterator[RankPool]:
-    with RankPool() as pool:
-        yield pool
-
-
 class Bench:
     """Runs of one layout, and the run that nothing interrupts."""
 
