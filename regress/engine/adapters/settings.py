@@ -70,6 +70,7 @@ def of_section(section: Section) -> LoraConfig:
     assert section.r is not None
     every = section.target_modules == ["all-linear"]
     init: Any = {"kaiming": True, "random": False}.get(section.init_lora_weights, section.init_lora_weights)
+    bias: Any = section.bias  # the schema has the choices
     return LoraConfig(
         task_type="CAUSAL_LM",
         r=section.r,
@@ -79,7 +80,7 @@ def of_section(section: Section) -> LoraConfig:
         layers_to_transform=section.layers_to_transform or None,
         rank_pattern=dict(section.rank_pattern),
         alpha_pattern=dict(section.alpha_pattern),
-        bias=section.bias,  # type: ignore[arg-type]  # the schema has the choices
+        bias=bias,
         use_rslora=section.use_rslora,
         init_lora_weights=init,
     )
