@@ -24,7 +24,7 @@ from regress.engine.components import own_loss, own_optimizer
 from regress.engine.config.rules import updates_per_rollout
 from regress.engine.config.schema import Config
 from regress.engine.evaluation import TABLE, Evaluation
-from regress.engine.material import make_material
+from regress.engine.material import Material, make_material
 from regress.engine.optim import adamw, build_scheduler
 from regress.engine.optimizer_state import load_state
 from regress.engine.policies import build_policy, build_reference
@@ -100,7 +100,7 @@ def build(
     """
     world = world or SingleProcess()
     material = raise_on_all_ranks(world, lambda: make_material(config))
-    tokenizer, prompts, curriculum = material.tokenizer, material.prompts, material.curriculum
+    tokenizer, prompts = material.tokenizer, material.prompts
     origin = provenance(config, fingerprint(tokenizer), world.plan.mesh)
     policy = build_policy(config, tokenizer, world)
     frozen = raise_on_all_ranks(world, lambda: build_reference(config, tokenizer, policy))
@@ -118,12 +118,7 @@ def build(
     if config.debug.enable_data_dump:
         recorder = _recorder(config, policy, origin, world, (resumed or {}).get("debug"))
         recorders["debug"] = recorder
-        resources.enter_context(recording(recorder))
-        if config.debug.dump_options.activations:
-            pattern = config.debug.target_module_pattern
-            found = {name: module for name, module in policy.modules().items() if re.search(pattern, name)}
-            policy.recorded_modules = frozenset(found)
-            resources.enter_context(record_modules(found, policy.output_shard))
+        _record(recorder, config, policy, resources)
     if config.warm_start.steps and resumed is None:
         advance = progress("warm start", config.warm_start.steps)
         stages = 1 if config.parallel.pp == 1 else config.parallel.pp * config.parallel.pp_stages_per_rank
@@ -144,15 +139,37 @@ def build(
         trajectory_meta=meta,
         token_loss=raise_on_all_ranks(world, lambda: own_loss(config.algorithm.loss_function)),
     )
-    table = Path(config.output_dir) / TABLE if world.main else None
-    evaluation = Evaluation(config, worker, prompts.evaluation(), table)
+    return _assembled(trainer, material, recorder, recorders, resources)
+
+
+def _record(recorder: Recorder, config: Config, policy: LocalPolicy, resources: ExitStack) -> None:
+    """Record what the run taps, and the outputs of modules if they are asked for."""
+    resources.enter_context(recording(recorder))
+    if config.debug.dump_options.activations:
+        pattern = config.debug.target_module_pattern
+        found = {name: module for name, module in policy.modules().items() if re.search(pattern, name)}
+        policy.recorded_modules = frozenset(found)
+        resources.enter_context(record_modules(found, policy.output_shard))
+
+
+def _assembled(
+    trainer: Trainer,
+    material: Material,
+    recorder: Recorder | None,
+    recorders: dict[str, Recorder],
+    resources: ExitStack,
+) -> Run:
+    """Return the run of a trainer, with its evaluation and what a checkpoint keeps of its parts."""
+    config, prompts, curriculum = trainer.config, material.prompts, material.curriculum
+    table = Path(config.output_dir) / TABLE if trainer.world.main else None
+    evaluation = Evaluation(config, trainer.worker, prompts.evaluation(), table)
     resources.callback(evaluation.close)
     parts: dict[str, Stateful] = {"evaluation": evaluation}
     if curriculum is not None:
         parts["curriculum"] = curriculum
     return Run(
         config,
-        tokenizer,
+        material.tokenizer,
         prompts,
         trainer,
         evaluation,

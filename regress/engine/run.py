@@ -67,20 +67,13 @@ def train(
     configure_torch(config.threads)
     disable_progress_bar()
     world = world or SingleProcess()
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    bars = Progress(
-        *columns, console=console, transient=True, disable=not (console.is_terminal and world.main)
-    )
+    bars = _bars(console, shown=console.is_terminal and world.main)
 
     def warn(text: str) -> None:
         console.print(f"warning: {text}", style="yellow", markup=False)
 
     with bars, printed(console, world.main), _memory_errors(), ExitStack() as files:
-        run_log.lengths(config)
-        if config.rollout_mock.enable:
-            run_log.rollout_mock(config)
-            if config.rollout_mock.mode == "dump":
-                log_estimate(config)
+        _announce(config)
         outputs = raise_on_all_ranks(world, lambda: files.enter_context(_outputs(config, world)))
         log = raise_on_all_ranks(
             world, lambda: files.enter_context(open_log(config, main=world.main, warn=warn))
@@ -95,10 +88,10 @@ def train(
             run = build(config, resources, progress, world, resumed=dump_places(config, state))
             loop = Loop(run, log, progress("training", config.max_steps), console)
             loop.start(_started(run, log, state, console))
-            saver = Saver(
-                run, state, stop_after=stop_after, said=run_log.LOGGER.info, wrote=loop.checkpointed
+            said, wrote = run_log.LOGGER.info, loop.checkpointed
+            loop.saver = resources.enter_context(
+                Saver(run, state, stop_after=stop_after, said=said, wrote=wrote)
             )
-            loop.saver = resources.enter_context(saver)
             loop.train()
             loop.saver.finish()
             model = run.trainer.policy.whole_model()
@@ -111,6 +104,20 @@ def train(
         raise_on_all_ranks(world, files.close)
     dump_dir = run.recorder.folder if run.recorder is not None else None
     return RunResult(Path(config.output_dir), dump_dir, loop.metrics, loop.pass_rates, world.main)
+
+
+def _bars(console: Console, *, shown: bool) -> Progress:
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    return Progress(*columns, console=console, transient=True, disable=not shown)
+
+
+def _announce(config: Config) -> None:
+    """Log what the run will do, before it does anything."""
+    run_log.lengths(config)
+    if config.rollout_mock.enable:
+        run_log.rollout_mock(config)
+        if config.rollout_mock.mode == "dump":
+            log_estimate(config)
 
 
 def _started(run: Run, log: Log, state: CheckpointState | None, console: Console) -> Start:

@@ -25,7 +25,7 @@ from regress.engine.checkpoint.unfinished import outcomes_of, records_of
 from regress.engine.checkpoint.weights import copied_weights
 from regress.engine.provenance import provenance
 from regress.engine.tokenizer import fingerprint
-from regress.engine.trainer import UnfinishedStep
+from regress.engine.trainer import Trainer, UnfinishedStep
 
 FINGERPRINT = "tokenizer_fingerprint"
 """Entry of ``parts`` that tells the tokenizer apart."""
@@ -100,10 +100,7 @@ def take(
         config=resolved(config),
         world_size=mesh.world_size,
         mesh=dict(mesh.sizes),
-        scheduler={
-            "updates": trainer.scheduler.last_epoch,
-            "learning_rates": trainer.scheduler.get_last_lr(),
-        },
+        scheduler=_schedule(trainer),
         segment=log.get("segment", segment),
         sequence=log.get("sequence", -1),
         parts={**parts, FINGERPRINT: fingerprint(run.tokenizer)},
@@ -118,6 +115,13 @@ def take(
     return Snapshot(
         model, copied_weights(model), run.tokenizer, state, records, _files(run, state, parts), origin
     )
+
+
+def _schedule(trainer: Trainer) -> dict[str, Any]:
+    return {
+        "updates": trainer.scheduler.last_epoch,
+        "learning_rates": trainer.scheduler.get_last_lr(),
+    }
 
 
 def _files(run: Run, state: CheckpointState, parts: Mapping[str, Any]) -> dict[str, bytes]:
