@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from regress.compare.verdicts.verdict import Status, Verdict
@@ -139,6 +139,7 @@ def test_the_smallest_step_of_any_dtype_counts_without_a_tolerance() -> None:
         assert verdict.worst.ulp == 1
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_any_single_change_of_a_nested_value_is_found_where_it_is(data: st.DataObject) -> None:
     sizes = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))

@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_dumps import Made, shard
 
@@ -120,6 +120,7 @@ def layouts(draw: st.DrawFn) -> list[ShardLayout]:
     return found
 
 
+@settings(deadline=None)
 @given(layouts())
 def test_nobody_near_is_overlooked_and_nobody_else_found(found: list[ShardLayout]) -> None:
     near = IntervalIndex(found)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regress.capture.inference import Arrangement, infer_layout, predicted
@@ -20,6 +20,7 @@ def ids(rows: int, columns: int) -> np.ndarray:
     return np.arange(rows * columns).reshape(rows, columns) + 2
 
 
+@settings(deadline=None)
 @given(LENGTHS, st.integers(0, 3), st.randoms(use_true_random=False))
 def test_one_run_of_ones_anywhere_in_each_row(lengths: list[int], spare: int, random: object) -> None:
     width = max(lengths) + spare
@@ -32,6 +33,7 @@ def test_one_run_of_ones_anywhere_in_each_row(lengths: list[int], spare: int, ra
     assert found.segments == want
 
 
+@settings(deadline=None)
 @given(LENGTHS, st.booleans(), st.sampled_from(["positions", "borders", "numbers"]))
 def test_packed_rows_are_cut_where_samples_start(lengths: list[int], padded: bool, told: str) -> None:
     tail = 3 * padded
@@ -102,6 +104,7 @@ def test_padding_without_a_mask_is_refused() -> None:
     assert infer_layout(Arrangement(row, pad_token_id=None)).segments == (Segment(0, 0, 5, 0, 0),)
 
 
+@settings(deadline=None)
 @given(LENGTHS, st.integers(0, 6))
 def test_a_state_predicts_the_next_token_of_its_sample(lengths: list[int], first: int) -> None:
     total = sum(lengths)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regress.compare.verdicts.tolerance import Tolerance
@@ -32,6 +32,7 @@ def table(world: Any, records: Sequence[Record], tolerances: Callable[[str], Tol
     )
 
 
+@settings(deadline=None)
 @given(st.sampled_from(PLANS), st.integers(1, 3), st.lists(st.integers(1, 7), min_size=2, max_size=6))
 def test_an_equal_dump_of_any_layout_shows_golden_values(
     make_world: Any, tolerances: Any, plan: BatchPlan, ranks: int, lengths: list[int]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regress.engine.config import Loaded
@@ -22,6 +22,7 @@ def lengths(loaded: Loaded) -> tuple[int, int, int]:
     return data.max_prompt_length, data.max_completion_length, data.max_seq_length
 
 
+@settings(deadline=None)
 @given(st.integers(2, 10**6), st.sampled_from([name for name in STRATEGIES if name != CUSTOM]))
 def test_the_parts_are_the_whole(longest: int, strategy: str) -> None:
     prompt, completion = allocated(longest, strategy)

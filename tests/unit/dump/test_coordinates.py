@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regress.dump.coordinates import Coordinates, dataflow_key, parse_stem
@@ -28,6 +28,7 @@ def test_documented_names(stem: str, where: Coordinates) -> None:
     assert parse_stem(stem) == where
 
 
+@settings(deadline=None)
 @given(st.integers(-9, 10**7), indices, indices, indices)
 def test_names_round_trip(step: int, update: int | None, rank: int | None, micro: int | None) -> None:
     where = Coordinates(step, update=update, rank=rank, micro=micro)

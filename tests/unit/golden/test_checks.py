@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regress.errors import GoldenError
@@ -76,12 +76,14 @@ def test_paths_say_whose_they_are() -> None:
     )
 
 
+@settings(deadline=None)
 @given(ids, ids, ids, ids)
 def test_other_tests_and_names_have_other_files_on_any_file_system(a: str, b: str, c: str, d: str) -> None:
     same = (a, b) == (c, d)
     assert (check_path(a, b).lower() == check_path(c, d).lower()) == same
 
 
+@settings(deadline=None)
 @given(st.text(max_size=300), st.text(min_size=1, max_size=300))
 def test_every_path_is_one_that_file_systems_and_the_store_accept(test: str, name: str) -> None:
     path = check_path(test, name)
@@ -96,6 +98,7 @@ def test_borders_between_test_and_name_count() -> None:
     assert check_path("t.py::x", "y") != check_path("t.py::x-y", "")
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_a_damaged_file_is_named_and_never_read(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regress.errors import CheckError
@@ -57,6 +57,7 @@ def canonical(value: Any) -> Any:
     return (type(value), value)
 
 
+@settings(deadline=None)
 @given(values, values)
 def test_trees_are_the_same_exactly_if_the_values_are(a: Any, b: Any) -> None:
     assert identical(Tree.of(a), Tree.of(a))

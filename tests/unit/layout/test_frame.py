@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regress.layout import TokenFrame
@@ -14,6 +14,7 @@ def frame_of(lengths: list[int]) -> TokenFrame:
     return TokenFrame(tuple((f"g{i // 2}", i % 2) for i in range(len(lengths))), tuple(lengths))
 
 
+@settings(deadline=None)
 @given(LENGTHS)
 def test_every_flat_index_has_one_sample_and_position(lengths: list[int]) -> None:
     frame = frame_of(lengths)
@@ -25,6 +26,7 @@ def test_every_flat_index_has_one_sample_and_position(lengths: list[int]) -> Non
     assert [frame.locate(index) for index in range(frame.size)] == expected
 
 
+@settings(deadline=None)
 @given(LENGTHS, st.data())
 def test_a_selection_keeps_keys_and_lengths_together(lengths: list[int], data: st.DataObject) -> None:
     frame = frame_of(lengths)

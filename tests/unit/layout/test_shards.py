@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -36,6 +36,7 @@ def numbered(shape: tuple[int, ...]) -> NDArray[np.int64]:
     return np.arange(int(np.prod(shape))).reshape(shape)
 
 
+@settings(deadline=None)
 @given(layouts())
 def test_a_local_tensor_is_what_the_ranges_pick(layout: ShardLayout) -> None:
     full = numbered(layout.shape)
@@ -45,6 +46,7 @@ def test_a_local_tensor_is_what_the_ranges_pick(layout: ShardLayout) -> None:
     np.testing.assert_array_equal(layout.indices(), local.reshape(-1), strict=True)
 
 
+@settings(deadline=None)
 @given(layouts())
 def test_gathering_writes_each_element_to_its_place_and_no_other(layout: ShardLayout) -> None:
     full = numbered(layout.shape)
@@ -54,6 +56,7 @@ def test_gathering_writes_each_element_to_its_place_and_no_other(layout: ShardLa
     np.testing.assert_array_equal(back, np.where(here, full, -1))
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_a_shard_of_a_shard_is_a_shard_of_the_whole(data: st.DataObject) -> None:
     outer = data.draw(layouts())
@@ -64,6 +67,7 @@ def test_a_shard_of_a_shard_is_a_shard_of_the_whole(data: st.DataObject) -> None
     )
 
 
+@settings(deadline=None)
 @given(layouts())
 def test_layouts_are_equal_when_they_hold_the_same_elements(layout: ShardLayout) -> None:
     single = tuple(tuple((i, i + 1) for r in ranges for i in range(*r)) for ranges in layout.ranges)
@@ -72,11 +76,13 @@ def test_layouts_are_equal_when_they_hold_the_same_elements(layout: ShardLayout)
     assert layout.inside(ShardLayout.whole(layout.shape)) == layout
 
 
+@settings(deadline=None)
 @given(layouts())
 def test_json_round_trip(layout: ShardLayout) -> None:
     assert ShardLayout.from_json(layout.to_json()) == layout
 
 
+@settings(deadline=None)
 @given(layouts())
 def test_whole_is_all_elements_in_order(layout: ShardLayout) -> None:
     assert ShardLayout.whole(layout.shape).is_whole

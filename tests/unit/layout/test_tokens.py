@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regress.layout import ROW_ORDERS, BatchPlan, Segment, TokenLayout, offsets_of, plan_microbatches
@@ -27,6 +27,7 @@ def plans(draw: st.DrawFn) -> BatchPlan:
     )
 
 
+@settings(deadline=None)
 @given(lengths_st, plans())
 def test_every_token_lies_in_exactly_one_place(lengths: list[int], plan: BatchPlan) -> None:
     offsets = offsets_of(lengths)
@@ -41,6 +42,7 @@ def test_every_token_lies_in_exactly_one_place(lengths: list[int], plan: BatchPl
     np.testing.assert_array_equal(back, flat)
 
 
+@settings(deadline=None)
 @given(lengths_st, plans())
 def test_positions_and_samples_agree_with_the_offsets(lengths: list[int], plan: BatchPlan) -> None:
     offsets = offsets_of(lengths)
@@ -52,12 +54,14 @@ def test_positions_and_samples_agree_with_the_offsets(lengths: list[int], plan: 
         np.testing.assert_array_equal(layout.position_ids, np.maximum(layout.positions, 0))
 
 
+@settings(deadline=None)
 @given(lengths_st, plans())
 def test_json_round_trip(lengths: list[int], plan: BatchPlan) -> None:
     for layout in plan_microbatches(lengths, plan):
         assert TokenLayout.from_json(layout.to_json()) == layout
 
 
+@settings(deadline=None)
 @given(lengths_st, plans())
 def test_limits_are_kept(lengths: list[int], plan: BatchPlan) -> None:
     for layout in plan_microbatches(lengths, plan):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -23,6 +23,7 @@ def cut(whole: Tensor, count: int, index: int) -> Tensor:
     return parts[index] if index < len(parts) else whole[..., :0]
 
 
+@settings(deadline=None)
 @given(sizes, counts, st.data())
 def test_parts_are_those_of_chunk(size: int, count: int, data: st.DataObject) -> None:
     index = data.draw(st.integers(0, count - 1))
@@ -31,6 +32,7 @@ def test_parts_are_those_of_chunk(size: int, count: int, data: st.DataObject) ->
     assert torch.equal(shards.project(layout, whole), cut(whole, count, index))
 
 
+@settings(deadline=None)
 @given(sizes, counts, counts, st.data())
 def test_parts_of_parts(size: int, outer: int, inner: int, data: st.DataObject) -> None:
     """FSDP over tensor parallelism on one dimension."""
@@ -41,6 +43,7 @@ def test_parts_of_parts(size: int, outer: int, inner: int, data: st.DataObject) 
     assert torch.equal(shards.project(layout, whole), cut(cut(whole, outer, first), inner, second))
 
 
+@settings(deadline=None)
 @given(sizes, counts, st.data())
 def test_fused_weights_are_cut_one_by_one(size: int, count: int, data: st.DataObject) -> None:
     index = data.draw(st.integers(0, count - 1))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -155,6 +155,7 @@ def test_what_lies_elsewhere_runs_no_hooks() -> None:
     assert {"transformer.h.1", "transformer.ln_f", "lm_head"} < set(found)
 
 
+@settings(deadline=None)
 @given(blocks=st.integers(1, 9), data=st.data())
 def test_blocks_are_dealt_out_evenly_and_in_order(blocks: int, data: st.DataObject) -> None:
     count = data.draw(st.integers(1, blocks + 2))
@@ -255,6 +256,7 @@ def test_a_split_backward_pass_needs_its_parameters(schedule: str) -> None:
         load_config(overrides=chosen, environ={})
 
 
+@settings(deadline=None)
 @given(
     schedule=st.sampled_from(["gpipe", "looped_bfs", "zbv_zero_bubble"]),
     ranks=st.integers(1, 5),

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -40,6 +40,7 @@ def floor_of(
     return Floor.of(quantity, precision, tensors, seeds)
 
 
+@settings(deadline=None)
 @given(st.sampled_from([q.name for q in QUANTITIES if not q.exact]), LOW, SIZES, SIZES)
 def test_a_tolerance_is_a_multiple_of_the_largest_of_three(
     quantity: str, precision: Precision, response: float, error: float

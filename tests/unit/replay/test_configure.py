@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regress.engine.config import load_config, to_plain
@@ -25,6 +25,7 @@ TREES = st.dictionaries(
 )
 
 
+@settings(deadline=None)
 @given(
     TREES, st.dictionaries(st.lists(KEYS, min_size=1, max_size=3).map(".".join), st.integers(), max_size=3)
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regress.compare.verdicts.verdict import Place, Status, Verdict, Worst
@@ -17,6 +17,7 @@ def verdict(status: Status, quantity: str = "kl", place: Place = PLACE, **figure
     return Verdict(status, quantity, quantity, place, **figures)  # type: ignore[arg-type]  # figures are numbers
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(allow_nan=False), min_size=4, max_size=4), st.sampled_from(Status))
 def test_a_shared_outcome_is_the_same_for_everybody(figures: list[float], status: Status) -> None:
     worst = Worst((0, 3), "sample 0/1, position 3", figures[0], -math.inf, figures[1], None)

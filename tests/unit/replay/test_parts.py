@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regress.engine.config import load_config
@@ -47,6 +47,7 @@ def test_a_name_that_says_nothing(name: str) -> None:
     assert overrides_of(name) is None
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from([*WORDS, *(f"{word}2" for word in NUMBERS)]), min_size=1, max_size=6))
 def test_every_name_of_the_language_can_stand_in_a_test_id(parts: list[str]) -> None:
     name = "-".join(parts)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from regress.dump.trajectory import Trajectory
@@ -25,6 +25,7 @@ def samples(lengths: list[int]) -> list[Trajectory]:
     ]
 
 
+@settings(deadline=None)
 @given(LENGTHS, st.integers(1, 3), st.integers(1, 5), st.integers(1, 4))
 def test_every_epoch_has_every_token_once(lengths: list[int], epochs: int, mini: int, micro: int) -> None:
     updates = plan_replay(
@@ -76,6 +77,7 @@ def meshes(draw: st.DrawFn) -> dict[str, Any]:
     return {f"parallel.{name}": value for name, value in given.items()}
 
 
+@settings(deadline=None)
 @given(LENGTHS, meshes(), st.integers(1, 4))
 def test_ranks_that_repeat_no_other_hold_every_token_once(
     lengths: list[int], mesh: dict[str, Any], micro: int
@@ -102,6 +104,7 @@ def test_ranks_that_repeat_no_other_hold_every_token_once(
     assert loss.max() <= 1
 
 
+@settings(deadline=None)
 @given(LENGTHS, meshes())
 def test_the_loss_is_on_the_last_stage_of_the_pipeline(lengths: list[int], mesh: dict[str, Any]) -> None:
     (update,) = plan_replay({0: samples(lengths)}, {}, mesh)

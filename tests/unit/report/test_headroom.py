@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regress.compare.verdicts.verdict import Place, Status, Verdict
@@ -56,6 +56,7 @@ def test_the_closest_call_of_each_quantity_and_precision() -> None:
     assert rows[0].headroom == math.inf
 
 
+@settings(deadline=None)
 @given(st.permutations(CALLS))
 def test_the_rows_do_not_depend_on_who_came_first(calls: list[Call]) -> None:
     assert [row.to_json() for row in closest_calls(calls)] == [row.to_json() for row in closest_calls(CALLS)]

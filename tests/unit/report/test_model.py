@@ -10,7 +10,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import regress.report
@@ -50,6 +50,7 @@ TOKENS = TokenTable(
 )
 
 
+@settings(deadline=None)
 @given(st.sampled_from(CALLS))
 def test_a_call_survives_json(found: Call) -> None:
     text = json.dumps(found.to_json())

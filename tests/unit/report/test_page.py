@@ -7,7 +7,7 @@ import math
 import re
 from html.parser import HTMLParser
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regress.compare.verdicts.verdict import Place, Status, Verdict, Worst
@@ -56,6 +56,7 @@ def figure(column: list[object] | None, row: int) -> float | None:
     return None if cell is None else float(str(cell).replace("Infinity", "inf"))
 
 
+@settings(deadline=None)
 @given(st.lists(CALLS, max_size=4))
 def test_the_data_restores_every_record_and_cannot_leave_its_script(calls: list[Call]) -> None:
     text = page_data(Report("x", calls))

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regress.compare.verdicts.verdict import Place, Status, Verdict, Worst
@@ -40,6 +40,7 @@ def calls(ranks: int, micros: int, wrong: int = -1) -> list[Call]:
     ]
 
 
+@settings(deadline=None)
 @given(
     st.integers(1, 64),
     st.integers(1, 12),

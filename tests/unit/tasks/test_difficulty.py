@@ -29,6 +29,7 @@ def test_complexity_belongs_to_the_problem_and_grows_with_the_levels(name: str, 
     assert means[0] < 2.0 < means[2] < means[4]
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.integers(1, 500), min_size=2, max_size=6, unique=True).map(sorted),
     st.integers(0, 600),

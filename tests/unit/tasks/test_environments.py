@@ -1,7 +1,7 @@
 """Environments: what they say, and what they may not do."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regress.errors import TaskError
@@ -17,6 +17,7 @@ def allowed_code(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRPO_REGRESS_ALLOW_CODE", "1")
 
 
+@settings(deadline=None)
 @given(words, st.text("abc? <", max_size=8))
 def test_the_checker_shows_what_is_right_and_nothing_else(answer: str, completion: str) -> None:
     problem = Problem("copy", "copy it", answer)

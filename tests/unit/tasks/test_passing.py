@@ -5,12 +5,13 @@ from __future__ import annotations
 from itertools import combinations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regress.tasks.passing import pass_at_k, pass_rate
 
 
+@settings(deadline=None)
 @given(st.lists(st.booleans(), min_size=1, max_size=8), st.data())
 def test_it_is_the_share_of_all_choices_of_k_that_hold_a_right_one(
     right: list[bool], data: st.DataObject

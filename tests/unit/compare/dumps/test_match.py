@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -31,6 +31,7 @@ def told(values: Mapping[tuple[str, SampleKey], float]) -> Any:
     return of
 
 
+@settings(deadline=None)
 @given(contents, contents, st.booleans())
 def test_every_sample_is_paired_once_or_reported(
     golden: list[tuple[int, ...]], actual: list[tuple[int, ...]], same_names: bool
@@ -51,6 +52,7 @@ def test_every_sample_is_paired_once_or_reported(
         assert all(tokens[0][to] == tokens[1][key] for key, to in found.golden_of.items())
 
 
+@settings(deadline=None)
 @given(contents, st.randoms(use_true_random=False))
 def test_the_order_of_samples_does_not_matter(content: list[tuple[int, ...]], random: Any) -> None:
     samples = named(content)
@@ -59,6 +61,7 @@ def test_the_order_of_samples_does_not_matter(content: list[tuple[int, ...]], ra
     assert found.golden_of == {sample.key: sample.key for sample in samples}
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(-5, 5), min_size=2, max_size=EXHAUSTIVE), st.randoms(use_true_random=False))
 def test_identical_rollouts_are_paired_at_the_least_distance(values: list[float], random: Any) -> None:
     count = len(values)

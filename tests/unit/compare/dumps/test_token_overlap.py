@@ -47,6 +47,7 @@ def test_any_two_cuts_of_a_tensor(data: st.DataObject, shape: tuple[int, ...], b
     assert sorted(seen) == whole.reshape(-1).tolist()
 
 
+@settings(deadline=None)
 @given(st.permutations(range(12)), st.integers(1, 11), st.integers(1, 4))
 def test_tokens_in_any_order_over_any_records(order: list[int], cut: int, width: int) -> None:
     values = np.arange(12.0 * width).reshape(12, width)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -45,6 +45,7 @@ def held(layouts: list[ShardLayout], values: NDArray[Any]) -> list[Shard]:
     ]
 
 
+@settings(deadline=None)
 @given(shards())
 def test_what_lies_nowhere_is_counted_and_the_first_named(
     given_shards: tuple[tuple[int, ...], list[ShardLayout]],
@@ -57,6 +58,7 @@ def test_what_lies_nowhere_is_counted_and_the_first_named(
     assert uncovered(shape, layouts) == ((len(free), int(free[0])) if len(free) else None)
 
 
+@settings(deadline=None)
 @given(shards())
 def test_every_element_of_several_ranks_is_compared(
     given_shards: tuple[tuple[int, ...], list[ShardLayout]],
@@ -84,6 +86,7 @@ def test_every_element_of_several_ranks_is_compared(
                 assert wrong == [str(element)]
 
 
+@settings(deadline=None)
 @given(shards())
 def test_parts_are_put_together_if_all_are_there(
     given_shards: tuple[tuple[int, ...], list[ShardLayout]],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regress.compare.dumps.bounds import Bounds
@@ -71,6 +71,7 @@ def test_the_last_row_that_matches_counts() -> None:
     assert (found.of("x").relative, found.of("y").relative) == (3.0, 2.0)
 
 
+@settings(deadline=None)
 @given(
     st.sampled_from(["*", "dense", "d*", "moe"]),
     st.sampled_from(["*", "float32", "float*", "bfloat16"]),
