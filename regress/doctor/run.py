@@ -19,7 +19,7 @@ from regress.engine.checkpoint.names import CURRICULUM_STATE
 
 
 class Found(Protocol):
-    """What a verb found or did."""
+    """Findings and actions of a verb."""
 
     @property
     def exit_code(self) -> int: ...

@@ -35,7 +35,7 @@ class Next:
 
 @dataclass
 class Scene:
-    """What the checks share.
+    """Files and facts that all checks share.
 
     Attributes:
         deep: files are read as a whole: hashes, and finite weights.

@@ -1,4 +1,4 @@
-"""What a run is trained on: its problems, the tokenizer that writes them, and the curriculum over them."""
+"""Material that a run is trained on: its problems, the tokenizer that writes them, and the curriculum over them."""
 
 from __future__ import annotations
 

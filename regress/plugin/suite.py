@@ -181,7 +181,8 @@ class Suite:
             ConfigError: if a pattern finds nothing, or none of the variants is replayed on any of the cases, or a
                 tolerance is set for what nobody recorded.
         """
-        from regress.replay.variants import Extent, select
+        from regress.replay.expression import select
+        from regress.replay.variants import Extent
 
         if self.overrides.rows:
             self.overrides.check(self.cases)

@@ -7,11 +7,22 @@ from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 
 from regress.errors import ConfigError
-from regress.replay.variants import select
 
 _TOKEN = re.compile(r"\s*(\(|\)|[^\s()]+)")
 _WORDS = ("and", "or", "not")
 Test = Callable[[str], bool]
+
+
+def select(names: Iterable[str], pattern: str) -> list[str]:
+    """Return names that match a comma-separated list of patterns, in order; raises `ConfigError` for none."""
+    known = list(names)
+    patterns = [part.strip() for part in pattern.split(",") if part.strip()]
+    found = [name for name in known if any(fnmatchcase(name, part) for part in patterns)]
+    if not found:
+        raise ConfigError(
+            f"{pattern!r} matches none of {', '.join(known)}; give a name, or a pattern such as 'packed*'"
+        )
+    return found
 
 
 def choose(names: Iterable[str], text: str) -> list[str]:

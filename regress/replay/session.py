@@ -21,13 +21,13 @@ from regress.golden.store import GoldenStore
 from regress.replay.adapter import Adapter, project_adapter
 from regress.replay.cache import ReplayCache
 from regress.replay.configure import replay_config
-from regress.replay.expression import choose
+from regress.replay.expression import choose, select
 from regress.replay.launch import Launch
 from regress.replay.matrix import Replay, replays
 from regress.replay.outcome import ReplayOutcome
 from regress.replay.parts import overrides_of
 from regress.replay.table import project_variants
-from regress.replay.variants import EVERY, TIERS, Extent, Variant, select
+from regress.replay.variants import EVERY, TIERS, Extent, Variant
 from regress.replay.workspace import Workspace
 from regress.report.call import Call
 from regress.report.tokens import TokenTable

@@ -12,8 +12,6 @@ from enum import StrEnum
 from fnmatch import fnmatchcase
 from typing import Any
 
-from regress.errors import ConfigError
-
 
 class Precision(StrEnum):
     """Precision that a replay computes in.
@@ -394,15 +392,3 @@ VARIANTS: Mapping[str, Variant] = _rows(
     _resumed(2, "shards of experts put together", "moe", name="-from-ep2", before={"parallel.ep": 2}),
 )
 """Variants on one process, by name."""
-
-
-def select(names: Iterable[str], pattern: str) -> list[str]:
-    """Return names that match a comma-separated list of patterns, in order; raises `ConfigError` for none."""
-    known = list(names)
-    patterns = [part.strip() for part in pattern.split(",") if part.strip()]
-    found = [name for name in known if any(fnmatchcase(name, part) for part in patterns)]
-    if not found:
-        raise ConfigError(
-            f"{pattern!r} matches none of {', '.join(known)}; give a name, or a pattern such as 'packed*'"
-        )
-    return found

@@ -30,7 +30,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Rules:
-    """What all stages have in common.
+    """Settings that all stages share.
 
     Attributes:
         max_rounds: rounds through all stages.

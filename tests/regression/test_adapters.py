@@ -35,7 +35,7 @@ LAYER = "activations model.layers.0"
 def verdicts(
     variant: Variant, folder: Path, *, launch: Any = None, steps: int | None = None
 ) -> list[Verdict]:
-    """What is wrong with a replay, in order."""
+    """Return what is wrong with a replay, in order."""
     chosen = Replay(GoldenStore(GOLDEN).case(CASE), variant, Precision.FLOAT64)
     dump = replay(chosen.case, variant, Precision.FLOAT64, folder, launch=launch, steps=steps)
     plan = [update for update in chosen.plan if steps is None or update.step < steps]

@@ -16,7 +16,7 @@ TAGS = {"rollouts/returns_mean": REWARDS, "eval_avg_test_pass_rate": RATES}
 
 
 def points(folder: Path, tag: str) -> list[tuple[int, float]]:
-    """What a reader of the event files in a folder shows."""
+    """Return what a reader of the event files in a folder shows."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0})

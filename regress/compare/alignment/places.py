@@ -134,7 +134,7 @@ def placed(
 
 
 class Told(NamedTuple):
-    """What records tell of the tokens of a frame.
+    """Token ids and loss tokens of a frame, as records tell them.
 
     Attributes:
         ids: ``[frame.size]`` token ids, or None.

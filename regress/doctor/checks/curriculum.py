@@ -50,7 +50,7 @@ def _check_file(scene: Scene, path: str, *, within: bool) -> Iterator[Issue]:
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong with a state: type of the finding, the rest of a sentence, and what proves it."""
+    """Yield each defect of a state: type of the finding, the rest of a sentence, and what proves it."""
 
     type: str
     text: str

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from peft import LoraConfig
 
 PREFIX = "base_model.model."
-"""What peft writes before the names of parameters in an adapter's file."""
+"""Prefix that peft writes before the names of parameters in an adapter's file."""
 
 
 def add_adapter(model: PreTrainedModel, settings: LoraConfig, *, seed: int, stated: str) -> None:

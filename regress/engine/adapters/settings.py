@@ -49,7 +49,7 @@ _HARMLESS = frozenset(
 def require_peft(stated: str) -> None:
     """Raise `ConfigError` if peft is not installed; ``stated`` is the key and value that need it."""
     try:
-        import peft  # noqa: F401
+        import peft  # noqa: F401  # only whether it can be imported counts
     except ImportError as error:
         raise ConfigError(
             f"{stated} needs peft, which is not installed ({reason(error)}); install it with pip install "
@@ -180,9 +180,9 @@ def _require_known(tree: Mapping[str, Any], stated: str) -> None:
             )
 
 
-def _whole(value: float) -> int:
+def _whole(value: float) -> Any:
     """Return a whole number as peft writes it; peft's annotation leaves other numbers out, its code does not."""
-    return int(value) if value == int(value) else value  # type: ignore[return-value]
+    return int(value) if value == int(value) else value
 
 
 def _told(value: Any) -> str:

@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from regress.dump.arrays import to_torch
 from regress.dump.continuation import Place, Position, StartingPlace
@@ -159,12 +160,12 @@ def _restore_reference(run: Run, reader: DumpReader, state: CheckpointState) -> 
 
 def _restore_scheduler(run: Run, state: CheckpointState) -> None:
     """Go on at the same update of the schedule, which a new ``max_steps`` may have stretched."""
-    scheduler, made = run.trainer.scheduler, int(state.scheduler["updates"])
+    scheduler: Any = run.trainer.scheduler  # a LambdaLR; torch annotates no lr_lambdas on its base
+    made = int(state.scheduler["updates"])
     scheduler.last_epoch = made
     scheduler._step_count = made + 1
     rates = [
-        base * function(made)
-        for base, function in zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)  # type: ignore[attr-defined]
+        base * function(made) for base, function in zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
     ]
     for group, rate in zip(scheduler.optimizer.param_groups, rates, strict=True):
         group["lr"] = rate

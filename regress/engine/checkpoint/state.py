@@ -41,7 +41,7 @@ class DumpPosition:
 
 @dataclass(frozen=True)
 class CheckpointState:
-    """What a checkpoint tells besides its tensors.
+    """Facts that a checkpoint holds besides its tensors.
 
     Attributes:
         path: directory of the checkpoint.

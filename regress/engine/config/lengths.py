@@ -31,7 +31,7 @@ CHOICE: KeyPath = ("data", "length_allocation_strategy")
 PARTS: tuple[KeyPath, KeyPath] = (("data", "max_prompt_length"), ("data", "max_completion_length"))
 
 _RANKS = {DEFAULT: 0, PRESET: 0, FILE: 1, ENVIRONMENT: 2, COMMAND_LINE: 2}
-"""What is given with the command counts alike: its lengths must fit its ``data.max_seq_length``."""
+"""Sources given with the command count alike: their lengths must fit their ``data.max_seq_length``."""
 
 
 def apply_length_variables(environ: Mapping[str, str], store: Store) -> None:

@@ -146,7 +146,7 @@ def _dead_process() -> int:
 
 
 def _foreign(run: Run) -> None:
-    """What Hugging Face's Trainer leaves: no state of ours, no manifest, pickled optimizer."""
+    """Lay what Hugging Face's Trainer leaves: no state of ours, no manifest, pickled optimizer."""
     for step in STEPS:
         for name in ("regress_state.json", "manifest.json", "curriculum_state.json"):
             (run.checkpoint(step) / name).unlink()

@@ -93,7 +93,7 @@ class Run:
             self.seal(path.parent)
 
     def tracking(self, step: int) -> dict[str, Any]:
-        """What trackers had when the run was at a step."""
+        """Return what trackers had when the run was at a step."""
         place = {"segment": 0, "sequence": step, "step": step, "update": None, "resumed_from": None}
         names = {"run_id": RUN_ID, "run_name": "prepared", "project": "prepared", "trackers": {}}
         return {"schema_version": 1, "time": 1.0, **place, **names}

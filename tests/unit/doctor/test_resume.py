@@ -78,7 +78,7 @@ HARMLESS = {
     *("no_manifest", "torn_tracking_state", "torn_curriculum_state", "curriculum_stage_is_a_list"),
     *("curriculum_lacks_its_stage", "curriculum_stage_without_threshold"),
 }
-"""What the next process passes over or mends itself."""
+"""Damage that the next process passes over or mends itself."""
 REPAIRABLE = [pytest.param(case, id=case.name) for case in BROKEN if case.after != LEFT]
 
 

@@ -130,7 +130,7 @@ def event(callback: EnhancedInferenceCallback, name: str, state: TrainerState, *
 
 
 def trained(callback: EnhancedInferenceCallback, steps: int, **more: Any) -> TrainerState:
-    """What a trainer calls in so many steps."""
+    """Call a callback as a trainer does in so many steps."""
     state = TrainerState()
     event(callback, "on_train_begin", state, **more)
     for state.global_step in range(1, steps + 1):

@@ -360,7 +360,7 @@ def test_a_mode_that_wandb_does_not_know_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_resume_goes_on_in_the_same_run_as_a_new_segment(tmp_path: Path, memory: type[Memory]) -> None:
-    """What the first process had logged beyond its checkpoint is logged again, and read once."""
+    """Rows that the first process logged beyond its checkpoint are logged again, and read once."""
     first = Run(tmp_path).open()
     for step in range(3):
         first.log({"a": float(step)}, step=step)

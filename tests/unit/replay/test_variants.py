@@ -9,10 +9,11 @@ import pytest
 from regress.engine.config import load_config
 from regress.errors import ConfigError
 from regress.replay.configure import overlaid
+from regress.replay.expression import select
 from regress.replay.layouts import LAYOUTS
 from regress.replay.rows import flat, parse_variants
 from regress.replay.table import project_variants
-from regress.replay.variants import VARIANTS, Precision, Variant, select
+from regress.replay.variants import VARIANTS, Precision, Variant
 
 
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=lambda variant: variant.name)
