@@ -70,8 +70,9 @@ class Datum:
 
     Attributes:
         tokens: ``[T]`` int64, input of the model.
-        inputs: arrays of the loss by name, ``[T]`` each: ``target_tokens`` (int64; ``-100`` is left out of the loss) and,
-            as the loss needs them, ``logprobs``, ``advantages``, ``weights``, ``loss_mask``, ``surrogate_weights``.
+        inputs: arrays of the loss by name, ``[T]`` each: ``target_tokens`` (int64; ``-100`` is left out of the
+            loss) and, as the loss needs them, ``logprobs``, ``advantages``, ``weights``, ``loss_mask``,
+            ``surrogate_weights``.
         id: the client's own name of the datum.
     """
 
@@ -113,7 +114,7 @@ class PassResult:
 
 @dataclass(frozen=True)
 class AdamParams:
-    """AdamW settings of one optimizer step; ``grad_clip_norm`` of 0 leaves the gradient. The wires have the defaults."""
+    """AdamW settings of one optimizer step; ``grad_clip_norm`` of 0 leaves the gradient. Defaults are the wires'."""
 
     learning_rate: float
     beta1: float
