@@ -261,7 +261,12 @@ class Service(Protocol):
     """
 
     def models_offered(self) -> Sequence[OfferedModel]: ...
-    def create_session(self, metadata: Json) -> str: ...
+    def create_session(self, metadata: Json) -> str:
+        """Return the id, without ``:`` and ``/``, of a new session; ``metadata`` is kept with it, over a restart, too."""
+
+    def session_metadata(self, session_id: str) -> Json:
+        """Return what the session was created with; its ``owner`` names the API key that its models belong to."""
+
     def touch_session(self, session_id: str) -> None: ...
     def finish_session(self, session_id: str) -> None: ...
     def create_model(self, session_id: str, number: int, spec: ModelSpec) -> Operation:
@@ -293,7 +298,7 @@ class Service(Protocol):
     def create_sampler(
         self, session_id: str, number: int, *, path: str | None, base_model: str | None
     ) -> str:
-        """Return the id of a sampler of saved weights, or of a base model's."""
+        """Return ``<session_id>:sample:<number>``, sampler of saved weights or of a base model; again: the same one."""
 
     def sample(self, sampler_id: str, request: SamplingRequest) -> Operation:
         """The result is a `SamplingResult`."""
