@@ -230,6 +230,16 @@ class OfferedModel:
     max_context_length: int
 
 
+@dataclass(frozen=True)
+class SamplerInfo:
+    """Facts about a sampler; ``path`` is that of its `Saved` weights, None for those of the base model."""
+
+    sampler_id: str
+    base_model: str
+    path: str | None
+    tokenizer: str
+
+
 class Status(Enum):
     """State of an operation; the last two are final."""
 
@@ -300,6 +310,7 @@ class Service(Protocol):
     ) -> str:
         """Return ``<session_id>:sample:<number>``, sampler of saved weights or of a base model; again: the same one."""
 
+    def sampler_info(self, sampler_id: str) -> SamplerInfo: ...
     def sample(self, sampler_id: str, request: SamplingRequest) -> Operation:
         """The result is a `SamplingResult`."""
 
