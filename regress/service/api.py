@@ -231,6 +231,16 @@ class OfferedModel:
     max_context_length: int
 
 
+@dataclass(frozen=True)
+class SamplerInfo:
+    """Facts about a sampler; ``path`` is that of its `Saved` weights, None for those of the base model."""
+
+    sampler_id: str
+    base_model: str
+    path: str | None
+    tokenizer: str
+
+
 class Status(Enum):
     """State of an operation; the last two are final."""
 
@@ -262,7 +272,12 @@ class Service(Protocol):
     """
 
     def models_offered(self) -> Sequence[OfferedModel]: ...
-    def create_session(self, metadata: Json) -> str: ...
+    def create_session(self, metadata: Json) -> str:
+        """Return the id, without ``:`` and ``/``, of a new session; ``metadata`` is kept with it, over a restart, too."""
+
+    def session_metadata(self, session_id: str) -> Json:
+        """Return what the session was created with; its ``owner`` names the API key that its models belong to."""
+
     def touch_session(self, session_id: str) -> None: ...
     def finish_session(self, session_id: str) -> None: ...
     def create_model(self, session_id: str, number: int, spec: ModelSpec) -> Operation:
@@ -294,8 +309,9 @@ class Service(Protocol):
     def create_sampler(
         self, session_id: str, number: int, *, path: str | None, base_model: str | None
     ) -> str:
-        """Return the id of a sampler of saved weights, or of a base model's."""
+        """Return ``<session_id>:sample:<number>``, sampler of saved weights or of a base model; again: the same one."""
 
+    def sampler_info(self, sampler_id: str) -> SamplerInfo: ...
     def sample(self, sampler_id: str, request: SamplingRequest) -> Operation:
         """The result is a `SamplingResult`."""
 
