@@ -70,8 +70,9 @@ class Datum:
 
     Attributes:
         tokens: ``[T]`` int64, input of the model.
-        inputs: arrays of the loss by name, ``[T]`` each: ``target_tokens`` (int64; ``-100`` is left out of the loss)
-            and, as the loss needs them, ``logprobs``, ``advantages``, ``weights``, ``loss_mask``, ``surrogate_weights``.
+        inputs: arrays of the loss by name, ``[T]`` each: ``target_tokens`` (int64; ``-100`` is left out of the
+            loss) and, as the loss needs them, ``logprobs``, ``advantages``, ``weights``, ``loss_mask``,
+            ``surrogate_weights``.
         id: the client's own name of the datum.
     """
 
@@ -113,7 +114,7 @@ class PassResult:
 
 @dataclass(frozen=True)
 class AdamParams:
-    """AdamW settings of one optimizer step; ``grad_clip_norm`` of 0 leaves the gradient; wires have the defaults."""
+    """AdamW settings of one optimizer step; ``grad_clip_norm`` of 0 leaves the gradient. Defaults are the wires'."""
 
     learning_rate: float
     beta1: float
@@ -272,7 +273,7 @@ class Service(Protocol):
 
     def models_offered(self) -> Sequence[OfferedModel]: ...
     def create_session(self, metadata: Json) -> str:
-        """Return the id, without ``:`` and ``/``, of a new session, which keeps ``metadata``, over a restart, too."""
+        """Return the id of a new session, without ``:`` and ``/``; ``metadata`` is kept with it over a restart."""
 
     def session_metadata(self, session_id: str) -> Json:
         """Return what the session was created with; its ``owner`` names the API key that its models belong to."""
