@@ -19,7 +19,7 @@ from regress.dump.metrics_file import metrics_of, read_metrics
 from regress.dump.reader import DumpReader
 from regress.engine.checkpoint import latest
 from regress.errors import RankError
-from regress.replay.pool import RankPool
+from regress.parallel.launch.pool import RankPool
 
 SMALL = (
     "task.train_size=12",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from regress.errors import ConfigError, RankError, ReplayError
-from regress.replay.launch import Launch
+from regress.parallel.launch.launchers import Launch
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "accelerate"])
