@@ -69,7 +69,8 @@ def _temperature(c: Config) -> str | None:
         return None
     return (
         f"rollout_worker.temperature={c.rollout_worker.temperature:g} would also have to divide the logits of the "
-        "policy that is trained, which the protocols of trainer.type=remote cannot say; set rollout_worker.temperature=1."
+        "policy that is trained, which the protocols of trainer.type=remote cannot say; set "
+        "rollout_worker.temperature=1."
     )
 
 

@@ -58,7 +58,7 @@ class RemoteModel(Protocol):
     def forward_backward(self, data: Sequence[Datum], loss: str, config: LossConfig) -> PassResult:
         """Add the gradient of a loss that the service knows to those since the last step."""
 
-    def backward(self, data: Sequence[Datum], gradients: Sequence[Array]) -> PassResult:
+    def backward(self, data: Sequence[Datum], gradients: Sequence[Array], config: LossConfig) -> PassResult:
         """Add the gradient of a loss whose derivative by each log-prob is given, ``[T]`` a datum."""
 
     def optim_step(self, params: AdamParams) -> Mapping[str, float]:

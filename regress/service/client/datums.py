@@ -74,9 +74,7 @@ def loss_token_values(micro: Microbatch, outputs: Sequence[Array], dtype: torch.
 def gradients_of(micro: Microbatch, gradient: Tensor) -> list[Array]:
     """Return the derivative of the loss by each log-prob, ``[K]``, as ``[T]`` float32 values of each datum."""
     grid = _grid(micro, gradient)
-    return [
-        grid[place.row, place.column + 1 : place.column + place.length] for place in rows_of(micro)
-    ]
+    return [grid[place.row, place.column + 1 : place.column + place.length] for place in rows_of(micro)]
 
 
 def _grid(micro: Microbatch, values: Tensor) -> Array:

@@ -1,8 +1,8 @@
 """Files of the remote API mode: prepared trajectories, datums and metrics of training, under NexRL's names and keys.
 
-``prepared_trajectories`` has a file for every rollout step. ``datums`` and ``training_metrics`` have one for every optimizer
-update, under the number of updates before it, which is the step of the service's own dumps; with one update a rollout
-both numbers are the same. Source: NexRL v1.4.0, ``nexrl/utils/data_dumper.py``.
+``prepared_trajectories`` has a file for every rollout step. ``datums`` and ``training_metrics`` have one for every
+optimizer update, under the number of updates before it, which is the step of the service's own dumps; with one update
+a rollout both numbers are the same. Source: NexRL v1.4.0, ``nexrl/utils/data_dumper.py``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ class RemoteDumps:
 
     def __init__(self, config: Config) -> None:
         debug = config.debug
-        self._wanted = {n for n in TYPES if debug.enable_data_dump and getattr(debug.remote_api_dump_options, n)}
+        self._wanted = {
+            n for n in TYPES if debug.enable_data_dump and getattr(debug.remote_api_dump_options, n)
+        }
         self._every = debug.dump_every_n_steps
         self._suffix = "jsonl" if debug.dump_format == "jsonl" else "pt"
         self.folder: Location | None = None
@@ -67,7 +69,9 @@ class RemoteDumps:
         payload["advantages"] = [_of_sample(values) for values in rows]
         self._write("prepared_trajectories", step, payload)
 
-    def datums(self, step: int, update: int, data: Sequence[Datum], loss: str, settings: Mapping[str, Any]) -> None:
+    def datums(
+        self, step: int, update: int, data: Sequence[Datum], loss: str, settings: Mapping[str, Any]
+    ) -> None:
         """Write what one update's gradient came from, sent as it is written."""
         if not self._on("datums", step):
             return
@@ -76,7 +80,12 @@ class RemoteDumps:
         self._write("datums", update, {"num_datums": len(items), "datums": items, "extra_info": extra})
 
     def metrics(
-        self, step: int, update: int, result: PassResult, optimizer: Mapping[str, float], own: Mapping[str, float]
+        self,
+        step: int,
+        update: int,
+        result: PassResult,
+        optimizer: Mapping[str, float],
+        own: Mapping[str, float],
     ) -> None:
         """Write the metrics that the service returned for one update; those of the optimizer go beside them."""
         if not self._on("training_metrics", step):
@@ -104,7 +113,9 @@ class RemoteDumps:
         try:
             _put(path, below, data)
         except OSError as error:
-            raise DumpError(f"{path} cannot be written ({reason(error)}); choose another debug.dump_dir") from error
+            raise DumpError(
+                f"{path} cannot be written ({reason(error)}); choose another debug.dump_dir"
+            ) from error
 
 
 def _put(path: Location, folder: Location, data: bytes) -> None:

@@ -1,7 +1,7 @@
 """Losses of the wires: which objective one of them is, and which need the custom loss.
 
-The wires' losses are sums over tokens. Aggregation, denominators and the sampler's correction are factors of a token, so
-they go into its advantage: all of these losses are linear in it, ppo as long as the factor is not negative.
+The wires' losses are sums over tokens. Aggregation, denominators and the sampler's correction are factors of a token,
+so they go into its advantage: all of these losses are linear in it, ppo as long as the factor is not negative.
 """
 
 from __future__ import annotations
@@ -63,7 +63,10 @@ def datum_values(part: LossTokens, objective: Objective) -> dict[str, Tensor]:
     factor = part.weights.double() * part.advantages.double()
     old, sampler = part.old_log_probs, part.sampler_log_probs
     if objective.sampler_correction != "none" and old is not None and sampler is not None:
-        factor = factor * sampler_weights(old, sampler, part.sequence, part.num_sequences, objective, alone).double()
+        factor = (
+            factor
+            * sampler_weights(old, sampler, part.sequence, part.num_sequences, objective, alone).double()
+        )
     return {"advantages": factor.float()} | ({} if old is None else {"logprobs": old})
 
 
@@ -82,13 +85,13 @@ def entropy_coefficient(objective: Objective, weights: Tensor, wire: str, direct
     if wire != "weaver" or not direct:
         raise ConfigError(
             f"{stated} cannot be sent beside a loss that is computed here from log-probs alone; set "
-            "algorithm.entropy_coef=0, or an algorithm whose loss Weaver's protocol names (token-level ratios, no KL in "
-            "the loss)"
+            "algorithm.entropy_coef=0, or an algorithm whose loss Weaver's protocol names (token-level ratios, no KL "
+            "in the loss)"
         )
     if len(weights) and float(weights.min()) != float(weights.max()):
         raise ConfigError(
-            f"{stated} with algorithm.aggregation={objective.aggregation} weighs the entropies of tokens differently, and "
-            "Weaver's protocol has one entropy_coeff for all; set algorithm.aggregation=token-mean or "
+            f"{stated} with algorithm.aggregation={objective.aggregation} weighs the entropies of tokens differently, "
+            "and Weaver's protocol has one entropy_coeff for all; set algorithm.aggregation=token-mean or "
             "algorithm.entropy_coef=0"
         )
     return objective.entropy_coef * float(weights[0]) if len(weights) else objective.entropy_coef

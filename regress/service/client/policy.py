@@ -64,6 +64,8 @@ class RemoteUpdate:
     """
 
     backward_scale = 1.0
+    computes_losses = True
+    sums_gradients = False
 
     def __init__(
         self,
@@ -92,10 +94,14 @@ class RemoteUpdate:
             return self._custom(microbatches, loss)
         data = [datums_of(micro, self._values(micro)) for micro in microbatches]
         whole = [datum for part in data for datum in part]
-        self._finish(whole, self._model.forward_backward(whole, self._loss.name, {**self._loss.config, **self._config}))
+        self._finish(
+            whole, self._model.forward_backward(whole, self._loss.name, {**self._loss.config, **self._config})
+        )
         assert self.result is not None
         results = []
-        for index, (micro, log_probs) in enumerate(zip(microbatches, split(microbatches, self.result), strict=True)):
+        for index, (micro, log_probs) in enumerate(
+            zip(microbatches, split(microbatches, self.result), strict=True)
+        ):
             with at(micro=index):
                 results.append(loss(micro, TokenLogProbs(log_probs, None))[1])
         return results
@@ -106,7 +112,9 @@ class RemoteUpdate:
         results = []
         forward = self._model.forward(data)
         self._refuse_nan(forward)
-        for index, (micro, log_probs) in enumerate(zip(microbatches, split(microbatches, forward), strict=True)):
+        for index, (micro, log_probs) in enumerate(
+            zip(microbatches, split(microbatches, forward), strict=True)
+        ):
             leaf = log_probs.requires_grad_()
             with at(micro=index):
                 share, result = loss(micro, TokenLogProbs(leaf, None))
@@ -117,7 +125,7 @@ class RemoteUpdate:
             replace(datum, inputs={**datum.inputs, "surrogate_weights": values})
             for datum, values in zip(data, gradients, strict=True)
         ]
-        self._finish(sent, self._model.backward(data, gradients))
+        self._finish(sent, self._model.backward(data, gradients, self._config))
         return results
 
     def _refuse_nan(self, result: PassResult) -> None:
@@ -129,8 +137,8 @@ class RemoteUpdate:
         for index, output in enumerate(result.outputs):
             if not np.isfinite(output["logprobs"]).all():
                 raise NotFinite(
-                    f"the service returned log-probs of datum {index} that are not finite, so no update was made; lower "
-                    "optimizer.learning_rate, or look at the service's forward_data"
+                    f"the service returned log-probs of datum {index} that are not finite, so no update was made; "
+                    "lower optimizer.learning_rate, or look at the service's forward_data"
                 )
 
     def _finish(self, data: Sequence[Datum], result: PassResult) -> None:
@@ -138,7 +146,7 @@ class RemoteUpdate:
         self._sent(data, result)
 
     def _values(self, micro: Microbatch) -> dict[str, Tensor]:
-        """Return what a datum tells of its loss tokens: advantages times all factors of the token, and old log-probs."""
+        """Return what a datum tells of its loss tokens: advantages times every factor, and old log-probs."""
         part = self._tokens.select(micro.select, micro.sequence, len(micro.sample_ids))
         return datum_values(part, self._objective)
 

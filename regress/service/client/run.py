@@ -86,7 +86,9 @@ def build(
         prompts,
         origin,
         vocabulary=len(tokenizer),
-        sampler=lambda: ServiceRolloutWorker(current, **sampling_settings(config, tokenizer, material.dialogue)),
+        sampler=lambda: ServiceRolloutWorker(
+            current, **sampling_settings(config, tokenizer, material.dialogue)
+        ),
     )
     meta = step_meta(origin, prompts)
     recorders: dict[str, Recorder] = {}
@@ -149,4 +151,9 @@ def _reference(
 
 def _save(model: RemoteModel) -> Mapping[str, Any]:
     path = model.save("final", optimizer=False)
-    return {"wire": model.wire, "model_id": model.opened.model_id, "base_model": model.opened.base_model, "path": path}
+    return {
+        "wire": model.wire,
+        "model_id": model.opened.model_id,
+        "base_model": model.opened.base_model,
+        "path": path,
+    }

@@ -12,7 +12,8 @@ from torch.optim import Optimizer
 
 from regress.engine.config.schema import OptimizerConfig
 from regress.engine.metrics import Values
-from regress.engine.step import StepOutcome, accumulate
+from regress.engine.passes import accumulate
+from regress.engine.step import StepOutcome
 from regress.engine.trainer import AfterUpdate, MiniBatch, Trainer, UnfinishedStep, nothing
 from regress.service.api import AdamParams, Datum, PassResult
 from regress.service.client.dumps import RemoteDumps
@@ -32,7 +33,7 @@ class RemoteAdamW(Optimizer):
         super().__init__([placeholder], {"lr": config.learning_rate})
         self._config = config
 
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # no closure is ever called
         """Do nothing."""
 
     def params(self) -> AdamParams:
@@ -86,7 +87,12 @@ class RemoteTrainer(Trainer):
         settings = self._settings(mini, direct is not None)
         sent: list[tuple[Sequence[Datum], PassResult]] = []
         update = RemoteUpdate(
-            self.policy, mini.tokens, objective, direct, settings, lambda data, result: sent.append((data, result))
+            self.policy,
+            mini.tokens,
+            objective,
+            direct,
+            settings,
+            lambda data, result: sent.append((data, result)),
         )
         part = accumulate(
             update,
@@ -98,12 +104,16 @@ class RemoteTrainer(Trainer):
         data, result = sent[0]
         name = "surrogate" if direct is None else direct.name
         if self.dumps is not None:
-            self.dumps.datums(self._step, self.updates, data, name, {**(direct.config if direct else {}), **settings})
+            self.dumps.datums(
+                self._step, self.updates, data, name, {**(direct.config if direct else {}), **settings}
+            )
         if part.problem is not None:
             raise part.problem
         assert isinstance(self.optimizer, RemoteAdamW)
         metrics = self.policy.model.optim_step(self.optimizer.params())
-        loss, terms = _with_entropy(part.loss, part.terms, result) if objective.entropy_coef else (part.loss, part.terms)
+        loss, terms = part.loss, part.terms
+        if objective.entropy_coef:
+            loss, terms = _with_entropy(loss, terms, result)
         outcome = StepOutcome(loss, _grad_norm(metrics), part.metrics, terms=terms)
         if self.dumps is not None:
             own = {"loss": part.loss, **{key: metric.value for key, metric in part.metrics.items()}}
@@ -126,7 +136,7 @@ class RemoteTrainer(Trainer):
 def _with_entropy(
     own: float, terms: Mapping[str, float], result: PassResult
 ) -> tuple[float, dict[str, float]]:
-    """Return the loss with its entropy term, which only the service can tell: its own loss less what was computed here."""
+    """Return the loss with its entropy term, which the service alone can tell: its loss less ours."""
     whole = result.metrics.get("loss:sum", math.nan)
     return whole, {**terms, "entropy": whole - own}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,10 +24,39 @@ SLOW_READ = 60.0
 class Reply:
     """Answer of the service with a status of success, or one that the caller expects."""
 
-    status: int
-    type: str
-    content: bytes
-    json: Callable[[], Any]
+    response: httpx.Response
+    endpoint: Endpoint
+
+    @property
+    def status(self) -> int:
+        """HTTP status."""
+        return self.response.status_code
+
+    @property
+    def type(self) -> str:
+        """Media type of the content."""
+        return str(self.response.headers.get("content-type", ""))
+
+    @property
+    def content(self) -> bytes:
+        """Body as it is."""
+        return self.response.content
+
+    def json(self) -> Any:
+        """Return the body as a tree.
+
+        Raises:
+            ServiceError: if it is no JSON.
+        """
+        try:
+            return self.response.json()
+        except ValueError as error:
+            raise ServiceError(
+                f"the service at {self.endpoint.shown} answered with no JSON; is this the address of a "
+                f"{self.endpoint.wire} service?",
+                code="unexpected_reply",
+                category="server",
+            ) from error
 
 
 class Transport:
@@ -102,24 +131,12 @@ class Transport:
                     raise self._unreachable(error) from error
             else:
                 if found.is_success or found.status_code in expected:
-                    kind = found.headers.get("content-type", "")
-                    return Reply(found.status_code, kind, found.content, lambda: self._json(found))
+                    return Reply(found, self._endpoint)
                 busy = found.status_code == 429 or (found.status_code >= 500 and repeatable)
                 if last or not busy:
                     raise self._refused(path, found)
             time.sleep(PAUSE * 2**attempt)
         raise AssertionError
-
-    def _json(self, found: httpx.Response) -> Any:
-        try:
-            return found.json()
-        except ValueError as error:
-            raise ServiceError(
-                f"the service at {self._endpoint.shown} answered with no JSON; is this the address of a "
-                f"{self._endpoint.wire} service?",
-                code="unexpected_reply",
-                category="server",
-            ) from error
 
     def _unreachable(self, error: Exception) -> ServiceError:
         wire = self._endpoint.wire

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from regress.service.api import (
 from regress.service.client.backend import LossConfig, Opened
 from regress.service.client.settings import Endpoint
 from regress.service.client.transport import Transport
+from regress.service.client.waiting import Deadline, only_one
 
 API = "/api/v1"
 POLL = 0.005
@@ -92,26 +94,20 @@ class WeaverModel:
     def save(self, name: str, *, optimizer: bool) -> str:
         """Save the weights, perhaps with the state of the optimizer, and return the path of the save."""
         kind = "weight_and_optimizer" if optimizer else "weight"
-        return str(_inner(self._done(self._post(f"{self._path}/checkpoints", {"type": kind, "name": name})))["path"])
+        return str(
+            _inner(self._done(self._post(f"{self._path}/checkpoints", {"type": kind, "name": name})))["path"]
+        )
 
     def close(self) -> None:
         """End the session with the service; nothing that was saved is lost."""
         self._stopped.set()
-        try:
+        with suppress(ServiceError):  # the service forgets it by itself
             self.http.post(f"{self._path}/terminate", {}, expected=(404, 405))
-        except ServiceError:
-            pass  # the service forgets it by itself
         self.http.close()
 
     def _only_model(self) -> str:
         items = self.http.get(f"{API}/supported-models?limit=100&offset=0").json().get("items") or []
-        names = [str(item["name"]) for item in items]
-        if len(names) != 1:
-            raise ServiceError(
-                f"the service at {self._endpoint.shown} offers {', '.join(names) or 'no models'}; set "
-                "service.weaver_service.base_model to one of them"
-            )
-        return names[0]
+        return only_one([str(item["name"]) for item in items], self._endpoint)
 
     def _create(self, base: str) -> Opened:
         rank = self._endpoint.lora_rank
@@ -133,10 +129,14 @@ class WeaverModel:
 
     def _pass(self, kind: str, data: Sequence[Datum], loss: str, config: LossConfig) -> PassResult:
         names = INPUTS.get(loss, RATIO_INPUTS)
-        given = {"loss_fn": loss, "data": [_datum(datum, names) for datum in data]}
+        given: dict[str, Any] = {"loss_fn": loss, "data": [_datum(datum, names) for datum in data]}
         if config:
             given["loss_fn_config"] = dict(config)
-        body = {"model_id": self.opened.model_id, "seq_id": self._next(), "tensor_transport": "default"}
+        body: dict[str, Any] = {
+            "model_id": self.opened.model_id,
+            "seq_id": self._next(),
+            "tensor_transport": "default",
+        }
         body[f"{kind}_input"] = given
         route = "forward-passes" if kind == "forward" else "forward-backward-passes"
         found = _inner(self._done(self._post(f"{self._path}/{route}", {"payload": body})))
@@ -151,7 +151,9 @@ class WeaverModel:
         return self._sequence
 
     def _post(self, path: str, body: Any) -> Any:
-        return self.http.post(path, body, repeatable="seq_id" in body or "seq_id" in body.get("payload", {})).json()
+        return self.http.post(
+            path, body, repeatable="seq_id" in body or "seq_id" in body.get("payload", {})
+        ).json()
 
     def _done(self, operation: Mapping[str, Any]) -> Mapping[str, Any]:
         """Wait for an operation, and return its response.
@@ -159,15 +161,9 @@ class WeaverModel:
         Raises:
             ServiceError: if it failed, or takes longer than the configured time.
         """
-        deadline, pause = time.monotonic() + self._endpoint.timeout, POLL
+        deadline, pause = Deadline(self._endpoint), POLL
         while operation["status"] not in ("done", "error"):
-            if time.monotonic() > deadline:
-                raise ServiceError(
-                    f"the service at {self._endpoint.shown} has not finished an operation within "
-                    f"{self._endpoint.timeout:g} seconds; raise service.weaver_service.timeout, or look at its log",
-                    code="timeout",
-                    category="server",
-                )
+            deadline.check()
             time.sleep(pause)
             pause = min(pause * 1.5, SLOWEST_POLL)
             operation = self.http.get(f"{API}/operations/{operation['id']}").json()
@@ -207,7 +203,9 @@ class WeaverSampler:
 
     def prompt_logprobs(self, prompts: Sequence[Array]) -> list[Array]:
         """Return the ``[P]`` log-probs of each prompt's tokens, NaN first."""
-        posted = [self._model.http.post(f"{self._path}/logprobs", {"prompt": _chunks(p)}).json() for p in prompts]
+        posted = [
+            self._model.http.post(f"{self._path}/logprobs", {"prompt": _chunks(p)}).json() for p in prompts
+        ]
         found = [_inner(response)["prompt_logprobs"] for response in self._model.wait(posted)]
         return [np.asarray([np.nan if v is None else v for v in values], np.float32) for values in found]
 
@@ -265,4 +263,6 @@ def _sampled(result: Mapping[str, Any], request: SamplingRequest) -> SamplingRes
 
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    return {str(k): float(v) for k, v in metrics.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+    return {
+        str(k): float(v) for k, v in metrics.items() if isinstance(v, int | float) and not isinstance(v, bool)
+    }
