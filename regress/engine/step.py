@@ -149,6 +149,17 @@ def update(
     return outcome
 
 
+def settled(world: World, part: Part) -> StepOutcome:
+    """Return passes of all ranks as a whole, before any update; there is no gradient norm yet.
+
+    Raises:
+        RegressError: on every rank, if the pass of one of them has a problem, or it cannot record.
+    """
+    if part.problem is None and failure() is not None:
+        part = replace(part, problem=DumpError(str(failure())))
+    return _combined(world, part, torch.zeros(()))
+
+
 def _combined(world: World, own: Part, grad_norm: Tensor) -> StepOutcome:
     """Return the update as a whole: tensor-parallel ranks compute the same loss, so one of each group counts.
 

@@ -273,7 +273,7 @@ class Service(Protocol):
 
     def models_offered(self) -> Sequence[OfferedModel]: ...
     def create_session(self, metadata: Json) -> str:
-        """Return the id, without ``:`` and ``/``, of a new session; ``metadata`` is kept with it, over a restart, too."""
+        """Return the id of a new session, without ``:`` and ``/``; ``metadata`` is kept with it over a restart."""
 
     def session_metadata(self, session_id: str) -> Json:
         """Return what the session was created with; its ``owner`` names the API key that its models belong to."""
