@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from regress.dump.difference import compare_bitwise
-from regress.dump.metrics_file import metrics_of, read_metrics
-from regress.dump.reader import DumpReader
-from regress.engine.checkpoint import latest
-from regress.errors import RankError
 from regress.replay.pool import RankPool
+from tests.regression.resumed import LATEST, ONLY_MAIN, Bench, require_same
 
 SMALL = (
     "task.train_size=12",
@@ -42,49 +37,6 @@ SMALL = (
 )
 """Three steps of four updates; the reference moves, and so does the learning rate."""
 
-RECORDED = ("trajectory", "old_log_probs", "loss", "gradient", "param", "optimizer")
-DUMPED = ("debug.enable_data_dump=true", *(f"debug.dump_options.{name}=true" for name in RECORDED))
-SAVED = ("trainer.save_updates=1", "trainer.save_total_limit=2", "evaluation.every_n_steps=1")
-LATEST = "trainer.resume_from_checkpoint=latest"
-
-
-@pytest.fixture(scope="module")
-def targets() -> Iterator[Any]:
-    """The module of targets, importable as a user's is."""
-    folder = str(Path(__file__).parent)
-    sys.path.insert(0, folder)
-    try:
-        import resume_ranks
-
-        yield resume_ranks
-    finally:
-        sys.path.remove(folder)
-
-
-class Bench:
-    """Runs of one layout, and the run that nothing interrupts."""
-
-    def __init__(self, pool: RankPool, targets: Any, home: Path, layout: Sequence[str], ranks: int) -> None:
-        self.pool, self.targets, self.home, self.ranks = pool, targets, home, ranks
-        self.layout = [f"parallel.{part}" for part in layout]
-        self.whole = home / "whole"
-
-    def run(self, folder: Path, *more: str, **how: Any) -> list[Any]:
-        overrides = [*SMALL, *DUMPED, *SAVED, *self.layout, f"output_dir={folder}", *more]
-        return self.pool.run(self.targets.trained, {"overrides": overrides, **how}, self.ranks, timeout=120)
-
-    def uninterrupted(self) -> Path:
-        if not self.whole.exists():
-            self.run(self.whole)
-        return self.whole
-
-    def killed_and_resumed(self, name: str, **how: Any) -> Path:
-        folder = self.home / name.replace(" ", "-")
-        with pytest.raises(RankError):
-            self.run(folder, **how)
-        self.run(folder, LATEST)
-        return folder
-
 
 @pytest.fixture(scope="module")
 def bench(pool: RankPool, targets: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Bench]:
@@ -96,41 +48,24 @@ def bench(pool: RankPool, targets: Any, tmp_path_factory: pytest.TempPathFactory
             ranks = int(
                 np.prod([int(part.partition("=")[2]) for part in parts if part[-1:].isdigit()] or [1])
             )
-            known[layout] = Bench(pool, targets, tmp_path_factory.mktemp("resume"), parts, ranks)
+            given = [*SMALL, "evaluation.every_n_steps=1", *(f"parallel.{part}" for part in parts)]
+            known[layout] = Bench(pool, targets, tmp_path_factory.mktemp("resume"), given, ranks=ranks)
         return known[layout]
 
     return make
-
-
-def require_same(whole: Path, again: Path) -> None:
-    """The same final weights, state of the optimizer, metrics and dump, bit for bit."""
-    expected, actual = (load_file(run / "final" / "model.safetensors") for run in (whole, again))
-    assert expected.keys() == actual.keys()
-    for name, value in expected.items():
-        np.testing.assert_array_equal(actual[name], value, err_msg=name)
-    states = [DumpReader(Path(str(latest(run))) / "state") for run in (whole, again)]
-    assert [record.checksum() for record in states[0]] == [record.checksum() for record in states[1]]
-    assert seen(again) == seen(whole)
-    assert compare_bitwise(whole / "debug_dump", again / "debug_dump").differences == []
-    assert not [path.name for path in again.iterdir() if path.name.startswith(".")], "something was left over"
-
-
-def seen(run: Path) -> list[tuple[Any, ...]]:
-    """Metrics as the read view shows them, without segments, numbers and times."""
-    rows = read_metrics(run / "metrics.jsonl", lambda text: None)
-    return [(row["step"], row.get("update"), metrics_of(row)) for row in rows]
 
 
 KILLS = {
     "half of the weights": 3,
     "before the rename": 5,
     "pruning": 2,
-    "accumulation": 11,
+    "accumulation": 5,
     "between updates": 6,
     "snapshot": 4,
     "before the manifest": 0,
     "after the rename": 2,
     "evaluation": 2,
+    "after an evaluation": 1,
     "rollout": 2,
     "before an update": 9,
     "half of a row": 2,
@@ -148,28 +83,25 @@ def test_a_killed_run_goes_on(bench: Callable[[str], Bench], window: str) -> Non
     require_same(whole, found.killed_and_resumed(window, window=(window, KILLS[window])))
 
 
+GROUPS = ("", "dp=2", "dp=2 data_parallel=ddp", "dp=2 data_parallel=accelerate", "fsdp=2")
+ATTACKS = [
+    (layout, window, victim)
+    for layout in GROUPS
+    for window in KILLS
+    for victim in (None, 1)
+    if victim is None or (layout and window not in ONLY_MAIN)
+]
+
+
 @pytest.mark.extended
-@pytest.mark.parametrize(
-    "layout", ["", "dp=2", "dp=2 data_parallel=ddp", "dp=2 data_parallel=accelerate", "fsdp=2"]
-)
-@pytest.mark.parametrize("victim", [None, 1])
-@pytest.mark.parametrize("window", KILLS)
+@pytest.mark.parametrize(("layout", "window", "victim"), ATTACKS)
 def test_a_killed_group_goes_on(
     bench: Callable[[str], Bench], layout: str, window: str, victim: int | None
 ) -> None:
     found = bench(layout)
-    if victim is not None and (found.ranks == 1 or window in ONLY_MAIN):
-        return
     whole = found.uninterrupted()
     name = f"{window} {victim}"
     require_same(whole, found.killed_and_resumed(name, window=(window, KILLS[window]), victim=victim))
-
-
-ONLY_MAIN = (
-    *("half of the weights", "before the rename", "pruning", "before the manifest", "after the rename"),
-    *("half of a row", "final model"),
-)
-"""Windows through which only the first rank goes."""
 
 
 @pytest.mark.extended
@@ -180,18 +112,7 @@ def test_a_run_killed_at_any_moment_goes_on(bench: Callable[[str], Bench], layou
     whole = found.uninterrupted()
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")
-    draw = random.Random(seed)
-    folder = found.home / f"random-{seed}"
-    for attempt in range(3):  # killed up to twice
-        try:
-            more = [LATEST] if attempt else []
-            found.run(folder, *more, after=draw.uniform(0.2, 2.5) if attempt < 2 else None)
-        except RankError:
-            continue
-        break
-    else:
-        pytest.fail("the last attempt is not killed")
-    require_same(whole, folder)
+    require_same(whole, found.killed_at_random(seed))
 
 
 LAYOUTS = {
