@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from regress.dump.recorded import read_trajectories
 from regress.replay.pool import RankPool
 from tests.regression.resumed import LATEST, ONLY_MAIN, Bench, require_same
 
@@ -129,17 +129,13 @@ POINTS = ("checkpoint-0-update3", "checkpoint-1-update2")
 
 def _recorded(pool: RankPool, targets: Any, home: Path, live: bool, model: Sequence[str]) -> list[str]:
     """Overrides of runs that replay recorded rollouts, or that sample."""
+    given = [*EXACT, *model, "debug.enable_data_dump=true", "debug.dump_options.trajectory=true"]
     if live:
-        return [*EXACT, *model]
-    dump = (
-        "debug.enable_data_dump=true",
-        "debug.dump_options.trajectory=true",
-        f"debug.dump_dir={home / 'r'}",
-    )
-    pool.run(targets.trained, {"overrides": [*EXACT, *model, *dump, f"output_dir={home / 'rec'}"]}, 1)
+        return given
+    pool.run(targets.trained, {"overrides": [*given, f"output_dir={home / 'rec'}"]}, 1)
     return [
-        *(*EXACT, *model, "rollout_worker.type=mock", "rollout_worker.need_llm_inference=false"),
-        f"rollout_worker.trajectory_load_path={home / 'r'}",
+        *(*given, "rollout_worker.type=mock", "rollout_worker.need_llm_inference=false"),
+        f"rollout_worker.trajectory_load_path={home / 'rec' / 'debug_dump'}",
     ]
 
 
@@ -164,17 +160,21 @@ def test_a_run_goes_on_under_another_layout(
     for point in POINTS:
         resumed = f"trainer.resume_from_checkpoint={tmp_path / 'first' / point}"
         run(point, 2 if second else 1, *second, resumed)
+        rollouts, truth = sampled(tmp_path / point), sampled(tmp_path / "one")
+        assert rollouts == {step: truth[step] for step in rollouts}
+        assert max(rollouts) == 2
         expected = load_file(tmp_path / "one" / "final" / "model.safetensors")
         actual = load_file(tmp_path / point / "final" / "model.safetensors")
-        for key, truth in expected.items():
+        for key, value in expected.items():
             np.testing.assert_allclose(
-                actual[key], truth, rtol=0, atol=1e-12 * np.abs(truth).max(), err_msg=key
+                actual[key], value, rtol=0, atol=1e-12 * np.abs(value).max(), err_msg=key
             )
 
 
-def copied(run: Path, folder: Path) -> Path:
-    shutil.copytree(run, folder)
-    return folder
+def sampled(run: Path) -> dict[int, list[tuple[str, int, list[int]]]]:
+    """Return every sample of every step that a run has recorded."""
+    steps = read_trajectories(run / "debug_dump" / "trajectory")
+    return {step: [(*t.key, t.tokens) for t in found.trajectories] for step, found in steps.items()}
 
 
 @pytest.mark.extended
