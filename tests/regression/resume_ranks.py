@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from resource import RLIMIT_FSIZE, setrlimit
 from typing import Any
 
 from rich.console import Console
@@ -22,6 +23,7 @@ from regress.engine.checkpoint import saver, write
 from regress.engine.config import load_config
 from regress.engine.outputs import Outputs
 from regress.engine.tracking import state
+from regress.errors import RegressError
 from regress.parallel.policy import ParallelPolicy
 from regress.parallel.run import train
 
@@ -60,6 +62,34 @@ def trained(
         "said": said.getvalue(),
         "cpu": time.process_time(),
     }
+
+
+def refused(overrides: Sequence[str], room: tuple[int, int] | None = None) -> str:
+    """Return the sentence with which a run ends on this rank, and nothing if it ends well.
+
+    Args:
+        room: number of checkpoints after which the kernel lets no file grow larger, and the size in bytes.
+    """
+    if room is not None:
+        count, size = room
+        _after(write, "publish")(_AtLast(count, lambda: setrlimit(RLIMIT_FSIZE, (size, size))))
+    try:
+        trained(overrides)
+    except RegressError as error:
+        return str(error)
+    return ""
+
+
+class _AtLast:
+    """Calls a function when it is called for the n-th time."""
+
+    def __init__(self, count: int, then: Callable[[], None]) -> None:
+        self._left, self._then = count, then
+
+    def __call__(self) -> None:
+        self._left -= 1
+        if self._left == 0:
+            self._then()
 
 
 def _die() -> None:

@@ -23,6 +23,27 @@ DUMPED = ("debug.enable_data_dump=true", *(f"debug.dump_options.{name}=true" for
 SAVED = ("trainer.save_updates=1", "trainer.save_total_limit=2")
 LATEST = "trainer.resume_from_checkpoint=latest"
 
+SMALL = (
+    "task.train_size=12",
+    "task.eval_size=3",
+    "data.prompts_per_step=2",
+    "data.group_size=4",
+    "model.config={hidden_size: 32, intermediate_size: 64}",
+    "task.rewards={exact_match: 1.0, character_match: 1.0}",
+    "max_steps=3",
+    "warm_start.steps=2",
+    "warm_start.batch_size=8",
+    "trainer.epochs=2",
+    "trainer.mini_batch_size=4",
+    "batching.micro_batch_size=2",
+    "algorithm.kl_coef=0.05",
+    "reference.sync_every_n_steps=1",
+    "reference.mixup_alpha=0.3",
+    "optimizer.lr_scheduler=linear",
+    "optimizer.weight_decay=0.01",
+)
+"""Three steps of four updates; the reference moves, and so does the learning rate."""
+
 ONLY_MAIN = (
     *("half of the weights", "before the rename", "pruning", "before the manifest", "after the rename"),
     *("half of a row", "tracker flush", "half of the tracking state", "final model"),
@@ -57,6 +78,11 @@ class Bench:
         overrides = [*self.overrides, f"output_dir={folder}", *more]
         given = {"overrides": overrides, "config_name": self.name, **how}
         return self.pool.run(self.targets.trained, given, self.ranks, timeout=240)
+
+    def refused(self, folder: Path, *more: str, **how: Any) -> list[str]:
+        """Return the sentence with which each rank of a run ends; any other error fails the test."""
+        given = {"overrides": [*self.overrides, f"output_dir={folder}", *more], **how}
+        return self.pool.run(self.targets.refused, given, self.ranks, timeout=240)
 
     def uninterrupted(self) -> Path:
         if not self.whole.exists():

@@ -54,7 +54,7 @@ KILLS = {
     "before an update": 7,
     "between updates": 6,
     "half of a row": 20,
-    "half of a record": 60,
+    "half of a record": 40,
     "tracker flush": 15,
     "half of the tracking state": 7,
     "final model": 0,

@@ -14,28 +14,7 @@ from safetensors.numpy import load_file
 
 from regress.dump.recorded import read_trajectories
 from regress.replay.pool import RankPool
-from tests.regression.resumed import LATEST, ONLY_MAIN, Bench, require_same
-
-SMALL = (
-    "task.train_size=12",
-    "task.eval_size=3",
-    "data.prompts_per_step=2",
-    "data.group_size=4",
-    "model.config={hidden_size: 32, intermediate_size: 64}",
-    "task.rewards={exact_match: 1.0, character_match: 1.0}",
-    "max_steps=3",
-    "warm_start.steps=2",
-    "warm_start.batch_size=8",
-    "trainer.epochs=2",
-    "trainer.mini_batch_size=4",
-    "batching.micro_batch_size=2",
-    "algorithm.kl_coef=0.05",
-    "reference.sync_every_n_steps=1",
-    "reference.mixup_alpha=0.3",
-    "optimizer.lr_scheduler=linear",
-    "optimizer.weight_decay=0.01",
-)
-"""Three steps of four updates; the reference moves, and so does the learning rate."""
+from tests.regression.resumed import LATEST, ONLY_MAIN, SMALL, Bench, require_same
 
 
 @pytest.fixture(scope="module")
