@@ -22,7 +22,7 @@ from regress.grpo.objective import Objective
 from regress.service.api import Array, Json, PassRequest, PassResult, ServiceError
 from regress.service.host.datums import Limits, Prepared, prepare, split
 from regress.service.host.dumps import parts_of
-from regress.service.host.losses import LOG_PROBS, Loss, loss_of, objective_of, wants_dump
+from regress.service.host.losses import LOG_PROBS, Loss, function_of, loss_of, objective_of, wants_dump
 from regress.service.host.model import Model
 
 
@@ -41,6 +41,7 @@ def run_pass(model: Model, request: PassRequest, where: Json, world: World) -> P
     """
     loss = loss_of(request)
     objective = objective_of(request, loss)
+    function = function_of(request, loss)
     asked = wants_dump(request)
     model.check_dump()
     policy = model.policy
@@ -60,7 +61,7 @@ def run_pass(model: Model, request: PassRequest, where: Json, world: World) -> P
     def run() -> PassResult:
         passes = evaluate if request.forward_only else accumulate
         with receiving(records), at(step=model.step, rank=world.rank, micro=first):
-            part = passes(policy, prepared.tokens, micros, objective, watch=values)
+            part = passes(policy, prepared.tokens, micros, objective, loss_function=function, watch=values)
         outcome = settled(world, part)
         result = _result(request, loss, prepared, outcome.loss, values.whole(world))
         line = _line(model, request, objective, where, prepared, result)
@@ -92,6 +93,8 @@ def _line(
     config: dict[str, float] = {"entropy_coeff": objective.entropy_coef}
     if objective.loss in ("ppo_clip", "cispo"):
         config |= {"clip_low_threshold": objective.clip_low, "clip_high_threshold": objective.clip_high}
+    if "beta" in request.config:
+        config["beta"] = float(request.config["beta"])
     samples = zip(prepared.batch.trajectories, request.data, strict=True)
     return DumpedRequest(
         model.id,

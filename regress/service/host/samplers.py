@@ -110,7 +110,7 @@ class Sampler:
         tokenizer = self.base.tokenizer
 
         def stopped(tokens: Sequence[int]) -> bool:
-            text = tokenizer.decode(tokens, skip_special_tokens=False)
+            text = tokenizer.decode(list(tokens), skip_special_tokens=False)
             return any(stop in text for stop in texts)
 
         return stopped if texts else None
