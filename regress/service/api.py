@@ -335,6 +335,9 @@ class Host(Protocol):
     unchanged. ``where`` names the request in dumps (model, operation, ``seq_id``).
     """
 
+    def offered(self) -> Sequence[OfferedModel]:
+        """Return the base models that clients may create."""
+
     def create(self, model_id: str, spec: ModelSpec) -> ModelInfo: ...
     def create_from(self, model_id: str, saved: str, *, optimizer: bool) -> ModelInfo: ...
     def close(self, model_id: str) -> None: ...

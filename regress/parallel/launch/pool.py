@@ -6,6 +6,7 @@ processes are gone when `RankPool.run` returns or raises, and the pool serves th
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
 import signal
@@ -86,6 +87,7 @@ class RankPool:
         backend: str = "gloo",
         folder: Path | None = None,
         what: str = "",
+        given_up: Connection | None = None,
     ) -> list[Any]:
         """Run a function on every rank.
 
@@ -94,11 +96,12 @@ class RankPool:
                 thread, the environment and the working directory of this process, and the variables of torchrun.
             arguments: its keyword arguments, which are pickled.
             world_size: number of ranks.
-            timeout: seconds that the job may take.
+            timeout: seconds that the job may take; ``math.inf`` for as long as its ranks want.
             patience: seconds that a collective may take.
             backend: backend of the process group.
             folder: keeps what each rank prints, as ``rank0.log``; nowhere by default.
             what: name of the job in errors.
+            given_up: once something can be read from it, the job is given up as after ``timeout`` seconds.
 
         Returns:
             What the ranks return, by rank.
@@ -120,7 +123,7 @@ class RankPool:
             job = _Job(server, start, _logs(folder, world_size, resources), resources)
             try:
                 job.start()
-                job.wait(timeout)
+                job.wait(timeout, given_up)
             finally:
                 self._end(job)
             return job.values(what, timeout)
@@ -248,6 +251,7 @@ class _Job:
         self._reports: dict[Connection, RankState] = {}
         self._resources = resources
         self._started = False
+        self._given_up: Connection | None = None
 
     def start(self) -> None:
         """Fork the ranks."""
@@ -267,12 +271,14 @@ class _Job:
             for writer in writers:
                 writer.close()
 
-    def wait(self, timeout: float) -> None:
+    def wait(self, timeout: float, given_up: Connection | None) -> None:
         """Wait until every rank is done, or one has failed and the others had time to report."""
         end = time.monotonic() + timeout
+        self._given_up = given_up
         while not self._failed and not self._all(lambda state: state.result is not None):
             if not self._take(end):
                 break
+        self._given_up = None
         end = min(end, time.monotonic() + _GRACE)
         while self._failed and not self._all(lambda state: not state.runs) and self._take(end):
             pass
@@ -311,12 +317,16 @@ class _Job:
         return all(holds(state) for state in self.states)
 
     def _take(self, end: float) -> bool:
-        """Receive the next reports of ranks and forkserver; False if nothing came until ``end``, or nobody
-        is left to report.
+        """Receive the next reports of ranks and forkserver; False if nothing came until ``end``, the job is given
+        up, or nobody is left to report.
         """
         if self.lost:
             return False
-        ready = wait([self._server.messages, *self._reports], max(0.0, end - time.monotonic()))
+        others = [] if self._given_up is None else [self._given_up]
+        rest = None if math.isinf(end) else max(0.0, end - time.monotonic())
+        ready = wait([self._server.messages, *self._reports, *others], rest)
+        if self._given_up in ready:
+            return False
         for source in sorted(
             ready, key=lambda source: source is self._server.messages
         ):  # what ends ranks comes last
