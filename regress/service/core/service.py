@@ -248,6 +248,7 @@ class CoreService:
                 "operations_done_total": float(self._ended[Status.DONE]),
                 "operations_failed_total": float(self._ended[Status.FAILED]),
                 "operation_seconds_total": self._worker.seconds,
+                "unread_operations": float(state.operations.unread),
                 "waiting_bytes": float(state.waiting_bytes),
                 "results_bytes": float(state.operations.results_bytes),
                 "unread_results_bytes": float(state.operations.unread_bytes),
