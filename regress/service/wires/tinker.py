@@ -120,7 +120,9 @@ def weights_info(call: Call) -> Reply:
     fields = parse_json(call.body, call.limits)
     path = ADDRESSES.path(fields.text("tinker_path", limit=1024), call)
     info = call.service.model_info(path.rsplit("/", 2)[0])
-    rank = info.lora.rank if info.lora else 0  # clients create a model of this rank, and load the save into it
+    rank = (
+        info.lora.rank if info.lora else 0
+    )  # clients create a model of this rank, and load the save into it
     return json_reply({"base_model": info.base_model, **_adapter(info), "lora_rank": rank})
 
 
