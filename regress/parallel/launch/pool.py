@@ -6,6 +6,7 @@ processes are gone when `RankPool.run` returns or raises, and the pool serves th
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
 import signal
@@ -95,7 +96,7 @@ class RankPool:
                 thread, the environment and the working directory of this process, and the variables of torchrun.
             arguments: its keyword arguments, which are pickled.
             world_size: number of ranks.
-            timeout: seconds that the job may take.
+            timeout: seconds that the job may take; ``math.inf`` for as long as its ranks want.
             patience: seconds that a collective may take.
             backend: backend of the process group.
             folder: keeps what each rank prints, as ``rank0.log``; nowhere by default.
@@ -322,7 +323,8 @@ class _Job:
         if self.lost:
             return False
         others = [] if self._given_up is None else [self._given_up]
-        ready = wait([self._server.messages, *self._reports, *others], max(0.0, end - time.monotonic()))
+        rest = None if math.isinf(end) else max(0.0, end - time.monotonic())
+        ready = wait([self._server.messages, *self._reports, *others], rest)
         if self._given_up in ready:
             return False
         for source in sorted(

@@ -15,12 +15,12 @@ from rich.console import Console
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.unit.service.client.direct_service import DirectService
 from regress.engine.config import load_config
 from regress.engine.config.schema import Config
 from regress.engine.run import train as train_here
 from regress.service.client.local import LocalModel
 from regress.service.client.run import train
+from tests.unit.service.client.direct_service import DirectService
 
 TINY = (
     "max_steps=2",

@@ -152,3 +152,10 @@ class HistoryHost:
 def opened(log: Path | None = None) -> Iterator[HistoryHost]:
     """Open the host of this process, a rank if the environment says so."""
     yield HistoryHost(int(os.environ.get("RANK", "0")), log)
+
+
+@contextlib.contextmanager
+def broken() -> Iterator[HistoryHost]:
+    """Fail to open a host."""
+    raise RuntimeError("no model here")
+    yield
