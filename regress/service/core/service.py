@@ -15,6 +15,7 @@ from regress.service.api import (
     OfferedModel,
     Operation,
     PassRequest,
+    SamplerInfo,
     SamplingRequest,
     Saved,
     SaveKind,
@@ -186,6 +187,13 @@ class CoreService:
         with self._state.changed:
             self._admission.require_open()
             return self._sessions.create_sampler(session_id, number, path, base_model)
+
+    def sampler_info(self, sampler_id: str) -> SamplerInfo:
+        """Return facts about a sampler."""
+        with self._state.changed:
+            base, path = self._sessions.sampler(sampler_id)
+        folder = next((model.tokenizer for model in self._offered if model.name == base), "")
+        return SamplerInfo(sampler_id, base, path, folder)
 
     def sample(self, sampler_id: str, request: SamplingRequest) -> Operation:
         """Queue a sampling request."""

@@ -110,6 +110,15 @@ class Sessions:
         self._state.lane(id)
         return id
 
+    def sampler(self, id: str) -> tuple[str, str | None]:
+        """Return the base model of a sampler, and the path of its save."""
+        entry = self._state.ledger.samplers.get(id)
+        if entry is None:
+            raise _unknown("sampler", id)
+        if entry.path is None:
+            return str(entry.base_model), None
+        return self.model_info(entry.path.rsplit("/", 2)[0]).base_model, entry.path
+
 
 def _unknown(what: str, id: str) -> ServiceError:
     return ServiceError(
