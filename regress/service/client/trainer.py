@@ -111,6 +111,7 @@ class RemoteTrainer(Trainer):
             raise part.problem
         assert isinstance(self.optimizer, RemoteAdamW)
         metrics = self.policy.model.optim_step(self.optimizer.params())
+        self.optimizer.step()  # for the schedule
         loss, terms = part.loss, part.terms
         if objective.entropy_coef:
             loss, terms = _with_entropy(loss, terms, result)
