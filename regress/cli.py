@@ -167,7 +167,7 @@ def check(ctx: click.Context, path: str) -> None:
     """
     from regress.compare.diagnosis.causes import UNKNOWN, diagnose
     from regress.compare.diagnosis.divergence import find_divergence
-    from regress.compare.diagnosis.rules.loss import OF_GOLDEN
+    from regress.compare.diagnosis.rules.table import OF_GOLDEN
     from regress.compare.dumps.checked import check_dump, scene_of_side
     from regress.compare.dumps.sides import open_side
     from regress.report.text import headline

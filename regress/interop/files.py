@@ -8,7 +8,7 @@ or just files of tensors.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from regress.dump.arrays import Array
@@ -16,6 +16,7 @@ from regress.dump.coordinates import Coordinates
 from regress.dump.location import Location, children
 from regress.dump.record import Record
 from regress.errors import DumpError
+from regress.interop.readers import Source
 from regress.interop.tensorfiles import is_tensor_file, tensors_in
 
 STAGE = "param"
@@ -27,7 +28,7 @@ BESIDE = ("training_args.bin", "optimizer.pt", "optimizer.bin", "scheduler.pt", 
 """Files that trainers leave beside the weights."""
 
 
-class TensorFiles:
+class TensorFiles(Source):
     """The tensors of a file, or of the files of a folder.
 
     Raises:
@@ -35,30 +36,15 @@ class TensorFiles:
     """
 
     system = "files"
-    mesh: Mapping[str, int] = {}
-    config: Mapping[str, Any] = {}
-    precision: str | None = None
+    entries: Mapping[str, tuple[str, Coordinates]] = {NAME: (STAGE, Coordinates(0))}
 
     def __init__(self, path: Location) -> None:
         self.folder = path
-        self.notes: Sequence[str] = ()
-        self.entries = {NAME: (STAGE, Coordinates(0))}
         self._tensors = _of_folder(path) if path.is_dir() else tensors_in(path)
 
     def read(self, name: str) -> Record:
         """Read the one record; its tensors lie in the mapped files."""
         return Record(STAGE, 0, dict(self._tensors))
-
-    def raw(self, type: str, step: int) -> Mapping[str, Any] | None:
-        """Return None: everything is in the record."""
-        return None
-
-    def verify(self, name: str) -> None:
-        """Do nothing: no file tells what was written."""
-
-    def root(self, rank: int) -> int:
-        """Return the rank itself, as no rank repeats another's tokens."""
-        return rank
 
     def writes(self, stage: str, tensor: str | None = None) -> bool:
         """Return True for parameters only."""

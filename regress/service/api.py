@@ -70,8 +70,9 @@ class Datum:
 
     Attributes:
         tokens: ``[T]`` int64, input of the model.
-        inputs: arrays of the loss by name, ``[T]`` each: ``target_tokens`` (int64; ``-100`` is left out of the loss) and,
-            as the loss needs them, ``logprobs``, ``advantages``, ``weights``, ``loss_mask``, ``surrogate_weights``.
+        inputs: arrays of the loss by name, ``[T]`` each: ``target_tokens`` (int64; ``-100`` is left out of the
+            loss) and, as the loss needs them, ``logprobs``, ``advantages``, ``weights``, ``loss_mask``,
+            ``surrogate_weights``.
         id: the client's own name of the datum.
     """
 
@@ -113,7 +114,7 @@ class PassResult:
 
 @dataclass(frozen=True)
 class AdamParams:
-    """AdamW settings of one optimizer step; ``grad_clip_norm`` of 0 leaves the gradient. The wires have the defaults."""
+    """AdamW settings of one optimizer step; ``grad_clip_norm`` of 0 leaves the gradient. Defaults are the wires'."""
 
     learning_rate: float
     beta1: float
@@ -230,6 +231,16 @@ class OfferedModel:
     max_context_length: int
 
 
+@dataclass(frozen=True)
+class SamplerInfo:
+    """Facts about a sampler; ``path`` is that of its `Saved` weights, None for those of the base model."""
+
+    sampler_id: str
+    base_model: str
+    path: str | None
+    tokenizer: str
+
+
 class Status(Enum):
     """State of an operation; the last two are final."""
 
@@ -261,7 +272,12 @@ class Service(Protocol):
     """
 
     def models_offered(self) -> Sequence[OfferedModel]: ...
-    def create_session(self, metadata: Json) -> str: ...
+    def create_session(self, metadata: Json) -> str:
+        """Return the id of a new session, without ``:`` and ``/``; ``metadata`` is kept with it over a restart."""
+
+    def session_metadata(self, session_id: str) -> Json:
+        """Return what the session was created with; its ``owner`` names the API key that its models belong to."""
+
     def touch_session(self, session_id: str) -> None: ...
     def finish_session(self, session_id: str) -> None: ...
     def create_model(self, session_id: str, number: int, spec: ModelSpec) -> Operation:
@@ -293,8 +309,9 @@ class Service(Protocol):
     def create_sampler(
         self, session_id: str, number: int, *, path: str | None, base_model: str | None
     ) -> str:
-        """Return the id of a sampler of saved weights, or of a base model's."""
+        """Return ``<session_id>:sample:<number>``, sampler of saved weights or of a base model; again: the same one."""
 
+    def sampler_info(self, sampler_id: str) -> SamplerInfo: ...
     def sample(self, sampler_id: str, request: SamplingRequest) -> Operation:
         """The result is a `SamplingResult`."""
 
@@ -317,6 +334,9 @@ class Host(Protocol):
     It knows no sessions, sequence numbers or queues. Every method may raise `ServiceError`; the models are then
     unchanged. ``where`` names the request in dumps (model, operation, ``seq_id``).
     """
+
+    def offered(self) -> Sequence[OfferedModel]:
+        """Return the base models that clients may create."""
 
     def create(self, model_id: str, spec: ModelSpec) -> ModelInfo: ...
     def create_from(self, model_id: str, saved: str, *, optimizer: bool) -> ModelInfo: ...

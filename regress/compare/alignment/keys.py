@@ -71,7 +71,7 @@ def rows_layout(record: Record, frame: TokenFrame) -> TokenLayout | None:
 
 def _layout(meta: Mapping[str, Any], name: str, frame: TokenFrame) -> TokenLayout:
     spans = Spans.of(meta, name)
-    index = {key: number for number, key in enumerate(frame.samples)}
+    index = frame.index
     for key, _, stop, _, _ in spans.segments:
         words = f"{key[0]}/{key[1]}"
         if key not in index:

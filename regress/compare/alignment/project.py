@@ -30,7 +30,7 @@ from regress.compare.quantities import (
 from regress.compare.verdicts.case import Locate, element
 from regress.dump.arrays import Array
 from regress.errors import CompareError
-from regress.layout import SampleKey, ShardLayout, TokenFrame, TokenLayout
+from regress.layout import ShardLayout, TokenFrame, TokenLayout
 
 Truth = Mapping[str, Mapping[str, Array]]
 """``quantity -> tensor name -> canonical values`` of one update."""
@@ -90,11 +90,6 @@ class Projection:
     def locator(self) -> Locator:
         """Words for the tokens of the update."""
         return Locator(self.frame, self.truth.get("batch_inputs", {}).get("input_ids"), self._text)
-
-    @cached_property
-    def index(self) -> Mapping[SampleKey, int]:
-        """Number of each sample in the frame."""
-        return {key: number for number, key in enumerate(self.frame.samples)}
 
     def of_samples(self, samples: Sequence[int]) -> Projection:
         """Return a projection of some samples only, which makes locating their elements cheaper."""

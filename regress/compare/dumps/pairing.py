@@ -12,7 +12,7 @@ from regress.compare.alignment.spans import Spans
 from regress.compare.dumps.elementwise import Elementwise, is_share, layouts_of, told_notes
 from regress.compare.dumps.holders import Holders
 from regress.compare.dumps.listing import Listed, has_rows_of_loss_tokens
-from regress.compare.dumps.match import Matching
+from regress.compare.dumps.match import Matching, numbered
 from regress.compare.dumps.options import Options, Planned
 from regress.compare.dumps.presence import Stage
 from regress.compare.dumps.share_groups import Shares, once
@@ -171,9 +171,7 @@ class Update:
     def _stage(
         self, name: str, golden: Sequence[Listed], actual: Sequence[Listed], planned: Planned
     ) -> Stage:
-        index = {key: number for number, key in enumerate(self.frame.samples)}
-        golden_index = {**index, **{key: index[to] for key, to in self.matching.alias.items() if to in index}}
-        actual_index = {key: index[to] for key, to in self.matching.golden_of.items() if to in index}
+        index = self.frame.index
         seen: set[SampleKey] = set()
         copies = {*self.matching.alias}
         for (
@@ -188,8 +186,8 @@ class Update:
             golden,
             actual,
             self.frame,
-            golden_index,
-            actual_index,
+            {**index, **numbered(self.matching.alias, index)},
+            numbered(self.matching.golden_of, index),
             frozenset(copies),
             self.place,
             self.options.only,

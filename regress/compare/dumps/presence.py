@@ -22,6 +22,8 @@ from regress.compare.verdicts.case import element
 from regress.compare.verdicts.verdict import Place, Status, Verdict
 from regress.layout import SampleKey, TokenFrame
 
+_ARE = ("as is", "as are")
+
 
 def unmatched(matching: Matching, place: Place) -> Iterator[Verdict]:
     """Yield verdicts on samples without a counterpart."""
@@ -30,9 +32,7 @@ def unmatched(matching: Matching, place: Place) -> Iterator[Verdict]:
         (Status.EXTRA, matching.actual_only, "actual"),
     ):
         if keys:
-            detail = (
-                f"sample {keys[0][0]}/{keys[0][1]} is in the {where} dump only{_more(len(keys), 'sample')}"
-            )
+            detail = f"sample {keys[0][0]}/{keys[0][1]} is in the {where} dump only{others(len(keys), 'sample', _ARE)}"
             yield Verdict(
                 status, QUANTITY, "samples", place, detail, multiple=math.inf, over=len(keys), count=len(keys)
             )
@@ -167,9 +167,8 @@ class Stage:
         yield verdict
         extra = np.flatnonzero((its > 0) & (mine == 0))
         if extra.size:
-            detail = (
-                f"{locator.token(int(extra[0]))} is in the actual dump only{_more(int(extra.size), 'token')}"
-            )
+            more = others(extra.size, "token", _ARE)
+            detail = f"{locator.token(int(extra[0]))} is in the actual dump only{more}"
             yield Verdict(Status.EXTRA, QUANTITY, self.name, self.place, detail, multiple=math.inf)
         if verdict.ok:
             yield from self._each_tensor(locator)
@@ -195,7 +194,7 @@ class Stage:
             lost = np.flatnonzero((mine > 0) & (its == 0))
             if lost.size:
                 source = source_or_other(self.name, name)
-                detail = f"{locator.token(int(lost[0]))} has none{_more(int(lost.size), 'token')}"
+                detail = f"{locator.token(int(lost[0]))} has none{others(lost.size, 'token', _ARE)}"
                 yield Verdict(
                     Status.MISSING, source.quantity, source.label, self.place, detail, multiple=math.inf
                 )
@@ -271,9 +270,3 @@ def _wrong_records(side: str, records: Iterable[Listed]) -> Iterator[tuple[Key, 
                 f"{side} dump: {record.key} was recorded twice ({seen[record.key]}, {record.name})",
             )
         seen[record.key] = record.name
-
-
-def _more(count: int, word: str) -> str:
-    if count < 2:
-        return ""
-    return f" (as is 1 other {word})" if count == 2 else f" (as are {count - 1} other {word}s)"

@@ -19,6 +19,7 @@ from regress.compare.dumps.bounds import Bounds
 from regress.compare.dumps.canonical import golden_update
 from regress.compare.dumps.findings import Finding
 from regress.compare.dumps.listing import listed
+from regress.compare.dumps.match import numbered
 from regress.compare.dumps.selection import Selection
 from regress.compare.dumps.sides import Side, open_side
 from regress.compare.metrics.stripes import largest
@@ -160,8 +161,7 @@ def _judged(
 def _summed(unit: ShareUnit, group: Group, source: Source, record: Record, tolerance: Tolerance) -> Finding:
     """Compare one share with the sum of golden weights times terms of its tokens."""
     golden = golden_update(unit.golden, unit.actual, group.golden[0])
-    number = golden.index
-    index = {key: number[to] for key, to in (group.samples or {}).items() if to in number}
+    index = numbered(group.samples or {}, golden.frame.index)
     actual, spans = record.tensors[source.tensor], listed("", record).spans
     none = np.zeros(0, np.int64)
     canonical = none if spans is None else spans.layout(index, golden.frame).indices(golden.frame.offsets)[0]

@@ -27,6 +27,7 @@ from regress.compare.dumps.columns import Column
 from regress.compare.dumps.findings import Defect, Finding
 from regress.compare.dumps.golden import text_of
 from regress.compare.dumps.listing import Listed, listed, told_by
+from regress.compare.dumps.match import numbered
 from regress.compare.dumps.moments import decided
 from regress.compare.dumps.optimizer_updates import Updated
 from regress.compare.dumps.selection import Selection
@@ -249,9 +250,8 @@ class _Work:
     @cached_property
     def _indices(self) -> tuple[dict[SampleKey, int], dict[SampleKey, int]]:
         """Return the frame numbers of the golden and of the actual samples."""
-        index = {key: number for number, key in enumerate(self.unit.frame.samples)}
-        golden_index = {**index, **{key: index[to] for key, to in self.unit.alias.items() if to in index}}
-        return golden_index, {key: index[to] for key, to in self.unit.golden_of.items() if to in index}
+        index = self.unit.frame.index
+        return {**index, **numbered(self.unit.alias, index)}, numbered(self.unit.golden_of, index)
 
     def _sources(self) -> Iterator[Source]:
         chosen = self.unit.tensors
@@ -276,14 +276,12 @@ class _Work:
         whole = golden_update(self.unit.golden, self.unit.actual, self.unit.records[0])
         if self.unit.stage in UPDATE_STAGES:
             return whole
-        samples = {whole.index[to] for to in self.unit.golden_of.values() if to in whole.index}
-        return whole.of_samples(sorted(samples))
+        return whole.of_samples(sorted({*numbered(self.unit.golden_of, whole.frame.index).values()}))
 
     def _around(self, source: Source, part: ShardLayout) -> FailureContext:
         """Return the failure context of a tensor of tokens."""
         header, golden = listed(self.unit.record, self.actual), self._golden
-        index = {key: golden.index[to] for key, to in self.unit.golden_of.items() if to in golden.index}
-        layout, rows = header.layouts(index, golden.frame)
+        layout, rows = header.layouts(numbered(self.unit.golden_of, golden.frame.index), golden.frame)
         rows_only = isinstance(self.actual.meta.get(source.tensor), str)
         return golden.context(source, part, layout, rows, rows_only=rows_only)
 

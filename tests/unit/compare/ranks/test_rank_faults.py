@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from regress.compare.alignment.canonical import canonicalize
-from regress.compare.judge import judge_bitwise
+from regress.compare.updates.bitwise_reference import judge_bitwise
 from regress.compare.verdicts.verdict import Place, Status, Verdict
 from regress.dump.record import Record
 from regress.errors import CompareError

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from regress.compare.judge import judge_bitwise, judge_update
+from regress.compare.updates.bitwise_reference import judge_bitwise
+from regress.compare.updates.golden import judge_update
 from regress.compare.verdicts.verdict import Place, Status, Verdict
 from regress.dump.record import Record
 from regress.layout import BatchPlan
