@@ -107,7 +107,7 @@ def ddof(modes: Any) -> None:
 
 def no_deviation(modes: Any) -> None:
     for step in modes.steps:
-        rewards = {}
+        rewards: dict[str, list[float]] = {}
         for one in step.trajectories["trajectories"]:
             rewards.setdefault(one["extra_fields"]["group_id"], []).append(one["reward"])
         of = {
@@ -116,7 +116,7 @@ def no_deviation(modes: Any) -> None:
         }
         for datum, row in zip(step.datums, step.rows, strict=True):
             sent = datum["loss_fn_inputs"]
-            sent["advantages"] = [v * of[tuple(row.tokens)] for v in sent["advantages"]]
+            sent["advantages"] = [float(v * of[tuple(row.tokens)]) for v in sent["advantages"]]
             row.values["advantages"] = np.array([0.0, *sent["advantages"]], np.float32)
 
 
@@ -263,7 +263,7 @@ PLANTED: dict[str, tuple[Plant, str, str]] = {
     "entropy coefficient": (entropy_lost, "entropy-coefficient-lost", "0.0001, the service applied 0"),
     "weight decay": (weight_decay_lost, "weight-decay-lost", "0.01, the service applied 0"),
     "clipping": (clipping_lost, "clipping-lost", "0.05, the service applied 0"),
-    "chunks": (chunks_permuted, "chunks-permuted", "was executed before"),
+    "chunks": (chunks_permuted, "chunks-permuted", "in the order 3, 1, 2 of their seq_id"),
     "loss of zero": (loss_zero, "loss-reported-as-zero", "loss:sum"),
     "no deviation": (no_deviation, "advantages-not-scaled", "algorithm.scale"),
     "sign": (advantages_sign, "advantages-sign", "times -1"),
@@ -276,7 +276,7 @@ PLANTED: dict[str, tuple[Plant, str, str]] = {
     "client's decay": (client_without_decay, "weight-decay-lost", "the client is configured with 0"),
     "values of others": (chunks_put_together_wrongly, "values-of-other-datums", "has the values that"),
     "lost datum": (datum_lost, "datums-lost", "with advantages other than 0"),
-    "lost chunk": (chunk_lost_in_the_service, "datums-lost", "3 datums"),
+    "lost chunk": (chunk_lost_in_the_service, "datums-lost", "3 samples"),
     "twice": (datum_twice, "datums-twice", "repeat the tokens"),
     "cut off": (cut_off, "completions-cut-off", "are the first"),
     "sampler": (of_the_sampler, "old-log-probs-of-the-sampler", "is the sampler's"),
