@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 PREFIX = "sent-"
 WEIGHTED, DROPPED = "weighted", "dropped"
 _PRODUCTS = ("advantages", "elementwise_loss", "policy_loss")
+_PLAIN_SUMS = ("entropy_loss", "kl_loss")
+"""Shares that a service sums without any weight, so that they are others than those of the trainer."""
 _TOKENS = ("batch_inputs", "forward_data", "is_loss_debug", "loss")
 
 
@@ -104,6 +106,9 @@ class SentSide:
         type, where = self.entries[name]
         if type == "is_loss_debug" and WEIGHTED in self.flags:
             record = weighted(record)
+        if type == "loss" and WEIGHTED in self.flags:
+            kept = {name: array for name, array in record.tensors.items() if name not in _PLAIN_SUMS}
+            record = replace(record, tensors=kept)
         return _without(record, self.dropped(where.step)) if type in _TOKENS else record
 
     def raw(self, type: str, step: int) -> Mapping[str, Any] | None:
@@ -120,11 +125,13 @@ class SentSide:
 
     def writes(self, stage: str, tensor: str | None = None) -> bool:
         """Return True if the dump could have a stage, or a tensor of it."""
+        if WEIGHTED in self.flags and stage == "loss" and tensor in _PLAIN_SUMS:
+            return False
         return self.whole.writes(stage, tensor)
 
 
 def weighted(record: Record) -> Record:
-    """Return a record of loss terms with each term multiplied by its token's weight, without the weights."""
+    """Return a record of loss terms with each term multiplied by its token's weight, which is then 1."""
     weights = record.tensors.get("weights")
     if weights is None:
         return record
@@ -133,8 +140,9 @@ def weighted(record: Record) -> Record:
         if name in _PRODUCTS and array.shape == weights.shape:
             product = array.astype(np.float64) * weights.astype(np.float64)
             tensors[name] = product.astype(array.dtype)
-        elif name != "weights":
+        else:
             tensors[name] = array
+    tensors["weights"] = (weights != 0).astype(weights.dtype)
     return replace(record, tensors=tensors)
 
 
