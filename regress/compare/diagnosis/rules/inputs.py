@@ -146,10 +146,19 @@ INPUTS: tuple[Rule, ...] = (
         says="not part of the plan",
     ),
     Rule(
+        "trained-in-one",
+        "the parameter is trained in one of the runs and frozen in the other (requires_grad, the base model below an "
+        "adapter, the optimizer's groups), or debug.target_param_pattern chooses it in one only",
+        at=("gradient",),
+        status=(Status.MISSING, Status.EXTRA),
+        says="no golden of this name|only in the (golden|actual) dump",
+    ),
+    Rule(
         "new-tensor",
         "it is recorded now and was not when the golden values were: accept it with --update-golden, or tap less",
         status=(Status.EXTRA,),
         says="no golden of this name",
+        when=lambda found, _: found.first.quantity != "gradient",
     ),
     Rule(
         "unknown-tensor",
