@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -130,10 +130,17 @@ class Stage:
                     status,
                     source.quantity,
                     source.label,
-                    self.place,
+                    self._place_of(name),
                     f"only in the {has} dump",
                     multiple=math.inf,
                 )
+
+    def _place_of(self, name: str) -> Place:
+        """Return the place of the one record of the actual dump that has a tensor, else that of the stage."""
+        holders = [record.key for record in self.actual if name in record.tensors]
+        if len(holders) != 1:
+            return self.place
+        return replace(self.place, rank=holders[0].rank, micro=holders[0].micro)
 
     def _records(self) -> Iterator[Verdict]:
         """Yield verdicts on records that cannot be placed, and places that were recorded twice."""
