@@ -204,9 +204,13 @@ def recording(recorder: Recorder) -> Iterator[Recorder]:
 
 
 def _abandon(recorder: Recorder, error: BaseException) -> None:
-    """Keep the files already recorded; a failure to write them must not hide the error that ended the run."""
+    """Keep the files already recorded; a failure to write them must not hide the error that ended the run.
+
+    A disk that is full for the run is full for its dump, too, which is not worth a second sentence.
+    """
     try:
         recorder.close(complete=False)
     except DumpError as failure:
-        if failure is not error:
+        why = getattr(failure.__cause__, "strerror", None)
+        if failure is not error and not (why and why in str(error)):
             error.add_note(str(failure))

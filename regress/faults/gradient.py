@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regress.engine import step
+from regress.engine import passes
 from regress.engine.policy import LocalPolicy
 from regress.faults.patch import Patch
 from regress.grpo import logprobs, losses
@@ -70,7 +70,7 @@ def entropy_detached(patch: Patch) -> None:
     def wrong(*args: Any, entropy_K: Tensor, **rest: Any) -> Any:
         return right(*args, entropy_K=entropy_K.detach(), **rest)
 
-    patch.setattr(step, "token_loss", wrong)
+    patch.setattr(passes, "token_loss", wrong)
 
 
 # the clip and the ratio

@@ -21,7 +21,7 @@ from regress.dump.nexrl import foreign_trajectories
 from regress.dump.record import Record
 from regress.errors import DumpError
 from regress.interop.nexrl_batches import Batch, Batches
-from regress.interop.nexrl_tables import DERIVED, FOLDERS, MODES, WRITES, Mode
+from regress.interop.nexrl_tables import DERIVED, FOLDERS, MODES, RAW, WRITES, Mode
 from regress.interop.payloads import SUFFIXES, Payload, is_own, read_payload, tensor
 from regress.interop.readers import Source
 
@@ -43,12 +43,14 @@ class NexrlDump(Source):
 
     def __init__(self, folder: Location) -> None:
         self.folder = folder
-        self._files = dict(_files(folder))
+        found = dict(_files(folder))
+        self._files = {name: told for name, told in found.items() if told[0] in FOLDERS}
+        self._raw = {name: told for name, told in found.items() if told[0] in RAW}
         if not self._files:
             raise DumpError(
                 f"{folder} has the folders of a NexRL dump but no step_* file in them; enable dump_options"
             )
-        kinds = {type for type, _ in self._files.values()}
+        kinds = {type for type, _ in found.values()}
         self.modes = tuple(mode for mode, types in MODES.items() if kinds & types) or (Mode.SELF_HOSTED,)
         self._notes: dict[str, None] = {}
         self._batches: dict[int, Batches] = {}
@@ -149,7 +151,8 @@ class NexrlDump(Source):
                     return
 
     def _first(self, type: str, step: int) -> Payload | None:
-        names = (name for name, (found, where) in self._files.items() if found == type and where.step == step)
+        known = {**self._files, **self._raw}
+        names = (name for name, (found, where) in known.items() if found == type and where.step == step)
         name = next(names, None)
         return None if name is None else self._payload(name)
 
@@ -200,7 +203,7 @@ READER = NexrlReader()
 def _files(folder: Location) -> Iterator[tuple[str, tuple[str, Coordinates]]]:
     """Yield the relative name, type and place of each file."""
     for below in children(folder):
-        if below.name not in FOLDERS:
+        if below.name not in FOLDERS | RAW:
             continue
         for path in children(below):
             where = parse_stem(path.stem) if path.suffix in SUFFIXES else None

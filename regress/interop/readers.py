@@ -45,6 +45,7 @@ GROUP = "regress.sources"
 
 BUILT_IN: Mapping[str, str] = {
     "nexrl": "regress.interop.nexrl:READER",
+    "service": "regress.interop.service:READER",
     "files": "regress.interop.files:READER",
 }
 """Readers of this package, as `pyproject.toml` registers them."""

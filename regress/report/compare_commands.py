@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from regress.compare.dumps.bounds import Bounds
     from regress.compare.dumps.options import Options
     from regress.compare.dumps.session import Comparison, Engine
+    from regress.compare.modes.find import Found
     from regress.compare.verdicts.verdict import Verdict
     from regress.report.documented import Directories
     from regress.report.model import Report
@@ -144,10 +145,13 @@ def compare(
             step, only, num_ranks, num_micros, bounds_of(rtol, atol, bitwise, tolerances, golden_dir)
         )
         work = engine_named(engine, workers=workers, address=ray_address, tell=_warn)
+        if dirs is not None:
+            dirs, pairs = _modes(dirs, options)
         found = {name: _compared(one, other, options, work) for name, (one, other) in pairs.items()}
         told = _sections(dirs, options)
+        modes = _between(dirs, options)
         tables = _tables(found, options) if report is not None or json_file is not None else []
-        code = _tell(found, told, tables, report, json_file)
+        code = _tell(found, told, tables, modes, report, json_file)
     except RegressError as error:
         sentences = " | ".join([str(error), *getattr(error, "__notes__", ())])
         click.echo(f"error: {' '.join(sentences.splitlines())}", err=True)
@@ -227,6 +231,22 @@ def _progress(what: str) -> Iterator[Any]:
         yield advance
 
 
+def _modes(dirs: Directories, options: Options) -> tuple[Directories, dict[str, tuple[str, str]]]:
+    """Return the directories as they can be compared, and the pairs of them."""
+    from regress.report.three_modes import comparable, pairs_of
+
+    found = comparable(dirs, options)
+    return found, pairs_of(found)
+
+
+def _between(dirs: Directories | None, options: Options) -> Found | None:
+    if dirs is None:
+        return None
+    from regress.report.three_modes import found_between
+
+    return found_between(dirs, options)
+
+
 def _sections(dirs: Directories | None, options: Options) -> dict[str, Any]:
     if dirs is None:
         return {}
@@ -245,16 +265,17 @@ def _tell(
     found: Mapping[str, Comparison],
     sections: Mapping[str, Any],
     tokens: Sequence[TokenTable],
+    modes: Found | None,
     folder: Path | None,
     json_file: Path | None,
 ) -> int:
     from regress.dump.files import write_atomically
-    from regress.report.comparison import report_of
+    from regress.report.comparison import MODES, report_of
     from regress.report.documented_text import lines_of
     from regress.report.terminal import colourful, screen
     from regress.report.write import write_report
 
-    report = report_of(found, sections, tokens)
+    report = report_of(found, sections, tokens, modes)
     for name, where in report.environment.items():
         click.echo(f"{name}: {where}")
     console = Console()
@@ -263,6 +284,8 @@ def _tell(
     click.echo(screen(report, width=width, height=40, colour=colour, causes=False), nl=False)
     for line in lines_of(sections):
         click.echo(line)
+    for one in report.diagnoses.get(MODES, ()):
+        click.echo(str(one))
     for name, comparison in found.items():
         for line in _failures(comparison.failed, name if len(found) > 1 else ""):
             click.echo(line)
@@ -280,6 +303,7 @@ def _tell(
         write_atomically(json_file, [text.encode()])
         click.echo(f"written: {json_file}")
     codes = [comparison.exit_code for comparison in found.values()]
+    codes += [1] if modes is not None and modes.discrepancies else []
     return 1 if 1 in codes else max(codes)
 
 

@@ -43,10 +43,22 @@ ALLOWED: dict[str, set[str]] = {
         "layout",
     },
     "doctor": {"engine", "dump"},
+    "service": {"parallel", "engine", "grpo", "tasks", "dump", "layout"},
     "tracking": {"engine"},
     "plugin": {"replay", "parallel", "engine", "golden", "compare", "report", "dump", "layout"},
     "__main__": {"cli"},
-    "cli": {"explain", "doctor", "replay", "parallel", "engine", "golden", "compare", "report", "dump"},
+    "cli": {
+        "explain",
+        "doctor",
+        "service",
+        "replay",
+        "parallel",
+        "engine",
+        "golden",
+        "compare",
+        "report",
+        "dump",
+    },
 }
 TORCH_FREE = [
     "regress",
@@ -91,7 +103,9 @@ TORCH_FREE = [
     "regress.tasks.dataset",
     "regress.tasks.files",
     "regress.tasks.rewards",
-    "regress.replay.forkserver",
+    "regress.parallel.launch.forkserver",
+    "regress.parallel.launch.pool",
+    "regress.parallel.launch.launchers",
     "regress.replay.matrix",
     "regress.replay.pool",
     "regress.replay.session",
@@ -101,6 +115,7 @@ TORCH_FREE = [
     "regress.engine.environment",
     "regress.doctor.commands",
     "regress.doctor.run",
+    "regress.service.api",
 ]
 
 

@@ -7,14 +7,17 @@ from functools import cached_property, lru_cache
 from typing import Any, TypeAlias
 
 from regress.compare.dumps.golden import GoldenSide, is_golden
+from regress.compare.dumps.sent import SentSide, flags_of, is_sent
 from regress.dump.arrays import DTYPES
 from regress.dump.coordinates import Coordinates
 from regress.dump.location import Location, location
 from regress.dump.manifest import MANIFEST
 from regress.dump.reader import DumpReader
 from regress.dump.record import Record
+from regress.dump.requests import INDEX
 from regress.errors import DumpError
 from regress.interop.readers import Source, open_source
+from regress.interop.service import ServiceDump
 from regress.layout import DIMENSIONS, Mesh
 
 Side: TypeAlias = Source
@@ -91,7 +94,12 @@ def open_side(path: str) -> Side:
     """
     if is_golden(path):
         return GoldenSide(path)
+    if is_sent(path):
+        flags, whole = flags_of(path)
+        return SentSide(open_side(whole), flags)
     folder = location(path)
+    if (folder / INDEX).is_file():  # its own index tells more than a manifest
+        return ServiceDump(folder)
     if (folder / MANIFEST).is_file():
         return OwnDump(folder)
     source = open_source(folder)

@@ -21,7 +21,7 @@ from regress.engine.checkpoint.commit import read_commit, verify, write_commit
 from regress.engine.checkpoint.names import DUMP, checkpoints, parse_name
 from regress.engine.checkpoint.snapshot import Snapshot
 from regress.engine.checkpoint.weights import save_weights
-from regress.errors import CheckpointError, RegressError, reason
+from regress.errors import CheckpointError, DumpError, RegressError, reason
 
 _WORKING = re.compile(r"\.(partial|replaced|pruned)-(checkpoint-\d+(?:-update\d+)?)", re.ASCII)
 
@@ -54,8 +54,11 @@ def written(home: Location, name: str) -> Iterator[None]:
     """Turn errors of writing into one sentence that names the checkpoint."""
     try:
         yield
-    except (OSError, SafetensorError) as error:
-        told = error.strerror if isinstance(error, OSError) and error.strerror else reason(error)
+    except (OSError, SafetensorError, DumpError) as error:
+        cause = error.__cause__ if isinstance(error, DumpError) else error
+        if isinstance(error, DumpError) and not isinstance(cause, OSError):
+            raise
+        told = cause.strerror if isinstance(cause, OSError) and cause.strerror else reason(error)
         raise RegressError(
             f"{name} cannot be written to {home} ({told}); free space there or choose another trainer.checkpoint_dir: "
             "earlier checkpoints are as they were"

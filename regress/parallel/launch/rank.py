@@ -12,10 +12,9 @@ from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import NoReturn
 
-from regress.compare.verdicts.verdict import Place
 from regress.dump.coordinates import Coordinates
 from regress.dump.taps import watching
-from regress.replay.reports import Done, Failed, Start, Tapped
+from regress.parallel.launch.reports import Done, Failed, Start, Tapped
 
 LOOPBACK = "lo"
 
@@ -94,9 +93,8 @@ def _run(job: Start, rank: int, report: Connection, port: int, listener: socket.
 
     def tell(stage: str, where: Coordinates) -> None:
         nonlocal last
-        place = str(Place(where.step, where.update, where.rank, where.micro))
-        if last != Tapped(stage, place):
-            last = Tapped(stage, place)
+        if last != Tapped(stage, where.place):
+            last = Tapped(stage, where.place)
             report.send(last)
 
     with watching(tell):

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from regress.errors import ConfigError, RankError, ReplayError
-from regress.replay.launch import Launch
+from regress.parallel.launch.launchers import Launch
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("launcher", ["torchrun", "accelerate"])
 def test_a_rank_that_fails_is_named_with_what_it_printed(launcher: str, tmp_path: Path) -> None:
     with pytest.raises(RankError) as caught:

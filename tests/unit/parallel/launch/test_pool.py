@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from regress.errors import RankError, ReplayError
-from regress.replay import pool as module
-from regress.replay.pool import RankPool
+from regress.parallel.launch import pool as module
+from regress.parallel.launch.pool import RankPool
 
 HERE = Path(__file__).parent
 GUARD = 200.0
@@ -37,7 +37,7 @@ def targets() -> Iterator[object]:
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[RankPool]:
-    with RankPool(("torch", "torch.distributed", "regress.replay.rank", "regress.dump")) as pool:
+    with RankPool(("torch", "torch.distributed", "regress.parallel.launch.rank", "regress.dump")) as pool:
         yield pool
 
 
@@ -247,7 +247,7 @@ def test_a_forkserver_that_dies_takes_its_ranks_along_and_another_takes_its_plac
 ) -> None:
     import threading
 
-    with RankPool(("torch", "regress.replay.rank")) as pool:
+    with RankPool(("torch", "regress.parallel.launch.rank")) as pool:
         assert pool.run(targets.total, {}, 1) == [1.0]
         server = pool.process
         assert server is not None
@@ -281,8 +281,8 @@ PROGRAM = """
 import sys
 sys.path.insert(0, {here!r})
 import rank_targets
-from regress.replay.pool import RankPool
-pool = RankPool(("torch", "regress.replay.rank"))
+from regress.parallel.launch.pool import RankPool
+pool = RankPool(("torch", "regress.parallel.launch.rank"))
 print("starts", flush=True)
 try:
     pool.run(rank_targets.sleeps, {{"culprit": 1, "file": {file!r}}}, 2)

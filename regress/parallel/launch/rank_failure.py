@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from regress.errors import RankError
-from regress.replay.reports import Done, Failed, Tapped
+from regress.parallel.launch.reports import Done, Failed, Tapped
 
 _TAIL = 4000
 _COLLECTIVE = "torch/distributed/distributed_c10d.py"

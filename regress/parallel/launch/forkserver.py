@@ -21,8 +21,8 @@ from multiprocessing.connection import Connection
 from typing import NoReturn
 
 from regress.errors import reason
-from regress.replay.imports import imported_for_good
-from regress.replay.reports import Ended, Ready, Signal, Start
+from regress.parallel.launch.imports import imported_for_good
+from regress.parallel.launch.reports import Ended, Ready, Signal, Start
 
 _PR_SET_PDEATHSIG = 1
 
@@ -117,7 +117,7 @@ class _Server:
             report, log = handles[2 * rank : 2 * rank + 2]
             for handle in {*handles} - {report, log}:
                 os.close(handle)
-            from regress.replay.rank import run_rank
+            from regress.parallel.launch.rank import run_rank
 
             run_rank(job, rank, Connection(report, readable=False), log, listener)
         finally:

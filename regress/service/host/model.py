@@ -1,0 +1,112 @@
+"""A model in training: its policy, the gradients since the last step, and its optimizer."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from torch.optim import AdamW
+
+from regress.engine.optim import adamw
+from regress.engine.passes import Part
+from regress.engine.policy import LocalPolicy
+from regress.engine.step import StepOutcome, update
+from regress.engine.world import World
+from regress.errors import NotFinite
+from regress.service.api import AdamParams, ModelSpec, OptimResult, ServiceError
+from regress.service.host.bases import Base
+
+
+@dataclass
+class Model:
+    """A model in training.
+
+    Attributes:
+        step: completed optimizer steps.
+        pending: passes whose gradients no step has used.
+        micro: microbatches of those passes on this rank, which number those of the next one.
+        forwards: microbatches of passes without gradients since the last step, which have numbers of their own.
+    """
+
+    id: str
+    spec: ModelSpec
+    base: Base
+    policy: LocalPolicy
+    optimizer: AdamW
+    step: int = 0
+    pending: int = 0
+    micro: int = 0
+    forwards: int = 0
+    metadata: dict[str, object] = field(default_factory=dict)
+
+    @classmethod
+    def made(cls, model_id: str, spec: ModelSpec, base: Base) -> Model:
+        """Return a new model; all ranks together."""
+        policy = base.policy()
+        return cls(model_id, spec, base, policy, optimizer_of(policy, base))
+
+    def drop_gradients(self) -> None:
+        """Forget the passes since the last step."""
+        self.policy.zero_grad()
+        self.pending = self.micro = self.forwards = 0
+
+
+def optimizer_of(policy: LocalPolicy, base: Base) -> AdamW:
+    """Return an AdamW without state; every step brings its settings."""
+    return adamw(policy.named_parameters(), 0.0, implementation=base.config.optimizer.implementation)
+
+
+def optim_step(model: Model, params: AdamParams, world: World) -> OptimResult:
+    """Make one optimizer step from the gradients since the last one, by all ranks together.
+
+    Raises:
+        ServiceError: for settings that AdamW cannot have, or without any gradients; nothing has changed then.
+        NotFinite: if the gradient is not finite; the model has not changed, and its gradients are dropped.
+    """
+    check(params)
+    if not model.pending:
+        raise ServiceError(
+            "there are no gradients since the last optim_step, so it would change nothing; send forward_backward first",
+            code="no_gradients",
+        )
+    for group in model.optimizer.param_groups:
+        group["lr"] = params.learning_rate
+        group["betas"] = (params.beta1, params.beta2)
+        group["eps"] = params.eps
+        group["weight_decay"] = params.weight_decay
+    limit = params.grad_clip_norm or None
+    pattern = model.base.config.debug.target_param_pattern
+    try:
+        found = update(
+            model.policy, model.optimizer, Part(), world=world, max_grad_norm=limit, target_params=pattern
+        )
+    except NotFinite as error:
+        model.drop_gradients()
+        raise ServiceError(
+            f"the gradient norm of the passes since the last optim_step is not finite ({error}); their gradients are "
+            "dropped and the model is as it was: send them again with other datums",
+            code="not_finite",
+        ) from error
+    model.drop_gradients()
+    model.step += 1
+    return OptimResult(model.step, found.grad_norm, _clipped(found, limit), params)
+
+
+def _clipped(found: StepOutcome, limit: float | None) -> float:
+    """Return the norm after clipping by `LocalPolicy.clip_grad_norm`."""
+    if limit is None:
+        return found.grad_norm
+    return found.grad_norm * min(1.0, limit / (found.grad_norm + 1e-6))
+
+
+def check(params: AdamParams) -> None:
+    """Refuse settings that AdamW cannot have.
+
+    Raises:
+        ServiceError: naming the first one.
+    """
+    for name, value in vars(params).items():
+        upper = 1.0 if name.startswith("beta") else math.inf
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value < upper:
+            rule = "at least 0 and below 1" if upper == 1.0 else "finite and at least 0"
+            raise ServiceError(f"adam_params.{name}={value!r} is not possible; give a number {rule}")
