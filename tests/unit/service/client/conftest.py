@@ -79,7 +79,7 @@ def sides(base: Path, tmp_path: Path) -> Sides:
 def weights_differ(here: Path, service: DirectService) -> float:
     """Return the largest difference of a weight."""
     ours, theirs = load_file(here / "final" / "model.safetensors"), dict(service.model.named_parameters())
-    return max(float((ours[name] - theirs[name]).abs().max()) for name in ours if name in theirs)
+    return max(float((ours[name] - theirs[name].detach()).abs().max()) for name in ours if name in theirs)
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:

@@ -60,7 +60,7 @@ class DirectService:
             outputs.append({"logprobs": log_probs.detach().numpy()})
         if not request.forward_only:
             total.backward()
-        return done(PassResult(outputs, {"loss:sum": float(total)}))
+        return done(PassResult(outputs, {"loss:sum": total.item()}))
 
     def optim_step(self, model_id: str, seq_id: int | None, params: AdamParams) -> Operation:
         self.calls.append(("optim_step", params))

@@ -27,6 +27,8 @@ CUSTOM = {
     "dual_clip": ("algorithm.dual_clip=1.5", "trainer.epochs=2"),
     "current": ("algorithm.old_log_probs=current",),
 }
+ENTROPY = {"training_step/entropy"}
+"""No wire carries entropies."""
 LARGE = (
     "optimizer.learning_rate=0.01",
     "optimizer.weight_decay=0.1",
@@ -39,10 +41,10 @@ LARGE += ("optimizer.lr_scheduler=linear", "optimizer.warmup_steps=1", "optimize
 def check(sides: Sides, loss: str, *overrides: str) -> None:
     here, service = sides.here(*LARGE, *overrides), sides.there(*LARGE, *overrides)
     ours, theirs = rows(here), rows(sides.root / "there")
-    assert [sorted(row) for row in ours] == [sorted(row) for row in theirs]
+    assert [sorted({*row} - ENTROPY) for row in ours] == [sorted(row) for row in theirs]
     for own, other in zip(ours, theirs, strict=True):
         for name, value in own.items():
-            if isinstance(value, float) and "time" not in name:
+            if name not in ENTROPY and isinstance(value, float) and "time" not in name:
                 assert other[name] == pytest.approx(value, rel=2e-3, abs=2e-4, nan_ok=True), name
     assert weights_differ(here, service) < 1e-4
     assert loss in {name for name, _ in service.calls}
