@@ -53,7 +53,7 @@ def run_pass(model: Model, request: PassRequest, where: Json, world: World) -> P
         raise ServiceError(
             f"entropy_coeff={objective.entropy_coef} has no meaning in a forward pass; leave it out there"
         )
-    micros = prepared.batch.microbatches(model.base.plan, world.plan, world.rank)
+    micros = _planned(model, prepared, world)
     values = _Values(len(prepared.tokens), policy.log_prob_dtype, policy.device)
     first = model.forwards if request.forward_only else model.micro
     records = model.dump.collector(model.step, asked=asked)
@@ -65,7 +65,7 @@ def run_pass(model: Model, request: PassRequest, where: Json, world: World) -> P
         outcome = settled(world, part)
         result = _result(request, loss, prepared, outcome.loss, values.whole(world))
         line = _line(model, request, objective, where, prepared, result)
-        rows = [[micro.keys.index(key) for key in micro.sample_ids] for micro in micros]
+        rows = [[number for _, number in micro.sample_ids] for micro in micros]
         model.dump.write(records, replace(line, parts=parts_of(world.rank, first, rows)))
         return result
 
@@ -79,6 +79,15 @@ def run_pass(model: Model, request: PassRequest, where: Json, world: World) -> P
     model.micro += len(micros)
     model.pending += 1
     return result
+
+
+def _planned(model: Model, prepared: Prepared, world: World) -> list[Microbatch]:
+    try:
+        return prepared.batch.microbatches(model.base.plan, world.plan, world.rank)
+    except ValueError as error:  # such as a datum that exceeds the tokens of a microbatch
+        raise ServiceError(
+            f"the datums do not fit the service's microbatches ({error}); shorten them"
+        ) from error
 
 
 def _line(
