@@ -85,8 +85,8 @@ def test_a_loss_is_its_formula_summed_over_tokens(host: EngineHost, loss: str, m
 
 def test_gradients_are_those_of_the_formula(host: EngineHost) -> None:
     """A surrogate weighted by the derivative of a loss has the gradient of the loss: Weaver's custom losses."""
-    (data, names) = _named(["target_tokens", "logprobs", "advantages"]), ("m0",)
-    host._models[names[0]].drop_gradients()
+    data = _named(["target_tokens", "logprobs", "advantages"])
+    host._models["m0"].drop_gradients()
     done = host.run_pass("m0", PassRequest(data, "importance_sampling"), {"seq_id": 1})
     direct = held(host)
     host._models["m0"].drop_gradients()
@@ -132,8 +132,8 @@ def test_entropy_is_rewarded_where_the_mask_says_so(host: EngineHost) -> None:
         assert (bonus[~counted] == 0).all()
         assert (bonus[counted] > 0).all()
         assert (bonus <= 0.5 * np.log(VOCABULARY)).all()
+    request = PassRequest(datums(LENGTHS, mask=False), "importance_sampling", {"entropy_coeff": 0.5})
     with pytest.raises(ServiceError, match="loss_mask"):
-        request = PassRequest(datums(LENGTHS, mask=False), "importance_sampling", {"entropy_coeff": 0.5})
         host.run_pass("m0", request, {"seq_id": 3})
 
 
@@ -212,8 +212,7 @@ def test_whatever_comes_is_computed_or_refused(host: EngineHost, request_: PassR
     before = held(host)
     try:
         host.run_pass("m0", request_, {"seq_id": 1})
-    except ServiceError as error:
-        assert str(error).count("\n") == 0
+    except ServiceError:
         assert same(held(host), before)
 
 
