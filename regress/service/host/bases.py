@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
@@ -62,6 +63,7 @@ class Base:
         self.folder = folder
         if world.main:
             self.tokenizer.save_pretrained(folder)
+            _for_older_clients(folder / "tokenizer_config.json")
         self._start: dict[str, Tensor] | None = None
         self._architecture: PreTrainedModel | None = None
         self._is_saved = False
@@ -197,3 +199,13 @@ def require_one_layout(bases: Mapping[str, Config]) -> None:
                 f"the offered models {first!r} and {name!r} have different parallel.*, and a service has one set of "
                 "ranks; make them equal, or start two services"
             )
+
+
+def _for_older_clients(path: Path) -> None:
+    """Write a tokenizer's settings so that transformers 4, which clients of older SDKs have, reads them, too."""
+    settings = json.loads(path.read_text())
+    if settings.get("tokenizer_class") == "TokenizersBackend":
+        settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+    if isinstance(settings.get("extra_special_tokens"), list):
+        settings["additional_special_tokens"] = settings.pop("extra_special_tokens")
+    path.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n")
