@@ -5,14 +5,19 @@ from __future__ import annotations
 import math
 
 import pytest
-from tests.unit.service.client.conftest import Sides, rows, weights_differ
 
 from regress.errors import ConfigError
 from regress.service.api import AdamParams
+from tests.unit.service.client.conftest import Sides, rows, weights_differ
 
 DIRECT = {
     "importance_sampling": ("algorithm.loss=importance_sampling", "algorithm.old_log_probs=sampler"),
-    "ppo": ("algorithm.preset=dapo", "trainer.epochs=2", "trainer.mini_batch_size=4", "algorithm.clip_low=0.01"),
+    "ppo": (
+        "algorithm.preset=dapo",
+        "trainer.epochs=2",
+        "trainer.mini_batch_size=4",
+        "algorithm.clip_low=0.01",
+    ),
     "cispo": ("algorithm.preset=cispo", "algorithm.clip_high=0.002", "trainer.epochs=2"),
     "cross_entropy": ("algorithm.loss=reinforce", "algorithm.aggregation=seq-mean-token-mean"),
 }
@@ -24,7 +29,12 @@ CUSTOM = {
 }
 ENTROPY = {"training_step/entropy"}
 """No wire carries entropies."""
-LARGE = ("optimizer.learning_rate=0.01", "optimizer.weight_decay=0.1", "optimizer.max_grad_norm=0.3", "max_steps=3")
+LARGE = (
+    "optimizer.learning_rate=0.01",
+    "optimizer.weight_decay=0.1",
+    "optimizer.max_grad_norm=0.3",
+    "max_steps=3",
+)
 LARGE += ("optimizer.lr_scheduler=linear", "optimizer.warmup_steps=1", "optimizer.eps=1e-4")
 
 
@@ -59,9 +69,7 @@ def test_settings_of_the_optimizer_arrive(sides: Sides) -> None:
     service = sides.there(*LARGE, "optimizer.betas=[0.8, 0.95]")
     sent = [value for name, value in service.calls if name == "optim_step"]
     rest = (0.8, 0.95, 1e-4, 0.1, 0.3)
-    assert [vars(params) for params in sent] == [
-        vars(AdamParams(rate, *rest)) for rate in (0.0, 0.01, 0.005)
-    ]
+    assert [vars(params) for params in sent] == [vars(AdamParams(rate, *rest)) for rate in (0.0, 0.01, 0.005)]
 
 
 def test_no_clipping_is_sent_as_zero(sides: Sides) -> None:
