@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from regress.compare.dumps.options import Options
@@ -23,7 +22,7 @@ def comparable(dirs: Directories, options: Options) -> Directories:
     Damaged dumps are left to the comparison, which names the damage.
     """
     try:
-        known = [open_side(path) if path is not None else None for path in _others(dirs)]
+        known = [open_side(path) if path is not None else None for path in (dirs.remote_api, dirs.weaver)]
         flags = flags_for(open_side(dirs.self_hosted), known[0], known[1], steps_in(dirs, options))
     except RegressError:
         return dirs
@@ -51,8 +50,4 @@ def found_between(dirs: Directories, options: Options) -> Found:
     """Return the discrepancies between the modes; none where a part was asked for that they do not belong to."""
     if options.only.pattern:
         return Found(notes=["--only was given, so discrepancies between the three modes were not looked for"])
-    return discrepancies(dirs.self_hosted, *_others(dirs), steps_in(dirs, options))
-
-
-def _others(dirs: Directories) -> Sequence[str | None]:
-    return dirs.remote_api, dirs.weaver
+    return discrepancies(dirs.self_hosted, dirs.remote_api, dirs.weaver, steps_in(dirs, options))

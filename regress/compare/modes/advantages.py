@@ -57,10 +57,8 @@ def _mask(row: Row) -> Mask:
 
 def _same(link: Link, a: Row, b: Row) -> bool:
     mine, its = _pair(a, b)
-    mask = _mask(a)
     bound = link.close * float(np.abs(mine).max(initial=0.0))
-    inside = (np.abs(mine - its)[mask] <= bound).all()
-    return bool(inside) and not its[~mask].any()
+    return bool((np.abs(mine - its) <= bound).all())
 
 
 def _misplaced(link: Link, wrong: Sequence[tuple[Row, Row]]) -> Discrepancy | None:

@@ -129,6 +129,7 @@ def order(scene: Scene) -> Iterator[Discrepancy]:
     executed = sorted(passes, key=lambda one: min((part.micro for part in one.parts), default=0))
     places = [number.get(one.key(index)) for one in executed for index in range(len(one.datums))]
     known = [place for place in places if place is not None]
+    known = known if len(known) == len(places) else []  # a datum that was made twice has no place
     sequence = [one.seq_id for one in executed]
     numbered = [seq for seq in sequence if seq is not None]
     wrong = known != sorted(known)

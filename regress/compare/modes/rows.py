@@ -64,6 +64,15 @@ class Row:
         found = self.values.get(MASK)
         return None if found is None else np.nan_to_num(found) != 0
 
+    def weighed(self) -> Row:
+        """Return this row with its advantages and losses multiplied by its weights, if it has any."""
+        weights = self.values.pop("weights", None)
+        for name in ("advantages", "loss"):
+            values = self.values.get(name)
+            if weights is not None and values is not None and values.size == weights.size:
+                self.values[name] = values * weights
+        return self
+
     @property
     def idle(self) -> bool:
         """True if its advantages are known, and all 0."""

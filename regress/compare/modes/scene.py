@@ -59,7 +59,7 @@ class Scene:
             step,
             rows_of(trainer, step),
             None if client is None else client_of(client, step),
-            None if service is None else rows_of(service, step),
+            None if service is None else [row.weighed() for row in rows_of(service, step)],
             service if isinstance(service, ServiceDump) else None,
             trainer.config,
             {name: _losses(side, step) for name, side in sides.items() if side is not None},

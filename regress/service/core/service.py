@@ -190,10 +190,9 @@ class CoreService:
 
     def sampler_info(self, sampler_id: str) -> SamplerInfo:
         """Return facts about a sampler."""
+        offered = {model.name: model.tokenizer for model in self._offered}
         with self._state.changed:
-            base, path = self._sessions.sampler(sampler_id)
-        folder = next((model.tokenizer for model in self._offered if model.name == base), "")
-        return SamplerInfo(sampler_id, base, path, folder)
+            return self._sessions.sampler_info(sampler_id, offered)
 
     def sample(self, sampler_id: str, request: SamplingRequest) -> Operation:
         """Queue a sampling request."""
@@ -256,6 +255,7 @@ class CoreService:
                 "operations_done_total": float(self._ended[Status.DONE]),
                 "operations_failed_total": float(self._ended[Status.FAILED]),
                 "operation_seconds_total": self._worker.seconds,
+                "unread_operations": float(state.operations.unread),
                 "waiting_bytes": float(state.waiting_bytes),
                 "results_bytes": float(state.operations.results_bytes),
                 "unread_results_bytes": float(state.operations.unread_bytes),
