@@ -15,6 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
+from regress.engine.adapters.settings import base_of
 from regress.engine.config.schema import Config
 from regress.golden.case import GoldenCase
 from regress.replay.configure import case_config, compose
@@ -33,13 +34,14 @@ DUMPED = "forward_data,loss,is_loss_debug,batch_inputs,gradient,param"
 class RemoteReplay:
     """Dumps of a replay: what the client sent, and what the service computed."""
 
+    wire: str
     client: Path
     service: Path
 
 
 def inexpressible(case: GoldenCase, wire: str) -> str | None:
     """Return why a case's training cannot be asked of a service; None if it can."""
-    config = case.config
+    config: Mapping[str, Any] = case.config
     temperature = (config.get("rollout_worker") or {}).get("temperature", 1.0)
     if temperature != 1.0:
         return f"the policy is trained at a temperature of {temperature}, which the wires cannot say"
@@ -81,13 +83,17 @@ def replay_remote(
         }
         config = compose(case.config, overrides, folder / "client")
         train(config, Console(quiet=True), connect=connect)
-    return RemoteReplay(Path(config.debug.dump_dir), folder / "service" / "dump")
+    return RemoteReplay(wire, Path(config.debug.dump_dir), folder / "service" / "dump")
 
 
 def _client_side(case: GoldenCase, folder: Path) -> dict[str, Any]:
     found = case_config(case, len(case.trajectories()))
-    for key in ("model.path", "optimizer.state_path"):
-        found.pop(key, None)
+    model = found.pop("model.path")
+    found.pop("optimizer.state_path", None)
+    reference: Mapping[str, Any] = case.config.get("reference") or {}  # type: ignore[assignment]  # plain JSON
+    if reference.get("without_adapter"):  # the offered model brings its adapter, so the base is another model
+        base = base_of(Path(model), None, "model.path")
+        found |= {"reference.path": str(base), "reference.without_adapter": False}
     return {
         **found,
         "trainer.type": "remote",
@@ -109,7 +115,9 @@ def _offered(case: GoldenCase, precision: Precision, folder: Path, parallel: Map
     files = case_config(case, 1)
     kept = ("model.path", "optimizer.state_path")
     own = {key: value for key, value in files.items() if key in kept}
-    sections = {name: case.config[name] for name in ("seed", "model", "task", "data") if name in case.config}
+    sections: dict[str, Any] = {
+        name: case.config[name] for name in ("seed", "model", "task", "data") if name in case.config
+    }
     return compose(sections, {**own, **precision.overrides, **parallel}, folder)
 
 

@@ -22,6 +22,7 @@ from regress.interop.payloads import read_payload
 from regress.layout import BatchPlan
 from regress.parallel.world import opened_world
 from regress.replay.configure import replay_config
+from regress.replay.remote import RemoteReplay
 from regress.replay.run import no_progress, torch_settings
 from regress.replay.variants import BASE, Precision
 from regress.service.api import Array, Datum, PassRequest
@@ -32,15 +33,15 @@ TAKES = {"surrogate": "surrogate_weights", "cross_entropy": "advantages"}
 """Loss -> array of the client's dump that stands for the advantages; the others take advantages and log-probs."""
 
 
-def replay_sent(case: GoldenCase, sent: Path, precision: Precision, folder: Path) -> str:
+def replay_sent(case: GoldenCase, replay: RemoteReplay, precision: Precision, folder: Path) -> str:
     """Make the updates whose datums a client's dump holds, from the case's start; returns the dump of the steps.
 
     Raises:
         ReplayError: if the dump holds no datums.
     """
-    requests = list(_requests(sent))
+    requests = list(_requests(replay))
     if not requests:
-        raise ReplayError(f"{sent} holds no datums; set debug.remote_api_dump_options.datums=true")
+        raise ReplayError(f"{replay.client} holds no datums; set debug.remote_api_dump_options.datums=true")
     config = replay_config(case, BASE, precision, len(case.trajectories()), folder)
     with torch_settings(config.threads), opened_world(config) as world, ExitStack() as resources:
         trainer = build(config, resources, no_progress, world).trainer
@@ -69,26 +70,26 @@ def replay_sent(case: GoldenCase, sent: Path, precision: Precision, folder: Path
     return config.debug.dump_dir
 
 
-def _requests(sent: Path) -> Iterator[PassRequest]:
-    for path in sorted((sent / "datums").glob("step_*")):
+def _requests(replay: RemoteReplay) -> Iterator[PassRequest]:
+    for path in sorted((replay.client / "datums").glob("step_*")):
         payload = read_payload(path)
         extra: Mapping[str, Any] = payload["extra_info"]
         loss = str(extra["loss_fn"])
         config = {
             name: value for name, value in extra["loss_fn_config"].items() if name != "enable_debug_dump"
         }
-        yield PassRequest([_datum(item, loss) for item in payload["datums"]], loss, config)
+        yield PassRequest([_datum(item, loss, replay.wire) for item in payload["datums"]], loss, config)
 
 
-def _datum(item: Mapping[str, Any], loss: str) -> Datum:
+def _datum(item: Mapping[str, Any], loss: str, wire: str) -> Datum:
     given = {
         name: np.asarray(values, np.int64 if name == "target_tokens" else np.float32)
         for name, values in item["loss_fn_inputs"].items()
     }
-    names = ("advantages", "logprobs")
-    inputs: dict[str, Array] = {name: given[name] for name in ("target_tokens", "loss_mask")}
+    inputs: dict[str, Array] = {"target_tokens": given["target_tokens"]}
     if loss in TAKES:
         inputs["weights" if loss == "cross_entropy" else TAKES[loss]] = given[TAKES[loss]]
     else:
-        inputs |= {name: given[name] for name in names}
+        inputs |= {name: given[name] for name in ("advantages", "logprobs")}
+        inputs |= {"loss_mask": given["loss_mask"]} if wire == "weaver" else {}
     return Datum(np.asarray(item["input_tokens"], np.int64), inputs, item["datum_id"])
