@@ -29,7 +29,6 @@ from regress.service.host.adapters import require_rank, target_modules
 
 _UNUSED = {
     "optimizer.factory": "clients send the settings of AdamW",
-    "optimizer.state_path": "a model starts with a fresh optimizer",
     "reference.path": "the service has no reference model",
 }
 
@@ -163,7 +162,6 @@ class Base:
     def _refuse(self) -> None:
         keys = {
             "optimizer.factory": self.config.optimizer.factory,
-            "optimizer.state_path": self.config.optimizer.state_path,
             "reference.path": self.config.reference.path,
         }
         for key, value in keys.items():
