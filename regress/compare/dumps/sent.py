@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -19,10 +19,8 @@ from regress.dump.coordinates import Coordinates
 from regress.dump.location import Location
 from regress.dump.record import Record
 from regress.dump.trajectory import rollouts_in
+from regress.interop.readers import Source
 from regress.layout import SampleKey
-
-if TYPE_CHECKING:
-    from regress.compare.dumps.sides import Side
 
 PREFIX = "sent-"
 WEIGHTED, DROPPED = "weighted", "dropped"
@@ -60,7 +58,7 @@ class SentSide:
         flags: ``weighted`` to multiply by weights, ``dropped`` to leave out samples without any advantage.
     """
 
-    def __init__(self, whole: Side, flags: Collection[str]) -> None:
+    def __init__(self, whole: Source, flags: Collection[str]) -> None:
         self.whole = whole
         self.flags = flags
         self.folder: Location = whole.folder
@@ -146,7 +144,7 @@ def weighted(record: Record) -> Record:
     return replace(record, tensors=tensors)
 
 
-def without_advantage(side: Side, step: int) -> set[SampleKey]:
+def without_advantage(side: Source, step: int) -> set[SampleKey]:
     """Return the samples of a step whose advantages are all 0.
 
     Where advantages were not recorded they are 0 for a group whose rewards are all the same.
@@ -166,7 +164,7 @@ def without_advantage(side: Side, step: int) -> set[SampleKey]:
     return found - other if told else _of_equal_rewards(side, step)
 
 
-def _of_equal_rewards(side: Side, step: int) -> set[SampleKey]:
+def _of_equal_rewards(side: Source, step: int) -> set[SampleKey]:
     groups: dict[str, dict[SampleKey, float]] = {}
     for name, (type, where) in side.entries.items():
         if type == "trajectory" and where.step == step:
