@@ -116,6 +116,8 @@ TORCH_FREE = [
     "regress.doctor.commands",
     "regress.doctor.run",
     "regress.service.api",
+    "regress.service.commands",
+    "regress.service.core.service",
 ]
 
 

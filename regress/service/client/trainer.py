@@ -113,6 +113,7 @@ class RemoteTrainer(Trainer):
         assert isinstance(self.optimizer, RemoteAdamW)
         params = self.optimizer.params()
         metrics = self.policy.model.optim_step(params)
+        self.optimizer.step()  # for the schedule
         loss, terms = part.loss, part.terms
         if objective.entropy_coef:
             loss, terms = _with_entropy(loss, terms, result)

@@ -49,7 +49,12 @@ class Hosted:
 
     def where(self, ticket: Ticket) -> Json:
         """Return what names a request in dumps."""
-        return {"model_id": ticket.model_id, "operation": ticket.id, "seq_id": ticket.seq}
+        return {
+            "model_id": ticket.model_id,
+            "operation": ticket.id,
+            "request_id": ticket.id,
+            "seq_id": ticket.seq,
+        }
 
     def created(self, model_id: str) -> None:
         """Note that the host holds a model."""

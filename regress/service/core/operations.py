@@ -66,6 +66,7 @@ class Operations:
     Attributes:
         results_bytes: size of all results that are kept.
         unread_bytes: size of those that nobody has read.
+        unread: number of operations whose end nobody has read.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -73,6 +74,7 @@ class Operations:
         self._tickets: OrderedDict[str, Ticket] = OrderedDict()
         self.results_bytes = 0
         self.unread_bytes = 0
+        self.unread = 0
 
     def add(self, ticket: Ticket) -> None:
         """Keep an operation."""
@@ -90,6 +92,7 @@ class Operations:
         ticket.finished = time.monotonic()
         self.results_bytes += ticket.result_size
         self.unread_bytes += ticket.result_size
+        self.unread += 1
         ticket.final.set()
 
     def read(self, ticket: Ticket) -> None:
@@ -97,6 +100,7 @@ class Operations:
         if ticket.finished is not None and ticket.read is None:
             ticket.read = time.monotonic()
             self.unread_bytes -= ticket.result_size
+            self.unread -= 1
 
     def sweep(self, now: float) -> None:
         """Drop results whose time is over and, beyond the limit on their size, those that were read, oldest first."""
@@ -115,3 +119,4 @@ class Operations:
         self.results_bytes -= ticket.result_size
         if ticket.read is None:
             self.unread_bytes -= ticket.result_size
+            self.unread -= 1

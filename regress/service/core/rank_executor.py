@@ -8,7 +8,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe, wait
@@ -42,6 +42,7 @@ class RankExecutor:
         world_size: number of ranks.
         modules: modules that are imported before the ranks are forked.
         patience: seconds that a collective may take.
+        backend: backend of the process group.
     """
 
     def __init__(
@@ -51,15 +52,17 @@ class RankExecutor:
         *,
         modules: Sequence[str] = MODULES,
         patience: float = 1800.0,
+        backend: str = "gloo",
     ) -> None:
         self.world_size = world_size
-        self._open_host, self._patience = open_host, patience
+        self._open_host = open_host
+        self._settings = {"patience": patience, "backend": backend}
         self._pool = RankPool(modules)
         self._ranks: _Ranks | None = None
 
     def start(self) -> None:
         """Start the ranks; raises `ServiceError` naming the rank that cannot open its host."""
-        self._ranks = _Ranks(self._pool, self._open_host, self.world_size, self._patience)
+        self._ranks = _Ranks(self._pool, self._open_host, self.world_size, self._settings)
         try:
             self._ranks.connect()
         except BaseException:
@@ -93,7 +96,9 @@ class RankExecutor:
 class _Ranks:
     """Ranks of one job of the pool, and the connections to them."""
 
-    def __init__(self, pool: RankPool, open_host: OpenHost, world_size: int, patience: float) -> None:
+    def __init__(
+        self, pool: RankPool, open_host: OpenHost, world_size: int, chosen: Mapping[str, Any]
+    ) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="regress-ranks-"))  # for this user alone
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(self._folder / "socket"))
@@ -103,8 +108,7 @@ class _Ranks:
         self._world_size = world_size
         self._job: Future[None] = Future()
         arguments = {"address": str(self._folder / "socket"), "open_host": open_host}
-        settings = {"timeout": math.inf, "patience": patience, "folder": self._folder / "logs"}
-        run = {"given_up": self._given_up, **settings}
+        run = {"timeout": math.inf, "folder": self._folder / "logs", "given_up": self._given_up, **chosen}
         threading.Thread(target=self._run, args=[pool, arguments, run], daemon=True).start()
 
     def connect(self) -> None:

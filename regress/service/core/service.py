@@ -15,6 +15,7 @@ from regress.service.api import (
     OfferedModel,
     Operation,
     PassRequest,
+    SamplerInfo,
     SamplingRequest,
     Saved,
     SaveKind,
@@ -187,6 +188,12 @@ class CoreService:
             self._admission.require_open()
             return self._sessions.create_sampler(session_id, number, path, base_model)
 
+    def sampler_info(self, sampler_id: str) -> SamplerInfo:
+        """Return facts about a sampler."""
+        offered = {model.name: model.tokenizer for model in self._offered}
+        with self._state.changed:
+            return self._sessions.sampler_info(sampler_id, offered)
+
     def sample(self, sampler_id: str, request: SamplingRequest) -> Operation:
         """Queue a sampling request."""
         with self._state.changed:
@@ -248,6 +255,7 @@ class CoreService:
                 "operations_done_total": float(self._ended[Status.DONE]),
                 "operations_failed_total": float(self._ended[Status.FAILED]),
                 "operation_seconds_total": self._worker.seconds,
+                "unread_operations": float(state.operations.unread),
                 "waiting_bytes": float(state.waiting_bytes),
                 "results_bytes": float(state.operations.results_bytes),
                 "unread_results_bytes": float(state.operations.unread_bytes),

@@ -159,6 +159,8 @@ class Worker:
                     outcome.undo()
                 error = error or unwritten
             self._state.operations.settle(ticket, None if error else result, error)
+        if ticket.kind.startswith("close"):
+            self._state.operations.read(ticket)  # no client has its id
         with contextlib.suppress(Exception):  # a log that cannot be written stops nothing
             self._told(ticket)
         self._state.changed.notify_all()
