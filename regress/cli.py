@@ -116,16 +116,18 @@ def train(
 
         before_resume(loaded.config, console, allow_change)
     sys.path.append(str(Path.cwd()))  # rewards of one's own: task.rewards names package.module:function
-    from regress.parallel.run import train as run  # torch starts here, after the environment is set
+    from regress.service.client.run import train as run  # torch starts here, after the environment is set
 
     result = run(loaded.config, console, allow_change=allow_change)
     if not result.main:
         return
     click.echo(f"{loaded.config.max_steps} steps done")
     click.echo(f"metrics:      {result.output_dir / 'metrics.jsonl'}")
-    click.echo(f"final model:  {result.output_dir / 'final'}")
+    remote = loaded.config.trainer.type == "remote"
+    click.echo(f"final model:  {result.output_dir / 'final'}" + (", in the service" if remote else ""))
     if result.dump_dir is not None:
-        click.echo(f"tensors:      {result.dump_dir}")
+        click.echo(f"{'files:  ' if remote else 'tensors:'}      {result.dump_dir}")
+    if result.dump_dir is not None and not remote:
         click.echo(f"look at them: regress dump show {result.dump_dir}")
 
 
