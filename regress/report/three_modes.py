@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from regress.compare.dumps.options import Options
-from regress.compare.dumps.sent import sent
+from regress.compare.dumps.sent import RECORDED, sent
 from regress.compare.dumps.sides import open_side
 from regress.compare.modes.find import Found, discrepancies
 from regress.compare.modes.form import flags_for
@@ -23,7 +23,9 @@ def comparable(dirs: Directories, options: Options) -> Directories:
     """
     try:
         known = [open_side(path) if path is not None else None for path in (dirs.remote_api, dirs.weaver)]
-        flags = flags_for(open_side(dirs.self_hosted), known[0], known[1], steps_in(dirs, options))
+        whole = open_side(dirs.self_hosted)
+        flags = flags_for(whole, known[0], known[1], steps_in(dirs, options))
+        flags |= {RECORDED} if whole.system == "regress" else set()
     except RegressError:
         return dirs
     return replace(dirs, self_hosted=sent(dirs.self_hosted, flags))

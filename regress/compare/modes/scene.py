@@ -110,7 +110,7 @@ def _computed(service: Side, step: int) -> list[Row]:
     for one in service.passes if isinstance(service, ServiceDump) else ():
         for number, datum in enumerate(one.datums if one.step == step else ()):
             row = found.setdefault(one.key(number), Row(one.key(number)))
-            row.tokens = np.array(datum.tokens, np.int64)
+            row.tokens, row.id = np.array(datum.tokens, np.int64), datum.id
     return [*found.values()]
 
 
