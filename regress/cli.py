@@ -22,6 +22,7 @@ from regress.replay.export_commands import export
 from regress.replay.replay_commands import replay, variants
 from regress.report.compare_commands import compare
 from regress.report.run_commands import report
+from regress.service.commands import serve
 
 _BUILT_IN = sorted(path.stem for path in (Path(__file__).parent / "engine/config/conf").glob("*.yaml"))
 
@@ -167,7 +168,7 @@ def check(ctx: click.Context, path: str) -> None:
     """
     from regress.compare.diagnosis.causes import UNKNOWN, diagnose
     from regress.compare.diagnosis.divergence import find_divergence
-    from regress.compare.diagnosis.rules.loss import OF_GOLDEN
+    from regress.compare.diagnosis.rules.table import OF_GOLDEN
     from regress.compare.dumps.checked import check_dump, scene_of_side
     from regress.compare.dumps.sides import open_side
     from regress.report.text import headline
@@ -237,7 +238,7 @@ def renamed(command: click.Command, old: str, new: str) -> click.Command:
 
 for command in (record, export, calibrate, study):
     golden.add_command(command)
-for command in (golden, replay, variants, compare, report, explain, doctor, track):
+for command in (golden, replay, variants, compare, report, explain, doctor, track, code_option(serve)):
     main.add_command(command)
 main.add_command(renamed(calibrate, "calibrate", "regress golden calibrate CASE"))
 main.add_command(renamed(study, "study", "regress golden validate CASE"))

@@ -20,11 +20,11 @@ from typing import Any, Protocol
 
 from regress.dump.coordinates import Coordinates
 from regress.dump.record import Record
-from regress.dump.recorder import Recorder
+from regress.dump.recorder import Collector, Recorder
 from regress.dump.trajectory import Trajectory, to_record
 from regress.errors import DumpError
 
-_recorder: ContextVar[Recorder | None] = ContextVar("regress_recorder", default=None)
+_recorder: ContextVar[Collector | None] = ContextVar("regress_recorder", default=None)
 _where: ContextVar[Coordinates | None] = ContextVar("regress_where", default=None)
 _watcher: ContextVar[Callable[[str, Coordinates], None] | None] = ContextVar("regress_watcher", default=None)
 
@@ -67,7 +67,7 @@ class BoundTap:
     variables. A call records one whole record.
     """
 
-    recorder: Recorder
+    recorder: Collector
     type: str
     where: Coordinates
     watcher: Callable[[str, Coordinates], None] | None
@@ -129,7 +129,7 @@ def watching(watcher: Callable[[str, Coordinates], None]) -> Iterator[None]:
         _watcher.reset(token)
 
 
-def active_recorder() -> Recorder | None:
+def active_recorder() -> Collector | None:
     """Return the recorder that receives taps here, or None."""
     return _recorder.get()
 
@@ -185,6 +185,16 @@ def _flush(where: Coordinates, outer: Coordinates | None) -> None:
     recorder = _recorder.get()
     if recorder is not None and where != outer:
         recorder.flush(where)
+
+
+@contextmanager
+def receiving(collector: Collector | None) -> Iterator[None]:
+    """Make `collector` receive the taps inside, or nobody; it is not closed."""
+    token = _recorder.set(collector)
+    try:
+        yield
+    finally:
+        _recorder.reset(token)
 
 
 @contextmanager

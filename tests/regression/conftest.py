@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from regress.compare.verdicts.verdict import Verdict
 from regress.golden.store import GoldenStore
 from regress.layout import TokenLayout
+from regress.parallel.launch.pool import RankPool
 from regress.replay.judge import judge_replay
 from regress.replay.matrix import Replay
 from regress.replay.plan import PlannedUpdate
-from regress.replay.pool import RankPool
+from regress.replay.pool import MODULES
 from regress.replay.variants import VARIANTS, Precision
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ GOLDEN = Path(__file__).parents[2] / "golden"
 @pytest.fixture(scope="module")
 def pool() -> Iterator[RankPool]:
     """Ranks of this module alone."""
-    with RankPool() as pool:
+    with RankPool(MODULES) as pool:
         yield pool
 
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from regress.engine.tracking.state import read_sync_state
-from regress.replay.pool import MODULES, RankPool
+from regress.parallel.launch.pool import RankPool
+from regress.replay.pool import MODULES
 from tests.regression.resumed import ONLY_MAIN, Bench, require_same
 
 pytest.importorskip("tensorboard")

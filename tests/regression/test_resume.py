@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from regress.dump.recorded import read_trajectories
-from regress.replay.pool import RankPool
+from regress.parallel.launch.pool import RankPool
 from tests.regression.resumed import LATEST, ONLY_MAIN, SMALL, Bench, require_same
 
 
