@@ -14,14 +14,14 @@ from regress.capture.micros import Naming
 from regress.capture.passes import contents_of, inputs_of, on_tokens
 from regress.capture.session import Session
 from regress.capture.settings import as_keys
-from regress.dump.recorder import Recorder
+from regress.dump.recorder import Collector
 from regress.dump.taps import active_recorder, current, tap
 from regress.errors import CaptureError
 
 sessions: list[Session] = []
 """Active recordings by hooks, the innermost last."""
 
-_named: WeakKeyDictionary[Recorder, dict[tuple[int, int], Naming]] = WeakKeyDictionary()
+_named: WeakKeyDictionary[Collector, dict[tuple[int, int], Naming]] = WeakKeyDictionary()
 
 VALUES = ("log_probs", "entropy")
 SHARES = ("loss", "pg_loss", "kl_loss", "entropy_loss")
@@ -117,7 +117,7 @@ def _add_to_pass(values: Mapping[str, Any], known: Sequence[str]) -> None:
 
 
 def _write(
-    recorder: Recorder,
+    recorder: Collector,
     found: Arrangement,
     values: Mapping[str, Any],
     forward: Mapping[str, Any],

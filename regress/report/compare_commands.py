@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from regress.compare.modes.find import Found
     from regress.compare.verdicts.verdict import Verdict
     from regress.report.documented import Directories
+    from regress.report.model import Report
     from regress.report.tokens import TokenTable
 
 _WIDTH = 110  # where there is no terminal
@@ -279,7 +280,8 @@ def _tell(
         click.echo(f"{name}: {where}")
     console = Console()
     width = console.width if console.is_terminal else _WIDTH
-    click.echo(screen(report, width=width, height=40, colour=colourful(console.is_terminal)), nl=False)
+    colour = colourful(console.is_terminal)
+    click.echo(screen(report, width=width, height=40, colour=colour, causes=False), nl=False)
     for line in lines_of(sections):
         click.echo(line)
     for one in report.diagnoses.get(MODES, ()):
@@ -287,8 +289,8 @@ def _tell(
     for name, comparison in found.items():
         for line in _failures(comparison.failed, name if len(found) > 1 else ""):
             click.echo(line)
-        for cause in report.diagnoses.get(name, ()):
-            click.echo(str(cause))
+        for line in _causes(report, name):
+            click.echo(f"{name}: {line}" if len(found) > 1 else line)
     for line in _listed(report.notes):
         click.echo(f"note: {line}")
     for name, error in report.errors.items():
@@ -313,6 +315,14 @@ def _failures(failed: Sequence[Verdict], name: str) -> Iterator[str]:
         yield f"✗ {placed(name, verdict)}: {headline(verdict)}"
     if len(failed) > _SHOWN:
         yield f"and {plural(len(failed) - _SHOWN, 'more tensor')}"
+
+
+def _causes(report: Report, name: str) -> Iterator[str]:
+    """Yield what the failures of a comparison have in common, what follows from them, and the probable causes."""
+    divergence = report.divergences.get(name)
+    yield from () if divergence is None else str(divergence).splitlines()[1:]
+    for cause in report.diagnoses.get(name, ()):
+        yield from str(cause).splitlines()
 
 
 def _listed(lines: Any) -> Iterator[str]:

@@ -157,7 +157,7 @@ class Modes:
     def _records(
         self, number: int, step: Step, lines: list[DumpedRequest], places: list[tuple[int, int]]
     ) -> None:
-        keys = {}
+        keys: dict[int, Any] = {}
         passes = [one for one in lines if one.step == number and one.operation != Operation.OPTIM_STEP]
         for one, chunk in zip(passes, step.chunks or [[*range(len(step.rows))]], strict=True):
             keys |= {row: one.key(index) for index, row in enumerate(chunk)}
@@ -177,7 +177,7 @@ class Modes:
         ids, mask = np.array([row.tokens]), row.mask[None]
         loss = np.float32((v["elementwise_loss"] * mask).sum())
         debug = {name: v[name] for name in TOKENS if name != "entropy"}
-        found = {
+        found: dict[str, dict[str, Any]] = {
             "batch_inputs": {"input_ids": ids, "response_mask": mask},
             "forward_data": {"log_probs": v["log_probs"], "entropy": v["entropy"], "response_mask": mask},
             "is_loss_debug": {**debug, "effective_valid": mask, "loss": loss},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -32,6 +33,19 @@ def pool() -> Iterator[RankPool]:
     """Ranks of this module alone."""
     with RankPool(MODULES) as pool:
         yield pool
+
+
+@pytest.fixture(scope="module")
+def targets() -> Iterator[Any]:
+    """The module of runs that may be killed, importable as a user's is."""
+    folder = str(Path(__file__).parent)
+    sys.path.insert(0, folder)
+    try:
+        import resume_ranks
+
+        yield resume_ranks
+    finally:
+        sys.path.remove(folder)
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ TORCH_FREE = [
     "regress.compare.dumps.engines",
     "regress.compare.dumps.engines.cluster",
     "regress.compare.dumps.engines.processes",
-    "regress.compare.judge",
+    "regress.compare.updates.bitwise_reference",
     "regress.compare.verdicts.overrides",
     "regress.compare.dumps.session",
     "regress.compare.verdicts.verdict",

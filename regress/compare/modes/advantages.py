@@ -29,9 +29,9 @@ def advantages(scene: Scene, link: Link) -> Iterator[Discrepancy]:
     if misplaced is not None:
         yield misplaced
         return
-    factors = {id(a): _factor(link, a, b) for a, b in known}
-    told = {a.key: factor for a, _ in known if (factor := factors[id(a)]) is not None}
-    if len(told) == len(known):
+    there = [(a, b) for a, b in known if not a.idle]
+    told = {a.key: factor for a, b in there if (factor := _factor(link, a, b)) is not None}
+    if len(told) == len(there) and all(_same(link, a, b) for a, b in known if a.idle):
         found = _scaled(scene, link, told)
         if found is not None:
             yield found
@@ -57,10 +57,8 @@ def _mask(row: Row) -> Mask:
 
 def _same(link: Link, a: Row, b: Row) -> bool:
     mine, its = _pair(a, b)
-    mask = _mask(a)
     bound = link.close * float(np.abs(mine).max(initial=0.0))
-    inside = (np.abs(mine - its)[mask] <= bound).all()
-    return bool(inside) and not its[~mask].any()
+    return bool((np.abs(mine - its) <= bound).all())
 
 
 def _misplaced(link: Link, wrong: Sequence[tuple[Row, Row]]) -> Discrepancy | None:

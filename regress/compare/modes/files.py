@@ -29,8 +29,8 @@ def _of_service(trainer: Side, service: ServiceDump, steps: Sequence[int]) -> It
     if lost:
         yield Discrepancy(
             "files-lost",
-            f"files that the service wrote are missing: deleted or not copied out of {DIR}; dump again with {ENABLED}=1, "
-            f"{DIR} and {OPTIONS}={','.join(PER_MICROBATCH)}",
+            f"files that the service wrote are missing: deleted or not copied out of {DIR}; dump again with "
+            f"{ENABLED}=1, {DIR} and {OPTIONS}={','.join(PER_MICROBATCH)}",
             (f"requests.jsonl tells of {some(lost, 'file')}",),
             ("coverage",),
         )
@@ -40,8 +40,8 @@ def _of_service(trainer: Side, service: ServiceDump, steps: Sequence[int]) -> It
     if off and told:
         yield Discrepancy(
             "types-not-recorded",
-            f"the service did not record {', '.join(off)}: set {OPTIONS}={','.join([*sorted(told), *off])} and start it "
-            "again",
+            f"the service did not record {', '.join(off)}: set {OPTIONS}={','.join([*sorted(told), *off])} and "
+            "start it again",
             (f"requests.jsonl tells of {', '.join(sorted(told))} alone",),
             ("coverage",),
         )

@@ -38,11 +38,11 @@ def discrepancies(trainer: str, client: str | None, service: str | None, steps: 
     """
     flags, whole = flags_of(trainer) if is_sent(trainer) else (frozenset[str](), trainer)
     base = open_side(f"sent-{WEIGHTED}:{whole}" if WEIGHTED in flags else whole)
-    sides = [None if path is None else open_side(path) for path in (client, service)]
+    sent, computed = (None if path is None else open_side(path) for path in (client, service))
     found = Found()
-    found.discrepancies += files(base, *sides, steps)
+    found.discrepancies += files(base, sent, computed, steps)
     for step in steps:
-        _of_step(Scene.of(step, base, *sides), found)
+        _of_step(Scene.of(step, base, sent, computed), found)
     if WEIGHTED in flags:
         found.notes.append(
             "the client sends advantages multiplied by the weights of their tokens (aggregation and denominators), "

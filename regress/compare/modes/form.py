@@ -50,9 +50,11 @@ def _nearer(trainer: Row, other: Row) -> int:
         return 0
     if not own.size == found.size == weights.size == mask.size:
         return 0
-    here = mask & (np.nan_to_num(own) != 0) & (np.nan_to_num(found) != 0) & (np.nan_to_num(weights) > 0)
-    if not here.any():
+    here = mask & (np.nan_to_num(own) != 0) & (np.nan_to_num(weights) > 0)
+    there = np.nan_to_num(found) != 0  # wherever they lie
+    if not here.any() or not there.any():
         return 0
-    size = np.abs(np.log(np.abs(found[here] / own[here])))
-    with_weights = np.abs(np.log(np.abs(found[here] / (own[here] * weights[here]))))
-    return int(np.sign(np.median(size) - np.median(with_weights)))
+    level = np.log(np.median(np.abs(found[there])))
+    plain = np.log(np.median(np.abs(own[here])))
+    product = np.log(np.median(np.abs(own[here] * weights[here])))
+    return int(np.sign(abs(level - plain) - abs(level - product)))

@@ -187,12 +187,12 @@ def _applied(scene: Scene) -> tuple[dict[str, float], str]:
         return _numbers(step.adam), "the service applied"
     if scene.client is None:
         return {}, ""
-    return _numbers(scene.client.metrics), "the service's metrics name"
+    return _numbers(scene.client.optimizer), "the service's metrics name"
 
 
 def _gradient_norms(scene: Scene) -> tuple[float, float] | None:
     step = scene.optim_step
-    told = _numbers(step.metrics if step is not None else scene.client.metrics if scene.client else {})
+    told = _numbers(step.metrics if step is not None else scene.client.optimizer if scene.client else {})
     found = told.get("grad_norm"), told.get("clipped_grad_norm")
     return None if found[0] is None or found[1] is None else (found[0], found[1])
 

@@ -16,6 +16,7 @@ import torch
 
 from regress.dump.location import Location, location
 from regress.dump.nexrl import as_dict
+from regress.dump.requests import REQUESTED
 from regress.dump.trajectory import Trajectory
 from regress.engine.config.schema import Config
 from regress.engine.trainer import UnfinishedStep
@@ -86,6 +87,7 @@ class RemoteDumps:
         result: PassResult,
         optimizer: Mapping[str, float],
         own: Mapping[str, float],
+        asked: Mapping[str, Any],
     ) -> None:
         """Write the metrics that the service returned for one update; those of the optimizer go beside them."""
         if not self._on("training_metrics", step):
@@ -93,7 +95,12 @@ class RemoteDumps:
         metrics = dict(result.metrics)
         if "loss:sum" in metrics:
             metrics.setdefault("loss", metrics["loss:sum"])
-        extra = {"rollout_step": step, "optim_step": dict(optimizer), "computed_here": dict(own)}
+        extra = {
+            "rollout_step": step,
+            "optim_step": dict(optimizer),
+            "computed_here": dict(own),
+            REQUESTED: dict(asked),
+        }
         self._write("training_metrics", update, {"metrics": metrics, "extra_info": extra})
 
     def _on(self, name: str, step: int) -> bool:

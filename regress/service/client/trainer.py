@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from regress.dump.requests import requested
 from regress.engine.config.schema import OptimizerConfig
 from regress.engine.metrics import Values
 from regress.engine.passes import accumulate
@@ -110,15 +111,23 @@ class RemoteTrainer(Trainer):
         if part.problem is not None:
             raise part.problem
         assert isinstance(self.optimizer, RemoteAdamW)
-        metrics = self.policy.model.optim_step(self.optimizer.params())
+        params = self.optimizer.params()
+        metrics = self.policy.model.optim_step(params)
+        self.optimizer.step()  # for the schedule
         loss, terms = part.loss, part.terms
         if objective.entropy_coef:
             loss, terms = _with_entropy(loss, terms, result)
         outcome = StepOutcome(loss, _grad_norm(metrics), part.metrics, terms=terms)
         if self.dumps is not None:
             own = {"loss": part.loss, **{key: metric.value for key, metric in part.metrics.items()}}
-            self.dumps.metrics(self._step, self.updates, result, metrics, own)
+            asked = self._requested(name, {**(direct.config if direct else {}), **settings}, params)
+            self.dumps.metrics(self._step, self.updates, result, metrics, own, asked)
         return outcome
+
+    def _requested(self, loss: str, settings: Mapping[str, Any], params: AdamParams) -> dict[str, Any]:
+        return requested(
+            loss=loss, config=settings, adam=vars(params), temperature=self.config.rollout_worker.temperature
+        )
 
     def _settings(self, mini: MiniBatch, direct: bool) -> dict[str, float | bool]:
         """Return what the loss is asked besides its own settings."""

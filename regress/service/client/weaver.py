@@ -141,7 +141,11 @@ class WeaverModel:
         route = "forward-passes" if kind == "forward" else "forward-backward-passes"
         found = _inner(self._done(self._post(f"{self._path}/{route}", {"payload": body})))
         outputs = [
-            {name: np.asarray(value["data"], np.float32) for name, value in output.items()}
+            {
+                n: np.asarray(value["data"], np.float32)
+                for n, value in output.items()
+                if isinstance(value, Mapping)
+            }
             for output in found["loss_fn_outputs"]
         ]
         return PassResult(outputs, _numbers(found.get("metrics") or {}), [datum.id for datum in data])

@@ -13,6 +13,8 @@ from regress.errors import DumpError, RegressError, reason
 from regress.service.api import ServiceError
 
 MANIFEST = "save.json"
+CONTENT = "checkpoint"
+"""Folder beside the manifest of what the host wrote, which allows no other files in it."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -28,8 +30,8 @@ class SaveStore:
         root.mkdir(parents=True, exist_ok=True)
 
     def path(self, folder: str) -> Path:
-        """Return where a folder lies."""
-        return self._root / folder
+        """Return where the host's files of a folder lie."""
+        return self._root / folder / CONTENT
 
     def write(self, stem: str, content: Callable[[Path], int]) -> tuple[str, int]:
         """Write a save.
@@ -47,7 +49,8 @@ class SaveStore:
         name = f"{stem}-{secrets.token_hex(4)}"
         temporary = self._root / f"{TEMPORARY}{name}"
         try:
-            step = content(temporary)
+            temporary.mkdir()
+            step = content(temporary / CONTENT)
             self._seal(temporary, step)
             temporary.rename(self._root / name)
             sync_folder(self._root)

@@ -15,6 +15,7 @@ from regress.service.api import (
     OfferedModel,
     Operation,
     PassRequest,
+    SamplerInfo,
     SamplingRequest,
     Saved,
     SaveKind,
@@ -186,6 +187,12 @@ class CoreService:
         with self._state.changed:
             self._admission.require_open()
             return self._sessions.create_sampler(session_id, number, path, base_model)
+
+    def sampler_info(self, sampler_id: str) -> SamplerInfo:
+        """Return facts about a sampler."""
+        offered = {model.name: model.tokenizer for model in self._offered}
+        with self._state.changed:
+            return self._sessions.sampler_info(sampler_id, offered)
 
     def sample(self, sampler_id: str, request: SamplingRequest) -> Operation:
         """Queue a sampling request."""

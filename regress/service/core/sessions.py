@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 
-from regress.service.api import Json, ModelInfo, ServiceError
+from regress.service.api import Json, ModelInfo, SamplerInfo, ServiceError
 from regress.service.core.state import State, new_id
 
 
@@ -109,6 +109,17 @@ class Sessions:
         self._state.note({**record, "base_model": base_model, "folder": folder})
         self._state.lane(id)
         return id
+
+    def sampler_info(self, id: str, offered: Mapping[str, str]) -> SamplerInfo:
+        """Return facts about a sampler; ``offered`` has the tokenizers of the base models by name."""
+        known = self._state.ledger.samplers.get(id)
+        if known is None:
+            raise _unknown("sampler", id)
+        base_model = known.base_model
+        if known.path is not None:
+            base_model = self._state.ledger.models[known.path.rsplit("/", 2)[0]].info.base_model
+        assert base_model is not None
+        return SamplerInfo(id, base_model, known.path, offered.get(base_model, ""))
 
 
 def _unknown(what: str, id: str) -> ServiceError:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-from regress.errors import CheckpointError, NotFinite, RankError, RegressError, reason
+from regress.errors import CheckpointError, DumpError, NotFinite, RankError, RegressError, reason
 from regress.service.api import ServiceError
 
 
@@ -24,6 +24,8 @@ def told() -> Iterator[None]:
         raise ServiceError(str(error), code="not_finite") from error
     except CheckpointError as error:
         raise ServiceError(str(error), code="bad_save") from error
+    except DumpError as error:
+        raise ServiceError(str(error), code="dump_failed", category="server") from error
     except RegressError as error:
         raise ServiceError(str(error)) from error
     except (MemoryError, torch.OutOfMemoryError) as error:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,6 +20,7 @@ from regress.service.api import (
     AdamParams,
     Array,
     Json,
+    LoraSpec,
     ModelInfo,
     ModelSpec,
     OfferedModel,
@@ -31,6 +34,7 @@ from regress.service.api import (
 )
 from regress.service.host import saves
 from regress.service.host.bases import Base, offered, require_one_layout
+from regress.service.host.dumps import Dumps, DumpSettings
 from regress.service.host.errors import told
 from regress.service.host.model import Model, optim_step
 from regress.service.host.passes import run_pass
@@ -46,24 +50,33 @@ class EngineHost:
         configs: what is offered: by name the engine's configuration of a run (``model``, ``tokenizer``, dtype,
             ``parallel``, ``batching``, lengths).
         world: the ranks, as `regress.parallel.world.opened_world` gives them for one of the configurations.
-        folder: directory of the service, for the tokenizers that clients load.
+        folder: directory of the service, for the tokenizers that clients load and, by default, dumps.
+        environ: its ``WEAVER_DEBUG_DUMP_*`` turn dumps on.
 
     Raises:
         ConfigError: if one of the models cannot be offered.
     """
 
-    def __init__(self, configs: Mapping[str, Config], world: World, folder: Path) -> None:
+    def __init__(
+        self,
+        configs: Mapping[str, Config],
+        world: World,
+        folder: Path,
+        *,
+        environ: Mapping[str, str] = os.environ,
+    ) -> None:
         require_one_layout(configs)
         configure_torch(next(iter(configs.values())).threads)
         disable_progress_bar()
         self._world = world
+        self._dumps = Dumps(DumpSettings.of(environ, folder / "debug_dump"), world)
         self._bases = {
             name: Base(name, config, world, folder / "tokenizers" / f"{index:03d}")
             for index, (name, config) in enumerate(configs.items())
         }
         self._models: dict[str, Model] = {}
         self._samplers: dict[str, Sampler] = {}
-        self._nets: dict[str, SamplingNet] = {}
+        self._nets: dict[tuple[str, LoraSpec | None], SamplingNet] = {}
 
     def offered(self) -> list[OfferedModel]:
         """Return the base models that clients may create."""
@@ -74,7 +87,7 @@ class EngineHost:
         with told():
             if model_id in self._models:
                 raise ServiceError(f"the model {model_id} exists already; take another number", code="exists")
-            model = Model.made(model_id, spec, self._base(spec.base_model))
+            model = Model.made(model_id, spec, self._base(spec.base_model), self._dumps)
             self._models[model_id] = model
             return self._info(model)
 
@@ -103,7 +116,7 @@ class EngineHost:
     def optim_step(self, model_id: str, params: AdamParams, where: Json) -> OptimResult:
         """Make a step of AdamW from the gradients since the last one."""
         with told():
-            return optim_step(self._model(model_id), params, self._world)
+            return optim_step(self._model(model_id), params, where, self._world)
 
     def save(self, model_id: str, folder: str, kind: SaveKind) -> int:
         """Write a checkpoint of the engine into a folder that does not exist yet, or nothing."""
@@ -191,20 +204,22 @@ class EngineHost:
             raise ServiceError("a sampler is of a save or of a base model; give one of the two")
         if folder is None:
             base = self._base(str(base_model))
-            return Sampler(base, self._net(base), base.start(), 0)
+            return Sampler(base, self._net(base, None), base.start(), 0)
         place = Path(folder)
         state, found = saves.opened(place, self._world)
-        base = self._base(saves.spec_of(found).base_model)
-        net = self._net(base)
+        spec = saves.spec_of(found)
+        base = self._base(spec.base_model)
+        net = self._net(base, spec.lora)
         weights = raise_on_all_ranks(
             self._world, lambda: read_weights(net.policy.architecture, place, place.name)
         )
         return Sampler(base, net, weights, state.step)
 
-    def _net(self, base: Base) -> SamplingNet:
-        if base.name not in self._nets:
-            self._nets[base.name] = SamplingNet(base.local())
-        return self._nets[base.name]
+    def _net(self, base: Base, lora: LoraSpec | None) -> SamplingNet:
+        key = base.name, None if lora is None else replace(lora, seed=None)  # the weights are the sampler's
+        if key not in self._nets:
+            self._nets[key] = SamplingNet(base.local(key[1]))
+        return self._nets[key]
 
     def _by_first(self, work: Callable[[], T]) -> T:
         """Return the first rank's result on all of them, or raise its error."""

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from torch.optim import AdamW
 
+from regress.dump.requests import DumpedRequest, Operation
+from regress.dump.taps import at, receiving
 from regress.engine.optim import adamw
+from regress.engine.optimizer_state import load_state
 from regress.engine.passes import Part
 from regress.engine.policy import LocalPolicy
 from regress.engine.step import StepOutcome, update
 from regress.engine.world import World
-from regress.errors import NotFinite
-from regress.service.api import AdamParams, ModelSpec, OptimResult, ServiceError
+from regress.errors import DumpError, NotFinite
+from regress.service.api import AdamParams, Json, ModelSpec, OptimResult, ServiceError
 from regress.service.host.bases import Base
+from regress.service.host.dumps import Dumps, ModelDump
 
 
 @dataclass
@@ -26,6 +30,7 @@ class Model:
         pending: passes whose gradients no step has used.
         micro: microbatches of those passes on this rank, which number those of the next one.
         forwards: microbatches of passes without gradients since the last step, which have numbers of their own.
+        unwritten: what kept the last step from being dumped; the next request tells.
     """
 
     id: str
@@ -33,17 +38,30 @@ class Model:
     base: Base
     policy: LocalPolicy
     optimizer: AdamW
+    dump: ModelDump
     step: int = 0
     pending: int = 0
     micro: int = 0
     forwards: int = 0
-    metadata: dict[str, object] = field(default_factory=dict)
+    unwritten: DumpError | None = None
 
     @classmethod
-    def made(cls, model_id: str, spec: ModelSpec, base: Base) -> Model:
+    def made(cls, model_id: str, spec: ModelSpec, base: Base, dumps: Dumps) -> Model:
         """Return a new model; all ranks together."""
-        policy = base.policy()
-        return cls(model_id, spec, base, policy, optimizer_of(policy, base))
+        if spec.lora is not None and not (isinstance(spec.lora.rank, int) and spec.lora.rank >= 1):
+            raise ServiceError(f"lora_config.rank={spec.lora.rank!r} is no rank; give 1 or more")
+        policy = base.policy(spec.lora)
+        return cls(model_id, spec, base, policy, optimizer_of(policy, base), dumps.of_model(model_id))
+
+    def check_dump(self) -> None:
+        """Raise what kept the last step from being dumped, once.
+
+        Raises:
+            DumpError: if anything did.
+        """
+        error, self.unwritten = self.unwritten, None
+        if error is not None:
+            raise error
 
     def drop_gradients(self) -> None:
         """Forget the passes since the last step."""
@@ -52,11 +70,15 @@ class Model:
 
 
 def optimizer_of(policy: LocalPolicy, base: Base) -> AdamW:
-    """Return an AdamW without state; every step brings its settings."""
-    return adamw(policy.named_parameters(), 0.0, implementation=base.config.optimizer.implementation)
+    """Return an AdamW with the state that the base model begins with, if it has one; every step brings its settings."""
+    chosen = base.config.optimizer
+    optimizer = adamw(policy.named_parameters(), 0.0, implementation=chosen.implementation)
+    if chosen.state_path is not None:
+        load_state(optimizer, policy, chosen.state_path)
+    return optimizer
 
 
-def optim_step(model: Model, params: AdamParams, world: World) -> OptimResult:
+def optim_step(model: Model, params: AdamParams, where: Json, world: World) -> OptimResult:
     """Make one optimizer step from the gradients since the last one, by all ranks together.
 
     Raises:
@@ -64,6 +86,7 @@ def optim_step(model: Model, params: AdamParams, world: World) -> OptimResult:
         NotFinite: if the gradient is not finite; the model has not changed, and its gradients are dropped.
     """
     check(params)
+    model.check_dump()
     if not model.pending:
         raise ServiceError(
             "there are no gradients since the last optim_step, so it would change nothing; send forward_backward first",
@@ -76,10 +99,12 @@ def optim_step(model: Model, params: AdamParams, world: World) -> OptimResult:
         group["weight_decay"] = params.weight_decay
     limit = params.grad_clip_norm or None
     pattern = model.base.config.debug.target_param_pattern
+    records = model.dump.collector(model.step, asked=model.dump.asked)
     try:
-        found = update(
-            model.policy, model.optimizer, Part(), world=world, max_grad_norm=limit, target_params=pattern
-        )
+        with receiving(records), at(step=model.step, rank=world.rank):
+            found = update(
+                model.policy, model.optimizer, Part(), world=world, max_grad_norm=limit, target_params=pattern
+            )
     except NotFinite as error:
         model.drop_gradients()
         raise ServiceError(
@@ -89,7 +114,22 @@ def optim_step(model: Model, params: AdamParams, world: World) -> OptimResult:
         ) from error
     model.drop_gradients()
     model.step += 1
-    return OptimResult(model.step, found.grad_norm, _clipped(found, limit), params)
+    result = OptimResult(model.step, found.grad_norm, _clipped(found, limit), params)
+    line = DumpedRequest(
+        model.id,
+        Operation.OPTIM_STEP,
+        model.step - 1,
+        seq_id=where.get("seq_id"),
+        request_id=where.get("request_id"),
+        adam={name: float(value) for name, value in vars(params).items()},
+        metrics={"grad_norm": result.grad_norm, "clipped_grad_norm": result.clipped_grad_norm},
+    )
+    try:
+        model.dump.write(records, line)
+    except DumpError as error:  # the step is made, and its reply must say so
+        model.unwritten = error
+    model.dump.stepped()
+    return result
 
 
 def _clipped(found: StepOutcome, limit: float | None) -> float:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from regress.dump.taps import at
+from regress.dump.requests import DumpedDatum, DumpedRequest, Operation
+from regress.dump.taps import at, receiving
 from regress.engine.batch import Microbatch
 from regress.engine.gradients import added
 from regress.engine.passes import accumulate, evaluate
@@ -16,9 +18,11 @@ from regress.engine.step import settled
 from regress.engine.world import World
 from regress.grpo.logprobs import TokenLogProbs
 from regress.grpo.losses import TokenLoss
+from regress.grpo.objective import Objective
 from regress.service.api import Array, Json, PassRequest, PassResult, ServiceError
 from regress.service.host.datums import Limits, Prepared, prepare, split
-from regress.service.host.losses import LOG_PROBS, Loss, loss_of, objective_of
+from regress.service.host.dumps import parts_of
+from regress.service.host.losses import LOG_PROBS, Loss, function_of, loss_of, objective_of, wants_dump
 from regress.service.host.model import Model
 
 
@@ -37,6 +41,9 @@ def run_pass(model: Model, request: PassRequest, where: Json, world: World) -> P
     """
     loss = loss_of(request)
     objective = objective_of(request, loss)
+    function = function_of(request, loss)
+    asked = wants_dump(request)
+    model.check_dump()
     policy = model.policy
     limits = Limits(policy.architecture.config.vocab_size, model.base.config.data.max_seq_length)
     prepared = prepare(
@@ -46,22 +53,69 @@ def run_pass(model: Model, request: PassRequest, where: Json, world: World) -> P
         raise ServiceError(
             f"entropy_coeff={objective.entropy_coef} has no meaning in a forward pass; leave it out there"
         )
-    micros = prepared.batch.microbatches(model.base.plan, world.plan, world.rank)
+    micros = _planned(model, prepared, world)
     values = _Values(len(prepared.tokens), policy.log_prob_dtype, policy.device)
-    if request.forward_only:
-        with at(step=model.step, rank=world.rank, micro=model.forwards):
-            part = evaluate(policy, prepared.tokens, micros, objective, watch=values)
+    first = model.forwards if request.forward_only else model.micro
+    records = model.dump.collector(model.step, asked=asked)
+
+    def run() -> PassResult:
+        passes = evaluate if request.forward_only else accumulate
+        with receiving(records), at(step=model.step, rank=world.rank, micro=first):
+            part = passes(policy, prepared.tokens, micros, objective, loss_function=function, watch=values)
         outcome = settled(world, part)
+        result = _result(request, loss, prepared, outcome.loss, values.whole(world))
+        line = _line(model, request, objective, where, prepared, result)
+        rows = [[number for _, number in micro.sample_ids] for micro in micros]
+        model.dump.write(records, replace(line, parts=parts_of(world.rank, first, rows)))
+        return result
+
+    if request.forward_only:
+        result = run()
         model.forwards += len(micros)
-    else:
-        policy.entropy_gradient = objective.entropy_coef != 0.0
-        with added(policy):
-            with at(step=model.step, rank=world.rank, micro=model.micro):
-                part = accumulate(policy, prepared.tokens, micros, objective, watch=values)
-            outcome = settled(world, part)
-        model.micro += len(micros)
-        model.pending += 1
-    return _result(request, loss, prepared, outcome.loss, values.whole(world))
+        return result
+    policy.entropy_gradient = objective.entropy_coef != 0.0
+    with added(policy):
+        result = run()
+    model.micro += len(micros)
+    model.pending += 1
+    return result
+
+
+def _planned(model: Model, prepared: Prepared, world: World) -> list[Microbatch]:
+    try:
+        return prepared.batch.microbatches(model.base.plan, world.plan, world.rank)
+    except ValueError as error:  # such as a datum that exceeds the tokens of a microbatch
+        raise ServiceError(
+            f"the datums do not fit the service's microbatches ({error}); shorten them"
+        ) from error
+
+
+def _line(
+    model: Model,
+    request: PassRequest,
+    objective: Objective,
+    where: Json,
+    prepared: Prepared,
+    result: PassResult,
+) -> DumpedRequest:
+    """Return the request as the index of a dump tells it, without its parts."""
+    config: dict[str, float] = {"entropy_coeff": objective.entropy_coef}
+    if objective.loss in ("ppo_clip", "cispo"):
+        config |= {"clip_low_threshold": objective.clip_low, "clip_high_threshold": objective.clip_high}
+    if "beta" in request.config:
+        config["beta"] = float(request.config["beta"])
+    samples = zip(prepared.batch.trajectories, request.data, strict=True)
+    return DumpedRequest(
+        model.id,
+        Operation.FORWARD if request.forward_only else Operation.FORWARD_BACKWARD,
+        model.step,
+        seq_id=where.get("seq_id"),
+        request_id=where.get("request_id"),
+        loss=request.loss,
+        config=config,
+        datums=tuple(DumpedDatum(tuple(sample.tokens), datum.id) for sample, datum in samples),
+        metrics=dict(result.metrics),
+    )
 
 
 class _Values:

@@ -154,6 +154,7 @@ def load(model: Model, folder: Path, world: World, *, optimizer: bool) -> None:
         load_whole(model.optimizer, model.policy, record, state.optimizer, folder.name)
     model.drop_gradients()
     model.step = state.step
+    model.dump.rewind(model.step)
 
 
 def _optimizer(folder: Path, state: CheckpointState) -> Record:

@@ -103,6 +103,11 @@ def _type(field: Any, kind: str) -> None:
 _CLASSES = _build()
 
 
+def message_class(name: str) -> Any:
+    """Return the class of a message, such as ``PassRequest``, ``PassOutput`` and ``Samples``."""
+    return _CLASSES[name]
+
+
 def parse_pass(body: bytes) -> Any:
     """Return the message of a pass.
 

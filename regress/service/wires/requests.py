@@ -10,7 +10,8 @@ from regress.service.wires.settings import Limits
 from regress.service.wires.tensors import tokens_of_json
 from regress.service.wires.wire import Call
 
-_SEED = 2**63
+_SEED = 2**2047
+"""Bound of seeds: the stream of a completion of the engine has a seed of some hundred bits."""
 
 
 def metadata_of(fields: Fields, call: Call, *names: str) -> Json:

@@ -29,11 +29,11 @@ def spending(
     try:
         return submit(), None
     except ServiceError as error:
-        if error.retryable or error.code == "not_found":
+        if error.retryable:
             raise
         if seq_id is None:
             return None, error
-        return service.fail(model_id, seq_id, error), error
+        return service.fail(model_id, seq_id, error), error  # raises, too, if there is no such model
     except Exception:
         if seq_id is not None:
             with suppress(ServiceError):

@@ -120,7 +120,10 @@ def weights_info(call: Call) -> Reply:
     fields = parse_json(call.body, call.limits)
     path = ADDRESSES.path(fields.text("tinker_path", limit=1024), call)
     info = call.service.model_info(path.rsplit("/", 2)[0])
-    return json_reply({"base_model": info.base_model, **_adapter(info)})
+    rank = (
+        info.lora.rank if info.lora else 0
+    )  # clients create a model of this rank, and load the save into it
+    return json_reply({"base_model": info.base_model, **_adapter(info), "lora_rank": rank})
 
 
 def forward_backward(call: Call) -> Reply:
@@ -391,7 +394,7 @@ def _result(result: object) -> Mapping[str, Any]:
     if isinstance(result, OptimResult):
         return {"type": "optim_step", "metrics": result.metrics}
     if isinstance(result, ModelInfo):
-        return {"type": "create_model", "model_id": result.model_id}
+        return {"model_id": result.model_id}  # without a type: load_weights creates models, too
     if isinstance(result, Saved):
         return {"path": ADDRESSES.of(result), "model_id": result.model_id}
     if isinstance(result, SamplingResult):

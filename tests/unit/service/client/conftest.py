@@ -15,12 +15,12 @@ from rich.console import Console
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.unit.service.client.direct_service import DirectService
 from regress.engine.config import load_config
 from regress.engine.config.schema import Config
 from regress.engine.run import train as train_here
 from regress.service.client.local import LocalModel
 from regress.service.client.run import train
+from tests.unit.service.client.direct_service import DirectService
 
 TINY = (
     "max_steps=2",
@@ -79,7 +79,7 @@ def sides(base: Path, tmp_path: Path) -> Sides:
 def weights_differ(here: Path, service: DirectService) -> float:
     """Return the largest difference of a weight."""
     ours, theirs = load_file(here / "final" / "model.safetensors"), dict(service.model.named_parameters())
-    return max(float((ours[name] - theirs[name]).abs().max()) for name in ours if name in theirs)
+    return max(float((ours[name] - theirs[name].detach()).abs().max()) for name in ours if name in theirs)
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:

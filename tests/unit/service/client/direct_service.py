@@ -60,7 +60,7 @@ class DirectService:
             outputs.append({"logprobs": log_probs.detach().numpy()})
         if not request.forward_only:
             total.backward()
-        return done(PassResult(outputs, {"loss:sum": float(total)}))
+        return done(PassResult(outputs, {"loss:sum": total.item()}))
 
     def optim_step(self, model_id: str, seq_id: int | None, params: AdamParams) -> Operation:
         self.calls.append(("optim_step", params))
@@ -80,7 +80,9 @@ class DirectService:
         self.saved[str(name)] = copy.deepcopy(self.model)
         return done(Saved(model_id, kind, str(name), str(name), 0))
 
-    def create_sampler(self, session_id: str, number: int, *, path: str | None, base_model: str | None) -> str:
+    def create_sampler(
+        self, session_id: str, number: int, *, path: str | None, base_model: str | None
+    ) -> str:
         self._samplers[str(number)] = path or "base"
         return str(number)
 
@@ -91,7 +93,11 @@ class DirectService:
 
         self.calls.append(("sample", request))
         params = SamplingParams(
-            request.max_tokens or 1, self._eos, 0, temperature=request.temperature or 1.0, greedy=not request.temperature
+            request.max_tokens or 1,
+            self._eos,
+            0,
+            temperature=request.temperature or 1.0,
+            greedy=not request.temperature,
         )
         (found,) = sample(
             self.saved[self._samplers[sampler_id]],
@@ -117,7 +123,9 @@ class DirectService:
 
 def loss_of(datum: Datum, log_probs: Tensor, request: PassRequest) -> Tensor:
     """Return the sum of a datum's loss, by the formulas of the wires."""
-    given = {name: torch.from_numpy(np.asarray(v)) for name, v in datum.inputs.items() if name != "target_tokens"}
+    given = {
+        name: torch.from_numpy(np.asarray(v)) for name, v in datum.inputs.items() if name != "target_tokens"
+    }
     if request.loss == "surrogate":
         return (log_probs * given["surrogate_weights"]).sum()
     if request.loss == "cross_entropy":

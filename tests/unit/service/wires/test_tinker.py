@@ -17,7 +17,7 @@ def model(tinker: Client) -> str:
     body = {"session_id": session, "model_seq_id": 0, "base_model": "tiny", "lora_config": {"rank": 0}}
     future = tinker.post("create_model", body).json
     created = tinker.post("retrieve_future", {"request_id": future["request_id"]}).json
-    assert created == {"type": "create_model", "model_id": f"{session}:train:0"}
+    assert created == {"model_id": f"{session}:train:0"}
     info = tinker.post("get_info", {"model_id": created["model_id"]}).json
     assert info["is_lora"] is False
     return str(created["model_id"])
