@@ -30,6 +30,8 @@ class ServiceError(RegressError):
         retryable: True if the same request may succeed later.
     """
 
+    exit_code = 2  # of a command that cannot serve
+
     def __init__(
         self,
         message: str,
