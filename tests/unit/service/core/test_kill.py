@@ -198,13 +198,12 @@ def test_ten_kills(tmp_path: Path, seed: int) -> None:
 
 
 def test_one_state_directory_has_one_service(tmp_path: Path) -> None:
-    served = Served(tmp_path, None)
-    served.create_session({})
+    service = CoreService(InProcess(opened), tmp_path / "state")
     with pytest.raises(
         ConfigError, match=r"another service uses the state directory .*; end it, or choose another"
     ):
         CoreService(InProcess(opened), tmp_path / "state")
-    served.end()
+    service.close()
 
 
 def test_a_damaged_journal_is_refused_by_line(tmp_path: Path) -> None:

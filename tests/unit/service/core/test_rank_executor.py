@@ -62,6 +62,7 @@ def test_a_rank_that_fails_is_named_and_its_model_restored(
     assert service.health()["status"] == "ok"
 
 
+@pytest.mark.extended
 def test_a_model_that_lost_nothing_goes_on_after_another_ended_the_ranks(service: CoreService) -> None:
     model, other = new_model(service), new_model(service)
     result(service, service.run_pass(model, 1, request(3)))

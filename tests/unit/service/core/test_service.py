@@ -146,7 +146,7 @@ def test_full_queues_refuse_but_never_what_others_wait_for(serve: Serve) -> None
 
 
 def test_unread_results_refuse_requests_until_they_are_read(serve: Serve) -> None:
-    service = serve(results_bytes=2000)
+    service = serve(results_bytes=1000)
     model = new_model(service)
     first = [service.run_pass(model, seq, request(1)) for seq in range(1, 4)]
     end = time.monotonic() + GUARD
