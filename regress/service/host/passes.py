@@ -60,12 +60,16 @@ def run_pass(model: Model, request: PassRequest, where: Json, world: World) -> P
 
     def run() -> PassResult:
         passes = evaluate if request.forward_only else accumulate
-        with receiving(records), at(step=model.step, rank=world.rank, micro=first):
+        with (
+            receiving(records if policy.computes_losses else None),
+            at(step=model.step, rank=world.rank, micro=first),
+        ):
             part = passes(policy, prepared.tokens, micros, objective, loss_function=function, watch=values)
         outcome = settled(world, part)
         result = _result(request, loss, prepared, outcome.loss, values.whole(world))
         line = _line(model, request, objective, where, prepared, result)
-        rows = [[number for _, number in micro.sample_ids] for micro in micros]
+        # of a pipeline the last stage records: it has all that a dump holds of a microbatch
+        rows = [[number for _, number in micro.sample_ids] for micro in micros if policy.computes_losses]
         model.dump.write(records, replace(line, parts=parts_of(world.rank, first, rows)))
         return result
 

@@ -14,6 +14,7 @@ from safetensors.numpy import load_file
 from regress.dump.reader import DumpReader
 from regress.dump.requests import read_requests
 from regress.engine.checkpoint.state import read_state
+from regress.interop.service import ServiceDump
 from regress.parallel.launch.pool import RankPool
 
 TOLERANCE = 1e-12
@@ -75,6 +76,10 @@ def test_a_layout_computes_what_one_process_does(pool: RankPool, tmp_path: Path,
     restored = _weights(tmp_path / "ranks/m1")
     for name, value in _weights(tmp_path / "ranks/m0").items():
         assert (value == restored[name]).all(), name
+    found = ServiceDump(tmp_path / "ranks/dump")
+    assert found.missing(0) == []
+    assert all(found.read(name) for name in found.entries)
     lines = read_requests(tmp_path / "ranks/dump")
-    assert {part.rank for line in lines for part in line.parts} == set(range(size))
+    recording = {1} if layout == "pp2" else set(range(size))  # the last stage has everything
+    assert {part.rank for line in lines for part in line.parts} == recording
     assert all(set(range(len(line.datums))) == {n for p in line.parts for n in p.datums} for line in lines)
