@@ -169,7 +169,13 @@ def test_a_gradient_that_is_not_finite_fails_the_step_and_leaves_the_model(make_
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"beta1": 1.0}, {"learning_rate": -1.0}, {"eps": float("nan")}, {"grad_clip_norm": float("inf")}],
+    [
+        {"beta1": 1.0},
+        {"learning_rate": -1.0},
+        {"eps": float("nan")},
+        {"learning_rate": 1e300},
+        {"weight_decay": 1e60},
+    ],
 )
 def test_settings_that_adamw_cannot_have_change_nothing(make_host: MakeHost, wrong: dict[str, float]) -> None:
     host = make_host()
