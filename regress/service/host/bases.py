@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
@@ -30,7 +31,6 @@ from regress.service.host.adapters import require_rank, target_modules
 
 _UNUSED = {
     "optimizer.factory": "clients send the settings of AdamW",
-    "optimizer.state_path": "a model starts with a fresh optimizer",
     "reference.path": "the service has no reference model",
 }
 
@@ -64,6 +64,7 @@ class Base:
         self.folder = folder
         if world.main:
             self.tokenizer.save_pretrained(folder)
+            _for_older_clients(folder / "tokenizer_config.json")
         self._start: dict[str, Tensor] | None = None
         self._architecture: PreTrainedModel | None = None
         self._is_saved = False
@@ -174,7 +175,6 @@ class Base:
     def _refuse(self) -> None:
         keys = {
             "optimizer.factory": self.config.optimizer.factory,
-            "optimizer.state_path": self.config.optimizer.state_path,
             "reference.path": self.config.reference.path,
         }
         for key, value in keys.items():
@@ -210,3 +210,13 @@ def require_one_layout(bases: Mapping[str, Config]) -> None:
                 f"the offered models {first!r} and {name!r} have different parallel.*, and a service has one set of "
                 "ranks; make them equal, or start two services"
             )
+
+
+def _for_older_clients(path: Path) -> None:
+    """Write a tokenizer's settings so that transformers 4, which clients of older SDKs have, reads them, too."""
+    settings = json.loads(path.read_text())
+    if settings.get("tokenizer_class") == "TokenizersBackend":
+        settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+    if isinstance(settings.get("extra_special_tokens"), list):
+        settings["additional_special_tokens"] = settings.pop("extra_special_tokens")
+    path.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n")
