@@ -110,8 +110,8 @@ def optim_step(model: Model, params: AdamParams, where: Json, world: World) -> O
     except NotFinite as error:
         model.drop_gradients()
         raise ServiceError(
-            f"the gradient norm of the passes since the last optim_step is not finite ({error}); their gradients are "
-            "dropped and the model is as it was: send them again with other datums",
+            "the gradient norm of the passes since the last optim_step is not finite; their gradients are dropped and "
+            "the model is as it was: send them again with other datums",
             code="not_finite",
         ) from error
     model.drop_gradients()

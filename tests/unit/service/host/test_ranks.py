@@ -66,7 +66,7 @@ def test_a_layout_computes_what_one_process_does(pool: RankPool, tmp_path: Path,
     chosen = LAYOUTS[layout]
     size = 4 if layout == "dp2-tp2" else 2
     model = [key for key in chosen if not key.startswith("parallel.")]
-    lora = LoraSpec(2, train_unembed=True) if "lora" in layout else None
+    lora = LoraSpec(2, train_unembed="tp" not in layout) if "lora" in layout else None
     alone = served(str(tmp_path / "alone"), model, lora)
     ranks = pool.run(served, {"folder": str(tmp_path / "ranks"), "layout": chosen, "lora": lora}, size)
     for found in ranks:

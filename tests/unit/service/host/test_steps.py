@@ -146,8 +146,10 @@ def test_a_failed_request_leaves_no_trace(make_host: MakeHost, kind: str) -> Non
     host = make_host()
     host.run_pass("m0", ratio_pass([9, 5], seed=1), {"seq_id": 1})
     before = held(host)
-    with pytest.raises(ServiceError):
+    with pytest.raises(ServiceError) as caught:
         host.run_pass("m0", _broken(kind, ratio_pass([7, 8, 4], seed=2)), {"seq_id": 2})
+    if kind == "overflow":
+        assert "microbatch 2 (samples request 2/2) has" in str(caught.value)
     assert same(held(host), before)
     assert host.pending_gradients("m0") == 1
     assert host._models["m0"].micro == 2
