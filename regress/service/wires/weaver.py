@@ -311,6 +311,7 @@ def _state(operation: Operation) -> Reply:
         assert operation.error is not None
         content |= {
             "status": "error",
+            "error": str(operation.error),  # which SDKs before 1.19 show
             "error_code": operation.error.code,
             "error_message": str(operation.error),
             "error_details": {"category": operation.error.category},
