@@ -9,6 +9,9 @@ import pytest
 
 STEPS, PROMPTS, GROUP, HELD_OUT = 20, 16, 8, 48
 LETTERS = "abcdef"
+LEARNING_RATE = (
+    3e-4  # Adam's first steps are this long: with more, the model unlearns what its warm start taught
+)
 
 
 class Trainer:
@@ -42,7 +45,7 @@ class Trainer:
                 known = [0.0] * len(prompt) + list(log_probs)
                 rows.append(([*prompt, *tokens], known, mask, (reward - mean) / (spread + 1e-6)))
         kept = [row for row in rows if row[3]]
-        return self._driver.step(kept, 1e-3) if kept else {}
+        return self._driver.step(kept, LEARNING_RATE) if kept else {}
 
     def _reward(self, word: str, tokens: list[int]) -> float:
         answer, right = self._answer(tokens), word[::-1]
