@@ -10,22 +10,19 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from regress.dump.arrays import Array
 from regress.dump.coordinates import Coordinates
-from regress.dump.location import Location
 from regress.dump.record import Record
 from regress.dump.trajectory import rollouts_in
+from regress.interop.readers import Source
 from regress.layout import SampleKey
 
-if TYPE_CHECKING:
-    from regress.compare.dumps.sides import Side
-
 PREFIX = "sent-"
-WEIGHTED, DROPPED = "weighted", "dropped"
+WEIGHTED, DROPPED, RECORDED = "weighted", "dropped", "recorded"
 _PRODUCTS = ("advantages", "elementwise_loss", "policy_loss")
 _PLAIN_SUMS = ("entropy_loss", "kl_loss")
 """Shares that a service sums without any weight, so that they are others than those of the trainer."""
@@ -53,20 +50,23 @@ def original(source: str) -> str:
     return flags_of(source)[1] if is_sent(source) else source
 
 
-class SentSide:
-    """View of a dump; see `regress.compare.dumps.sides.Side`.
+class SentSide(Source):
+    """View of a dump.
 
     Args:
-        flags: ``weighted`` to multiply by weights, ``dropped`` to leave out samples without any advantage.
+        flags: ``weighted`` to multiply by weights, ``dropped`` to leave out samples without any advantage,
+            ``recorded`` to judge nothing that was not turned on for this dump, as types differ between modes.
     """
 
-    def __init__(self, whole: Side, flags: Collection[str]) -> None:
+    def __init__(self, whole: Source, flags: Collection[str]) -> None:
         self.whole = whole
         self.flags = flags
-        self.folder: Location = whole.folder
-        self.system = whole.system
-        self.mesh = whole.mesh
-        self.config = whole.config
+        self.folder, self.system, self.mesh, self.config = (
+            whole.folder,
+            whole.system,
+            whole.mesh,
+            whole.config,
+        )
 
     @property
     def precision(self) -> str | None:
@@ -127,6 +127,8 @@ class SentSide:
         """Return True if the dump could have a stage, or a tensor of it."""
         if WEIGHTED in self.flags and stage == "loss" and tensor in _PLAIN_SUMS:
             return False
+        if RECORDED in self.flags and not any(stage == type for type, _ in self.whole.entries.values()):
+            return False
         return self.whole.writes(stage, tensor)
 
 
@@ -146,7 +148,7 @@ def weighted(record: Record) -> Record:
     return replace(record, tensors=tensors)
 
 
-def without_advantage(side: Side, step: int) -> set[SampleKey]:
+def without_advantage(side: Source, step: int) -> set[SampleKey]:
     """Return the samples of a step whose advantages are all 0.
 
     Where advantages were not recorded they are 0 for a group whose rewards are all the same.
@@ -166,7 +168,7 @@ def without_advantage(side: Side, step: int) -> set[SampleKey]:
     return found - other if told else _of_equal_rewards(side, step)
 
 
-def _of_equal_rewards(side: Side, step: int) -> set[SampleKey]:
+def _of_equal_rewards(side: Source, step: int) -> set[SampleKey]:
     groups: dict[str, dict[SampleKey, float]] = {}
     for name, (type, where) in side.entries.items():
         if type == "trajectory" and where.step == step:

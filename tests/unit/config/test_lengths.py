@@ -104,7 +104,7 @@ def test_two_given_lengths_make_the_third(load: Load) -> None:
         assert str(loaded.origins["data.max_seq_length"]) == "default sum of prompt and completion"
     shorter = {"MAX_PROMPT_LENGTH": "8", "MAX_COMPLETION_LENGTH": "8"}
     assert lengths(load({}, env=shorter)) == (8, 8, 48)
-    with pytest.raises(ConfigError, match="add up to 4096, more than data.max_seq_length=4095"):
+    with pytest.raises(ConfigError, match=r"add up to 4096, more than data\.max_seq_length=4095"):
         load({}, "data.max_seq_length=4095", "data.length_allocation_strategy=custom", env=env)
 
 
