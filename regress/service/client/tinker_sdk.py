@@ -38,7 +38,7 @@ class TinkerSdkModel:
             if base is None:
                 offered = self._service.get_server_capabilities().supported_models
                 base = only_one([str(model.model_name) for model in offered], endpoint)
-            self._training = self._service.create_lora_training_client(
+            made = self._service.create_lora_training_client(
                 base_model=base,
                 rank=endpoint.lora_rank or 0,
                 seed=endpoint.seed,
@@ -46,6 +46,7 @@ class TinkerSdkModel:
                 train_mlp=True,
                 train_attn=True,
             )
+            self._training = made.result() if hasattr(made, "result") else made  # newer SDKs: a future
             info = self._training.get_info()
         self.opened = Opened(str(info.model_id), base, info.model_data.tokenizer_id)
 
@@ -95,9 +96,9 @@ class TinkerSdkModel:
 
     def close(self) -> None:
         """End the session with the service; nothing that was saved is lost."""
-        close = getattr(self._service, "close", None)
-        if callable(close):
-            close()
+        leave = getattr(self._service, "__exit__", None)  # older SDKs close nothing
+        if leave is not None:
+            leave(None, None, None)
 
     def _cross_entropy(self, data: Sequence[Datum], weights: Sequence[Array]) -> PassResult:
         sent = self._weighted(data, weights)
