@@ -9,9 +9,14 @@ from regress.redaction import redacted
 
 
 class RegressError(Exception):
-    """Base of every error that a user can cause or fix."""
+    """Base of every error that a user can cause or fix.
 
-    exit_code = 1
+    Attributes:
+        on_all_ranks: True if every rank of the run raises it, so that one of them can tell it for all.
+    """
+
+    exit_code = 2  # 1 tells a difference
+    on_all_ranks = False
 
     def __init__(self, *args: object) -> None:
         super().__init__(*(redacted(arg) if isinstance(arg, str) else arg for arg in args))
@@ -20,13 +25,9 @@ class RegressError(Exception):
 class ConfigError(RegressError):
     """A configuration key is unknown, of the wrong type, or part of an impossible combination."""
 
-    exit_code = 2
-
 
 class CheckpointError(RegressError):
     """A checkpoint is missing, incomplete, damaged, or not one that this run can go on from."""
-
-    exit_code = 2
 
 
 class CheckError(RegressError):
@@ -36,25 +37,17 @@ class CheckError(RegressError):
 class CompareError(RegressError):
     """Values cannot be brought into canonical form, or cannot be compared at all."""
 
-    exit_code = 2  # 1 tells a difference
-
 
 class DumpError(RegressError):
     """A dump cannot be written, or is missing, incomplete or damaged."""
-
-    exit_code = 2
 
 
 class CaptureError(RegressError):
     """A trainer cannot be recorded as it is: something cannot be found, is ambiguous or is not supported."""
 
-    exit_code = 2
-
 
 class GoldenError(RegressError):
     """A golden case is missing, damaged or without signal, or an update of it cannot be made."""
-
-    exit_code = 2  # 1 tells a difference
 
 
 class ReplayError(RegressError):
@@ -84,7 +77,11 @@ class NotSupported(RegressError):  # noqa: N818  # reads as what an adapter says
 class DoctorError(RegressError):
     """A run cannot be examined, or a repair cannot be made or taken back."""
 
-    exit_code = 2
+
+class TrackingError(RegressError):
+    """A tracker did not take every row that was sent to it."""
+
+    exit_code = 1
 
 
 class TaskError(RegressError):

@@ -38,6 +38,12 @@ def told(found: Advancement, curriculum: Curriculum) -> str:
     )
 
 
+def at_stage(curriculum: Curriculum, step: int) -> str:
+    """Return the line of the log that tells of the stage in which a run starts or goes on."""
+    place, number = curriculum.place, len(curriculum.stages)
+    return f"step {step}: stage {curriculum.stage.name} ({place.stage + 1} of {number}, round {place.round})"
+
+
 def write_state(folder: Path | None, state: Mapping[str, Any]) -> None:
     """Write ``curriculum_state.json`` whole or not at all; without a folder this rank writes nothing.
 

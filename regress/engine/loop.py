@@ -11,7 +11,7 @@ from rich.console import Console
 from regress.engine import run_log
 from regress.engine.build import Run
 from regress.engine.checkpoint.saver import Saver
-from regress.engine.curriculum import observe, told, write_state
+from regress.engine.curriculum import at_stage, observe, told, write_state
 from regress.engine.evaluation import due
 from regress.engine.metrics import (
     RunTotals,
@@ -85,6 +85,8 @@ class Loop:
         if self._start.resumed:  # a kill may have come between the checkpoint and its row
             inside = None if self._start.unfinished is None else self._run.trainer.updates - 1
             raise_on_all_ranks(self._run.trainer.world, lambda: self.checkpointed(self._start.step, inside))
+        if self._run.curriculum is not None:
+            run_log.curriculum(at_stage(self._run.curriculum, self._start.step))
         self._save_curriculum()
         for step in range(self._start.step, last + 1):
             self._step = step

@@ -46,6 +46,28 @@ def merged_and_applied(run: Run) -> None:
         layer.get_base_layer().weight.data += delta
 
 
+def adapter_of_one_module_left_out(run: Run) -> None:
+    """One module of the last layer computes without its adapter, as a fused kernel that does not know of it."""
+    layer = [*_layers(run)][-1]
+    layer.scaling = dict.fromkeys(layer.scaling, 0.0)
+
+
+@torch.no_grad()
+def factors_read_by_columns(run: Run) -> None:
+    """The factors A were stored as [in, r], and are read as if they were [r, in]."""
+    for layer in _layers(run):
+        for factor in layer.lora_A.values():
+            factor.weight.copy_(factor.weight.T.contiguous().view(factor.weight.shape))
+
+
+def gradients_of_factors_scaled_again(run: Run) -> None:
+    """The backward pass of a kernel multiplies the gradients of the factors B by alpha / r once more."""
+    for layer in _layers(run):
+        for name, factor in layer.lora_B.items():
+            scale = layer.scaling[name]
+            factor.weight.register_hook(lambda gradient, scale=scale: gradient * scale)
+
+
 def second_factor_frozen(run: Run) -> None:
     """The optimizer does not know the factors B."""
     policy, optimizer = run.trainer.policy, run.trainer.optimizer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from regress.faults import gradient, inputs, loss, model, update
+from regress.faults import adapter, gradient, inputs, loss, model, update
 from regress.faults.patch import Fault
 
 CORPUS: tuple[Fault, ...] = (
@@ -59,4 +59,16 @@ CORPUS: tuple[Fault, ...] = (
     Fault(update.second_moment_decays_faster, small=True),
     Fault(update.epsilon_inside_the_correction, small=True),
     Fault(run=update.counter_one_ahead),
+    Fault(run=adapter.scaling_left_out),
+    Fault(run=adapter.scaled_by_the_root_of_the_rank),
+    Fault(run=adapter.dropout_in_training),
+    Fault(run=adapter.adapter_switched_off),
+    Fault(run=adapter.adapter_of_one_module_left_out),
+    Fault(run=adapter.merged_and_applied),
+    Fault(run=adapter.factors_read_by_columns),
+    Fault(run=adapter.factors_in_bfloat16),
+    Fault(run=adapter.adapter_in_the_reference),
+    Fault(run=adapter.gradients_of_factors_scaled_again),
+    Fault(run=adapter.second_factor_frozen),
+    Fault(run=adapter.base_model_trained),
 )

@@ -20,6 +20,7 @@ from regress.dump.reader import files_within, is_dump_file, read
 from regress.dump.record import Record
 from regress.dump.requests import INDEX, DumpedRequest, Operation, Part, read_requests
 from regress.errors import DumpError
+from regress.interop.readers import Source
 from regress.layout import Segment, TokenLayout
 
 PER_MICROBATCH = ("forward_data", "loss", "is_loss_debug", "batch_inputs")
@@ -38,13 +39,12 @@ _ALWAYS: Mapping[str, frozenset[str]] = {
 _INDEXED = f"{INDEX}#"
 
 
-class ServiceDump:
+class ServiceDump(Source):
     """A dump directory of a training service.
 
     Attributes:
         folder: the directory.
         requests: the lines of its index.
-        mesh, config: nothing, since the index tells neither.
     """
 
     system = "training service"
@@ -59,8 +59,6 @@ class ServiceDump:
                 f"{folder / INDEX} tells of several models ({', '.join([*models][:3])}), but a dump is of one: copy "
                 "the lines and files of one of them"
             )
-        self.mesh: Mapping[str, int] = {}
-        self.config: Mapping[str, Any] = {}
 
     @cached_property
     def passes(self) -> list[DumpedRequest]:
@@ -155,10 +153,6 @@ class ServiceDump:
         for one in self.passes:
             if not one.folder:
                 yield from ((one, part) for part in one.parts)
-
-    def raw(self, type: str, step: int) -> Mapping[str, Any] | None:
-        """Return None: all files are records."""
-        return None
 
     def verify(self, name: str) -> None:
         """Read a file again, which verifies its checksum."""

@@ -1,6 +1,7 @@
 """Snapshot of the verdicts on every fault and on healthy replays, short enough to be kept in a file.
 
 ``python tests/regression/snapshot.py`` judges all of them anew and writes the file; the tests compare with it.
+``--missing`` judges only those that the file lacks, and leaves the others as they are.
 """
 
 from __future__ import annotations
@@ -175,9 +176,11 @@ def compared(golden: str, actual: str) -> tuple[RunContext, list[Verdict]]:
 
 
 def main() -> None:
-    """Judge all anew, and write the file."""
-    rows = {}
+    """Judge all anew, or what is missing, and write the file."""
+    rows: dict[str, Any] = json.loads(FILE.read_text()) if "--missing" in sys.argv[1:] else {}
     for one in subjects():
+        if one.name in rows:
+            continue
         for steps in (1, None):  # what does not show in the first step may do so in a later one
             with tempfile.TemporaryDirectory() as folder:
                 scene, verdicts = judged(one, one.dump(Path(folder), steps=steps))

@@ -1,4 +1,7 @@
-"""The golden case of low-rank adapters: every layout that computes it, and bugs of adapters, found where they are."""
+"""The golden case of low-rank adapters: every layout that computes it, and bugs of its ranks, found where they are.
+
+Bugs of one process are in test_faults.py.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,6 @@ from typing import Any
 import pytest
 
 from regress.compare.verdicts.verdict import Status, Verdict
-from regress.faults import adapter
 from regress.golden.store import GoldenStore
 from regress.replay.judge import judge_replay
 from regress.replay.layouts import LAYOUTS
@@ -76,17 +78,6 @@ class Fault:
 
 
 ALL_LAYERS = r"model\.layers\..|model\.norm|lm_head"
-FAULTS = (
-    Fault(adapter.scaling_left_out, "activations", ALL_LAYERS),
-    Fault(adapter.scaled_by_the_root_of_the_rank, "activations", ALL_LAYERS),
-    Fault(adapter.dropout_in_training, "activations", ALL_LAYERS),
-    Fault(adapter.adapter_switched_off, "activations", ALL_LAYERS),
-    Fault(adapter.merged_and_applied, "activations", ALL_LAYERS),
-    Fault(adapter.factors_in_bfloat16, "activations", ALL_LAYERS),
-    Fault(adapter.adapter_in_the_reference, "ref_log_probs"),
-    Fault(adapter.second_factor_frozen, "optimizer", r".*\.lora_B\..*"),
-    Fault(adapter.base_model_trained, "gradient", r".*_proj\.weight", status=Status.EXTRA),
-)
 OF_RANKS = (
     Fault(bugs.adapter_off_on_one_rank, "activations", ALL_LAYERS, "dp2", ranks=(1,)),
     Fault(bugs.factors_a_not_summed, "gradient", r".*\.lora_A\..*", "dp2", ranks=(0, 1)),
@@ -118,12 +109,6 @@ def require_place(fault: Fault, failed: list[Verdict]) -> None:
     assert all(re.fullmatch(fault.names, v.name.rpartition("/")[0] or v.name) for v in found), {
         v.name for v in found
     }
-
-
-@pytest.mark.one_in(5)
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_a_fault_of_an_adapter_fails_first_where_it_is(fault: Fault, judge: Callable[..., Any]) -> None:
-    require_place(fault, judge(CASE, fault.variant, prepare=fault.inject).failed)
 
 
 @pytest.mark.extended

@@ -14,6 +14,20 @@ import pytest
 from numpy.typing import NDArray
 
 from regress.compare.verdicts.verdict import Status
+from regress.faults.adapter import (
+    adapter_in_the_reference,
+    adapter_of_one_module_left_out,
+    adapter_switched_off,
+    base_model_trained,
+    dropout_in_training,
+    factors_in_bfloat16,
+    factors_read_by_columns,
+    gradients_of_factors_scaled_again,
+    merged_and_applied,
+    scaled_by_the_root_of_the_rank,
+    scaling_left_out,
+    second_factor_frozen,
+)
 from regress.faults.corpus import CORPUS
 from regress.faults.inputs import (
     causal_only,
@@ -125,6 +139,7 @@ class Fault:
 
 LAYER = "activations model.layers.0"
 EMBEDDED = "model.embed_tokens.weight"
+FACTOR_B = "model.layers.0.self_attn.q_proj.lora_B.weight"
 UPDATE = "step0/rank0"
 FAULTS = (
     Fault(
@@ -210,6 +225,25 @@ FAULTS = (
     Fault(no_weight_decay, "dense", "mbs4", f"param {EMBEDDED}", UPDATE),
     Fault(epsilon_inside_the_correction, "dense", "mbs4", f"param {EMBEDDED}", UPDATE),
     Fault(counter_one_ahead, "dense", "mbs4", f"optimizer {EMBEDDED}/step", UPDATE),
+    Fault(scaling_left_out, "lora", "mbs4", LAYER, hit=all_of, probe="log_probs"),
+    Fault(scaled_by_the_root_of_the_rank, "lora", "mbs4", LAYER, hit=all_of, probe="log_probs"),
+    Fault(dropout_in_training, "lora", "mbs4", LAYER, hit=all_of, probe="log_probs"),
+    Fault(adapter_switched_off, "lora", "mbs4", LAYER, hit=all_of, probe="log_probs"),
+    Fault(
+        adapter_of_one_module_left_out,
+        "lora",
+        "mbs4",
+        "activations model.layers.1",
+        hit=all_of,
+        probe="log_probs",
+    ),
+    Fault(merged_and_applied, "lora", "mbs4", LAYER, hit=all_of, probe="log_probs"),
+    Fault(factors_read_by_columns, "lora", "mbs4", LAYER, hit=all_of, probe="log_probs"),
+    Fault(factors_in_bfloat16, "lora", "mbs4", LAYER, hit=all_of, probe="log_probs"),
+    Fault(adapter_in_the_reference, "lora", "mbs4", "ref_log_probs ref_log_probs", hit=all_of),
+    Fault(gradients_of_factors_scaled_again, "lora", "mbs4", f"gradient {FACTOR_B}", UPDATE),
+    Fault(second_factor_frozen, "lora", "mbs4", f"optimizer {FACTOR_B}/step", UPDATE),
+    Fault(base_model_trained, "lora", "mbs4", "gradient model.layers.0.self_attn.q_proj.weight", UPDATE),
 )
 OF_A_RUN = [fault.run for fault in CORPUS if fault.run is not None]
 """Faults of a run that was built; the others are faults of the code that builds and drives it."""

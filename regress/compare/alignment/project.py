@@ -18,6 +18,7 @@ from regress.compare.alignment.shard_overlap import shard_blocks, words_of
 from regress.compare.alignment.token_overlap import Part, token_part
 from regress.compare.diagnosis.failure_context import FailureContext
 from regress.compare.diagnosis.failure_contexts import FailureContexts
+from regress.compare.diagnosis.hypotheses import Truth
 from regress.compare.metrics.stripes import largest
 from regress.compare.quantities import (
     AT_TOKENS,
@@ -31,9 +32,6 @@ from regress.compare.verdicts.case import Locate, element
 from regress.dump.arrays import Array
 from regress.errors import CompareError
 from regress.layout import ShardLayout, TokenFrame, TokenLayout
-
-Truth = Mapping[str, Mapping[str, Array]]
-"""``quantity -> tensor name -> canonical values`` of one update."""
 
 Context = Callable[[Source, ShardLayout], FailureContext]
 """Finder of the failure context of a tensor, given its layout as a part of the whole."""

@@ -18,6 +18,7 @@ from regress.compare.metrics.ulps import spacing
 from regress.dump.arrays import Array, is_float
 
 Truth = Mapping[str, Mapping[str, Array]]
+"""``quantity -> tensor name -> canonical values`` of one update."""
 Floats = NDArray[np.float64]
 
 _CHANCE = 1e-6

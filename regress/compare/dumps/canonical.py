@@ -18,7 +18,7 @@ from regress.compare.alignment.local_shard import local_shard
 from regress.compare.alignment.places import Mask, placed
 from regress.compare.alignment.project import Projection
 from regress.compare.dumps.golden import GoldenSide
-from regress.compare.dumps.listing import Listed, lengths_of, listed
+from regress.compare.dumps.listing import Listed, headers, lengths_of
 from regress.compare.dumps.sides import Side, open_side
 from regress.compare.quantities import (
     EVERYWHERE,
@@ -97,7 +97,7 @@ def _update(golden: str, actual: str, step: int, update: int | None) -> Projecti
         for name, (type, place) in golden_side.entries.items()
         if type in (*MICRO_STAGES, *UPDATE_STAGES) and (place.step, place.update) == (step, update)
     ]
-    found = _Recorded(golden_side, [listed(name, golden_side.read(name)) for name in names])
+    found = _Recorded(golden_side, headers(golden_side, names))
     return Projection(found.truth(), found.frame, None, config)
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from regress.compare.dumps.contents import tokens_in
 from regress.compare.dumps.golden import GoldenSide
-from regress.compare.dumps.listing import Listed, listed
+from regress.compare.dumps.listing import headers
 from regress.compare.dumps.match import Tokens
 from regress.compare.dumps.sides import Side
 from regress.dump.coordinates import Coordinates
@@ -132,9 +132,9 @@ def _by_content(
 
 def _tokens(side: Side, number: Number) -> frozenset[Tokens]:
     """Return what identifies the samples of an update, as far as records tell it."""
-    records: list[Listed] = [
-        listed(name, side.read(name))
+    names = (
+        name
         for name, (type, place) in side.entries.items()
         if type in ("batch_inputs", "forward_data") and Number(place.step, place.update) == number
-    ]
-    return frozenset(tokens_in(side, records).values())
+    )
+    return frozenset(tokens_in(side, headers(side, names)).values())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,7 +13,7 @@ from regress.compare.dumps.holders import Holders
 from regress.compare.dumps.listing import Listed, has_rows_of_loss_tokens
 from regress.compare.dumps.match import Matching, numbered
 from regress.compare.dumps.options import Options, Planned
-from regress.compare.dumps.presence import Stage
+from regress.compare.dumps.presence import Stage, one_sided
 from regress.compare.dumps.share_groups import Shares, once
 from regress.compare.dumps.shares import ShareUnit
 from regress.compare.dumps.sides import Side
@@ -26,7 +25,7 @@ from regress.compare.quantities import (
     UPDATE_STAGES,
     source_or_other,
 )
-from regress.compare.verdicts.verdict import Place, Status, Verdict
+from regress.compare.verdicts.verdict import Place
 from regress.dump.stages import STAGES
 from regress.layout import SampleKey, TokenFrame
 
@@ -147,11 +146,8 @@ class Update:
         for name, has, _ in places.lacking(name for name in asked if name in here):
             source, side = source_or_other(places.stage, name), "golden" if has in places.golden else "actual"
             where = replace(self.place, rank=has.key.rank, micro=has.key.micro)
-            status = Status.MISSING if side == "golden" else Status.EXTRA
-            detail = f"only in the {side} dump"
-            planned.verdicts.append(
-                Verdict(status, source.quantity, source.label, where, detail, multiple=math.inf)
-            )
+            found = one_sided(side, source.quantity, source.label, where, f"only in the {side} dump")
+            planned.verdicts.append(found)
         for golden, actual in places.pairs():
             if actual.name in chosen:
                 unit = self._unit(places.stage, actual, [golden])

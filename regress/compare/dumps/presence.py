@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,12 @@ def unmatched(matching: Matching, place: Place) -> Iterator[Verdict]:
             yield Verdict(
                 status, QUANTITY, "samples", place, detail, multiple=math.inf, over=len(keys), count=len(keys)
             )
+
+
+def one_sided(has: str, quantity: str, name: str, place: Place, detail: str) -> Verdict:
+    """Return the verdict on what only the ``golden`` or the ``actual`` side has."""
+    status = Status.MISSING if has == "golden" else Status.EXTRA
+    return Verdict(status, quantity, name, place, detail, multiple=math.inf)
 
 
 @dataclass(frozen=True)
@@ -107,9 +113,8 @@ class Stage:
         if self.golden and self.golden_side.system == "golden" and options and not options.get(self.name):
             self.notes.append(f"{self.name} was not compared: {side.folder} was recorded without it")
             return
-        status = Status.MISSING if self.golden else Status.EXTRA
         detail = f"{self.name} was recorded in the {has} dump only: enable it for both, or leave it out with --only"
-        yield Verdict(status, QUANTITY, self.name, self.place, detail, multiple=math.inf)
+        yield one_sided(has, QUANTITY, self.name, self.place, detail)
 
     def _tensors(self, wanted: Iterable[str]) -> Iterator[Verdict]:
         """Yield verdicts on tensors that only one side has."""
@@ -125,15 +130,15 @@ class Stage:
                     "so it was not compared"
                 )
             else:
-                status = Status.MISSING if name in golden_names else Status.EXTRA
-                yield Verdict(
-                    status,
-                    source.quantity,
-                    source.label,
-                    self.place,
-                    f"only in the {has} dump",
-                    multiple=math.inf,
-                )
+                detail = f"only in the {has} dump"
+                yield one_sided(has, source.quantity, source.label, self._place_of(name), detail)
+
+    def _place_of(self, name: str) -> Place:
+        """Return the place of the one record of the actual dump that has a tensor, else that of the stage."""
+        holders = [record.key for record in self.actual if name in record.tensors]
+        if len(holders) != 1:
+            return self.place
+        return replace(self.place, rank=holders[0].rank, micro=holders[0].micro)
 
     def _records(self) -> Iterator[Verdict]:
         """Yield verdicts on records that cannot be placed, and places that were recorded twice."""

@@ -16,7 +16,6 @@ import numpy as np
 
 from regress.dump.arrays import Array
 from regress.dump.coordinates import Coordinates
-from regress.dump.location import Location
 from regress.dump.record import Record
 from regress.dump.trajectory import rollouts_in
 from regress.interop.readers import Source
@@ -51,8 +50,8 @@ def original(source: str) -> str:
     return flags_of(source)[1] if is_sent(source) else source
 
 
-class SentSide:
-    """View of a dump; see `regress.compare.dumps.sides.Side`.
+class SentSide(Source):
+    """View of a dump.
 
     Args:
         flags: ``weighted`` to multiply by weights, ``dropped`` to leave out samples without any advantage,
@@ -62,10 +61,12 @@ class SentSide:
     def __init__(self, whole: Source, flags: Collection[str]) -> None:
         self.whole = whole
         self.flags = flags
-        self.folder: Location = whole.folder
-        self.system = whole.system
-        self.mesh = whole.mesh
-        self.config = whole.config
+        self.folder, self.system, self.mesh, self.config = (
+            whole.folder,
+            whole.system,
+            whole.mesh,
+            whole.config,
+        )
 
     @property
     def precision(self) -> str | None:

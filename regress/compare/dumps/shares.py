@@ -13,6 +13,7 @@ from functools import partial
 
 import numpy as np
 
+from regress.compare.alignment.aligned import Aligned, judge_aligned
 from regress.compare.alignment.local_shard import Shard
 from regress.compare.alignment.shard_overlap import shard_blocks
 from regress.compare.dumps.bounds import Bounds
@@ -27,7 +28,6 @@ from regress.compare.quantities import SHARES, Source, source_of
 from regress.compare.verdicts.case import Case
 from regress.compare.verdicts.tensor import judge_tensor
 from regress.compare.verdicts.tolerance import Tolerance
-from regress.compare.verdicts.values import judge_blocks
 from regress.compare.verdicts.verdict import Place, Status, Verdict
 from regress.dump.arrays import Array, dtype_name
 from regress.dump.record import Record
@@ -154,8 +154,10 @@ def _judged(
     case = Case(QUANTITY, source.label, group.place, tolerance, lambda _: group.words, ())
     share, expected = (Shard(value, ShardLayout.whole(())) for value in (sums[1], sums[0]))
     scale = scales.of(group.golden, source.name, golden)
-    found = partial(shard_blocks, share, [expected])
-    return Finding(judge_blocks(case, found, share.array, expected.array, scale), tolerance)
+    pairs = partial(shard_blocks, share, [expected])
+    return Finding(
+        judge_aligned(case, Aligned(share.array, expected.array, pairs, case.words), scale), tolerance
+    )
 
 
 def _summed(unit: ShareUnit, group: Group, source: Source, record: Record, tolerance: Tolerance) -> Finding:

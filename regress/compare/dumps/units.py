@@ -13,7 +13,7 @@ from functools import cached_property, partial
 import numpy as np
 
 from regress.compare.alignment.aligned import Aligned, TokenRows, judge_aligned
-from regress.compare.alignment.keys import key_of
+from regress.compare.alignment.keys import key_of, norm_of
 from regress.compare.alignment.local_shard import Shard, local_shard
 from regress.compare.alignment.locate import Locator
 from regress.compare.alignment.places import Mask, Placed, Places, placed, selected_rows
@@ -298,15 +298,15 @@ class _Work:
         return self.unit.bounds.of(quantity, [*(dtype_name(array.dtype) for array in arrays), *models])
 
     def _grad_norm(self) -> Iterator[Finding]:
-        norms = [record.meta.get("grad_norm") for record in (self.actual, *self.golden.values())]
-        told = [float(norm) for norm in norms if isinstance(norm, int | float)]
-        if len(told) < len(norms) or not self.unit.only.has("grad_norm", "grad_norm"):
+        actual, *norms = (norm_of(record) for record in (self.actual, *self.golden.values()))
+        lacking = actual is None or not norms or any(norm is None for norm in norms)
+        if lacking or not self.unit.only.has("grad_norm", "grad_norm"):
             return
         arrays = [next(iter(record.tensors.values()), np.zeros(0)) for record in self.golden.values()]
         tolerance = self._tolerance("grad_norm", *arrays[:1])
         verdict = judge_tensor(
-            np.array(told[0]),
-            np.array(told[1]),
+            actual,
+            norms[0],
             tolerance,
             quantity="grad_norm",
             name=f"grad_norm{self.unit.suffix}",

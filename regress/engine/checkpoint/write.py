@@ -36,14 +36,15 @@ def write_checkpoint(snapshot: Snapshot, home: Location, limit: int | None) -> L
         RegressError: in one sentence, if it cannot be written; the directory then holds what it held before.
     """
     final: Location
+    known: frozenset[str] = frozenset()
     with written(home, snapshot.name):
         if isinstance(home, Path):
-            final = _write_here(snapshot, home)
+            final, known = _write_here(snapshot, home)
         else:
             with tempfile.TemporaryDirectory(prefix="regress-checkpoint-") as folder:
                 write_files(snapshot, Path(folder))
                 final = upload(Path(folder), home / snapshot.name)
-        verify(final)
+        verify(final, known)
         if limit is not None:
             prune(home, limit)
     return final
@@ -65,20 +66,24 @@ def written(home: Location, name: str) -> Iterator[None]:
         ) from error
 
 
-def _write_here(snapshot: Snapshot, home: Path) -> Path:
+def _write_here(snapshot: Snapshot, home: Path) -> tuple[Path, frozenset[str]]:
     home.mkdir(parents=True, exist_ok=True)
     working = home / f".partial-{snapshot.name}"
     shutil.rmtree(working, ignore_errors=True)
     try:
-        write_files(snapshot, working)
-        return publish(working, home / snapshot.name)
+        known = write_files(snapshot, working)
+        return publish(working, home / snapshot.name), known
     except BaseException:
         shutil.rmtree(working, ignore_errors=True)
         raise
 
 
-def write_files(snapshot: Snapshot, folder: Path) -> dict[str, Stamp]:
-    """Write all files of a checkpoint into a folder, flushed to the disk, the manifest last."""
+def write_files(snapshot: Snapshot, folder: Path) -> frozenset[str]:
+    """Write all files of a checkpoint into a folder, flushed to the disk, the manifest last.
+
+    Returns:
+        The files whose stamps were made by reading them again; those of the others by what was to be written.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     save_weights(snapshot.model, snapshot.weights, folder)
     snapshot.tokenizer.save_pretrained(folder)
@@ -91,9 +96,8 @@ def write_files(snapshot: Snapshot, folder: Path) -> dict[str, Stamp]:
         recorder.put(record)
     recorder.close()
     dumped = read_manifest(folder / DUMP).files
-    stamps = {
-        f"{DUMP}/{name}": entry.stamp for name, entry in dumped.items()
-    }  # hashed when they were written
+    stamps = {f"{DUMP}/{name}": entry.stamp for name, entry in dumped.items()}
+    hashed = frozenset(stamps)
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         if path.is_dir():
@@ -102,7 +106,7 @@ def write_files(snapshot: Snapshot, folder: Path) -> dict[str, Stamp]:
             stamps[name] = _settled(path)
     write_commit(folder, stamps)
     sync_folder(folder)
-    return stamps
+    return frozenset(stamps) - hashed
 
 
 def publish(working: Path, final: Path) -> Path:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 
-from regress.engine.config.origins import ENVIRONMENT, Origin
+from regress.engine.config.leaves import KeyPath
+from regress.engine.config.origins import COMMAND_LINE, ENVIRONMENT, Origin
 from regress.engine.config.schema import Config
 from regress.engine.config.store import Entry, Store
 from regress.errors import ConfigError, TaskError
@@ -43,8 +44,9 @@ def rules_of(config: Config) -> Rules:
 def apply_thresholds(environ: Mapping[str, str], store: Store, build: Callable[[], Config]) -> None:
     """Let ``CURRICULUM_PERFORMANCE_THRESHOLD_<n>`` set the threshold of the n-th stage, from 1.
 
-    Any layer that gives ``curriculum.thresholds`` an entry for the stage wins, as does a threshold of the stage itself
-    in ``curriculum.stages``. Without a curriculum the variables mean nothing.
+    They beat a file, as every variable does. An entry for the stage in ``curriculum.thresholds``, or a threshold of the
+    stage itself in ``curriculum.stages``, wins where the command line or a ``REGRESS_*`` variable gives it. Without a
+    curriculum the variables mean nothing.
 
     Args:
         build: returns the configuration of the other layers.
@@ -64,10 +66,16 @@ def apply_thresholds(environ: Mapping[str, str], store: Store, build: Callable[[
         number = _number(variable, len(stages))
         stage = stages[number - 1]
         path = ("curriculum", "thresholds", stage.name)
-        explicit = entries is not None and "threshold" in entries[number - 1]
-        if explicit or stage.name in config.curriculum.thresholds:
+        own = entries is not None and "threshold" in entries[number - 1]
+        if own and _wins(store, ("curriculum", "stages")):
+            continue
+        if stage.name in config.curriculum.thresholds and _wins(store, path):
             continue
         store.put(Entry(path, _rate(variable, text), Origin(ENVIRONMENT, variable)))
+
+
+def _wins(store: Store, path: KeyPath) -> bool:
+    return store.origin(path).layer in (COMMAND_LINE, ENVIRONMENT)
 
 
 def _number(variable: str, count: int) -> int:

@@ -52,11 +52,13 @@ def allocate(store: Store, value: Callable[[KeyPath], Any]) -> None:
     """Set the lengths of prompt and completion that follow from that of the sequence.
 
     A part given where the sequence's length or the strategy is given, or later, stays; the other one is then the rest.
-    Without a strategy only a sequence's length that is given later than both parts is divided, ``balanced``.
+    Without a strategy only a sequence's length that is given later than both parts is divided, ``balanced``. Where both
+    parts are given and the sequence's length nowhere, it is at least their sum.
 
     Args:
         value: returns the checked value of a key.
     """
+    _lengthen(store, value)
     strategy, longest = value(CHOICE), value(LENGTH)
     if strategy == CUSTOM:
         return
@@ -75,6 +77,14 @@ def allocate(store: Store, value: Callable[[KeyPath], Any]) -> None:
     for part, length, stays in zip(PARTS, values, given, strict=True):
         if not stays:
             store.put(Entry(part, length, Origin(STRATEGY, f"{name} of data.max_seq_length={longest}")))
+
+
+def _lengthen(store: Store, value: Callable[[KeyPath], Any]) -> None:
+    if _rank(store, LENGTH) > 0 or not all(_rank(store, part) > 0 for part in PARTS):
+        return
+    total = sum(value(part) for part in PARTS)
+    if total > value(LENGTH):
+        store.put(Entry(LENGTH, total, Origin(DEFAULT, "sum of prompt and completion")))
 
 
 def _rank(store: Store, path: KeyPath) -> int:

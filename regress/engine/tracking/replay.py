@@ -13,7 +13,7 @@ from regress.engine.tracking.backends import make_backend
 from regress.engine.tracking.backup import Backup
 from regress.engine.tracking.identity import Target, Wishes, find_target
 from regress.engine.tracking.state import acknowledge, read_sync_state
-from regress.errors import RegressError, reason
+from regress.errors import RegressError, TrackingError, reason
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def replay(
         for row in sent:
             backup.remove(tracker, row)
     if len(sent) < len(rows):
-        raise RegressError(
+        raise TrackingError(
             f"{tracker} took {len(sent)} of {len(rows)} rows{sent.why}; mend it and send again"
         )
     if not whole and rows:

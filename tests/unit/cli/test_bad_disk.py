@@ -176,7 +176,7 @@ def test_a_limit_on_file_sizes(case: Any, small: tuple[str, ...]) -> None:
     before = case.files()
     size = (case.run / "final" / "model.safetensors").stat().st_size
     done = limited(size - 1, "train", *small, f"output_dir={case.run}")
-    assert done.returncode == 1
+    assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     case.says(
         line,

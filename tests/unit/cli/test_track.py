@@ -116,7 +116,7 @@ def test_rows_that_were_made_again_are_not_sent_from_the_backup(tmp_path: Path, 
 def test_what_is_missing_of_a_run_without_the_tracker_is_unknown(tmp_path: Path, shaky: type[Shaky]) -> None:
     run_of(tmp_path)
     refused = replay(tmp_path, "--missing")
-    assert refused.exit_code == 1
+    assert refused.exit_code == 2
     assert "shaky took no part in the run" in refused.output
     assert "give --all" in refused.output
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from regress.engine.config import Loaded
 from regress.engine.config.lengths import allocated
 from regress.engine.config.sections.task import CUSTOM, STRATEGIES
+from regress.errors import ConfigError
 
 Load = Callable[..., Loaded]
 Refusal = Callable[..., str]
@@ -92,6 +93,19 @@ def test_who_decides(
     expected: tuple[int, ...],
 ) -> None:
     assert lengths(load(files, *overrides, env=env)) == expected
+
+
+def test_two_given_lengths_make_the_third(load: Load) -> None:
+    """The variables of a run that is resumed: nobody has to repeat their sum."""
+    env = {"MAX_PROMPT_LENGTH": "1024", "MAX_COMPLETION_LENGTH": "3072"}
+    for more in ({}, {"LENGTH_ALLOCATION_STRATEGY": "completion_heavy"}):
+        loaded = load({}, env={**env, **more})
+        assert lengths(loaded) == (1024, 3072, 4096)
+        assert str(loaded.origins["data.max_seq_length"]) == "default sum of prompt and completion"
+    shorter = {"MAX_PROMPT_LENGTH": "8", "MAX_COMPLETION_LENGTH": "8"}
+    assert lengths(load({}, env=shorter)) == (8, 8, 48)
+    with pytest.raises(ConfigError, match=r"add up to 4096, more than data\.max_seq_length=4095"):
+        load({}, "data.max_seq_length=4095", "data.length_allocation_strategy=custom", env=env)
 
 
 def test_the_origin_of_a_length_is_its_strategy(load: Load) -> None:

@@ -238,6 +238,25 @@ def test_variables_count_stages_from_1_and_any_key_wins() -> None:
     load_config(overrides=[], environ={FIRST: "no number, and no curriculum"})
 
 
+def test_variables_beat_a_file_as_every_variable_does(tmp_path: Path) -> None:
+    from regress.engine.config.curriculum import stages_of
+
+    def first(text: str, environ: dict[str, str]) -> list[float]:
+        (tmp_path / "mine.yaml").write_text(text)
+        found = load_config(str(tmp_path / "mine.yaml"), None, [], environ=environ)
+        return [stage.threshold for stage in stages_of(found.config)][:2]
+
+    built_in = load_config(config_name="reverse_string_curriculum", environ={FIRST: "0.3"}).config
+    assert [stage.threshold for stage in stages_of(built_in)] == [0.3, 0.5, 0.5]
+    on = "evaluation: {every_n_steps: 1}\ncurriculum:\n  enable: true\n"
+    for text in (
+        "  stages: [{name: a, threshold: 0.7}, {name: b, threshold: 0.6}]\n",
+        "  thresholds: {foundation: 0.7}\n",
+    ):
+        assert first(on + text, {})[0] == 0.7
+        assert first(on + text, {FIRST: "0.3"}) == [0.3, 0.6]
+
+
 @pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     ("variable", "text", "says"),

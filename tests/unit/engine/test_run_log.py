@@ -57,6 +57,17 @@ def test_recording_and_replay_say_what_they_do(config: MakeConfig, tmp_path: Pat
     )
 
 
+def test_a_resumed_run_says_its_stage(config: MakeConfig, tmp_path: Path) -> None:
+    stages = "curriculum.stages=[{name: short, levels: [basic], threshold: 0.9}]"
+    on = (stages, "curriculum.enable=true", "evaluation.every_n_steps=1", "trainer.save_steps=1")
+    begun = said(config(*on, f"output_dir={tmp_path}", "max_steps=1"))
+    assert f"{run_log.CURRICULUM}: step 0: stage short (1 of 1, round 1)" in begun
+    again = said(
+        config(*on, f"output_dir={tmp_path}", "max_steps=2", "trainer.resume_from_checkpoint=latest")
+    )
+    assert f"{run_log.CURRICULUM}: step 1: stage short (1 of 1, round 1)" in again
+
+
 def test_the_estimate_is_no_less_than_what_is_written(config: MakeConfig, tmp_path: Path) -> None:
     folder = tmp_path / "rollouts"
     asked = config(*mock(folder, "dump"))

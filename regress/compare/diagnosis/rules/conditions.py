@@ -54,6 +54,7 @@ CONDITIONS: dict[str, Condition] = {
     "no_record_absent": lambda _, scene: not scene.absent,
     # of what was judged
     "experts": lambda found, _: "experts" in found.kinds,
+    "no_gradient": lambda found, _: found.first.quantity != "gradient",
     "activations_unjudged": lambda found, _: "activations" in found.unjudged,
     "token_loss_unjudged": lambda found, _: "token_loss" in found.unjudged,
     "token_gradients_unjudged": lambda found, _: {*_TOKEN_GRADIENTS}.isdisjoint(found.held),

@@ -557,7 +557,9 @@ def test_a_twin_of_another_layout_has_no_bytes_to_compare(world: Any) -> None:
     )  # fmt: skip
     wrong = [v for v in found if not v.ok]
     assert {v.status for v in wrong} == {Status.COVERAGE}
-    assert wrong[0].detail.endswith("lie elsewhere than in its twin, so bytes cannot be compared")
+    assert wrong[0].detail.endswith(
+        "lie elsewhere than in its bitwise reference, so bytes cannot be compared"
+    )
     assert {v.place.micro for v in wrong} == {0, 1}, "the third has one row and no padding"
     assert {v.quantity for v in found if v.place.micro is None} == {
         *("coverage", "gradient", "grad_norm", "param", "optimizer")
