@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from copy import copy
 from functools import wraps
@@ -34,8 +35,9 @@ class FriendlyGroup(click.Group):
         try:
             return super().invoke(ctx)
         except RegressError as error:
-            sentences = " | ".join([str(error), *getattr(error, "__notes__", ())])
-            click.echo(f"error: {' '.join(sentences.splitlines())}", err=True)
+            if not error.on_all_ranks or os.environ.get("RANK", "0") == "0":
+                sentences = " | ".join([str(error), *getattr(error, "__notes__", ())])
+                click.echo(f"error: {' '.join(sentences.splitlines())}", err=True)
             ctx.exit(error.exit_code)
 
 
@@ -111,21 +113,24 @@ def train(
     from regress.engine.environment import export_environment
 
     export_environment(loaded.config.system_envs)
-    if loaded.config.trainer.resume_from_checkpoint is not None:
-        from regress.doctor.gate import before_resume
+    from regress.doctor.gate import before_resume
 
+    def examined() -> None:
         before_resume(loaded.config, console, allow_change)
-    sys.path.append(str(Path.cwd()))  # rewards of one's own: task.rewards names package.module:function
-    from regress.parallel.run import train as run  # torch starts here, after the environment is set
 
-    result = run(loaded.config, console, allow_change=allow_change)
+    sys.path.append(str(Path.cwd()))  # rewards of one's own: task.rewards names package.module:function
+    from regress.service.client.run import train as run  # torch starts here, after the environment is set
+
+    result = run(loaded.config, console, allow_change=allow_change, before_resume=examined)
     if not result.main:
         return
     click.echo(f"{loaded.config.max_steps} steps done")
     click.echo(f"metrics:      {result.output_dir / 'metrics.jsonl'}")
-    click.echo(f"final model:  {result.output_dir / 'final'}")
+    remote = loaded.config.trainer.type == "remote"
+    click.echo(f"final model:  {result.output_dir / 'final'}" + (", in the service" if remote else ""))
     if result.dump_dir is not None:
-        click.echo(f"tensors:      {result.dump_dir}")
+        click.echo(f"{'files:  ' if remote else 'tensors:'}      {result.dump_dir}")
+    if result.dump_dir is not None and not remote:
         click.echo(f"look at them: regress dump show {result.dump_dir}")
 
 

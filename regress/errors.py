@@ -9,9 +9,14 @@ from regress.redaction import redacted
 
 
 class RegressError(Exception):
-    """Base of every error that a user can cause or fix."""
+    """Base of every error that a user can cause or fix.
+
+    Attributes:
+        on_all_ranks: True if every rank of the run raises it, so that one of them can tell it for all.
+    """
 
     exit_code = 2  # 1 tells a difference
+    on_all_ranks = False
 
     def __init__(self, *args: object) -> None:
         super().__init__(*(redacted(arg) if isinstance(arg, str) else arg for arg in args))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from regress.doctor.checks.configuration import check_configuration
 from regress.doctor.checks.curriculum import check_curriculum
@@ -51,7 +52,18 @@ def examine(scene: Scene) -> list[Issue]:
         checks = (*OF_CHECKPOINT, *OF_RUN, *LAST)
     for check in checks:
         found += check(scene)
-    return sorted(retired(scene, found), key=lambda one: _ORDER.index(one.severity))
+    found = _of_store(scene, found) if scene.target.store is not None else retired(scene, found)
+    return sorted(found, key=lambda one: _ORDER.index(one.severity))
+
+
+def _of_store(scene: Scene, found: list[Issue]) -> list[Issue]:
+    """Return the findings on a run in a store, without repairs and without what its copy cannot tell."""
+    scene.unchecked.append("free space, leftovers and folders of trackers: the run lies in a store")
+    return [
+        replace(one, fix=None)
+        for one in found
+        if one.group not in ("disk", "leftovers") and one.type != "no_wandb_runs"
+    ]
 
 
 def _note_other_folder(scene: Scene) -> None:
@@ -73,9 +85,9 @@ def cleanup(scene: Scene) -> list[Issue]:
 
 
 def _without_checkpoint(scene: Scene) -> Issue:
-    scene.unchecked.append(f"a checkpoint: {scene.target.root} holds none")
+    scene.unchecked.append(f"a checkpoint: {scene.target.shown_root} holds none")
     return issue(
         "no_checkpoint",
-        f"{scene.target.root} holds no checkpoint-<step>, so there is nothing to resume from; a run writes some with "
-        "trainer.save_steps=N",
+        f"{scene.target.shown_root} holds no checkpoint-<step>, so there is nothing to resume from; a run writes some "
+        "with trainer.save_steps=N",
     )

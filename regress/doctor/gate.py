@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection
 
 from rich.console import Console
@@ -14,7 +13,7 @@ from regress.doctor.scene import Next, Scene
 from regress.doctor.target import find_target
 from regress.engine.checkpoint.names import LATEST
 from regress.engine.config.schema import Config
-from regress.errors import CheckpointError, DoctorError
+from regress.errors import CheckpointError, DoctorError, DumpError
 
 QUIET = ("config_changed", "world_size_mismatch", "tracking_step_offset", "unlisted_file")
 """Findings of low severity that are the wish of whoever resumes."""
@@ -22,7 +21,7 @@ QUIET = ("config_changed", "world_size_mismatch", "tracking_step_offset", "unlis
 
 def before_resume(config: Config, console: Console, allowed: Collection[str] = ()) -> None:
     """Examine the checkpoint that a run goes on from, and print what is found; only sizes are compared here, because
-    the resume itself compares hashes.
+    the resume itself compares hashes. With several ranks the first one does so for all.
 
     Args:
         allowed: keys whose change is accepted.
@@ -32,25 +31,25 @@ def before_resume(config: Config, console: Console, allowed: Collection[str] = (
     """
     asked = config.trainer.resume_from_checkpoint
     place = config.trainer.checkpoint_dir if asked == LATEST else asked
-    if place is None or "://" in place:
+    if place is None:
         return
     try:
-        target = find_target(place, None, ".")
-    except DoctorError:
+        target = find_target(place, None, ".", whole=False)
+    except (DoctorError, DumpError):
         return  # the resume says what is wrong with the path, or starts at the beginning
     if target.checkpoint is None:
         return
     scene = Scene(target, Next(config, allowed=frozenset(allowed)), deep=False)
     found = [issue for issue in examine(scene) if _matters(issue, config)]
     high = [issue for issue in found if issue.severity is Severity.HIGH]
-    if found and os.environ.get("RANK", "0") == "0":
+    if found:
         scene.unchecked.clear()
         show(Report(scene, found), console, plan=False)
     if scene.foreign:
         return  # the resume refuses it
     if high:
         more = f" ({len(high) - 1} more findings like it)" if len(high) > 1 else ""
-        where = target.root / target.checkpoint if target.named else target.root
+        where = target.shown if target.named else target.shown_root
         raise CheckpointError(
             f"{high[0].message}{more}: nothing was changed, see regress doctor {where} --diagnose"
         )

@@ -44,7 +44,7 @@ def gathered(
     output_dir = None if next_run.config is None else next_run.config.trainer.checkpoint_dir
     if next_run.error is not None and not paths:
         paths = _told_output_dir(overrides)
-    target = find_target(paths[0] if paths else None, output_dir, project_root)
+    target = find_target(paths[0] if paths else None, output_dir, project_root, whole=deep)
     root = Path(project_root).expanduser().absolute()
     return Scene(target, next_run, project_root=root, deep=deep)
 

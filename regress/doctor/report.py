@@ -52,8 +52,8 @@ class Report:
             "regress_version": __version__,
             "timestamp": datetime.now(UTC).isoformat(timespec="seconds"),
             "project_root": str(scene.project_root),
-            "output_dir": str(scene.target.root),
-            "checkpoint_path": None if checkpoint is None else str(scene.target.root / checkpoint),
+            "output_dir": scene.target.shown_root,
+            "checkpoint_path": None if checkpoint is None else scene.target.shown,
             "step": scene.step,
             "update": scene.update,
             "counts": counts(self.issues),
@@ -93,9 +93,8 @@ def show(report: Report, console: Console, *, plan: bool = True, detail: bool = 
         detail: print what proves each finding, too.
     """
     scene = report.scene
-    place = scene.target.root / (scene.target.checkpoint or "")
     step = "" if scene.step is None else f" (step {scene.step}, update {scene.update})"
-    console.print(Text(clean(f"examined {place}", 400) + step))
+    console.print(Text(clean(f"examined {scene.target.shown}", 400) + step))
     if report.applied is not None:
         _show_applied(report, console)
     if report.issues:

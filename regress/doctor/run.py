@@ -15,7 +15,13 @@ from regress.doctor.examine import cleanup, examine
 from regress.doctor.gather import gathered
 from regress.doctor.report import Report, show
 from regress.doctor.scene import Scene
+from regress.dump.location import is_remote
 from regress.engine.checkpoint.names import CURRICULUM_STATE
+from regress.errors import DoctorError
+from regress.redaction import redacted_url
+
+CHANGES = ("auto_fix", "clean_only", "create_fresh", "undo", "backup", "restore")
+"""Verbs that write into the run."""
 
 
 class Found(Protocol):
@@ -71,6 +77,8 @@ def run(verb: str, options: Mapping[str, Any]) -> Found:
     Raises:
         DoctorError: if there is nothing to examine, or a change cannot be made.
     """
+    if verb in CHANGES:
+        _require_local(verb, options)
     scene = gathered(
         options["arguments"],
         checkpoint=options["checkpoint"],
@@ -86,6 +94,15 @@ def run(verb: str, options: Mapping[str, Any]) -> Found:
     if options["dry_run"] and verb in _PREVIEWS:
         return _PREVIEWS[verb](scene)
     return _VERBS[verb](scene)
+
+
+def _require_local(verb: str, options: Mapping[str, Any]) -> None:
+    for path in (options["checkpoint"], *options["arguments"]):
+        if path is not None and is_remote(path.partition("=")[0]):
+            raise DoctorError(
+                f"--{verb.replace('_', '-')} changes files, and {redacted_url(path)} lies in a store, where the doctor "
+                "changes nothing; copy the run to this machine, name the copy, and upload it again"
+            )
 
 
 def _examine(scene: Scene) -> Found:

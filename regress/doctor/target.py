@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
+import weakref
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from regress.doctor.fetch import fetch
 from regress.doctor.tree import Tree, Unreadable
+from regress.dump.location import is_remote, local_path
 from regress.dump.manifest import MANIFEST
+from regress.dump.remote import open_url
 from regress.engine.checkpoint.names import STATE, parse_name
-from regress.errors import DoctorError
+from regress.errors import DoctorError, DumpError
 
 _OF_CHECKPOINT = (
     *("regress_state.json", "trainer_state.json", "config.json", "adapter_config.json"),
@@ -27,12 +34,26 @@ class Target:
         checkpoint: the name of the checkpoint's folder in it, or None where there is none.
         named: the checkpoint was named, not chosen as the newest.
         others: names of the other checkpoints, newest first.
+        store: the URL that `root` is a copy of, without credentials; None for a folder of this machine.
+        copy: keeps the copy for as long as the target is in use.
     """
 
     root: Path
     checkpoint: str | None
     named: bool
     others: tuple[str, ...] = ()
+    store: str | None = None
+    copy: Any = field(default=None, compare=False, repr=False)
+
+    @property
+    def shown_root(self) -> str:
+        """The output directory as people know it."""
+        return self.store or str(self.root)
+
+    @property
+    def shown(self) -> str:
+        """What is examined, as people know it: the checkpoint, or the output directory without one."""
+        return self.shown_root if self.checkpoint is None else f"{self.shown_root}/{self.checkpoint}"
 
     def file(self, name: str) -> str:
         """Return the path of a file of the checkpoint, relative to `root`."""
@@ -60,17 +81,23 @@ def _age(tree: Tree, name: str) -> tuple[bool, float, tuple[int, int] | None]:
     return tree.is_file(f"{name}/{MANIFEST}"), segment, parse_name(name)
 
 
-def find_target(path: str | None, output_dir: str | None, project_root: str) -> Target:
+def find_target(path: str | None, output_dir: str | None, project_root: str, *, whole: bool = True) -> Target:
     """Find what to examine.
 
     Args:
-        path: a checkpoint, an output directory, or None.
+        whole: of what lies in a store, copy all bytes and not only those that headers and sizes need.
+        path: a checkpoint or an output directory, or the URL of one, or None.
         output_dir: where the next run's configuration keeps checkpoints, or None where none was given.
         project_root: where to look last.
 
     Raises:
         DoctorError: if there is nothing, or more than one run to choose from.
     """
+    for given in (path, output_dir):
+        if given is not None and is_remote(given):
+            return _of_store(given, whole)
+        if given is not None:
+            break
     if path is not None:
         return _named(path)
     if output_dir is not None:
@@ -106,21 +133,34 @@ def _named(path: str) -> Target:
     return Target(folder.parent, folder.name, True, tuple(others))
 
 
+class _Copy:
+    """Temporary folder that goes with the last target that refers to it."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="regress-doctor-")).resolve()
+        weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
+
+
+def _of_store(url: str, whole: bool) -> Target:
+    copy = _Copy()
+    root, checkpoint, others = fetch(url, copy.folder, whole=whole)
+    shown = str(open_url(url))
+    named = checkpoint is not None and shown.endswith(f"/{checkpoint}")
+    if named:
+        shown = shown.rpartition("/")[0]
+    return Target(root, checkpoint, named, others, shown, copy)
+
+
 def _of_run(root: Path) -> Target:
     found = checkpoints(root)
     return Target(root, found[0] if found else None, False, tuple(found[1:]))
 
 
 def _folder(path: str, stated: str) -> Path:
-    if "://" in path:
-        raise DoctorError(
-            f"{stated} {path} is not on this machine, and the doctor reads files only; copy the checkpoint here and "
-            "name the copy"
-        )
     try:
-        folder = Path(path).expanduser().resolve(strict=True)
+        folder = local_path(path).expanduser().resolve(strict=True)
         is_folder = folder.is_dir()
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, DumpError) as error:
         told = getattr(error, "strerror", None) or error
         raise DoctorError(f"{stated} {path} cannot be looked at ({told}); correct the path") from None
     if not is_folder:

@@ -19,6 +19,8 @@ from regress.dump.files import Stamp
 
 JSON_LIMIT = 64 * 2**20
 """Bytes of the largest JSON file that is parsed; a trainer_state.json of 100000 logged steps has 20 MiB."""
+HEADER_LIMIT = 100_000_000
+"""Bytes of the longest header that the format's own reader accepts."""
 VALUE_LIMIT = 8_000_000
 """Values of the largest JSON file that is parsed: an empty list costs 3 bytes in the file and 64 in memory."""
 

@@ -120,6 +120,11 @@ class RemotePath:
         with self._answers("read", missing_ok=True):
             return bytes(self.files.cat_file(self.path))
 
+    def read_start(self, count: int) -> bytes:
+        """Return the first bytes of the file, at most so many."""
+        with self._answers("read", missing_ok=True):
+            return bytes(self.files.cat_file(self.path, start=0, end=count))
+
     def write_bytes(self, data: bytes) -> None:
         """Upload a whole file.
 

@@ -68,6 +68,7 @@ def train(
     allow_change: Sequence[str] = (),
     stop_after: int | None = None,
     builder: Builder = build,
+    before_resume: Callable[[], None] | None = None,
 ) -> RunResult:
     """Train as configured. A progress bar and a line per evaluation go to the console, the rest to files.
 
@@ -77,6 +78,7 @@ def train(
         allow_change: keys that may differ from those of the checkpoint although they change what is computed.
         stop_after: number of optimizer updates after whose checkpoint the run ends with `Stopped`.
         builder: builds the parts of the run.
+        before_resume: called on the first rank before a run that goes on is opened; what it raises ends all ranks.
 
     Raises:
         RegressError: whatever a user can mend, in one sentence.
@@ -91,6 +93,8 @@ def train(
         console.print(f"warning: {text}", style="yellow", markup=False)
 
     with bars, printed(console, world.main), _memory_errors(), ExitStack() as files:
+        if before_resume is not None and config.trainer.resume_from_checkpoint is not None:
+            raise_on_all_ranks(world, before_resume if world.main else lambda: None)
         _announce(config)
         outputs = raise_on_all_ranks(world, lambda: files.enter_context(_outputs(config, world)))
         log = raise_on_all_ranks(

@@ -133,7 +133,9 @@ class NexrlDump(Source):
                 step,
                 tuple(self._rollouts(step)),
                 {
-                    (where.rank or 0, where.micro or 0): Batch.of(self._payload(name), name)
+                    (where.rank or 0, where.micro or 0): Batch.of(
+                        self._payload(name), name, self._inputs(where)
+                    )
                     for name, (type, where) in self._files.items()
                     if type == "forward_data" and where.step == step
                 },
@@ -141,6 +143,12 @@ class NexrlDump(Source):
             )
             self._batches[step] = found
         return self._batches[step]
+
+    def _inputs(self, at: Coordinates) -> Payload | None:
+        """Return what the model read at a place, if that was recorded."""
+        names = (name for name, (type, where) in self._raw.items() if (type, where) == ("batch_inputs", at))
+        name = next(names, None)
+        return None if name is None else self._payload(name)
 
     def _rollouts(self, step: int) -> Iterator[Record]:
         """Yield the rollouts of a step; those written before the step is known belong to any step."""

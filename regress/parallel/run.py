@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rich.console import Console
 
@@ -12,16 +12,29 @@ from regress.parallel.world import opened_world
 
 
 def train(
-    config: Config, console: Console, *, allow_change: Sequence[str] = (), stop_after: int | None = None
+    config: Config,
+    console: Console,
+    *,
+    allow_change: Sequence[str] = (),
+    stop_after: int | None = None,
+    before_resume: Callable[[], None] | None = None,
 ) -> run.RunResult:
     """Run `regress.engine.run.train` on this rank, among those that a launcher has started.
 
     Args:
         allow_change: keys that may differ from those of the checkpoint although they change what is computed.
         stop_after: number of optimizer updates after whose checkpoint the run ends with `Stopped`.
+        before_resume: looks at the checkpoint on the first rank; what it raises ends all of them.
 
     Raises:
         RegressError: whatever a user can mend, in one sentence.
     """
     with opened_world(config) as world:
-        return run.train(config, console, world, allow_change=allow_change, stop_after=stop_after)
+        return run.train(
+            config,
+            console,
+            world,
+            allow_change=allow_change,
+            stop_after=stop_after,
+            before_resume=before_resume,
+        )

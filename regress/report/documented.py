@@ -143,12 +143,24 @@ def _forward(dirs: Directories, step: int, planned: Planned | None, options: Opt
 def _debug(dirs: Directories, step: int, planned: Planned | None, options: Options) -> dict[str, Any]:
     rows = _records(dirs, step, planned, options, "is_loss_debug", DEBUG, "weaver_debug_not_found")
     for row in rows:
-        if row["status"] == "compared":
+        if row["status"] == "compared" and _same_samples(dirs, step, row):
             ours = _scalar_of(dirs.self_hosted, step, row, "loss")
             row["comparisons"].append(
                 scalar("loss", ours, _scalar_of(dirs.weaver, step, row, "is_loss_debug"))
             )
     return {"section": "is_loss_debug_all", "step": step, "comparisons": rows}
+
+
+def _same_samples(dirs: Directories, step: int, row: Mapping[str, Any]) -> bool:
+    """Return True if a place holds equally many samples on both sides, so that its losses may be of the same."""
+    counts = []
+    for path in (dirs.self_hosted, dirs.weaver):
+        side = None if path is None else open_side(path)
+        for name, (type, where) in side.entries.items() if side is not None else ():
+            at = (type, where.step, where.rank or 0, where.micro or 0)
+            if side is not None and at == ("is_loss_debug", step, row["rank"], row["micro"]):
+                counts.append(len(side.read(name).meta.get("samples") or ()))  # type: ignore[arg-type]
+    return len(set(counts)) < 2
 
 
 def _records(

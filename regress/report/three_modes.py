@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from regress.compare.dumps.options import Options
-from regress.compare.dumps.sent import sent
-from regress.compare.dumps.sides import Side, open_side
+from regress.compare.dumps.sent import RECORDED, sent
+from regress.compare.dumps.sides import open_side
 from regress.compare.modes.find import Found, discrepancies
 from regress.compare.modes.form import flags_for
+from regress.compare.modes.scene import is_indexed
 from regress.errors import RegressError
-from regress.interop.service import ServiceDump
 from regress.report.documented import Directories, steps_in
 
 REMOTE, WEAVER, BETWEEN = "remote API", "weaver", "client and service"
@@ -23,7 +23,9 @@ def comparable(dirs: Directories, options: Options) -> Directories:
     """
     try:
         known = [open_side(path) if path is not None else None for path in (dirs.remote_api, dirs.weaver)]
-        flags = flags_for(open_side(dirs.self_hosted), known[0], known[1], steps_in(dirs, options))
+        whole = open_side(dirs.self_hosted)
+        flags = flags_for(whole, known[0], known[1], steps_in(dirs, options))
+        flags |= {RECORDED} if whole.system == "regress" else set()
     except RegressError:
         return dirs
     return replace(dirs, self_hosted=sent(dirs.self_hosted, flags))
@@ -36,14 +38,9 @@ def pairs_of(dirs: Directories) -> dict[str, tuple[str, str]]:
         for name, path in ((REMOTE, dirs.remote_api), (WEAVER, dirs.weaver))
         if path is not None
     }
-    if dirs.remote_api is not None and dirs.weaver is not None and _indexed(dirs.weaver):
+    if dirs.remote_api is not None and dirs.weaver is not None and is_indexed(dirs.weaver):
         found[BETWEEN] = (dirs.remote_api, dirs.weaver)
     return found
-
-
-def _indexed(path: str) -> bool:
-    side: Side = open_side(path)
-    return isinstance(side, ServiceDump)
 
 
 def found_between(dirs: Directories, options: Options) -> Found:

@@ -71,7 +71,8 @@ def _limit_options(command: Any) -> Any:
     help="Journal and saves; a service that is started here again goes on from them.",
 )
 @click.option(
-    "--log",
+    "--log-format",
+    "log",
     type=click.Choice(FORMATS),
     default="text",
     show_default=True,

@@ -137,7 +137,12 @@ def conversations_are_logged(walk: Walk) -> None:
 @shows("experiments", "training/invalid_loss_count")
 def losses_that_are_not_finite_are_counted(walk: Walk) -> None:
     """A learning rate that ruins the weights in the first update."""
-    ruin = ("optimizer.learning_rate=1e30", "optimizer.max_grad_norm=null", "trainer.mini_batch_size=8")
+    ruin = (
+        "optimizer.learning_rate=1e20",
+        "task.rewards={character_match: 1.0}",
+        "optimizer.max_grad_norm=null",
+        "trainer.mini_batch_size=8",
+    )
     stopped = walk.train(*ruin, "--no-wandb", to="ruined", code=2)
     assert "finite" in stopped.errors
     walk.train(*ruin, "--no-wandb", "trainer.on_nonfinite=skip", to="skipped")
@@ -177,7 +182,7 @@ def flags_are_keys(walk: Walk) -> None:
         "--run-name": ("first", "tracking.run_name", "first"),
         "--log-dir": ("logs", "tracking.log_dir", "logs"),
         "--model-name": ("RUN/final", "model.path", "RUN/final"),
-        "--lr": ("5e-6", "optimizer.learning_rate", "5e-06"),
+        "--lr": ("5e-6", "optimizer.learning_rate", "5.0e-06"),
         "--group-size": ("4", "data.group_size", "4"),
         "--rollouts-per-step": ("4", "data.prompts_per_step", "4"),
         "--train-batch-size": ("4", "trainer.mini_batch_size", "4"),
@@ -191,7 +196,7 @@ def flags_are_keys(walk: Walk) -> None:
         assert found[key].split("  #")[0].strip() == value, (flag, found[key])
         assert "#" in found[key]
         assert "default" not in found[key].partition("#")[2], flag
-    three = (
+    few = (
         "--group-size",
         2,
         "--rollouts-per-step",
@@ -203,7 +208,8 @@ def flags_are_keys(walk: Walk) -> None:
         "--temperature",
         0.7,
     )
-    walk.train(*three, "--no-wandb", "--run-name", "first", "--model-name", "RUN/final", to="flagged")
+    more = ("--no-wandb", "--run-name", "first", "--model-name", "RUN/final", "max_steps=2")
+    walk.train(*few, *more, to="flagged", small=False)
     assert walk.values("flagged", "rollouts/total_rollouts") == [4, 8]
     assert len(walk.values("flagged", "training_step/loss")) == 4
 

@@ -22,7 +22,7 @@ from regress.interop.readers import Source
 from regress.layout import SampleKey
 
 PREFIX = "sent-"
-WEIGHTED, DROPPED = "weighted", "dropped"
+WEIGHTED, DROPPED, RECORDED = "weighted", "dropped", "recorded"
 _PRODUCTS = ("advantages", "elementwise_loss", "policy_loss")
 _PLAIN_SUMS = ("entropy_loss", "kl_loss")
 """Shares that a service sums without any weight, so that they are others than those of the trainer."""
@@ -54,7 +54,8 @@ class SentSide(Source):
     """View of a dump.
 
     Args:
-        flags: ``weighted`` to multiply by weights, ``dropped`` to leave out samples without any advantage.
+        flags: ``weighted`` to multiply by weights, ``dropped`` to leave out samples without any advantage,
+            ``recorded`` to judge nothing that was not turned on for this dump, as types differ between modes.
     """
 
     def __init__(self, whole: Source, flags: Collection[str]) -> None:
@@ -125,6 +126,8 @@ class SentSide(Source):
     def writes(self, stage: str, tensor: str | None = None) -> bool:
         """Return True if the dump could have a stage, or a tensor of it."""
         if WEIGHTED in self.flags and stage == "loss" and tensor in _PLAIN_SUMS:
+            return False
+        if RECORDED in self.flags and not any(stage == type for type, _ in self.whole.entries.values()):
             return False
         return self.whole.writes(stage, tensor)
 

@@ -29,9 +29,9 @@ def advantages(scene: Scene, link: Link) -> Iterator[Discrepancy]:
     if misplaced is not None:
         yield misplaced
         return
-    factors = {id(a): _factor(link, a, b) for a, b in known}
-    told = {a.key: factor for a, _ in known if (factor := factors[id(a)]) is not None}
-    if len(told) == len(known):
+    there = [(a, b) for a, b in known if not a.idle]
+    told = {a.key: factor for a, b in there if (factor := _factor(link, a, b)) is not None}
+    if len(told) == len(there) and all(_same(link, a, b) for a, b in known if a.idle):
         found = _scaled(scene, link, told)
         if found is not None:
             yield found

@@ -64,13 +64,14 @@ def _row(side: Side, step: int, number: int, item: Any) -> Row:
     try:
         ids, inputs = [*item["input_tokens"]], item["loss_fn_inputs"]
         row = Row(("datum", number), np.array([*ids, inputs["target_tokens"][-1]], np.int64))
+        row.id = None if item.get("datum_id") is None else str(item["datum_id"])
         for source, name in INPUTS.items():
             if source in inputs:
                 values = np.asarray(inputs[source], np.float64)
                 if values.shape != (len(ids),):
                     raise ValueError(f"{source} has {values.size} values for {len(ids)} tokens")
                 row.values[name] = np.concatenate([[np.nan], values])
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise DumpError(
             f"{side.folder}: datum {number} of step {step} is none ({error}): copy the dump again"
         ) from None

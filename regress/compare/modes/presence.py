@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+
+import numpy as np
 
 from regress.compare.modes.discrepancy import CLIENT, SERVICE, TRAINER, Discrepancy, some
 from regress.compare.modes.rows import Row
@@ -15,6 +16,8 @@ def presence(scene: Scene) -> Iterator[Discrepancy]:
     """Yield what is wrong with the samples of a step."""
     for link in scene.links:
         expected, found = _sides(scene, link)
+        if link.whose[1] == SERVICE and scene.index is None:
+            continue  # without an index, datums may as well be in files that were lost
         if any(row.tokens is None for row in (*expected, *found)):
             continue  # nothing tells which samples these are
         yield from _between(link, expected, found)
@@ -124,23 +127,23 @@ def order(scene: Scene) -> Iterator[Discrepancy]:
     passes = scene.passes
     if scene.client is None or scene.service is None or not passes:
         return
-    link = next((link for link in scene.links if link.whose == (CLIENT, SERVICE)), None)
-    number = {} if link is None else {its.key: mine.key[1] for mine, its in link.pairs}
     executed = sorted(passes, key=lambda one: min((part.micro for part in one.parts), default=0))
-    places = [number.get(one.key(index)) for one in executed for index in range(len(one.datums))]
-    known = [place for place in places if place is not None]
-    known = known if len(known) == len(places) else []  # a datum that was made twice has no place
-    sequence = [one.seq_id for one in executed]
-    numbered = [seq for seq in sequence if seq is not None]
-    wrong = known != sorted(known)
-    if not wrong and numbered == sorted(numbered):
+    sequence = [one.seq_id for one in executed if one.seq_id is not None]
+    made = [np.array(datum.tokens, np.int64).tobytes() for one in executed for datum in one.datums]
+    sent = [_content(row) for row in scene.client.rows]
+    wrong = made != sent and sorted(made) == sorted(
+        sent
+    )  # of lost datums, and of those made twice, others tell
+    if not wrong and sequence == sorted(sequence):
         return
     told = []
-    if numbered != sorted(numbered):
-        told.append(f"the requests ran in the order {', '.join(map(str, numbered))} of their seq_id")
+    if sequence != sorted(sequence):
+        told.append(f"the requests ran in the order {', '.join(map(str, sequence))} of their seq_id")
     if wrong:
-        at = next(i for i, (a, b) in enumerate(pairwise(known)) if a > b)
-        told.append(f"datum {known[at]} of the client was executed before its datum {known[at + 1]}")
+        at = next(i for i, (a, b) in enumerate(zip(made, sent, strict=True)) if a != b)
+        told.append(
+            f"place {at} of the execution has datum {sent.index(made[at])} of the client in place of {at}"
+        )
     yield Discrepancy(
         "chunks-permuted",
         "the service did not execute the chunks of a batch in the order of their seq_id, so that gradients were added "

@@ -45,6 +45,7 @@ class Row:
             ``old_log_probs``, ``log_probs``, ``ratio``, ``loss``, and ``sampler``, the log-probs of the sampler.
         reward: that of a rollout.
         reward, temperature: of a rollout, where they were recorded.
+        id: the client's name of it, which is that of the rollout.
     """
 
     key: SampleKey
@@ -52,6 +53,7 @@ class Row:
     values: dict[str, Floats] = field(default_factory=dict)
     reward: float | None = None
     temperature: float | None = None
+    id: str | None = None
 
     @property
     def name(self) -> str:
@@ -151,7 +153,12 @@ def _put(row: Row, name: str, start: int, stop: int, values: Floats) -> None:
 
 
 def pairs_of(golden: Sequence[Row], actual: Sequence[Row]) -> list[tuple[Row, Row]]:
-    """Return the rows of both sides with the same tokens; the closest of several, by what identifies a rollout."""
+    """Return the rows of both sides with the same tokens; of several those of one id, else the closest values."""
+    named = {(row.id or row.name, _content(row)): row for row in golden}
+    by_id = [(named.pop(key), row) for row in actual if (key := (row.id or "", _content(row))) in named]
+    left, right = {id(a) for a, _ in by_id}, {id(b) for _, b in by_id}
+    golden = [row for row in golden if id(row) not in left]
+    actual = [row for row in actual if id(row) not in right]
     mine, its = {row.key: row for row in golden}, {row.key: row for row in actual}
 
     def values(which: str, key: SampleKey) -> Mapping[str, Floats]:
@@ -159,7 +166,11 @@ def pairs_of(golden: Sequence[Row], actual: Sequence[Row]) -> list[tuple[Row, Ro
         return {name: row.values[name] for name in (OLD, "advantages") if name in row.values}
 
     matching = match_samples(_samples(golden), _samples(actual), values)
-    return [(mine[to], its[key]) for key, to in matching.golden_of.items()]
+    return [*by_id, *((mine[to], its[key]) for key, to in matching.golden_of.items())]
+
+
+def _content(row: Row) -> bytes | None:
+    return None if row.tokens is None else row.tokens.tobytes()
 
 
 def _samples(rows: Iterable[Row]) -> list[Sample]:

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from regress.compare.dumps.sides import Side
+import numpy as np
+
+from regress.compare.dumps.sides import Side, open_side
 from regress.compare.modes.datums import Client, client_of
 from regress.compare.modes.discrepancy import CLIENT, SERVICE, TRAINER
 from regress.compare.modes.rows import Row, pairs_of, rows_of
@@ -59,7 +61,7 @@ class Scene:
             step,
             rows_of(trainer, step),
             None if client is None else client_of(client, step),
-            None if service is None else [row.weighed() for row in rows_of(service, step)],
+            None if service is None else _computed(service, step),
             service if isinstance(service, ServiceDump) else None,
             trainer.config,
             {name: _losses(side, step) for name, side in sides.items() if side is not None},
@@ -95,6 +97,21 @@ class Scene:
     def setting(self, section: str, key: str) -> Any:
         """Return a value of the self-hosted configuration, None if it is unknown."""
         return (self.config.get(section) or {}).get(key)
+
+
+def is_indexed(path: str) -> bool:
+    """Return True for the dump of a service with an index of its requests."""
+    return isinstance(open_side(path), ServiceDump)
+
+
+def _computed(service: Side, step: int) -> list[Row]:
+    """Return the datums of a service, those that only its index tells of among them."""
+    found = {row.key: row.weighed() for row in rows_of(service, step)}
+    for one in service.passes if isinstance(service, ServiceDump) else ():
+        for number, datum in enumerate(one.datums if one.step == step else ()):
+            row = found.setdefault(one.key(number), Row(one.key(number)))
+            row.tokens, row.id = np.array(datum.tokens, np.int64), datum.id
+    return [*found.values()]
 
 
 def _losses(side: Side, step: int) -> dict[str, float]:

@@ -14,14 +14,12 @@ import numpy as np
 from regress.doctor.issue import Issue, Severity, clean, shown
 from regress.doctor.restore import restored
 from regress.doctor.scene import Scene, mapping
-from regress.doctor.tree import Missing, Unreadable, Unsafe, parsed
+from regress.doctor.tree import HEADER_LIMIT, Missing, Unreadable, Unsafe, parsed
 from regress.doctor.types import issue
 
 WHOLE, ADAPTER, INDEX = "model.safetensors", "adapter_model.safetensors", "model.safetensors.index.json"
 ADAPTER_CONFIG = "adapter_config.json"
 PICKLES = ("pytorch_model.bin", "adapter_model.bin", "pytorch_model.bin.index.json")
-HEADER_LIMIT = 100_000_000
-"""Bytes of the longest header that the format's own reader accepts."""
 CHUNK = 16 * 2**20
 
 DTYPES: dict[str, np.dtype[Any]] = {

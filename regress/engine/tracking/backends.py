@@ -180,7 +180,17 @@ class TrackioBackend(AccelerateBackend):
 
 
 class SwanLabBackend(AccelerateBackend):
-    """SwanLab: the experiment of this id goes on."""
+    """SwanLab: the experiment of this id goes on; it takes texts as a type of their own."""
+
+    def send(self, row: Row) -> None:
+        """Log the metrics of a row."""
+        import swanlab
+
+        values = {
+            name: swanlab.Text(value) if isinstance(value, str) else value
+            for name, value in numbers(row).items()
+        }
+        self._trackers[0].log(values, step=row.get(UPDATE, row[STEP]))
 
     def _options(self) -> dict[str, Any]:
         directory = self.target.directory(self.name)

@@ -47,18 +47,22 @@ def train(
     *,
     allow_change: Sequence[str] = (),
     stop_after: int | None = None,
+    before_resume: Callable[[], None] | None = None,
     connect: Connect = connect,
 ) -> run.RunResult:
     """Train as configured: in the service that ``trainer.type=remote`` asks for, or on this rank and its others.
 
     Args:
+        before_resume: called on the first rank before a run that goes on is opened.
         connect: creates the model in the service.
 
     Raises:
         RegressError: whatever a user can mend, in one sentence.
     """
     if config.trainer.type == "local":
-        return local.train(config, console, allow_change=allow_change, stop_after=stop_after)
+        return local.train(
+            config, console, allow_change=allow_change, stop_after=stop_after, before_resume=before_resume
+        )
     return run.train(config, console, builder=partial(build, connect=connect), stop_after=stop_after)
 
 

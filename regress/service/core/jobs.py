@@ -21,7 +21,7 @@ from regress.service.api import (
 from regress.service.core.hosted import Hosted
 from regress.service.core.journal import Record
 from regress.service.core.names import checked_name, save_path
-from regress.service.core.operations import Ticket
+from regress.service.core.operations import Ticket, Work
 from regress.service.core.records import packed_result, packed_spec
 
 LOADABLE = (SaveKind.WEIGHTS, SaveKind.STATE)
@@ -36,16 +36,8 @@ class Outcome:
     undo: Callable[[], None] = field(default=lambda: None)
 
 
-class Job(Protocol):
+class Job(Work, Protocol):
     """Work of an operation; a dataclass, whose fields are the content of the request."""
-
-    @property
-    def kind(self) -> str:
-        """Name of the operation in errors, logs and dumps."""
-
-    @property
-    def mutates(self) -> bool:
-        """True if it changes the weights, the optimizer or the gradients of a model."""
 
     def run(self, hosted: Hosted, ticket: Ticket) -> Outcome:
         """Return the outcome; raises `ServiceError` if it is refused, and nothing is changed then."""

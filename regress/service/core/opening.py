@@ -29,18 +29,21 @@ _ENGINE = (
 
 
 @contextmanager
-def opened_host(configs: Mapping[str, Config], folder: Path) -> Iterator[Host]:
+def opened_host(
+    configs: Mapping[str, Config], folder: Path, environ: Mapping[str, str] = os.environ
+) -> Iterator[Host]:
     """Open the engine's host on this rank of those that the configurations ask for.
 
     Args:
         configs: what is offered, by name.
         folder: directory of the service.
+        environ: its ``WEAVER_DEBUG_DUMP_*`` turn dumps on.
     """
     from regress.parallel.world import opened_world
     from regress.service.host.host import EngineHost
 
     with opened_world(next(iter(configs.values()))) as world:
-        yield EngineHost(configs, world, folder)
+        yield EngineHost(configs, world, folder, environ=environ)
 
 
 def world_size(config: Config) -> int:
@@ -55,15 +58,20 @@ def launched_rank(environ: Mapping[str, str] = os.environ) -> int | None:
     return int(environ.get("RANK", "0"))
 
 
-def executor_of(configs: Mapping[str, Config], folder: Path) -> Executor:
+def executor_of(
+    configs: Mapping[str, Config], folder: Path, *, environ: Mapping[str, str] | None = None
+) -> Executor:
     """Return the executor of a service: on this process, on ranks of its own, or on those of a launcher.
+
+    Args:
+        environ: variables that turn dumps on; None: those of this process.
 
     Raises:
         ConfigError: if a launcher has started another number of ranks than the configuration asks for.
     """
     first = next(iter(configs.values()))
     count = world_size(first)
-    open_host = partial(opened_host, configs, folder)
+    open_host = partial(opened_host, configs, folder, dict(os.environ if environ is None else environ))
     if launched_rank() is not None:
         started = int(os.environ["WORLD_SIZE"])
         if started != count:

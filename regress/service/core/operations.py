@@ -6,14 +6,23 @@ import threading
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from regress.service.api import Operation, ServiceError, Status
 from regress.service.core.content import content_of
 from regress.service.core.limits import Limits
 
-if TYPE_CHECKING:
-    from regress.service.core.jobs import Job
+
+class Work(Protocol):
+    """Work of an operation, which `regress.service.core.jobs` has for each kind."""
+
+    @property
+    def kind(self) -> str:
+        """Name of the operation in errors, logs and dumps."""
+
+    @property
+    def mutates(self) -> bool:
+        """True if it changes the weights, the optimizer or the gradients of a model."""
 
 
 @dataclass(eq=False)
@@ -38,7 +47,7 @@ class Ticket:
     digest: str
     size: int = 0
     model_id: str | None = None
-    job: Job | None = None
+    job: Work | None = None
     status: Status = Status.PENDING
     result: Any = None
     error: ServiceError | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
@@ -61,9 +62,11 @@ class LaunchedRanks(InProcess):
 
 
 def follow(open_host: OpenHost, rank: int) -> None:
-    """Make the calls that the first rank broadcasts, until it ends them."""
+    """Make the calls that the first rank broadcasts, until it ends them: a signal to all ranks is for the first."""
     import torch.distributed as dist
 
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
     with open_host() as host:
         group = dist.new_group(backend="gloo", timeout=_IDLE)
         while (call := _received(group)) is not None:

@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from regress.service.api import ServiceError, Status
 from regress.service.core.executor import HostFailedError, HostLostError
@@ -110,8 +110,7 @@ class Worker:
         return None
 
     def _execute(self, ticket: Ticket) -> None:
-        job = ticket.job
-        assert job is not None
+        job = cast(Job, ticket.job)
         outcome, error = self._outcome(ticket, job)
         try:
             if isinstance(error, HostLostError):

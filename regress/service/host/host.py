@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,6 +20,7 @@ from regress.service.api import (
     AdamParams,
     Array,
     Json,
+    LoraSpec,
     ModelInfo,
     ModelSpec,
     OfferedModel,
@@ -74,7 +76,7 @@ class EngineHost:
         }
         self._models: dict[str, Model] = {}
         self._samplers: dict[str, Sampler] = {}
-        self._nets: dict[str, SamplingNet] = {}
+        self._nets: dict[tuple[str, LoraSpec | None], SamplingNet] = {}
 
     def offered(self) -> list[OfferedModel]:
         """Return the base models that clients may create."""
@@ -202,20 +204,22 @@ class EngineHost:
             raise ServiceError("a sampler is of a save or of a base model; give one of the two")
         if folder is None:
             base = self._base(str(base_model))
-            return Sampler(base, self._net(base), base.start(), 0)
+            return Sampler(base, self._net(base, None), base.start(), 0)
         place = Path(folder)
         state, found = saves.opened(place, self._world)
-        base = self._base(saves.spec_of(found).base_model)
-        net = self._net(base)
+        spec = saves.spec_of(found)
+        base = self._base(spec.base_model)
+        net = self._net(base, spec.lora)
         weights = raise_on_all_ranks(
             self._world, lambda: read_weights(net.policy.architecture, place, place.name)
         )
         return Sampler(base, net, weights, state.step)
 
-    def _net(self, base: Base) -> SamplingNet:
-        if base.name not in self._nets:
-            self._nets[base.name] = SamplingNet(base.local())
-        return self._nets[base.name]
+    def _net(self, base: Base, lora: LoraSpec | None) -> SamplingNet:
+        key = base.name, None if lora is None else replace(lora, seed=None)  # the weights are the sampler's
+        if key not in self._nets:
+            self._nets[key] = SamplingNet(base.local(key[1]))
+        return self._nets[key]
 
     def _by_first(self, work: Callable[[], T]) -> T:
         """Return the first rank's result on all of them, or raise its error."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
 
+from regress.engine.components import LossFunction
 from regress.errors import ConfigError
 from regress.grpo.checks import check_objective
+from regress.grpo.dro import dro_loss
 from regress.grpo.objective import Objective
 from regress.service.api import PassRequest, ServiceError
 
@@ -28,6 +30,8 @@ class Loss:
         default: value of that array if it is left out; None: it must be given.
         ratio: True if it compares with ``logprobs``.
         clip: lower and upper bound of the ratio by default.
+        settings: settings of its own.
+        function: gives the loss of a token for the setting ``beta``; None: `regress.grpo.losses.token_loss`.
     """
 
     kind: str
@@ -36,7 +40,8 @@ class Loss:
     default: float | None = None
     ratio: bool = False
     clip: tuple[float, float] | None = None
-    settings: tuple[str, ...] = field(default=())
+    settings: tuple[str, ...] = ()
+    function: Callable[[float], LossFunction] | None = None
 
 
 _CLIP = "clip_low_threshold", "clip_high_threshold"
@@ -45,6 +50,7 @@ LOSSES: Mapping[str, Loss] = {
     "importance_sampling": Loss("importance_sampling", "advantages", ratio=True),
     "ppo": Loss("ppo_clip", "advantages", ratio=True, clip=(0.8, 1.2), settings=_CLIP),
     "cispo": Loss("cispo", "advantages", ratio=True, clip=(0.0, 4.0), settings=_CLIP),
+    "dro": Loss("reinforce", "advantages", ratio=True, settings=("beta",), function=dro_loss),
     "surrogate": Loss("reinforce", "surrogate_weights", sign=-1.0),
     LOG_PROBS: Loss("reinforce", None),
 }
@@ -94,6 +100,25 @@ def objective_of(request: PassRequest, loss: Loss) -> Objective:
     except ConfigError as error:
         raise ServiceError(f"loss_fn_config of {request.loss}: {error}") from error
     return objective
+
+
+def function_of(request: PassRequest, loss: Loss) -> LossFunction | None:
+    """Return the loss of a token where it is none of `regress.grpo.losses.token_loss`.
+
+    Raises:
+        ServiceError: if its setting is missing.
+    """
+    if loss.function is None:
+        return None
+    if "beta" not in request.config:
+        raise ServiceError(
+            f"loss_fn={request.loss} weighs the squared log-ratio by beta, for which there is no agreed default; send "
+            "loss_fn_config.beta"
+        )
+    beta = _number(request, "beta", 0.0)
+    if beta < 0.0:
+        raise ServiceError(f"loss_fn_config.beta={beta} is negative; give a number of at least 0")
+    return loss.function(beta)
 
 
 def wants_dump(request: PassRequest) -> bool:

@@ -10,6 +10,7 @@ from torch.optim import AdamW
 from regress.dump.requests import DumpedRequest, Operation
 from regress.dump.taps import at, receiving
 from regress.engine.optim import adamw
+from regress.engine.optimizer_state import load_state
 from regress.engine.passes import Part
 from regress.engine.policy import LocalPolicy
 from regress.engine.step import StepOutcome, update
@@ -47,7 +48,9 @@ class Model:
     @classmethod
     def made(cls, model_id: str, spec: ModelSpec, base: Base, dumps: Dumps) -> Model:
         """Return a new model; all ranks together."""
-        policy = base.policy()
+        if spec.lora is not None and not (isinstance(spec.lora.rank, int) and spec.lora.rank >= 1):
+            raise ServiceError(f"lora_config.rank={spec.lora.rank!r} is no rank; give 1 or more")
+        policy = base.policy(spec.lora)
         return cls(model_id, spec, base, policy, optimizer_of(policy, base), dumps.of_model(model_id))
 
     def check_dump(self) -> None:
@@ -67,8 +70,12 @@ class Model:
 
 
 def optimizer_of(policy: LocalPolicy, base: Base) -> AdamW:
-    """Return an AdamW without state; every step brings its settings."""
-    return adamw(policy.named_parameters(), 0.0, implementation=base.config.optimizer.implementation)
+    """Return an AdamW with the state that the base model begins with, if it has one; every step brings its settings."""
+    chosen = base.config.optimizer
+    optimizer = adamw(policy.named_parameters(), 0.0, implementation=chosen.implementation)
+    if chosen.state_path is not None:
+        load_state(optimizer, policy, chosen.state_path)
+    return optimizer
 
 
 def optim_step(model: Model, params: AdamParams, where: Json, world: World) -> OptimResult:

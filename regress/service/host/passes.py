@@ -22,7 +22,7 @@ from regress.grpo.objective import Objective
 from regress.service.api import Array, Json, PassRequest, PassResult, ServiceError
 from regress.service.host.datums import Limits, Prepared, prepare, split
 from regress.service.host.dumps import parts_of
-from regress.service.host.losses import LOG_PROBS, Loss, loss_of, objective_of, wants_dump
+from regress.service.host.losses import LOG_PROBS, Loss, function_of, loss_of, objective_of, wants_dump
 from regress.service.host.model import Model
 
 
@@ -41,6 +41,7 @@ def run_pass(model: Model, request: PassRequest, where: Json, world: World) -> P
     """
     loss = loss_of(request)
     objective = objective_of(request, loss)
+    function = function_of(request, loss)
     asked = wants_dump(request)
     model.check_dump()
     policy = model.policy
@@ -52,7 +53,7 @@ def run_pass(model: Model, request: PassRequest, where: Json, world: World) -> P
         raise ServiceError(
             f"entropy_coeff={objective.entropy_coef} has no meaning in a forward pass; leave it out there"
         )
-    micros = prepared.batch.microbatches(model.base.plan, world.plan, world.rank)
+    micros = _planned(model, prepared, world)
     values = _Values(len(prepared.tokens), policy.log_prob_dtype, policy.device)
     first = model.forwards if request.forward_only else model.micro
     records = model.dump.collector(model.step, asked=asked)
@@ -60,11 +61,11 @@ def run_pass(model: Model, request: PassRequest, where: Json, world: World) -> P
     def run() -> PassResult:
         passes = evaluate if request.forward_only else accumulate
         with receiving(records), at(step=model.step, rank=world.rank, micro=first):
-            part = passes(policy, prepared.tokens, micros, objective, watch=values)
+            part = passes(policy, prepared.tokens, micros, objective, loss_function=function, watch=values)
         outcome = settled(world, part)
         result = _result(request, loss, prepared, outcome.loss, values.whole(world))
         line = _line(model, request, objective, where, prepared, result)
-        rows = [[micro.keys.index(key) for key in micro.sample_ids] for micro in micros]
+        rows = [[number for _, number in micro.sample_ids] for micro in micros]
         model.dump.write(records, replace(line, parts=parts_of(world.rank, first, rows)))
         return result
 
@@ -80,6 +81,15 @@ def run_pass(model: Model, request: PassRequest, where: Json, world: World) -> P
     return result
 
 
+def _planned(model: Model, prepared: Prepared, world: World) -> list[Microbatch]:
+    try:
+        return prepared.batch.microbatches(model.base.plan, world.plan, world.rank)
+    except ValueError as error:  # such as a datum that exceeds the tokens of a microbatch
+        raise ServiceError(
+            f"the datums do not fit the service's microbatches ({error}); shorten them"
+        ) from error
+
+
 def _line(
     model: Model,
     request: PassRequest,
@@ -92,6 +102,8 @@ def _line(
     config: dict[str, float] = {"entropy_coeff": objective.entropy_coef}
     if objective.loss in ("ppo_clip", "cispo"):
         config |= {"clip_low_threshold": objective.clip_low, "clip_high_threshold": objective.clip_high}
+    if "beta" in request.config:
+        config["beta"] = float(request.config["beta"])
     samples = zip(prepared.batch.trajectories, request.data, strict=True)
     return DumpedRequest(
         model.id,

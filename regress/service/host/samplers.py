@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -58,7 +58,7 @@ class Sampler:
         policy = self.net.with_weights(self.weights)
         prompt = self._checked(request.prompt)
         room = self.base.config.data.max_seq_length - len(prompt)
-        limit = min(room, request.max_tokens or room)
+        limit = room if request.max_tokens is None else min(room, request.max_tokens)
         _check(request, limit)
         seed = secrets.randbits(63) if request.seed is None else int(request.seed)
         generators = [Random(seed), *(generator("sample", seed, i) for i in range(1, request.count))]
@@ -71,6 +71,8 @@ class Sampler:
             top_p=request.top_p,
             top_k=max(request.top_k, 0),
             greedy=request.temperature == 0.0,
+            stop_ids=tuple(int(token) for token in request.stop_token_ids),
+            stopped=self._stops(request.stop),
         )
         try:
             found = sample(policy.architecture, [prompt] * request.count, params, generators=generators)
@@ -103,6 +105,16 @@ class Sampler:
         found: Array = torch.cat([values.new_full((1,), torch.nan), values]).cpu().numpy()
         return found
 
+    def _stops(self, texts: Sequence[str]) -> Callable[[Sequence[int]], bool] | None:
+        """Return the rule that ends a completion at the token that completes one of the texts."""
+        tokenizer = self.base.tokenizer
+
+        def stopped(tokens: Sequence[int]) -> bool:
+            text = tokenizer.decode(list(tokens), skip_special_tokens=False)
+            return any(stop in text for stop in texts)
+
+        return stopped if texts else None
+
     def _checked(self, prompt: Array) -> list[int]:
         limit = self.base.config.data.max_seq_length
         vocabulary = self.net.policy.architecture.config.vocab_size
@@ -127,7 +139,7 @@ def _check(request: SamplingRequest, limit: int) -> None:
         ("temperature", request.temperature, 0.0 <= request.temperature < float("inf"), "at least 0"),
         ("top_p", request.top_p, 0.0 < request.top_p <= 1.0, "above 0 and at most 1"),
         ("top_k", request.top_k, request.top_k >= -1, "at least 1, or -1 for all tokens"),
-        ("stop", request.stop, not request.stop and not request.stop_token_ids, "nothing"),
+        ("stop", request.stop, all(request.stop), "texts that are not empty"),
     )
     for name, value, good, rule in rules:
         if not good:

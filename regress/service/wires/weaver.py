@@ -242,7 +242,7 @@ def _numbered(call: Call, fields: Fields, submit: Callable[[str, int | None], Op
 
 
 def _wait(call: Call, operation: Operation) -> Wait:
-    return Wait(operation.id, call.limits.answer_seconds, _state)
+    return Wait(operation.id, call.limits.answer_seconds, _accepted)
 
 
 def _payload(call: Call) -> Fields:
@@ -296,6 +296,13 @@ def _created(operation: Operation) -> Reply:
         "debug_info": {"fingerprint": dict(info.fingerprint), "step": info.step},
     }
     return json_reply(content, 201)
+
+
+def _accepted(operation: Operation) -> Reply:
+    """Answer a POST; SDKs before 1.19 take a failed operation there for a result, and hear of it when they poll."""
+    if operation.status is Status.FAILED:
+        return json_reply({"id": operation.id, "status": "pending"})
+    return _state(operation)
 
 
 def _state(operation: Operation) -> Reply:

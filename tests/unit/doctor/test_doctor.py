@@ -67,7 +67,7 @@ def test_it_chooses_as_a_resume_does(run: Run) -> None:
         (["run/metrics.jsonl"], "is a file, but a checkpoint is a folder"),
         (["empty"], "is neither a checkpoint nor the output directory of a run"),
         (["run", "run/checkpoint-2"], "are 2 paths; name one checkpoint or output directory"),
-        (["s3://bucket/run"], "is not on this machine"),
+        (["memory://nothing/run"], "is neither a checkpoint nor the directory of a run"),
         (["--project-root", "empty"], "holds no run"),
         (["run", "--undo"], "holds no repair that could be undone"),
         (["run", "--restore"], "holds no backup; regress doctor --backup makes one"),

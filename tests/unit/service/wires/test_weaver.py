@@ -69,3 +69,25 @@ def test_a_step(weaver: Client, model: str) -> None:
     assert [len(sequence["tokens"]) for sequence in found["sequences"]] == [3, 3]
     found = weaver.post(f"sampling-sessions/{sampler}/logprobs", {"prompt": prompt}).json
     assert found["response"]["result"]["prompt_logprobs"][0] is None
+
+
+def test_a_failed_operation_is_told_to_a_poll(weaver: Client, model: str) -> None:
+    """nex-weaver 1.4 and 1.10 return None, as if all were well, for a POST that answers with status error."""
+    data = [datum([2, 3], advantages=[1.0, 1.0])]
+    body = forward_backward(1, model, data, loss="nonsense")
+    posted = weaver.post(f"models/{model}/forward-backward-passes", body).json
+    assert posted["status"] == "pending"
+    polled = weaver.get(f"operations/{posted['id']}").json
+    assert (polled["status"], polled["error_code"]) == ("error", "invalid_request")
+    assert "'nonsense' is no loss" in polled["error_message"]
+
+
+def test_a_refused_pass_spends_its_number(weaver: Client, model: str) -> None:
+    """The SDK does not use the number again, whatever the status."""
+    refused = weaver.post(
+        f"models/{model}/forward-backward-passes", forward_backward(1, model, [datum([2, 3], logprobs=[1.0])])
+    )
+    assert refused.status == 400
+    assert "logprobs has 1 numbers for 2 tokens" in refused.json["message"]
+    adam = {"payload": {"model_id": model, "seq_id": 2, "adam_params": {"learning_rate": 0.5}}}
+    assert weaver.post(f"models/{model}/optimizer-steps", adam).json["status"] == "done"
