@@ -32,6 +32,8 @@ ALLOWED: dict[str, set[str]] = {
     "faults": {"engine", "grpo", "layout"},
     "replay": {
         "faults",
+        "service",
+        "interop",
         "parallel",
         "engine",
         "golden",
