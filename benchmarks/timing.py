@@ -16,21 +16,22 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Seconds:
-    """Wall time and processor time: an instant, or the span between two."""
+    """Wall time and processor time, of all threads and of this one: an instant, or the span between two."""
 
     wall: float = 0.0
     cpu: float = 0.0
+    thread: float = 0.0
 
     @classmethod
     def now(cls) -> Seconds:
         """Return the current instant, counted from an arbitrary one."""
-        return cls(time.perf_counter(), time.process_time())
+        return cls(time.perf_counter(), time.process_time(), time.thread_time())
 
     def __sub__(self, other: Seconds) -> Seconds:
-        return Seconds(self.wall - other.wall, self.cpu - other.cpu)
+        return Seconds(self.wall - other.wall, self.cpu - other.cpu, self.thread - other.thread)
 
     def __truediv__(self, number: int) -> Seconds:
-        return Seconds(self.wall / number, self.cpu / number)
+        return Seconds(self.wall / number, self.cpu / number, self.thread / number)
 
 
 Side = Callable[[], Seconds]
@@ -73,6 +74,10 @@ class Measured:
     def cpu_ratio(self, name: str, base: str) -> float:
         """Return the median over the rounds of the processor time of one side over that of another."""
         return statistics.median(times[name].cpu / times[base].cpu for times in self.rounds)
+
+    def thread_ratio(self, name: str, base: str) -> float:
+        """Return the same of the thread that trains alone: what work beside it leaves to it."""
+        return statistics.median(times[name].thread / times[base].thread for times in self.rounds)
 
 
 def alternate(sides: Mapping[str, Side], rounds: int) -> Measured:

@@ -23,6 +23,7 @@ from regress.replay.export_commands import export
 from regress.replay.replay_commands import replay, variants
 from regress.report.compare_commands import compare
 from regress.report.run_commands import report
+from regress.service.commands import serve
 
 _BUILT_IN = sorted(path.stem for path in (Path(__file__).parent / "engine/config/conf").glob("*.yaml"))
 
@@ -118,16 +119,18 @@ def train(
         before_resume(loaded.config, console, allow_change)
 
     sys.path.append(str(Path.cwd()))  # rewards of one's own: task.rewards names package.module:function
-    from regress.parallel.run import train as run  # torch starts here, after the environment is set
+    from regress.service.client.run import train as run  # torch starts here, after the environment is set
 
     result = run(loaded.config, console, allow_change=allow_change, before_resume=examined)
     if not result.main:
         return
     click.echo(f"{loaded.config.max_steps} steps done")
     click.echo(f"metrics:      {result.output_dir / 'metrics.jsonl'}")
-    click.echo(f"final model:  {result.output_dir / 'final'}")
+    remote = loaded.config.trainer.type == "remote"
+    click.echo(f"final model:  {result.output_dir / 'final'}" + (", in the service" if remote else ""))
     if result.dump_dir is not None:
-        click.echo(f"tensors:      {result.dump_dir}")
+        click.echo(f"{'files:  ' if remote else 'tensors:'}      {result.dump_dir}")
+    if result.dump_dir is not None and not remote:
         click.echo(f"look at them: regress dump show {result.dump_dir}")
 
 
@@ -170,7 +173,7 @@ def check(ctx: click.Context, path: str) -> None:
     """
     from regress.compare.diagnosis.causes import UNKNOWN, diagnose
     from regress.compare.diagnosis.divergence import find_divergence
-    from regress.compare.diagnosis.rules.loss import OF_GOLDEN
+    from regress.compare.diagnosis.rules.table import OF_GOLDEN
     from regress.compare.dumps.checked import check_dump, scene_of_side
     from regress.compare.dumps.sides import open_side
     from regress.report.text import headline
@@ -240,7 +243,7 @@ def renamed(command: click.Command, old: str, new: str) -> click.Command:
 
 for command in (record, export, calibrate, study):
     golden.add_command(command)
-for command in (golden, replay, variants, compare, report, explain, doctor, track):
+for command in (golden, replay, variants, compare, report, explain, doctor, track, code_option(serve)):
     main.add_command(command)
 main.add_command(renamed(calibrate, "calibrate", "regress golden calibrate CASE"))
 main.add_command(renamed(study, "study", "regress golden validate CASE"))

@@ -14,14 +14,14 @@ from regress.capture.micros import Naming
 from regress.capture.passes import contents_of, inputs_of, on_tokens
 from regress.capture.session import Session
 from regress.capture.settings import as_keys
-from regress.dump.recorder import Recorder
+from regress.dump.recorder import Collector
 from regress.dump.taps import active_recorder, current, tap
 from regress.errors import CaptureError
 
 sessions: list[Session] = []
 """Active recordings by hooks, the innermost last."""
 
-_named: WeakKeyDictionary[Recorder, dict[tuple[int, int], Naming]] = WeakKeyDictionary()
+_named: WeakKeyDictionary[Collector, dict[tuple[int, int], Naming]] = WeakKeyDictionary()
 
 VALUES = ("log_probs", "entropy")
 SHARES = ("loss", "pg_loss", "kl_loss", "entropy_loss")
@@ -67,19 +67,17 @@ def tap_batch(
         CaptureError: if the batch can be read in two ways or a value does not fit it.
         DumpError: outside of `at(step=...)`.
     """
-    token_values = {
-        "loss_mask": loss_mask,
-        "advantages": advantages,
-        "old_log_probs": old_log_probs,
-        "ref_log_probs": ref_log_probs,
+    given = _present(
+        loss_mask=loss_mask,
+        advantages=advantages,
+        old_log_probs=old_log_probs,
+        ref_log_probs=ref_log_probs,
         **others,
-    }
-    given = {name: value for name, value in token_values.items() if value is not None}
-    told = {"samples": samples, "rewards": rewards}
-    told = {name: value for name, value in told.items() if value is not None}
+    )
+    forward = _present(log_probs=log_probs, entropy=entropy)
     if input_ids is None:
-        known = {"log_probs": log_probs, "entropy": entropy, "loss": loss}
-        _add_to_pass({**given, **told}, [name for name, value in known.items() if value is not None])
+        told = _present(samples=samples, rewards=rewards)
+        _add_to_pass({**given, **told}, [*forward, *_present(loss=loss)])
         return
     recorder = active_recorder()
     if recorder is None:
@@ -91,10 +89,12 @@ def tap_batch(
         None if cu_seq_lens is None else as_ids(cu_seq_lens).reshape(-1),
         pad_token_id,
     )
-    forward = {
-        name: value for name, value in (("log_probs", log_probs), ("entropy", entropy)) if value is not None
-    }
     _write(recorder, arrangement, given, forward, loss, samples)
+
+
+def _present(**values: Any) -> dict[str, Any]:
+    """Return the values that were given."""
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _add_to_pass(values: Mapping[str, Any], known: Sequence[str]) -> None:
@@ -117,7 +117,7 @@ def _add_to_pass(values: Mapping[str, Any], known: Sequence[str]) -> None:
 
 
 def _write(
-    recorder: Recorder,
+    recorder: Collector,
     found: Arrangement,
     values: Mapping[str, Any],
     forward: Mapping[str, Any],

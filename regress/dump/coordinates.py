@@ -34,6 +34,12 @@ class Coordinates:
                 parts.append(f"{key}{value}")
         return "_".join(parts)
 
+    @property
+    def place(self) -> str:
+        """Text such as ``step0/update1/rank0/micro2``, as in test ids."""
+        named = ((name, getattr(self, name)) for name in ("step", "update", "rank", "micro"))
+        return "/".join(f"{name}{value}" for name, value in named if value is not None)
+
 
 def parse_stem(stem: str) -> Coordinates | None:
     """Return the coordinates in a file name without suffix, NexRL's `step_-00001_rank0_micro0` included, or None."""

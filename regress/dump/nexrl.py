@@ -22,11 +22,12 @@ _TEXTS = ("finish_reason", "task_id", "prompt", "response", "ground_truth", "tem
 
 def trajectory_lists(record: Record) -> dict[str, Any]:
     """Return `num_trajectories` and `trajectories` of a trajectory record."""
-    items = [_as_dict(trajectory) for trajectory in from_record(record)]
+    items = [as_dict(trajectory) for trajectory in from_record(record)]
     return {"num_trajectories": len(items), "trajectories": items}
 
 
-def _as_dict(t: Trajectory) -> dict[str, Any]:
+def as_dict(t: Trajectory) -> dict[str, Any]:
+    """Return a trajectory as NexRL writes it, with all that ours hold besides in `extra_fields`."""
     fields: dict[str, Any] = {"uid": t.group_id, "score": t.reward, **t.extra}
     fields |= {name: value for name in _TEXTS if (value := getattr(t, name)) is not None}
     fields |= {"group_id": t.group_id, "run_id": t.run_id}

@@ -28,7 +28,73 @@ _GATHER = (
 )
 
 
-class Recorder:
+class Collector:
+    """Collects the tensors of taps into whole records.
+
+    Args:
+        options: record type -> whether it is recorded; types left out are not.
+        every_n_steps: steps whose number divides by it are recorded.
+    """
+
+    def __init__(self, options: Mapping[str, bool], every_n_steps: int = 1) -> None:
+        self._every = every_n_steps
+        self._types = {name for name, enabled in options.items() if stage_index(name) >= 0 and enabled}
+        self._pending: dict[tuple[str, Coordinates], Record] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def failure(self) -> DumpError | None:
+        """First failure to record so far."""
+        return None
+
+    def check(self) -> None:
+        """Raise `failure` where a tap may; not among several ranks, where all meet later."""
+
+    def put(self, record: Record, folder: str | None = None) -> None:
+        """Take one whole record, for `folder` (one of `FOLDERS`; default: its type)."""
+        raise NotImplementedError
+
+    def wanted(self, type: str, step: int) -> bool:
+        """Return True if records of this type are kept at this step; raises `DumpError` for a type that
+        does not exist.
+        """
+        if type not in self._types:
+            stage_index(type)  # an unknown type is a mistake, not an unwanted type
+            return False
+        return step % self._every == 0
+
+    def add(
+        self, type: str, where: Coordinates, tensors: Mapping[str, Any], meta: Mapping[str, Any] | None = None
+    ) -> None:
+        """Copy tensors into the record of `type` at `where`; several calls make one record.
+
+        Raises `DumpError` when a tensor is there already, when metadata contradicts what is there, and for an
+        earlier failure of the writer.
+        """
+        self.check()
+        new = Record.of(type, where, tensors, meta)
+        with self._lock:
+            old = self._pending.setdefault((type, where), new)
+            if old is new:
+                return
+            _refuse_twice(old, new)
+            old.tensors |= new.tensors
+            for key, value in new.meta.items():
+                known = old.meta.get(key)
+                old.meta[key] = (
+                    {**known, **value} if isinstance(known, dict) and isinstance(value, dict) else value
+                )
+
+    def flush(self, where: Coordinates | None = None) -> None:
+        """Pass the records at `where` (None: all) to the writer; raises the writer's first `DumpError`."""
+        with self._lock:
+            keys = [key for key in self._pending if where is None or key[1] == where]
+            records = [self._pending.pop(key) for key in keys]
+        for record in records:
+            self.put(record)
+
+
+class Recorder(Collector):
     """Records one run into one directory.
 
     Args:
@@ -69,13 +135,10 @@ class Recorder:
                 f"dump_every_n_steps is {every_n_steps}, but steps are counted from 1: give 1 or more"
             )
         self.folder = location(dump_dir)
-        self._every = every_n_steps
-        self._types = {name for name, enabled in options.items() if stage_index(name) >= 0 and enabled}
+        super().__init__(options, every_n_steps)
         self._format = format_named(format)
         self._provenance = provenance or Provenance()
-        self._pending: dict[tuple[str, Coordinates], Record] = {}
         self._entries: dict[Location, tuple[str, Coordinates]] = {}
-        self._lock = threading.Lock()
         self._rank = rank
         self._gather = gather
         self._kept: dict[str, Entry] = {}
@@ -98,49 +161,14 @@ class Recorder:
         """First failure of the writer so far."""
         return self._writer.failure
 
+    def check(self) -> None:
+        """Raise the writer's first failure, unless other ranks would wait."""
+        if self._alone:
+            self._writer.check()
+
     def written(self) -> dict[Location, int]:
         """Return the size in bytes of every file that this process has written so far."""
         return {path: stamp.size for path, stamp in list(self._writer.stamps.items())}
-
-    def wanted(self, type: str, step: int) -> bool:
-        """Return True if records of this type are kept at this step; raises `DumpError` for a type that
-        does not exist.
-        """
-        if type not in self._types:
-            stage_index(type)  # an unknown type is a mistake, not an unwanted type
-            return False
-        return step % self._every == 0
-
-    def add(
-        self, type: str, where: Coordinates, tensors: Mapping[str, Any], meta: Mapping[str, Any] | None = None
-    ) -> None:
-        """Copy tensors into the record of `type` at `where`; several calls make one record.
-
-        Raises `DumpError` when a tensor is there already, when metadata contradicts what is there, and for an
-        earlier failure of the writer.
-        """
-        if self._alone:
-            self._writer.check()
-        new = Record.of(type, where, tensors, meta)
-        with self._lock:
-            old = self._pending.setdefault((type, where), new)
-            if old is new:
-                return
-            _refuse_twice(old, new)
-            old.tensors |= new.tensors
-            for key, value in new.meta.items():
-                known = old.meta.get(key)
-                old.meta[key] = (
-                    {**known, **value} if isinstance(known, dict) and isinstance(value, dict) else value
-                )
-
-    def flush(self, where: Coordinates | None = None) -> None:
-        """Pass the records at `where` (None: all) to the writer; raises the writer's first `DumpError`."""
-        with self._lock:
-            keys = [key for key in self._pending if where is None or key[1] == where]
-            records = [self._pending.pop(key) for key in keys]
-        for record in records:
-            self.put(record)
 
     def put(self, record: Record, folder: str | None = None) -> None:
         """Pass one whole record to the writer, into `folder` (one of `FOLDERS`; default: its type).

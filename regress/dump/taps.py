@@ -20,11 +20,11 @@ from typing import Any, Protocol
 
 from regress.dump.coordinates import Coordinates
 from regress.dump.record import Record
-from regress.dump.recorder import Recorder
+from regress.dump.recorder import Collector, Recorder
 from regress.dump.trajectory import Trajectory, to_record
 from regress.errors import DumpError
 
-_recorder: ContextVar[Recorder | None] = ContextVar("regress_recorder", default=None)
+_recorder: ContextVar[Collector | None] = ContextVar("regress_recorder", default=None)
 _where: ContextVar[Coordinates | None] = ContextVar("regress_where", default=None)
 _watcher: ContextVar[Callable[[str, Coordinates], None] | None] = ContextVar("regress_watcher", default=None)
 
@@ -67,7 +67,7 @@ class BoundTap:
     variables. A call records one whole record.
     """
 
-    recorder: Recorder
+    recorder: Collector
     type: str
     where: Coordinates
     watcher: Callable[[str, Coordinates], None] | None
@@ -129,7 +129,7 @@ def watching(watcher: Callable[[str, Coordinates], None]) -> Iterator[None]:
         _watcher.reset(token)
 
 
-def active_recorder() -> Recorder | None:
+def active_recorder() -> Collector | None:
     """Return the recorder that receives taps here, or None."""
     return _recorder.get()
 
@@ -188,6 +188,16 @@ def _flush(where: Coordinates, outer: Coordinates | None) -> None:
 
 
 @contextmanager
+def receiving(collector: Collector | None) -> Iterator[None]:
+    """Make `collector` receive the taps inside, or nobody; it is not closed."""
+    token = _recorder.set(collector)
+    try:
+        yield
+    finally:
+        _recorder.reset(token)
+
+
+@contextmanager
 def recording(recorder: Recorder) -> Iterator[Recorder]:
     """Make `recorder` receive the taps inside; a normal end completes the dump, an exception leaves it
     without manifest.
@@ -204,9 +214,13 @@ def recording(recorder: Recorder) -> Iterator[Recorder]:
 
 
 def _abandon(recorder: Recorder, error: BaseException) -> None:
-    """Keep the files already recorded; a failure to write them must not hide the error that ended the run."""
+    """Keep the files already recorded; a failure to write them must not hide the error that ended the run.
+
+    A disk that is full for the run is full for its dump, too, which is not worth a second sentence.
+    """
     try:
         recorder.close(complete=False)
     except DumpError as failure:
-        if failure is not error:
+        why = getattr(failure.__cause__, "strerror", None)
+        if failure is not error and not (why and why in str(error)):
             error.add_note(str(failure))

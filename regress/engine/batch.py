@@ -63,11 +63,12 @@ class Microbatch:
     Attributes:
         place: layouts of the inputs and of the loss values.
         input_ids, position_ids: ``[B, T]``.
-        response_mask: ``[B, T]`` 1 at loss tokens, where the inputs lie.
+        response_mask: ``[B, T]`` 1 at loss tokens that count, where the inputs lie.
         target_ids: ``[B, T]`` token ids where the values of the loss lie; 0 where there is no token.
         varlen: the segments, for attention kernels that see no padding.
         local: ``[K]`` flat local index at which the values of each loss token are recorded.
         predictors: ``[K]`` flat local index of the hidden state that predicts it.
+        effective: ``[K]`` 1 for loss tokens that count; others have a weight of 0 and only show their log-probs.
         select: ``[K]`` index among the mini-batch's loss tokens.
         sequence: ``[K]`` index of the token's sample in ``sample_ids``, non-decreasing.
         sample_ids: key ``(group_id, run_id)`` of each sample whose loss tokens may lie in this microbatch.
@@ -82,6 +83,7 @@ class Microbatch:
     varlen: VarlenSegments
     local: Tensor
     predictors: Tensor
+    effective: Tensor
     select: Tensor
     sequence: Tensor
     sample_ids: tuple[SampleKey, ...]
@@ -114,6 +116,8 @@ class TokenBatch:
     Args:
         trajectories: the samples, in canonical order.
         loss_masks: the positions that enter the loss, one list per sample; by default the trajectories' own.
+        targets: the token ids that the model has to predict, in place of the samples' own, one list per sample.
+        effective: the positions of the loss that count, one list per sample; by default all of them.
         device: device of the tensors.
 
     Attributes:
@@ -122,6 +126,8 @@ class TokenBatch:
         loss_masks: the masks in use: those given, or the trajectories' own.
         offsets: ``[N + 1]`` start of each sample in flat token tensors.
         mask: ``[sum(lengths)]`` True at loss tokens.
+        tokens, targets: ``[sum(lengths)]`` token ids, and those that the model has to predict at their places.
+        effective: ``[sum(lengths)]`` True at loss tokens that count.
         sequence: ``[K]`` sample index of each loss token.
     """
 
@@ -130,6 +136,8 @@ class TokenBatch:
         trajectories: Sequence[Trajectory],
         *,
         loss_masks: Sequence[Sequence[int]] | None = None,
+        targets: Sequence[Sequence[int]] | None = None,
+        effective: Sequence[Sequence[int]] | None = None,
         device: torch.device | None = None,
     ) -> None:
         self.trajectories = trajectories
@@ -138,7 +146,10 @@ class TokenBatch:
         self.keys: tuple[SampleKey, ...] = tuple(trajectory.key for trajectory in trajectories)
         self.offsets = offsets_of(self.lengths)
         self.loss_masks = loss_masks or [trajectory.loss_mask for trajectory in trajectories]
-        self.mask = np.concatenate([np.asarray(mask, dtype=bool) for mask in self.loss_masks])
+        self.mask = _flat(self.loss_masks, np.bool_)
+        self.tokens = _flat([trajectory.tokens for trajectory in trajectories], np.int64)
+        self.targets = self.tokens if targets is None else _flat(targets, np.int64)
+        self.effective = self.mask if effective is None else self.mask & _flat(effective, np.bool_)
         sample = np.repeat(np.arange(len(trajectories)), self.lengths)
         self.sequence = self._tensor(sample[self.mask])
 
@@ -156,12 +167,11 @@ class TokenBatch:
 
     def microbatches(self, plan: BatchPlan, ranks: RankPlan | None = None, rank: int = 0) -> list[Microbatch]:
         """Return the microbatches of a rank under a plan: every token lies in exactly one, on one of the ranks."""
-        tokens = np.concatenate([np.asarray(t.tokens, dtype=np.int64) for t in self.trajectories])
         order = np.cumsum(self.mask) - 1
         places = plan_ranks(self.lengths, plan, ranks or RankPlan())[rank]
-        return [self._project(place, tokens, order) for place in places]
+        return [self._project(place, order) for place in places]
 
-    def _project(self, place: RankLayout, tokens: NDArray[np.int64], order: NDArray[np.int64]) -> Microbatch:
+    def _project(self, place: RankLayout, order: NDArray[np.int64]) -> Microbatch:
         canonical, local = place.targets.indices(self.offsets)
         wanted = self.mask[canonical]
         canonical, local = canonical[wanted], local[wanted]
@@ -173,13 +183,14 @@ class TokenBatch:
         shifted = place.targets is not place.tokens  # values lie where their token is predicted
         return Microbatch(
             place=place,
-            input_ids=self._tensor(place.tokens.scatter(tokens, self.offsets)),
+            input_ids=self._tensor(place.tokens.scatter(self.tokens, self.offsets)),
             position_ids=self._tensor(place.tokens.position_ids),
-            response_mask=self._tensor(place.tokens.scatter(self.mask.astype(np.int64), self.offsets)),
-            target_ids=self._tensor(place.targets.scatter(tokens, self.offsets)),
+            response_mask=self._tensor(place.tokens.scatter(self.effective.astype(np.int64), self.offsets)),
+            target_ids=self._tensor(place.targets.scatter(self.targets, self.offsets)),
             varlen=VarlenSegments.of(place.tokens, self._tensor(place.tokens.indices(self.offsets)[1])),
             local=self._tensor(local),
             predictors=self._tensor(local if shifted else local - 1),
+            effective=self._tensor(self.effective[canonical].astype(np.int64)),
             select=self._tensor(order[canonical]),
             sequence=self._tensor(np.concatenate([np.zeros(0, np.int64), *sequence])[wanted]),
             sample_ids=tuple(self.keys[sample] for sample in present),
@@ -188,3 +199,7 @@ class TokenBatch:
 
     def _tensor(self, array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(array).to(self.device)
+
+
+def _flat(rows: Sequence[Sequence[int]], dtype: type[np.generic]) -> NDArray[Any]:
+    return np.concatenate([np.asarray(row, dtype=dtype) for row in rows])

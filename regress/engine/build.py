@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from regress.dump.continuation import StartingPlace
 from regress.dump.hooks import matching_modules, matching_parameters, record_modules
-from regress.dump.location import location
+from regress.dump.location import Location, location
 from regress.dump.manifest import MANIFEST, Provenance
 from regress.dump.recorder import Recorder
 from regress.dump.taps import recording
@@ -36,7 +36,7 @@ from regress.engine.rollout import RecordingWorker
 from regress.engine.tokenizer import fingerprint
 from regress.engine.trainer import Trainer
 from regress.engine.warm_start import warm_start
-from regress.engine.workers import make_worker
+from regress.engine.workers import make_worker, policy_sampler
 from regress.engine.world import SingleProcess, World, raise_on_all_ranks
 from regress.errors import ConfigError
 from regress.tasks.curriculum import Curriculum
@@ -56,6 +56,19 @@ class Stateful(Protocol):
 
 
 @dataclass(frozen=True)
+class RemoteParts:
+    """Parts of a run whose model lies in a service.
+
+    Attributes:
+        dump_dir: directory of what the client dumps; None if it dumps nothing.
+        save: saves the final weights there, and returns what says where they are, as JSON.
+    """
+
+    dump_dir: Location | None
+    save: Callable[[], Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
 class Run:
     """Run that is ready to train.
 
@@ -64,6 +77,7 @@ class Run:
         recorder: ``None`` when nothing is dumped.
         recorders: every recorder of the run, by the section of the configuration that asks for it.
         parts: what else has a state that a checkpoint keeps, by name.
+        remote: what a run has whose model lies in a service.
     """
 
     config: Config
@@ -75,6 +89,7 @@ class Run:
     recorder: Recorder | None
     recorders: dict[str, Recorder] = field(default_factory=dict)
     parts: dict[str, Stateful] = field(default_factory=dict)
+    remote: RemoteParts | None = None
 
 
 Places = Mapping[str, StartingPlace]
@@ -106,12 +121,19 @@ def build(
     frozen = raise_on_all_ranks(world, lambda: build_reference(config, tokenizer, policy))
     optimizer = raise_on_all_ranks(world, lambda: _optimizer(config, policy, fresh=resumed is None))
     worker = raise_on_all_ranks(
-        world, lambda: make_worker(config, policy, tokenizer, prompts, origin, material.dialogue, world)
+        world,
+        lambda: make_worker(
+            config,
+            prompts,
+            origin,
+            vocabulary=policy.architecture.config.vocab_size,
+            sampler=lambda: policy_sampler(config, policy, tokenizer, material.dialogue, world),
+        ),
     )
-    meta = _meta(origin, prompts)
+    meta = step_meta(origin, prompts)
     recorders: dict[str, Recorder] = {}
     if config.rollout_mock.enable and config.rollout_mock.mode == "dump":
-        rollouts = _rollout_recorder(config, origin, world, (resumed or {}).get("rollout_mock"))
+        rollouts = rollout_recorder(config, origin, world, (resumed or {}).get("rollout_mock"))
         worker = resources.enter_context(RecordingWorker(worker, rollouts, meta, world))
         recorders["rollout_mock"] = rollouts
     recorder = None
@@ -139,7 +161,7 @@ def build(
         trajectory_meta=meta,
         token_loss=raise_on_all_ranks(world, lambda: own_loss(config.algorithm.loss_function)),
     )
-    return _assembled(trainer, material, recorder, recorders, resources)
+    return assembled(trainer, material, recorder, recorders, resources)
 
 
 def _record(recorder: Recorder, config: Config, policy: LocalPolicy, resources: ExitStack) -> None:
@@ -152,7 +174,7 @@ def _record(recorder: Recorder, config: Config, policy: LocalPolicy, resources: 
         resources.enter_context(record_modules(found, policy.output_shard))
 
 
-def _assembled(
+def assembled(
     trainer: Trainer,
     material: Material,
     recorder: Recorder | None,
@@ -186,7 +208,7 @@ def _half_done(config: Config, folder: str) -> bool:
     return again and not (location(folder) / MANIFEST).exists()
 
 
-def _meta(origin: Provenance, prompts: Prompts) -> Callable[[int], Mapping[str, Any]]:
+def step_meta(origin: Provenance, prompts: Prompts) -> Callable[[int], Mapping[str, Any]]:
     """Return the function that gives the metadata of a step's rollout: with a curriculum, also the step's stage."""
     constant = trajectory_meta(origin)
 
@@ -197,9 +219,10 @@ def _meta(origin: Provenance, prompts: Prompts) -> Callable[[int], Mapping[str, 
     return of_step
 
 
-def _rollout_recorder(
+def rollout_recorder(
     config: Config, origin: Provenance, world: World, start: StartingPlace | None
 ) -> Recorder:
+    """Return the recorder of whole rollouts."""
     folder = config.rollout_mock.dump_dir
     return Recorder(
         folder,

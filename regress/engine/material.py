@@ -108,7 +108,7 @@ def _curriculum(
 
 def _tokenizer(config: Config, dataset: Dataset, environment: Environment | None) -> PreTrainedTokenizerBase:
     texts = any(problem.tokens is None for problem in (*dataset.train, *dataset.evaluation))
-    path = _tokenizer_path(config)
+    path = tokenizer_path(config)
     if path is not None:
         return load_tokenizer(path, chat=texts)
     if not texts:
@@ -124,7 +124,7 @@ def _tokenizer(config: Config, dataset: Dataset, environment: Environment | None
 
 def _given_tokenizer(config: Config) -> PreTrainedTokenizerBase:
     """Return the tokenizer of a run without a task, which neither writes prompts nor samples."""
-    path = _tokenizer_path(config)
+    path = tokenizer_path(config)
     if path is None:
         raise TaskError(
             "task.name=null leaves no text that a tokenizer could be made from; set tokenizer.path to that of the "
@@ -133,7 +133,7 @@ def _given_tokenizer(config: Config) -> PreTrainedTokenizerBase:
     return load_tokenizer(path, chat=False, sampling=False)
 
 
-def _tokenizer_path(config: Config) -> str | None:
+def tokenizer_path(config: Config) -> str | None:
     """Return the path of a checkpoint's own tokenizer: another one of the same size would go unnoticed."""
     if config.tokenizer.path is not None or config.model.path is None:
         return config.tokenizer.path

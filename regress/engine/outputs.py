@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -59,6 +61,15 @@ class Outputs(AbstractContextManager["Outputs"]):
         with writing(self.folder):
             shutil.rmtree(unfinished, ignore_errors=True)
             save_model(model, unfinished, home=self.folder / FINAL, merged=merged)
+            tokenizer.save_pretrained(unfinished)
+
+    def save_elsewhere(self, told: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> None:
+        """Save the tokenizer of a model that lies in a service, and in ``service.json`` what says where it is."""
+        unfinished = self.folder / UNFINISHED
+        with writing(self.folder):
+            shutil.rmtree(unfinished, ignore_errors=True)
+            unfinished.mkdir()
+            (unfinished / "service.json").write_text(json.dumps(dict(told), indent=2) + "\n")
             tokenizer.save_pretrained(unfinished)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

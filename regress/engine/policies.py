@@ -40,9 +40,7 @@ def build_reference(
     """
     if config.reference.path is None:
         return None
-    chosen = replace(config.model, path=config.reference.path, config={}, gradient_checkpointing=False)
-    chosen.lora = LoraConfig()  # its directory says whether it has an adapter
-    model = _model(config, chosen, tokenizer, "reference")
+    model = reference_model(config, tokenizer)
     shapes = [{name: p.shape for name, p in m.named_parameters()} for m in (model, policy.architecture)]
     if config.reference.sync_every_n_steps is not None and shapes[0] != shapes[1]:
         name = min(name for name, _ in shapes[0].items() ^ shapes[1].items())
@@ -52,6 +50,18 @@ def build_reference(
             "reference.sync_every_n_steps=null"
         )
     return model
+
+
+def reference_model(config: Config, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+    """Build the model of ``reference.path``, in the policy's dtype and attention.
+
+    Raises:
+        ConfigError: if it does not fit tokenizer or sequences, or cannot run.
+    """
+    assert config.reference.path is not None
+    chosen = replace(config.model, path=config.reference.path, config={}, gradient_checkpointing=False)
+    chosen.lora = LoraConfig()  # its directory says whether it has an adapter
+    return _model(config, chosen, tokenizer, "reference")
 
 
 def _model(

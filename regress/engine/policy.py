@@ -62,6 +62,25 @@ class LocalPolicy:
         self._head = next((name for name, module in model.named_modules() if module is head), "")
 
     @property
+    def entropy_gradient(self) -> bool:
+        """True if the loss has an entropy term, through which gradients flow."""
+        return self._entropy is True
+
+    @entropy_gradient.setter
+    def entropy_gradient(self, wanted: bool) -> None:
+        self._entropy = True if wanted else "no_grad"
+
+    @property
+    def computes_losses(self) -> bool:
+        """True if log-probs, and so losses, are computed on this rank."""
+        return True
+
+    @property
+    def sums_gradients(self) -> bool:
+        """True if `forward_backward` ends with a sum of all gradients that are there over ranks."""
+        return False
+
+    @property
     def backward_scale(self) -> float:
         """Factor that each share of the loss is multiplied by before the backward pass."""
         return 1.0
@@ -81,7 +100,7 @@ class LocalPolicy:
         results: list[Result] = []
         for index, micro in enumerate(microbatches):
             with self._accumulating(last=index == len(microbatches) - 1):
-                with at(micro=index):
+                with at(micro=taps.number(index)):
                     taps.inputs(micro)
                     share, result = loss(micro, self._forward(micro, entropy=self._entropy))
                 with arithmetic(self.dtype):

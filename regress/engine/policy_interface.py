@@ -47,6 +47,14 @@ class Policy(Protocol):
         """Return the sum over the ranks that each hold part of the same samples, on all of them; differentiable."""
 
     @property
+    def computes_losses(self) -> bool:
+        """True if log-probs, and so losses, are computed on this rank."""
+
+    @property
+    def sums_gradients(self) -> bool:
+        """True if `forward_backward` ends with a sum of all gradients that are there over ranks."""
+
+    @property
     def backward_scale(self) -> float:
         """Factor that each share of the loss is multiplied by before the backward pass, because gradients
         are averaged.

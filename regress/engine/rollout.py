@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from random import Random
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,7 +17,7 @@ from regress.dump.trajectory import Trajectory, to_record
 from regress.engine import run_log
 from regress.engine.dialogue import Conversation, Dialogue
 from regress.engine.policy import LocalPolicy
-from regress.engine.sampling import SamplingParams, UndefinedDistribution, sample
+from regress.engine.sampling import Completion, SamplingParams, UndefinedDistribution, sample
 from regress.engine.tokenizer import completion_text
 from regress.engine.world import World, raise_on_all_ranks
 from regress.errors import DumpError, RegressError
@@ -49,11 +49,14 @@ class RolloutWorker(Protocol):
         """Return ``group_size`` trajectories for every prompt; ``split`` is `TRAIN`, `VAL` (greedy) or `SAMPLES`."""
 
 
-class HFRolloutWorker:
-    """Samples from the policy's own model in batches.
+StreamKey = tuple[object, ...]
+"""Key of `regress.tasks.draws.generator`, which decides what is drawn for a completion."""
+
+
+class SampledRollouts(ABC):
+    """Samples in batches, from whatever `complete` asks.
 
     Args:
-        model: the policy's model; its current weights are used.
         tokenizer: decodes completions for rewards and environment.
         params: sampling parameters; evaluation is greedy with the same limits.
         samples: parameters and seed of the samples of an evaluation; None: those of training.
@@ -66,7 +69,6 @@ class HFRolloutWorker:
 
     def __init__(
         self,
-        model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
         params: SamplingParams,
         score: Score,
@@ -76,7 +78,6 @@ class HFRolloutWorker:
         dialogue: Dialogue | None = None,
         samples: tuple[SamplingParams, int] | None = None,
     ) -> None:
-        self._model = model
         self._tokenizer = tokenizer
         self._of_split = {
             TRAIN: (params, seed),
@@ -86,6 +87,20 @@ class HFRolloutWorker:
         self._score = score
         self._batch_size = batch_size
         self._dialogue = dialogue
+
+    @abstractmethod
+    def complete(
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams,
+        keys: Sequence[StreamKey],
+        limits: Sequence[int],
+    ) -> list[Completion]:
+        """Return a completion of each prompt, no longer than its limit, drawn from the stream of its key.
+
+        Raises:
+            UndefinedDistribution: naming the row for which nothing can be drawn.
+        """
 
     def rollout(self, step: int, prompts: Sequence[Prompt], split: str) -> list[Trajectory]:
         """Sample ``group_size`` completions of every prompt.
@@ -127,8 +142,8 @@ class HFRolloutWorker:
             rows = [row for row, talk in enumerate(talks) if talk.open]
             if not rows:
                 break
-            generators = [generator("sample", *keys[row], turn) for row in rows]
-            self._turn([talks[row] for row in rows], rows, params, generators)
+            streams: list[StreamKey] = [("sample", *keys[row], turn) for row in rows]
+            self._turn([talks[row] for row in rows], rows, params, streams)
             if self._dialogue is not None and turn + 1 < turns:
                 for row in rows:
                     talk = talks[row]
@@ -140,16 +155,12 @@ class HFRolloutWorker:
         talks: Sequence[Conversation],
         rows: Sequence[int],
         params: SamplingParams,
-        generators: Sequence[Random],
+        keys: Sequence[StreamKey],
     ) -> None:
         """Sample one completion in each of these conversations, the given rows of their batch."""
         try:
-            completions = sample(
-                self._model,
-                [talk.tokens for talk in talks],
-                params,
-                generators=generators,
-                limits=[talk.room for talk in talks],
+            completions = self.complete(
+                [talk.tokens for talk in talks], params, keys, [talk.room for talk in talks]
             )
         except UndefinedDistribution as error:
             raise UndefinedDistribution(rows[error.row]) from error
@@ -179,6 +190,38 @@ class HFRolloutWorker:
             temperature=None if params.greedy else params.temperature,
             extra={"turns": [[turn.completion, turn.reply] for turn in talk.turns]} if self._dialogue else {},
         )
+
+
+class HFRolloutWorker(SampledRollouts):
+    """Samples from the policy's own model.
+
+    Args:
+        model: the policy's model; its current weights are used.
+
+    The other arguments are those of `SampledRollouts`.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        params: SamplingParams,
+        score: Score,
+        **settings: Any,
+    ) -> None:
+        super().__init__(tokenizer, params, score, **settings)
+        self._model = model
+
+    def complete(
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams,
+        keys: Sequence[StreamKey],
+        limits: Sequence[int],
+    ) -> list[Completion]:
+        """Return a completion of each prompt, all of one batch."""
+        generators = [generator(*key) for key in keys]
+        return sample(self._model, prompts, params, generators=generators, limits=limits)
 
 
 class SharedRollouts:

@@ -6,15 +6,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bars
 from transformers.utils.logging import disable_progress_bar
 
 from regress.dump.location import Location
 from regress.engine import run_log
-from regress.engine.build import Run, build
+from regress.engine.build import Places, Progress, Run, build
 from regress.engine.checkpoint.resume import dump_places, open_checkpoint, restore
 from regress.engine.checkpoint.saver import Saver
 from regress.engine.checkpoint.state import CheckpointState
@@ -28,6 +30,20 @@ from regress.engine.run_log import printed
 from regress.engine.tracking.log import Log, open_log
 from regress.engine.world import SingleProcess, World, raise_on_all_ranks
 from regress.errors import RegressError, reason
+
+
+class Builder(Protocol):
+    """Function that builds the parts of a run, with the arguments of `regress.engine.build.build`."""
+
+    def __call__(
+        self,
+        config: Config,
+        resources: ExitStack,
+        progress: Progress,
+        world: World | None = None,
+        *,
+        resumed: Places | None = None,
+    ) -> Run: ...
 
 
 @dataclass(frozen=True)
@@ -51,6 +67,7 @@ def train(
     *,
     allow_change: Sequence[str] = (),
     stop_after: int | None = None,
+    builder: Builder = build,
     before_resume: Callable[[], None] | None = None,
 ) -> RunResult:
     """Train as configured. A progress bar and a line per evaluation go to the console, the rest to files.
@@ -60,6 +77,7 @@ def train(
     Args:
         allow_change: keys that may differ from those of the checkpoint although they change what is computed.
         stop_after: number of optimizer updates after whose checkpoint the run ends with `Stopped`.
+        builder: builds the parts of the run.
         before_resume: called on the first rank before a run that goes on is opened; what it raises ends all ranks.
 
     Raises:
@@ -89,7 +107,7 @@ def train(
                 return lambda: bars.advance(task)
 
             state = open_checkpoint(config, world, allow_change, files)
-            run = build(config, resources, progress, world, resumed=dump_places(config, state))
+            run = builder(config, resources, progress, world, resumed=dump_places(config, state))
             loop = Loop(run, log, progress("training", config.max_steps), console)
             loop.start(_started(run, log, state, console))
             said, wrote = run_log.LOGGER.info, loop.checkpointed
@@ -98,21 +116,33 @@ def train(
             )
             loop.train()
             loop.saver.finish()
-            model = run.trainer.policy.whole_model()
-
-            def save() -> None:
-                if outputs is not None:
-                    outputs.save(model, run.tokenizer, merged=config.model.lora.save_merged)
-
-            raise_on_all_ranks(world, save)
+            _save(run, outputs)
         raise_on_all_ranks(world, files.close)
     dump_dir = run.recorder.folder if run.recorder is not None else None
+    if run.remote is not None:
+        dump_dir = run.remote.dump_dir
     return RunResult(Path(config.output_dir), dump_dir, loop.metrics, loop.pass_rates, world.main)
 
 
-def _bars(console: Console, *, shown: bool) -> Progress:
+def _save(run: Run, outputs: Outputs | None) -> None:
+    """Save the model of a run at its end, in ``final/`` or where it lies; all ranks call this together."""
+    if run.remote is not None:
+        told = run.remote.save()
+        if outputs is not None:
+            outputs.save_elsewhere(told, run.tokenizer)
+        return
+    model = run.trainer.policy.whole_model()
+
+    def save() -> None:
+        if outputs is not None:
+            outputs.save(model, run.tokenizer, merged=run.config.model.lora.save_merged)
+
+    raise_on_all_ranks(run.trainer.world, save)
+
+
+def _bars(console: Console, *, shown: bool) -> Bars:
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    return Progress(*columns, console=console, transient=True, disable=not shown)
+    return Bars(*columns, console=console, transient=True, disable=not shown)
 
 
 def _announce(config: Config) -> None:

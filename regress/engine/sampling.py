@@ -9,13 +9,15 @@ from random import Random
 from typing import cast
 
 import torch
-from torch import Tensor
+from torch import BoolTensor, Tensor
 from torch.nn.functional import pad
 from transformers import (
     GenerationConfig,
     LogitsProcessor,
     LogitsProcessorList,
     PreTrainedModel,
+    StoppingCriteria,
+    StoppingCriteriaList,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -27,7 +29,12 @@ from regress.engine.precision import arithmetic
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """Sampling parameters; ``greedy`` ignores the others."""
+    """Sampling parameters; ``greedy`` ignores temperature, top_p and top_k.
+
+    Attributes:
+        stop_ids: tokens that end a completion besides ``eos_id``.
+        stopped: tells of the tokens of a completion so far that it ends here; None: only tokens end it.
+    """
 
     max_new_tokens: int
     eos_id: int
@@ -36,6 +43,13 @@ class SamplingParams:
     top_p: float = 1.0
     top_k: int = 0
     greedy: bool = False
+    stop_ids: tuple[int, ...] = ()
+    stopped: Callable[[Sequence[int]], bool] | None = None
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """Tokens that end a completion."""
+        return (self.eos_id, *self.stop_ids)
 
 
 @dataclass(frozen=True)
@@ -168,25 +182,42 @@ def sample(
             generation_config=GenerationConfig(
                 do_sample=False,  # `OwnDraws` leaves one token to choose from
                 max_new_tokens=max(limits),
-                eos_token_id=params.eos_id,
+                eos_token_id=list(params.ends),
                 pad_token_id=params.pad_id,
                 use_cache=True,
             ),
             logits_processor=LogitsProcessorList([*_warpers(params), recorder, *draws]),
+            stopping_criteria=StoppingCriteriaList(_rules(params, width)),
         )
     log_probs = recorder.finish(sequences).cpu()
     drawn = sequences[:, width:].cpu().tolist()
     return [
-        _completion(tokens[:limit], row[:limit], params.eos_id)
+        _completion(tokens[:limit], row[:limit], params)
         for tokens, row, limit in zip(drawn, log_probs, limits, strict=True)
     ]
 
 
-def _completion(tokens: list[int], log_probs: Tensor, eos_id: int) -> Completion:
-    if eos_id not in tokens:
-        return Completion(tokens, log_probs.clone(), "length")
-    length = tokens.index(eos_id) + 1
-    return Completion(tokens[:length], log_probs[:length].clone(), "stop")
+def _completion(tokens: list[int], log_probs: Tensor, params: SamplingParams) -> Completion:
+    for length in range(1, len(tokens) + 1):
+        if tokens[length - 1] in params.ends or (params.stopped and params.stopped(tokens[:length])):
+            return Completion(tokens[:length], log_probs[:length].clone(), "stop")
+    return Completion(tokens, log_probs.clone(), "length")
+
+
+class _Stopped(StoppingCriteria):
+    """Ends the rows whose completions end by a rule of their own."""
+
+    def __init__(self, rule: Callable[[Sequence[int]], bool], width: int) -> None:
+        self._rule, self._width = rule, width
+
+    def __call__(self, input_ids: Tensor, scores: object, **_: object) -> BoolTensor:
+        rows = input_ids[:, self._width :].tolist()
+        done = torch.tensor([self._rule(row) for row in rows], device=input_ids.device)
+        return cast(BoolTensor, done)
+
+
+def _rules(params: SamplingParams, width: int) -> list[StoppingCriteria]:
+    return [] if params.stopped is None else [_Stopped(params.stopped, width)]
 
 
 def _warpers(params: SamplingParams) -> list[LogitsProcessor]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from regress.dump.taps import tap, wanted
+from regress.dump.taps import current, tap, wanted
 from regress.dump.trajectory import Trajectory
 from regress.engine.batch import LossTokens, Microbatch, TokenBatch
 from regress.engine.local import local
@@ -43,6 +43,12 @@ def before_updates(
         (whole,) = TokenBatch(trajectories, loss_masks=masks).microbatches(BatchPlan())
         tensors = {quantity: whole.scatter(torch.cat(values).cpu())}
         tap(quantity, tensors, layout=whole.layout, meta=_at_targets(whole))
+
+
+def number(index: int) -> int:
+    """Return the number of a microbatch within its update: enclosing coordinates may name that of the first one."""
+    where = current()
+    return index if where is None or where.micro is None else where.micro + index
 
 
 @torch.no_grad()
@@ -149,7 +155,7 @@ def _batch_inputs(micro: Microbatch) -> dict[str, Tensor]:
 def _forward_data(micro: Microbatch, out: TokenLogProbs) -> dict[str, Tensor]:
     data = {"log_probs": out.log_probs, "entropy": out.entropy}
     scattered = {name: micro.scatter(value) for name, value in data.items() if value is not None}
-    return {**scattered, "response_mask": _mask(micro), "input_ids": micro.target_ids}
+    return {**scattered, "response_mask": micro.scatter(micro.effective), "input_ids": micro.target_ids}
 
 
 def _loss_terms(
@@ -170,7 +176,7 @@ def _loss_terms(
         "weights": part.weights,
     }
     scattered = {name: micro.scatter(value) for name, value in values.items() if value is not None}
-    return {**scattered, "effective_valid": _mask(micro), "loss": share}
+    return {**scattered, "effective_valid": micro.scatter(micro.effective), "loss": share}
 
 
 def _loss(part: LossTokens, terms: TokenLoss, share: Tensor) -> dict[str, Tensor]:
@@ -203,7 +209,3 @@ def _reduction(
         "entropy_coef": objective.entropy_coef,
         "backward_scale": backward_scale,
     }
-
-
-def _mask(micro: Microbatch) -> Tensor:
-    return micro.scatter(torch.ones_like(micro.local))

@@ -74,7 +74,7 @@ class UnfinishedStep:
     learning_rates: list[float] = field(default_factory=list)
 
 
-def _nothing(outcome: StepOutcome, update: int, learning_rate: float) -> None:
+def nothing(outcome: StepOutcome, update: int, learning_rate: float) -> None:
     pass
 
 
@@ -102,7 +102,7 @@ class Trainer:
     unfinished: UnfinishedStep | None = None
 
     def step(
-        self, step: int, *, start: UnfinishedStep | None = None, after_update: AfterUpdate = _nothing
+        self, step: int, *, start: UnfinishedStep | None = None, after_update: AfterUpdate = nothing
     ) -> Values:
         """Roll out, then update the policy ``epochs * mini_batches`` times; returns the metrics of the step.
 

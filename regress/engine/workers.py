@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -34,26 +36,28 @@ from regress.tasks.rewards import make_rewards
 
 def make_worker(
     config: Config,
-    policy: LocalPolicy,
-    tokenizer: PreTrainedTokenizerBase,
     prompts: Prompts,
     origin: Provenance,
-    dialogue: Dialogue | None,
-    world: World,
+    *,
+    vocabulary: int,
+    sampler: Callable[[], RolloutWorker],
 ) -> RolloutWorker:
-    """Return a sampler from the policy, or a replay, as the configuration asks.
+    """Return a sampler, or a replay, as the configuration asks.
+
+    Args:
+        vocabulary: tokens that the model knows.
+        sampler: makes the sampler, if there is to be one.
 
     Raises:
         ReplayError: if a recording does not fit the run.
     """
     mock, chosen = config.rollout_mock, config.rollout_worker
-    vocabulary = policy.architecture.config.vocab_size
     if chosen.type == "mock":
         paths = {TRAIN: location(str(chosen.trajectory_load_path))}
         recorded = _replay(config, paths, prompts, origin, vocabulary)
         if not chosen.need_llm_inference:
             return recorded
-        return SplitRollouts(recorded, _sampler(config, policy, tokenizer, dialogue, world))
+        return SplitRollouts(recorded, sampler())
     if mock.enable and mock.mode == "mock":
         refuse_pickles(location(mock.dump_dir))
         read_manifest(location(mock.dump_dir))  # refuses a recording that was interrupted
@@ -61,10 +65,10 @@ def make_worker(
         splits = [TRAIN, *(evaluated if config.evaluation.every_n_steps else [])]
         paths = {split: location(mock.dump_dir) / split for split in splits}
         return _replay(config, paths, prompts, origin, vocabulary)
-    return _sampler(config, policy, tokenizer, dialogue, world)
+    return sampler()
 
 
-def _sampler(
+def policy_sampler(
     config: Config,
     policy: LocalPolicy,
     tokenizer: PreTrainedTokenizerBase,
@@ -72,6 +76,15 @@ def _sampler(
     world: World,
 ) -> RolloutWorker:
     """Return a worker that samples from the policy."""
+    # the policy's architecture has its weights after each call of whole_model
+    worker = HFRolloutWorker(policy.architecture, **sampling_settings(config, tokenizer, dialogue))
+    return SharedRollouts(worker, policy, world) if world.plan.mesh.world_size > 1 else worker
+
+
+def sampling_settings(
+    config: Config, tokenizer: PreTrainedTokenizerBase, dialogue: Dialogue | None
+) -> dict[str, Any]:
+    """Return the arguments of `regress.engine.rollout.SampledRollouts`, whoever samples."""
     chosen = config.rollout_worker
     params = SamplingParams(
         max_new_tokens=config.data.max_completion_length,
@@ -81,21 +94,18 @@ def _sampler(
         top_p=chosen.top_p,
         top_k=chosen.top_k,
     )
-    reward = make_rewards(config.task.rewards)
-    worker = HFRolloutWorker(
-        policy.architecture,  # it has the policy's weights after each call of whole_model
-        tokenizer,
-        params,
-        reward,
-        batch_size=chosen.batch_size,
-        seed=config.seed,
-        dialogue=dialogue,
-        samples=(
+    return {
+        "tokenizer": tokenizer,
+        "params": params,
+        "score": make_rewards(config.task.rewards),
+        "batch_size": chosen.batch_size,
+        "seed": config.seed,
+        "dialogue": dialogue,
+        "samples": (
             replace(params, temperature=_samples_temperature(config)),
             config.seed if config.evaluation.seed is None else config.evaluation.seed,
         ),
-    )
-    return SharedRollouts(worker, policy, world) if world.plan.mesh.world_size > 1 else worker
+    }
 
 
 def _samples_temperature(config: Config) -> float:

@@ -144,7 +144,7 @@ def _gather(records: Sequence[Record], place: tuple[int, int | None], dump: Dump
     frame = _frame([record for record in records if record.type in _READ], gradients)
     blocks, block_of = _blocks(gradients)
     block = np.full(frame.size, -1, np.int64)
-    index = {key: i for i, key in enumerate(frame.samples)}
+    index = frame.index
     values: dict[str, Floats] = {}
     for record in records:
         if record.type not in _READ:

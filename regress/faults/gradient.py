@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regress.engine import step
+from regress.engine import passes
 from regress.engine.policy import LocalPolicy
 from regress.faults.patch import Patch
 from regress.grpo import logprobs, losses
@@ -58,7 +58,8 @@ def advantages_not_detached(patch: Patch) -> None:
     """Advantages depend on the log-probs, as those of a reward with a KL penalty do."""
 
     def wrong(right: Any, log_probs: Tensor, ratio: Tensor, adv: Tensor, objective: Objective) -> Tensor:
-        return right(log_probs, ratio, valued(adv, 0.5 * log_probs), objective)  # type: ignore[no-any-return]
+        loss: Tensor = right(log_probs, ratio, valued(adv, 0.5 * log_probs), objective)
+        return loss
 
     in_policy_loss(patch, wrong)
 
@@ -69,7 +70,7 @@ def entropy_detached(patch: Patch) -> None:
     def wrong(*args: Any, entropy_K: Tensor, **rest: Any) -> Any:
         return right(*args, entropy_K=entropy_K.detach(), **rest)
 
-    patch.setattr(step, "token_loss", wrong)
+    patch.setattr(passes, "token_loss", wrong)
 
 
 # the clip and the ratio
@@ -211,7 +212,8 @@ def entropy_without_gradient(patch: Patch) -> None:
     def wrong(
         right: Any, logits: Tensor, targets: Tensor, stats: Any, g: Tensor, h: Any, *rest: Any
     ) -> Tensor:
-        return right(logits, targets, stats, g, None, *rest)  # type: ignore[no-any-return]
+        found: Tensor = right(logits, targets, stats, g, None, *rest)
+        return found
 
     in_logits_gradient(patch, wrong)
 

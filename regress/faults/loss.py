@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regress.engine import step
+from regress.engine import passes
 from regress.faults.patch import Patch
 from regress.grpo import losses
 from regress.grpo.kl import kl_estimate
@@ -64,7 +64,7 @@ def entropy_bonus_reversed(patch: Patch) -> None:
         *tensors, objective = args
         return right(*tensors, replace(objective, entropy_coef=-objective.entropy_coef), **rest)
 
-    patch.setattr(step, "token_loss", wrong)
+    patch.setattr(passes, "token_loss", wrong)
 
 
 def clip_range_off(patch: Patch) -> None:
@@ -87,7 +87,7 @@ def coefficients_off(patch: Patch) -> None:
         kl, entropy = objective.kl_coef * 1.01, objective.entropy_coef * 1.01
         return right(*tensors, replace(objective, kl_coef=kl, entropy_coef=entropy), **rest)
 
-    patch.setattr(step, "token_loss", wrong)
+    patch.setattr(passes, "token_loss", wrong)
 
 
 def ratio_not_clipped(patch: Patch) -> None:

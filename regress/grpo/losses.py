@@ -80,9 +80,12 @@ def token_loss(
         sampler_log_probs_K=sampler_log_probs_K,
         entropy_K=entropy_K,
     )
-    check_finite("log_probs_K", log_probs_K)
-    check_finite("old_log_probs_K", old_log_probs_K)
-    check_finite("advantages_K", advantages_K)
+    for name, values_K in (
+        ("log_probs", log_probs_K),
+        ("old_log_probs", old_log_probs_K),
+        ("advantages", advantages_K),
+    ):
+        check_finite(f"{name}_K", values_K)
     advantages_K = advantages_K.detach()
     ratio_K = importance_ratio(
         log_probs_K, old_log_probs_K, sequence_K, num_sequences, objective, sum_over_context_parallel
@@ -92,8 +95,9 @@ def token_loss(
     correction_K = None
     if objective.sampler_correction != "none":
         sampler = _given("sampler_log_probs_K", sampler_log_probs_K, "sampler_correction", "none")
+        samples = (sequence_K, num_sequences)
         correction_K = sampler_weights(
-            old_log_probs_K, sampler, sequence_K, num_sequences, objective, sum_over_context_parallel
+            old_log_probs_K, sampler, *samples, objective, sum_over_context_parallel
         )
         policy_K = policy_K * correction_K
     kl_K = _kl(log_probs_K, ref_log_probs_K, ratio_K, objective) if objective.kl_in_loss else None

@@ -8,7 +8,7 @@ or just files of tensors.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from regress.dump.arrays import Array
@@ -16,6 +16,7 @@ from regress.dump.coordinates import Coordinates
 from regress.dump.location import Location, children
 from regress.dump.record import Record
 from regress.errors import DumpError
+from regress.interop.readers import Source
 from regress.interop.tensorfiles import is_tensor_file, tensors_in
 
 STAGE = "param"
@@ -27,7 +28,7 @@ BESIDE = ("training_args.bin", "optimizer.pt", "optimizer.bin", "scheduler.pt", 
 """Files that trainers leave beside the weights."""
 
 
-class TensorFiles:
+class TensorFiles(Source):
     """The tensors of a file, or of the files of a folder.
 
     Raises:
@@ -35,30 +36,15 @@ class TensorFiles:
     """
 
     system = "files"
-    mesh: Mapping[str, int] = {}
-    config: Mapping[str, Any] = {}
-    precision: str | None = None
+    entries: Mapping[str, tuple[str, Coordinates]] = {NAME: (STAGE, Coordinates(0))}
 
     def __init__(self, path: Location) -> None:
         self.folder = path
-        self.notes: Sequence[str] = ()
-        self.entries = {NAME: (STAGE, Coordinates(0))}
         self._tensors = _of_folder(path) if path.is_dir() else tensors_in(path)
 
     def read(self, name: str) -> Record:
         """Read the one record; its tensors lie in the mapped files."""
         return Record(STAGE, 0, dict(self._tensors))
-
-    def raw(self, type: str, step: int) -> Mapping[str, Any] | None:
-        """Return None: everything is in the record."""
-        return None
-
-    def verify(self, name: str) -> None:
-        """Do nothing: no file tells what was written."""
-
-    def root(self, rank: int) -> int:
-        """Return the rank itself, as no rank repeats another's tokens."""
-        return rank
 
     def writes(self, stage: str, tensor: str | None = None) -> bool:
         """Return True for parameters only."""
@@ -88,7 +74,7 @@ def _of_folder(folder: Location) -> dict[str, Array]:
     here = {below.name: below for below in children(folder)}
     index = next((here[name] for name in INDEXES if name in here), None)
     if index is not None:
-        return _sharded(folder, index)
+        return _joined(folder, _shards(folder, index))
     for name in WEIGHTS:
         if name in here:
             return tensors_in(here[name])
@@ -97,20 +83,27 @@ def _of_folder(folder: Location) -> dict[str, Array]:
         raise DumpError(
             f"{folder} holds no weights: give a checkpoint with one of {', '.join((*INDEXES, *WEIGHTS))}, or a file"
         )
+    return _joined(folder, ((file, tensors_in(file)) for file in files))
+
+
+def _joined(folder: Location, files: Iterable[tuple[Location, dict[str, Array]]]) -> dict[str, Array]:
+    """Return the tensors of several files, of which each may be in one only."""
     found: dict[str, Array] = {}
     owner: dict[str, Location] = {}
-    for file in files:
-        for name, array in tensors_in(file).items():
-            _refuse_twice(name, owner.get(name), file, folder)
-            found[name], owner[name] = array, file
+    for path, held in files:
+        for name, array in held.items():
+            if name in owner:
+                raise DumpError(
+                    f"{folder} holds the tensor {name} twice, in {owner[name].name} and in {path.name}: give one file, "
+                    "or keep the files of one checkpoint in the folder"
+                )
+            found[name], owner[name] = array, path
     return found
 
 
-def _sharded(folder: Location, index: Location) -> dict[str, Array]:
-    """Return the tensors that an index names, each read from its shard."""
+def _shards(folder: Location, index: Location) -> Iterator[tuple[Location, dict[str, Array]]]:
+    """Yield the shards that an index names, with their tensors."""
     shards = _index(index)
-    found: dict[str, Array] = {}
-    owner: dict[str, Location] = {}
     for shard in dict.fromkeys(shards.values()):
         path = folder / shard
         if not path.is_file():
@@ -122,14 +115,12 @@ def _sharded(folder: Location, index: Location) -> dict[str, Array]:
                 f"{path} lacks {len(lost)} of the tensors that {index.name} promises ({lost[0]}): copy the checkpoint "
                 "again, or save its index anew"
             )
-        for name, array in held.items():
-            _refuse_twice(name, owner.get(name), path, folder)
-            if name not in shards:
-                raise DumpError(
-                    f"{path} holds the tensor {name}, which {index.name} does not name: save the index anew"
-                )
-            found[name], owner[name] = array, path
-    return found
+        unknown = next((name for name in held if name not in shards), None)
+        if unknown is not None:
+            raise DumpError(
+                f"{path} holds the tensor {unknown}, which {index.name} does not name: save the index anew"
+            )
+        yield path, held
 
 
 def _index(path: Location) -> dict[str, str]:
@@ -149,11 +140,3 @@ def _index(path: Location) -> dict[str, str]:
             f"{path} names the shard {outside!r} outside of its folder: keep shards beside their index"
         )
     return known
-
-
-def _refuse_twice(name: str, first: Location | None, second: Location, folder: Location) -> None:
-    if first is not None:
-        raise DumpError(
-            f"{folder} holds the tensor {name} twice, in {first.name} and in {second.name}: give one file, or keep the "
-            "files of one checkpoint in the folder"
-        )

@@ -21,22 +21,20 @@ from regress.dump.nexrl import foreign_trajectories
 from regress.dump.record import Record
 from regress.errors import DumpError
 from regress.interop.nexrl_batches import Batch, Batches
-from regress.interop.nexrl_tables import DERIVED, FOLDERS, MODES, WRITES, Mode
+from regress.interop.nexrl_tables import DERIVED, FOLDERS, MODES, RAW, WRITES, Mode
 from regress.interop.payloads import SUFFIXES, Payload, is_own, read_payload, tensor
-
-Entries = Mapping[str, tuple[str, Coordinates]]
+from regress.interop.readers import Source
 
 BEFORE = -1
 """Step number of files that a worker writes before it knows the step."""
 
 
-class NexrlDump:
+class NexrlDump(Source):
     """A dump directory of NexRL.
 
     Attributes:
         folder: the directory.
         modes: writers of its sub-folders; several may share one.
-        mesh, config: nothing, since no file tells them.
 
     Raises `DumpError` for a folder without records, or with those of two formats.
     """
@@ -45,20 +43,20 @@ class NexrlDump:
 
     def __init__(self, folder: Location) -> None:
         self.folder = folder
-        self._files = dict(_files(folder))
+        found = dict(_files(folder))
+        self._files = {name: told for name, told in found.items() if told[0] in FOLDERS}
+        self._raw = {name: told for name, told in found.items() if told[0] in RAW}
         if not self._files:
             raise DumpError(
                 f"{folder} has the folders of a NexRL dump but no step_* file in them; enable dump_options"
             )
-        kinds = {type for type, _ in self._files.values()}
+        kinds = {type for type, _ in found.values()}
         self.modes = tuple(mode for mode, types in MODES.items() if kinds & types) or (Mode.SELF_HOSTED,)
-        self.mesh: Mapping[str, int] = {}
-        self.config: Mapping[str, Any] = {}
         self._notes: dict[str, None] = {}
         self._batches: dict[int, Batches] = {}
 
     @cached_property
-    def entries(self) -> Entries:
+    def entries(self) -> Mapping[str, tuple[str, Coordinates]]:
         """All records, in the order of steps; a file may come to several, one of them derived."""
         found = {}
         recorded = {type for type, _ in self._files.values()}
@@ -89,10 +87,6 @@ class NexrlDump:
     def raw(self, type: str, step: int) -> Payload | None:
         """Return the content of the first file of a type and step as it is; None if there is none."""
         return self._first(type, step)
-
-    def root(self, rank: int) -> int:
-        """Return the rank itself: every rank has rows of its own."""
-        return rank
 
     def verify(self, name: str) -> None:
         """Read a file again: there is no hash that it could be compared with."""
@@ -139,7 +133,9 @@ class NexrlDump:
                 step,
                 tuple(self._rollouts(step)),
                 {
-                    (where.rank or 0, where.micro or 0): Batch.of(self._payload(name), name)
+                    (where.rank or 0, where.micro or 0): Batch.of(
+                        self._payload(name), name, self._inputs(where)
+                    )
                     for name, (type, where) in self._files.items()
                     if type == "forward_data" and where.step == step
                 },
@@ -147,6 +143,12 @@ class NexrlDump:
             )
             self._batches[step] = found
         return self._batches[step]
+
+    def _inputs(self, at: Coordinates) -> Payload | None:
+        """Return what the model read at a place, if that was recorded."""
+        names = (name for name, (type, where) in self._raw.items() if (type, where) == ("batch_inputs", at))
+        name = next(names, None)
+        return None if name is None else self._payload(name)
 
     def _rollouts(self, step: int) -> Iterator[Record]:
         """Yield the rollouts of a step; those written before the step is known belong to any step."""
@@ -157,7 +159,8 @@ class NexrlDump:
                     return
 
     def _first(self, type: str, step: int) -> Payload | None:
-        names = (name for name, (found, where) in self._files.items() if found == type and where.step == step)
+        known = {**self._files, **self._raw}
+        names = (name for name, (found, where) in known.items() if found == type and where.step == step)
         name = next(names, None)
         return None if name is None else self._payload(name)
 
@@ -208,7 +211,7 @@ READER = NexrlReader()
 def _files(folder: Location) -> Iterator[tuple[str, tuple[str, Coordinates]]]:
     """Yield the relative name, type and place of each file."""
     for below in children(folder):
-        if below.name not in FOLDERS:
+        if below.name not in FOLDERS | RAW:
             continue
         for path in children(below):
             where = parse_stem(path.stem) if path.suffix in SUFFIXES else None

@@ -43,10 +43,12 @@ class Batch:
     mask: NDArray[np.bool_]
 
     @classmethod
-    def of(cls, payload: Payload, name: str) -> Batch:
-        """Return the rows of a ``forward_data`` file."""
+    def of(cls, payload: Payload, name: str, inputs: Payload | None = None) -> Batch:
+        """Return the rows of a ``forward_data`` file; ``batch_inputs`` tell their tokens where it does not itself."""
         mask = tensor(payload["response_mask"], "response_mask")
         ids = tensor(payload["input_ids"], "input_ids") if "input_ids" in payload else None
+        if ids is None and inputs is not None and mask.ndim == 2:
+            ids = sequences_of(inputs, mask.shape)
         if mask.ndim != 2 or (ids is not None and (ids.ndim != 2 or ids.shape[0] != mask.shape[0])):
             raise Damage("its masks and token ids are no batches of the same rows")
         if ids is not None and ids.shape[1] < mask.shape[1]:
@@ -65,6 +67,30 @@ class Batch:
         out = np.zeros((self.mask.shape[0], self.width), bool)
         out[:, self.width - self.mask.shape[1] :] = self.mask
         return out
+
+
+def sequences_of(inputs: Payload, shape: tuple[int, ...]) -> Array | None:
+    """Return the token ids of rows from what the model read: inputs and targets, or inputs with the last token.
+
+    Their keys are not documented: without targets, inputs as wide as the values leave open which token is the last.
+
+    Args:
+        shape: ``[b, R]`` of the values of the loss.
+    """
+    known = {name: tensor(inputs[name], name) for name in ("input_ids", *TARGETS) if name in inputs}
+    ids = known.get("input_ids")
+    if ids is None or ids.ndim != 2 or ids.shape[0] != shape[0] or ids.dtype.kind not in "iu":
+        return None
+    targets = next((known[name] for name in TARGETS if name in known), None)
+    if targets is not None and targets.shape == ids.shape == shape:
+        nexts = np.concatenate([ids[:, 1:], ids[:, -1:]], axis=1)
+        found: Array = np.concatenate([ids[:, :1], np.where(targets < 0, nexts, targets)], axis=1)
+        return found
+    return ids if targets is None and ids.shape[1] == shape[1] + 1 else None
+
+
+TARGETS = ("target_tokens", "target_ids")
+"""Names of the tokens to predict; labels may be shifted or not, so that they tell nothing."""
 
 
 @dataclass

@@ -27,7 +27,10 @@ FOLDERS = frozenset(
         *("is_loss_debug", "param", "gradient"),
     }
 )
-"""Folders whose files can be compared, without metrics (averages over a step) and batch_inputs (undocumented)."""
+"""Folders whose files can be compared."""
+
+RAW = frozenset({"training_metrics", "batch_inputs"})
+"""Folders of files without a comparable counterpart: metrics of a step, and inputs, which tell the tokens of rows."""
 
 DERIVED: Mapping[str, Mapping[str, str]] = {
     "prepared_trajectories": {"trajectory": ""},

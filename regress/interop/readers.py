@@ -29,6 +29,7 @@ own are asked for first, bare files of tensors last.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -44,6 +45,7 @@ GROUP = "regress.sources"
 
 BUILT_IN: Mapping[str, str] = {
     "nexrl": "regress.interop.nexrl:READER",
+    "service": "regress.interop.service:READER",
     "files": "regress.interop.files:READER",
 }
 """Readers of this package, as `pyproject.toml` registers them."""
@@ -53,43 +55,51 @@ LAST = "files"
 
 
 class Source(Protocol):
-    """A source opened by a reader.
+    """A source opened by a reader; a class of one may inherit what is said here of facts that nothing tells.
 
     Attributes:
         folder: the path it was opened with.
         system: name of the system, for people.
-        mesh, config: extent of each dimension of the ranks, and configuration of the run; empty where unknown.
-        precision: dtype that the model computed in, None where unknown.
-        notes: unknown facts of the records read so far, a sentence each.
-        entries: name of each record -> its type and coordinates.
+        mesh, config: extent of each dimension of the ranks, and configuration of the run, nested; empty where unknown.
     """
 
     folder: Location
     system: str
-    mesh: Mapping[str, int]
-    config: Mapping[str, Any]
+    mesh: Mapping[str, int] = {}
+    config: Mapping[str, Any] = {}
 
     @property
-    def precision(self) -> str | None: ...
+    def precision(self) -> str | None:
+        """Dtype that the model computed in, None where unknown."""
+        return None
 
     @property
-    def notes(self) -> Sequence[str]: ...
+    def notes(self) -> Sequence[str]:
+        """Unknown facts of the records read so far, a sentence each."""
+        return ()
 
     @property
-    def entries(self) -> Mapping[str, tuple[str, Coordinates]]: ...
+    @abstractmethod
+    def entries(self) -> Mapping[str, tuple[str, Coordinates]]:
+        """Name of each record -> its type and coordinates."""
 
+    @abstractmethod
     def read(self, name: str) -> Record:
-        """Read one record; raise `DumpError` for a damaged one."""
+        """Read one record, its tensors perhaps memory-mapped; raise `DumpError` for a damaged one."""
 
     def raw(self, type: str, step: int) -> Mapping[str, Any] | None:
         """Return the content of the first file of a type that has no records; None if there is none."""
+        return None
 
     def verify(self, name: str) -> None:
         """Raise `DumpError` if a record is not what was written, as far as the system can tell."""
+        return
 
     def root(self, rank: int) -> int:
         """Return the rank whose tokens a rank repeats, which may be itself."""
+        return rank
 
+    @abstractmethod
     def writes(self, stage: str, tensor: str | None = None) -> bool:
         """Return True if the system could have recorded a stage, or a tensor of it."""
 

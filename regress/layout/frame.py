@@ -32,6 +32,11 @@ class TokenFrame:
         """``[N + 1]`` start of every sample, and the end of the last one."""
         return offsets_of(self.lengths)
 
+    @cached_property
+    def index(self) -> dict[SampleKey, int]:
+        """Number of each sample in the frame."""
+        return {key: number for number, key in enumerate(self.samples)}
+
     @property
     def size(self) -> int:
         """Number of tokens in all samples."""

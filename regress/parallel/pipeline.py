@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from regress.dump.taps import at
+from regress.engine import taps
 from regress.engine.batch import Microbatch
 from regress.engine.local import local
 from regress.engine.policy_interface import Loss, Result
@@ -246,7 +247,7 @@ class _Places:
         """Run work at the coordinates of a microbatch."""
         if micro not in self._open:
             context, stack = copy_context(), ExitStack()
-            context.run(stack.enter_context, at(micro=micro))
+            context.run(stack.enter_context, at(micro=taps.number(micro)))
             self._open[micro] = context, stack
         return self._open[micro][0].run(work)
 

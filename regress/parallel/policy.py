@@ -105,6 +105,16 @@ class ParallelPolicy(LocalPolicy):
         )
 
     @property
+    def computes_losses(self) -> bool:
+        """True if the last stage of the pipeline lies on this rank."""
+        return self._pipeline is None or self._pipeline.is_last
+
+    @property
+    def sums_gradients(self) -> bool:
+        """True: gradients of earlier passes must be set aside."""
+        return True
+
+    @property
     def backward_scale(self) -> float:
         """Factor that each share of the loss is multiplied by before the backward pass, because replicas
         are averaged.

@@ -17,8 +17,8 @@ from regress.dump.manifest import MANIFEST
 from regress.dump.reader import DumpReader, files_within
 from regress.errors import NotSupported, ReplayError, reason
 from regress.golden.case import GoldenCase
+from regress.parallel.launch.imports import imported_for_good
 from regress.replay.cpu_slots import CpuSlots
-from regress.replay.imports import imported_for_good
 from regress.replay.interprocess_lock import interprocess_lock, stated
 from regress.replay.matrix import Replay, items
 from regress.replay.outcome import FILE, ReplayOutcome

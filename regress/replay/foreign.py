@@ -11,10 +11,11 @@ from typing import Any
 
 from regress.compare.diagnosis.run_context import RunContext
 from regress.compare.dumps.golden import token_text
-from regress.compare.judge import judge_trajectories, judge_update
 from regress.compare.quantities import MICRO_STAGES, QUANTITIES, UPDATE_STAGES, source_of
+from regress.compare.updates.golden import judge_update
 from regress.compare.updates.invariants import judge_invariants
 from regress.compare.updates.plan import Plan
+from regress.compare.updates.trajectories import judge_trajectories
 from regress.compare.verdicts.tolerance import Tolerances
 from regress.compare.verdicts.verdict import Place, Status, Verdict
 from regress.dump.arrays import Array

@@ -6,10 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from regress.compare.dumps.golden import token_text
-from regress.compare.judge import judge_bitwise, judge_trajectories, judge_update
 from regress.compare.quantities import TOKEN_GRADIENTS, quantity_named
+from regress.compare.updates.bitwise_reference import judge_bitwise
+from regress.compare.updates.golden import judge_update
 from regress.compare.updates.invariants import judge_invariants
 from regress.compare.updates.selftest import judge_rolled
+from regress.compare.updates.trajectories import judge_trajectories
 from regress.compare.verdicts.overrides import Overrides
 from regress.compare.verdicts.tolerance import EXACT, Tolerance, Tolerances, tolerance_of
 from regress.compare.verdicts.verdict import Verdict

@@ -18,6 +18,7 @@ from regress.parallel.run import train
 from regress.replay.configure import compose, replay_config
 from regress.replay.pool import shared_pool
 from regress.replay.size import world_size
+from regress.replay.staged import staged
 from regress.replay.variants import Precision, Variant
 from regress.tasks.dataset import TRAIN_SIZE
 from regress.tasks.registry import make_task
@@ -42,6 +43,8 @@ def replay_program(
         RegressError: if a process fails, or the first one leaves no update to the second.
     """
     quiet = {"tracking.trackers": [], **(overrides or {})}
+    if variant.overrides.get("curriculum.enable"):
+        quiet |= staged(case, folder, steps)
     if variant.overrides.get("evaluation.every_n_steps"):
         quiet["task.eval_path"] = str(_held_out(case, folder / "held_out.jsonl"))
     if variant.resume_at is None:

@@ -18,8 +18,8 @@ from rich.text import Text
 from regress.errors import ConfigError
 from regress.golden.commands import code_option, directory_option
 from regress.golden.location import open_store
+from regress.parallel.launch.launchers import LAUNCHERS, Launch
 from regress.redaction import redacted
-from regress.replay.launch import LAUNCHERS, Launch
 from regress.replay.variants import TIERS, Extent, Precision, Variant
 from regress.report.numbers import plural
 

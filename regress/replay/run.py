@@ -20,9 +20,9 @@ from regress.engine.config.schema import Config
 from regress.engine.environment import configure_torch
 from regress.errors import ConfigError
 from regress.golden.case import GoldenCase
+from regress.parallel.launch.launchers import Launch
 from regress.parallel.world import opened_world
 from regress.replay.configure import replay_config
-from regress.replay.launch import Launch
 from regress.replay.pool import shared_pool
 from regress.replay.program import replay_program
 from regress.replay.size import world_size

@@ -18,11 +18,11 @@ from regress.errors import ConfigError, GoldenError
 from regress.golden.case import GoldenCase
 from regress.golden.location import project_root
 from regress.golden.store import GoldenStore
+from regress.parallel.launch.launchers import Launch
 from regress.replay.adapter import Adapter, project_adapter
 from regress.replay.cache import ReplayCache
 from regress.replay.configure import replay_config
 from regress.replay.expression import choose, select
-from regress.replay.launch import Launch
 from regress.replay.matrix import Replay, replays
 from regress.replay.outcome import ReplayOutcome
 from regress.replay.parts import overrides_of

@@ -96,7 +96,8 @@ class Variant:
             the loop of ``regress train``; None: one process makes the bare steps.
         before: overrides of the first of the two processes, in place of ``overrides``; None: the same.
         program: the replay runs the loop of ``regress train``, as one that resumes does, too. Evaluations that it
-            asks for are made on problems of the case's task that are not trained on.
+            asks for are made on problems of the case's task that are not trained on. With ``curriculum.enable`` the
+            stage of each step is told by the recording.
         twin: bitwise reference, the variant whose bytes it has to reproduce, if ``precisions`` has ``bitwise``.
     """
 
@@ -168,6 +169,13 @@ def _batching(**values: Any) -> dict[str, Any]:
 
 
 PACKED = {"layout": "packed"}
+
+CURRICULUM = {
+    "curriculum.enable": True,
+    "evaluation.every_n_steps": 1,
+    "rollout_worker.need_llm_inference": True,
+}
+"""Overrides of variants whose rollouts are retold as those of a curriculum, see `regress.replay.staged`."""
 
 VARIANTS: Mapping[str, Variant] = _rows(
     BASE,
@@ -367,6 +375,25 @@ VARIANTS: Mapping[str, Variant] = _rows(
         (Precision.BITWISE,),
         ("dense",),
         "base",
+        program=True,
+    ),
+    Variant(
+        "curriculum",
+        "a stage that the program chooses by its own evaluations although a recording has gone elsewhere",
+        CURRICULUM,
+        (Precision.BITWISE,),
+        ("dense",),
+        "base",
+        program=True,
+    ),
+    Variant(
+        "resume-at2-curriculum",
+        "the stage of a step after a resume",
+        CURRICULUM,
+        (Precision.BITWISE,),
+        ("tools",),
+        "base",
+        resume_at=2,
         program=True,
     ),
     # two processes: everything that the second one needs is in the checkpoint

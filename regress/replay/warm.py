@@ -11,8 +11,8 @@ import transformers.models.qwen3.modeling_qwen3
 import transformers.models.qwen3_moe.modeling_qwen3_moe
 from transformers import conversion_mapping
 
+import regress.parallel.launch.rank
 import regress.parallel.policy
-import regress.replay.rank
 import regress.replay.run
 
 if hasattr(conversion_mapping, "get_checkpoint_conversion_mapping"):

@@ -22,8 +22,10 @@ if TYPE_CHECKING:
     from regress.compare.dumps.bounds import Bounds
     from regress.compare.dumps.options import Options
     from regress.compare.dumps.session import Comparison, Engine
+    from regress.compare.modes.find import Found
     from regress.compare.verdicts.verdict import Verdict
     from regress.report.documented import Directories
+    from regress.report.model import Report
     from regress.report.tokens import TokenTable
 
 _WIDTH = 110  # where there is no terminal
@@ -143,10 +145,13 @@ def compare(
             step, only, num_ranks, num_micros, bounds_of(rtol, atol, bitwise, tolerances, golden_dir)
         )
         work = engine_named(engine, workers=workers, address=ray_address, tell=_warn)
+        if dirs is not None:
+            dirs, pairs = _modes(dirs, options)
         found = {name: _compared(one, other, options, work) for name, (one, other) in pairs.items()}
         told = _sections(dirs, options)
+        modes = _between(dirs, options)
         tables = _tables(found, options) if report is not None or json_file is not None else []
-        code = _tell(found, told, tables, report, json_file)
+        code = _tell(found, told, tables, modes, report, json_file)
     except RegressError as error:
         sentences = " | ".join([str(error), *getattr(error, "__notes__", ())])
         click.echo(f"error: {' '.join(sentences.splitlines())}", err=True)
@@ -226,6 +231,22 @@ def _progress(what: str) -> Iterator[Any]:
         yield advance
 
 
+def _modes(dirs: Directories, options: Options) -> tuple[Directories, dict[str, tuple[str, str]]]:
+    """Return the directories as they can be compared, and the pairs of them."""
+    from regress.report.three_modes import comparable, pairs_of
+
+    found = comparable(dirs, options)
+    return found, pairs_of(found)
+
+
+def _between(dirs: Directories | None, options: Options) -> Found | None:
+    if dirs is None:
+        return None
+    from regress.report.three_modes import found_between
+
+    return found_between(dirs, options)
+
+
 def _sections(dirs: Directories | None, options: Options) -> dict[str, Any]:
     if dirs is None:
         return {}
@@ -244,28 +265,32 @@ def _tell(
     found: Mapping[str, Comparison],
     sections: Mapping[str, Any],
     tokens: Sequence[TokenTable],
+    modes: Found | None,
     folder: Path | None,
     json_file: Path | None,
 ) -> int:
     from regress.dump.files import write_atomically
-    from regress.report.comparison import report_of
+    from regress.report.comparison import MODES, report_of
     from regress.report.documented_text import lines_of
     from regress.report.terminal import colourful, screen
     from regress.report.write import write_report
 
-    report = report_of(found, sections, tokens)
+    report = report_of(found, sections, tokens, modes)
     for name, where in report.environment.items():
         click.echo(f"{name}: {where}")
     console = Console()
     width = console.width if console.is_terminal else _WIDTH
-    click.echo(screen(report, width=width, height=40, colour=colourful(console.is_terminal)), nl=False)
+    colour = colourful(console.is_terminal)
+    click.echo(screen(report, width=width, height=40, colour=colour, causes=False), nl=False)
     for line in lines_of(sections):
         click.echo(line)
+    for one in report.diagnoses.get(MODES, ()):
+        click.echo(str(one))
     for name, comparison in found.items():
         for line in _failures(comparison.failed, name if len(found) > 1 else ""):
             click.echo(line)
-        for cause in report.diagnoses.get(name, ()):
-            click.echo(str(cause))
+        for line in _causes(report, name):
+            click.echo(f"{name}: {line}" if len(found) > 1 else line)
     for line in _listed(report.notes):
         click.echo(f"note: {line}")
     for name, error in report.errors.items():
@@ -278,6 +303,7 @@ def _tell(
         write_atomically(json_file, [text.encode()])
         click.echo(f"written: {json_file}")
     codes = [comparison.exit_code for comparison in found.values()]
+    codes += [1] if modes is not None and modes.discrepancies else []
     return 1 if 1 in codes else max(codes)
 
 
@@ -289,6 +315,14 @@ def _failures(failed: Sequence[Verdict], name: str) -> Iterator[str]:
         yield f"✗ {placed(name, verdict)}: {headline(verdict)}"
     if len(failed) > _SHOWN:
         yield f"and {plural(len(failed) - _SHOWN, 'more tensor')}"
+
+
+def _causes(report: Report, name: str) -> Iterator[str]:
+    """Yield what the failures of a comparison have in common, what follows from them, and the probable causes."""
+    divergence = report.divergences.get(name)
+    yield from () if divergence is None else str(divergence).splitlines()[1:]
+    for cause in report.diagnoses.get(name, ()):
+        yield from str(cause).splitlines()
 
 
 def _listed(lines: Any) -> Iterator[str]:

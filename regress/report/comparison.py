@@ -12,23 +12,30 @@ from regress.compare.diagnosis.divergence import find_divergence
 from regress.compare.diagnosis.run_context import RunContext
 from regress.compare.dumps.absent import absent_records
 from regress.compare.dumps.checked import scene_of_side
+from regress.compare.dumps.sent import original
 from regress.compare.dumps.session import Comparison
 from regress.compare.dumps.sides import open_side
+from regress.compare.modes.find import Found
 from regress.report.call import Call
-from regress.report.model import Report
+from regress.report.model import Report, Told
 from regress.report.tokens import TokenTable
+
+MODES = "three modes"
+"""Name of what lies between the modes of a training, among the comparisons of pairs."""
 
 
 def report_of(
     found: Mapping[str, Comparison],
     sections: Mapping[str, Any] | None = None,
     tokens: Sequence[TokenTable] = (),
+    modes: Found | None = None,
 ) -> Report:
     """Return the report on comparisons, by name.
 
     Args:
         sections: the keys of the report that NexRL's script documents.
         tokens: token values of the dumps.
+        modes: discrepancies between the three modes of a training, which take the place of what they explain.
     """
     several = len(found) > 1
     calls = [
@@ -47,15 +54,20 @@ def report_of(
         notes += [f"{mark}{note}" for note in comparison.notes]
         for side, samples in (("golden", comparison.golden_only), ("actual", comparison.actual_only)):
             notes += [f"{mark}{sample} is in the {side} dump only" for sample in samples]
-    divergences, diagnoses = {}, {}
+    divergences = {}
+    diagnoses: dict[str, Sequence[Told]] = {}
+    if modes is not None:
+        notes += modes.notes
+        diagnoses |= {MODES: modes.discrepancies} if modes.discrepancies else {}
     for name, comparison in found.items():
         scene = run_context_of(comparison)
         divergence = find_divergence(comparison.verdicts, scene) if comparison.failed else None
         if divergence is not None:
             divergences[name] = divergence
-            diagnoses[name] = diagnose(divergence, scene)
+            if modes is None or not modes.explains(divergence.first.quantity):
+                diagnoses[name] = diagnose(divergence, scene)
     first = next(iter(found.values()))
-    environment = {"golden": first.golden} | {
+    environment = {"golden": original(first.golden)} | {
         f"actual ({name})" if several else "actual": comparison.actual for name, comparison in found.items()
     }
     return Report(

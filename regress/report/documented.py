@@ -18,6 +18,7 @@ from regress.compare.alignment.aligned import TokenRows
 from regress.compare.dumps.options import Options, Planned
 from regress.compare.dumps.planning import plan_units, steps_of
 from regress.compare.dumps.rollouts import RolloutUnit
+from regress.compare.dumps.sent import original
 from regress.compare.dumps.shares import ShareUnit
 from regress.compare.dumps.sides import Side, open_side
 from regress.compare.dumps.units import Unit, aligned
@@ -49,7 +50,7 @@ class Directories:
 
 def sections(dirs: Directories, options: Options) -> dict[str, Any]:
     """Return the keys of the script's report."""
-    steps = _steps(dirs, options)
+    steps = steps_in(dirs, options)
     found: list[dict[str, Any]] = []
     for step in steps:
         asked = Options((step, step), options.ranks, options.micros, options.bounds, options.only)
@@ -64,7 +65,7 @@ def sections(dirs: Directories, options: Options) -> dict[str, Any]:
         ]
     return {
         "step": steps[0] if steps else None,
-        "self_hosted_dir": dirs.self_hosted,
+        "self_hosted_dir": original(dirs.self_hosted),
         "remote_api_dir": dirs.remote_api,
         "weaver_dir": dirs.weaver,
         "num_ranks": options.ranks,
@@ -73,7 +74,8 @@ def sections(dirs: Directories, options: Options) -> dict[str, Any]:
     }
 
 
-def _steps(dirs: Directories, options: Options) -> list[int]:
+def steps_in(dirs: Directories, options: Options) -> list[int]:
+    """Return the steps that all dumps have, of those that are asked for."""
     known = steps_of(open_side(dirs.self_hosted))
     for other in (dirs.remote_api, dirs.weaver):
         known &= steps_of(open_side(other)) if other is not None else known
@@ -141,12 +143,24 @@ def _forward(dirs: Directories, step: int, planned: Planned | None, options: Opt
 def _debug(dirs: Directories, step: int, planned: Planned | None, options: Options) -> dict[str, Any]:
     rows = _records(dirs, step, planned, options, "is_loss_debug", DEBUG, "weaver_debug_not_found")
     for row in rows:
-        if row["status"] == "compared":
+        if row["status"] == "compared" and _same_samples(dirs, step, row):
             ours = _scalar_of(dirs.self_hosted, step, row, "loss")
             row["comparisons"].append(
                 scalar("loss", ours, _scalar_of(dirs.weaver, step, row, "is_loss_debug"))
             )
     return {"section": "is_loss_debug_all", "step": step, "comparisons": rows}
+
+
+def _same_samples(dirs: Directories, step: int, row: Mapping[str, Any]) -> bool:
+    """Return True if a place holds equally many samples on both sides, so that its losses may be of the same."""
+    counts = []
+    for path in (dirs.self_hosted, dirs.weaver):
+        side = None if path is None else open_side(path)
+        for name, (type, where) in side.entries.items() if side is not None else ():
+            at = (type, where.step, where.rank or 0, where.micro or 0)
+            if side is not None and at == ("is_loss_debug", step, row["rank"], row["micro"]):
+                counts.append(len(side.read(name).meta.get("samples") or ()))  # type: ignore[arg-type]
+    return len(set(counts)) < 2
 
 
 def _records(

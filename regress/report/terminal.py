@@ -37,13 +37,18 @@ def colourful(terminal: bool, environment: Mapping[str, str] = os.environ) -> bo
     return bool(environment.get("FORCE_COLOR")) or terminal or any(environment.get(name) for name in _LOGS)
 
 
-def screen(report: Report, *, width: int = WIDTH, height: int = HEIGHT, colour: bool = False) -> str:
+def screen(
+    report: Report, *, width: int = WIDTH, height: int = HEIGHT, colour: bool = False, causes: bool = True
+) -> str:
     """Return the report in at most ``height`` lines of ``width`` columns: failures first, then the closest calls.
 
     Lines that do not fit are counted; the files of the report hold all of them.
+
+    Args:
+        causes: name the probable cause beside each first divergence.
     """
     lines: list[str] = []
-    for block in _blocks(report, width):
+    for block in _blocks(report, width, causes):
         text = printed(block, width, colour).splitlines()
         room = height - len(lines)
         if len(text) > room:
@@ -72,13 +77,13 @@ def printed(block: RenderableType, width: int, colour: bool) -> str:
     return "".join(f"{line.rstrip()}\n" for line in capture.get().splitlines())
 
 
-def _blocks(report: Report, width: int) -> Iterator[RenderableType]:
+def _blocks(report: Report, width: int, causes: bool) -> Iterator[RenderableType]:
     yield _wrapped(_state(report), width)
     for name, error in [*report.errors.items()][:3]:
         yield _wrapped(Text(f"! {name}: {error}", "yellow"), width)
     if len(report.errors) > 3:
         yield Text(f"and {len(report.errors) - 3} more could not be judged")
-    yield from _failures(report, width)
+    yield from _failures(report, width, causes)
     yield headroom_table(_nearest_first(report), width)
 
 
@@ -87,7 +92,7 @@ def _state(report: Report) -> Text:
     return Text(f"{report.sign} {report.title}: {report.summary}", style)
 
 
-def _failures(report: Report, width: int) -> Iterator[RenderableType]:
+def _failures(report: Report, width: int, causes: bool) -> Iterator[RenderableType]:
     """Yield the first divergence of some replays, and for the first the quantity by rank and microbatch."""
     wheres = [*dict.fromkeys(call.where for call in report.failed)]
     for where in wheres[:3]:
@@ -95,7 +100,7 @@ def _failures(report: Report, width: int) -> Iterator[RenderableType]:
         found = report.divergences.get(where)
         line = headline(first, where) if found is None else f"{where}: first {str(found).splitlines()[0]}"
         yield _wrapped(Text(f"✗ {line}", "red"), width)
-        for cause in report.diagnoses.get(where, ())[:1]:
+        for cause in report.diagnoses.get(where, ())[:1] if causes else ():
             yield _wrapped(Text(f"  {str(cause).splitlines()[0]}"), width)
     if len(wheres) > 3:
         yield Text(f"and {plural(len(wheres) - 3, 'more replay')}")

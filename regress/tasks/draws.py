@@ -5,12 +5,22 @@ built on these two. No function touches the global generator.
 """
 
 from collections.abc import Iterator
+from hashlib import sha512
 from random import Random
 
 
 def generator(*key: object) -> Random:
     """Return a separate generator for the purpose that `key` names, e.g. ``generator("split", seed)``."""
     return Random(":".join(map(str, key)))
+
+
+def stream_seed(*key: object) -> int:
+    """Return the integer of which ``Random(integer)`` draws what ``generator(*key)`` draws.
+
+    It is how `random.Random` takes a text as its seed: the text, followed by its SHA-512, as one number.
+    """
+    text = ":".join(map(str, key)).encode()
+    return int.from_bytes(text + sha512(text).digest(), "big")
 
 
 def below(rng: Random, bound: int) -> int:

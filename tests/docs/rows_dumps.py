@@ -68,8 +68,12 @@ def the_block_of_the_document(walk: Walk) -> None:
     "debug-dump", "dump_options.trajectory", "dump_options.old", "dump_options.forward", "dump_options.loss"
 )
 def every_type_is_shown(walk: Walk) -> None:
-    words = {"old_log_probs": "old_log_probs", "forward_data": "entropy", "loss": "pg_loss"}
-    words["trajectory"] = "finish"
+    words = {
+        "trajectory": "finish",
+        "old_log_probs": "old_log_probs",
+        "forward_data": "entropy",
+        "loss": "pg_loss",
+    }
     for name, word in words.items():
         assert f" {name} " in walk.regress("dump", "show", f"{block(walk)}/{name}").output
         (file, *_) = sorted(walk.path(f"{block(walk)}/{name}").iterdir())

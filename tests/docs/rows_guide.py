@@ -121,8 +121,8 @@ def a_dead_tracker_stops_nothing(walk: Walk) -> None:
 def evaluation_is_real_and_harmless(walk: Walk) -> None:
     walk.train("evaluation.every_n_steps=2", "max_steps=4", to="evaluated")
     walk.train("evaluation.every_n_steps=0", "max_steps=4", to="unevaluated")
-    found = [row for row in walk.metrics("evaluated") if "eval_avg_test_pass_rate" in row]
-    rates = {row["step"]: row["eval_avg_test_pass_rate"] for row in found}
+    name = "eval_avg_test_pass_rate"
+    rates = {row["step"]: row[name] for row in walk.metrics("evaluated") if name in row}
     assert [*rates] == [0, 2, 4]
     rows = [json.loads(line) for line in walk.path("evaluated/eval_samples.jsonl").read_text().splitlines()]
     for step, rate in rates.items():
@@ -221,10 +221,8 @@ def the_curriculum_is_switched(walk: Walk) -> None:
     assert not any(name.startswith("curriculum/") for row in walk.metrics("without") for name in row)
 
 
-WIDER = (
-    "model.config={hidden_size: 64, intermediate_size: 64, num_hidden_layers: 2, num_attention_heads: 4, "
-    "head_dim: 16}"
-)
+SIZES = "hidden_size: 64, intermediate_size: 64, num_hidden_layers: 2, num_attention_heads: 4, head_dim: 16"
+WIDER = f"model.config={{{SIZES}}}"
 STAGES = """\
 defaults: [reverse_string, _self_]
 task: {params: {alphabet: ab}}

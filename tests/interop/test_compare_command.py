@@ -57,6 +57,21 @@ def test_a_difference_is_named(nexrl: Setup, sampled: Setup, tmp_path: Path) -> 
     assert off == [samples[2].tokens[samples[2].prompt]]
 
 
+def test_the_terminal_names_a_cause_once_and_what_is_affected(
+    nexrl: Setup, sampled: Setup, tmp_path: Path
+) -> None:
+    samples = sampled()
+    samples[2].values["log_probs"][samples[2].prompt] -= 1e-4
+    folders = nexrl("golden").self_hosted().folder, nexrl("actual", samples).self_hosted().folder
+    done = run(*folders, "--json", tmp_path / "report.json")
+    (causes,) = strict(tmp_path / "report.json")["diagnoses"].values()
+    told = " ".join(done.output.split())
+    assert causes
+    assert [told.count(f"probably: {cause['cause']}") for cause in causes] == [1] * len(causes)
+    (affected,) = (line for line in done.output.splitlines() if line.startswith("affected: "))
+    assert f"only sample {samples[2].group}/{samples[2].run}" in affected
+
+
 def test_the_options_of_the_script_and_its_sections(nexrl: Setup, sampled: Setup, tmp_path: Path) -> None:
     samples = sampled()
     samples[5].values["log_probs"][samples[5].prompt] -= 0.05

@@ -86,7 +86,7 @@ def test_a_reader_of_somebody_else(tmp_path: Path, register: Register) -> None:
 
 def test_our_own_are_known_where_the_metadata_is_stale(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readers, "entry_points", lambda group: [])
-    assert [point.name for point in readers._points()] == ["nexrl", "files"]
+    assert [point.name for point in readers._points()] == ["nexrl", "service", "files"]
 
 
 def test_our_own_are_registered_like_those_of_others() -> None:

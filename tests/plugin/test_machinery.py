@@ -20,7 +20,7 @@ import pytest
 if TYPE_CHECKING:
     from tests.plugin.conftest import GoldenProject
 
-TARGETS = Path(__file__).parents[1] / "unit" / "replay"
+TARGETS = Path(__file__).parents[1] / "unit" / "parallel" / "launch"
 SOURCES = Path(__file__).parents[2]
 GUARD = 400.0
 """Seconds after which something hangs; nothing here depends on how long it takes."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,10 +15,11 @@ from numpy.typing import NDArray
 from regress.compare.verdicts.verdict import Verdict
 from regress.golden.store import GoldenStore
 from regress.layout import TokenLayout
+from regress.parallel.launch.pool import RankPool
 from regress.replay.judge import judge_replay
 from regress.replay.matrix import Replay
 from regress.replay.plan import PlannedUpdate
-from regress.replay.pool import RankPool
+from regress.replay.pool import MODULES
 from regress.replay.variants import VARIANTS, Precision
 
 if TYPE_CHECKING:
@@ -29,8 +31,21 @@ GOLDEN = Path(__file__).parents[2] / "golden"
 @pytest.fixture(scope="module")
 def pool() -> Iterator[RankPool]:
     """Ranks of this module alone."""
-    with RankPool() as pool:
+    with RankPool(MODULES) as pool:
         yield pool
+
+
+@pytest.fixture(scope="module")
+def targets() -> Iterator[Any]:
+    """The module of runs that may be killed, importable as a user's is."""
+    folder = str(Path(__file__).parent)
+    sys.path.insert(0, folder)
+    try:
+        import resume_ranks
+
+        yield resume_ranks
+    finally:
+        sys.path.remove(folder)
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,10 @@ import os
 import shutil
 import signal
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from resource import RLIMIT_FSIZE, setrlimit
 from typing import Any
 
 from rich.console import Console
@@ -16,42 +18,78 @@ from torch import distributed
 
 from regress.dump import files as dump_files
 from regress.dump import metrics_file
-from regress.engine import loop, optim, policy, rollout, trainer
+from regress.engine import evaluation, optim, policy, rollout, trainer
 from regress.engine.checkpoint import saver, write
 from regress.engine.config import load_config
 from regress.engine.outputs import Outputs
+from regress.engine.tracking import state
+from regress.errors import RegressError
 from regress.parallel.policy import ParallelPolicy
 from regress.parallel.run import train
 
 
 def trained(
     overrides: Sequence[str],
+    config_name: str | None = None,
     window: tuple[str, int] | None = None,
     after: float | None = None,
     victim: int | None = None,
     allow_change: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """A whole run of ``regress train``, or one that ends by SIGKILL.
+    """A whole run of ``regress train``, or one that the kernel ends.
 
     Args:
-        window: name of a place in ``WINDOWS``, and the number of times that it is passed unharmed.
-        after: seconds after which it is killed, wherever it is.
+        config_name: name of the configuration; None: the default one.
+        window: name of a place in ``WINDOWS``, and the number of times that it is passed unharmed; then comes SIGKILL.
+        after: seconds of this process's time on the processor after which it ends, wherever it is.
         victim: the only rank that is killed; None: all of them.
     """
     if victim is None or distributed.get_rank() == victim:
         if window is not None:
             WINDOWS[window[0]](_Fuse(window[1]))
-        if after is not None:
-            timer = threading.Timer(after, _die)
-            timer.daemon = True
-            timer.start()
+        if after is not None:  # nothing handles SIGPROF, so its end is that of SIGKILL: no line more is run
+            signal.signal(signal.SIGPROF, signal.SIG_DFL)
+            signal.setitimer(signal.ITIMER_PROF, after)
     said = io.StringIO()
     result = train(
-        load_config(overrides=list(overrides), environ={}).config,
+        load_config(config_name=config_name, overrides=list(overrides), environ={}).config,
         Console(file=said, width=200),
         allow_change=allow_change,
     )
-    return {"metrics": result.metrics, "pass_rates": result.pass_rates, "said": said.getvalue()}
+    return {
+        "metrics": result.metrics,
+        "pass_rates": result.pass_rates,
+        "said": said.getvalue(),
+        "cpu": time.process_time(),
+    }
+
+
+def refused(overrides: Sequence[str], room: tuple[int, int] | None = None) -> str:
+    """Return the sentence with which a run ends on this rank, and nothing if it ends well.
+
+    Args:
+        room: number of checkpoints after which the kernel lets no file grow larger, and the size in bytes.
+    """
+    if room is not None:
+        count, size = room
+        _after(write, "publish")(_AtLast(count, lambda: setrlimit(RLIMIT_FSIZE, (size, size))))
+    try:
+        trained(overrides)
+    except RegressError as error:
+        return str(error)
+    return ""
+
+
+class _AtLast:
+    """Calls a function when it is called for the n-th time."""
+
+    def __init__(self, count: int, then: Callable[[], None]) -> None:
+        self._left, self._then = count, then
+
+    def __call__(self) -> None:
+        self._left -= 1
+        if self._left == 0:
+            self._then()
 
 
 def _die() -> None:
@@ -71,8 +109,8 @@ class _Fuse:
         self._left -= 1
 
 
-def _before(target: Any, name: str) -> Callable[[_Fuse], None]:
-    def arm(fuse: _Fuse) -> None:
+def _before(target: Any, name: str) -> Callable[[Callable[[], None]], None]:
+    def arm(fuse: Callable[[], None]) -> None:
         known = getattr(target, name)
 
         def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -84,8 +122,8 @@ def _before(target: Any, name: str) -> Callable[[_Fuse], None]:
     return arm
 
 
-def _after(target: Any, name: str) -> Callable[[_Fuse], None]:
-    def arm(fuse: _Fuse) -> None:
+def _after(target: Any, name: str) -> Callable[[Callable[[], None]], None]:
+    def arm(fuse: Callable[[], None]) -> None:
         known = getattr(target, name)
 
         def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -146,36 +184,75 @@ def _half_a_record(fuse: _Fuse) -> None:
     dump_files._write = wrapped
 
 
-def _in_the_rollout(fuse: _Fuse) -> None:
-    known = rollout.sample
+def _while_sampling(greedy: bool) -> Callable[[Callable[[], None]], None]:
+    def arm(fuse: Callable[[], None]) -> None:
+        known = rollout.sample
 
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        if not args[2].greedy:
-            fuse()
-        return known(*args, **kwargs)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            if args[2].greedy == greedy:
+                fuse()
+            return known(*args, **kwargs)
 
-    rollout.sample = wrapped
+        rollout.sample = wrapped
+
+    return arm
 
 
 def _accumulation(fuse: _Fuse) -> None:
+    """After the first microbatch of an update."""
+    known, first = trainer.train_step, [False]
+
+    def stepping(*args: Any, **kwargs: Any) -> Any:
+        first[0] = True
+        return known(*args, **kwargs)
+
+    def passed() -> None:
+        if first[0]:
+            first[0] = False
+            fuse()
+
+    trainer.train_step = stepping
     for kind in (policy.LocalPolicy, ParallelPolicy):
-        _after(kind, "_backward")(fuse)
+        _after(kind, "_backward")(passed)
 
 
-WINDOWS: dict[str, Callable[[_Fuse], None]] = {
+def _tracker_flush(fuse: _Fuse) -> None:
+    from torch.utils.tensorboard import SummaryWriter
+
+    _before(SummaryWriter, "flush")(fuse)
+
+
+def _half_the_tracking_state(fuse: _Fuse) -> None:
+    known = state.write_json
+
+    def wrapped(path: Path, content: Any) -> None:
+        known(path, content)
+        whole = path.read_bytes()
+        partial = path.with_name(f".{path.name}.partial")
+        partial.write_bytes(whole[: len(whole) // 2])
+        fuse()
+        partial.unlink()
+
+    state.write_json = wrapped
+
+
+WINDOWS: dict[str, Callable[[Callable[[], None]], None]] = {
     "snapshot": _after(saver, "take"),
     "half of the weights": _half_weights,
     "before the manifest": _before(write, "write_commit"),
     "before the rename": _before(write, "publish"),
     "after the rename": _after(write, "publish"),
     "pruning": _while_pruning,
-    "evaluation": _after(loop, "pass_rate"),
-    "rollout": _in_the_rollout,
+    "evaluation": _while_sampling(greedy=True),
+    "after an evaluation": _after(evaluation.Evaluation, "run"),
+    "rollout": _while_sampling(greedy=False),
     "accumulation": _accumulation,
     "before an update": _before(optim, "update"),
     "between updates": _after(trainer, "train_step"),
     "half of a row": _torn_row,
     "half of a record": _half_a_record,
+    "tracker flush": _tracker_flush,
+    "half of the tracking state": _half_the_tracking_state,
     "final model": _after(Outputs, "save"),
 }
 """Places in a run: the function that arms a kill there."""

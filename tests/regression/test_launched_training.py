@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from regress.dump.metrics_file import read_metrics
 from regress.dump.reader import DumpReader
 from regress.layout.shards import ShardLayout
-from regress.replay.pool import RankPool
+from regress.parallel.launch.pool import RankPool
 
 ROOT = Path(__file__).parents[2]
 GUARD = 240.0

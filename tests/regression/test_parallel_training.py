@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 from regress.dump.metrics_file import metrics_of, read_metrics
 from regress.dump.reader import DumpReader
 from regress.layout import DIMENSIONS
-from regress.replay.pool import RankPool
+from regress.parallel.launch.pool import RankPool
 
 SMALL = (
     "task.train_size=12",

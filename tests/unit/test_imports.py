@@ -43,10 +43,22 @@ ALLOWED: dict[str, set[str]] = {
         "layout",
     },
     "doctor": {"engine", "dump"},
+    "service": {"parallel", "engine", "grpo", "tasks", "dump", "layout"},
     "tracking": {"engine"},
     "plugin": {"replay", "parallel", "engine", "golden", "compare", "report", "dump", "layout"},
     "__main__": {"cli"},
-    "cli": {"explain", "doctor", "replay", "parallel", "engine", "golden", "compare", "report", "dump"},
+    "cli": {
+        "explain",
+        "doctor",
+        "service",
+        "replay",
+        "parallel",
+        "engine",
+        "golden",
+        "compare",
+        "report",
+        "dump",
+    },
 }
 TORCH_FREE = [
     "regress",
@@ -72,7 +84,7 @@ TORCH_FREE = [
     "regress.compare.dumps.engines",
     "regress.compare.dumps.engines.cluster",
     "regress.compare.dumps.engines.processes",
-    "regress.compare.judge",
+    "regress.compare.updates.bitwise_reference",
     "regress.compare.verdicts.overrides",
     "regress.compare.dumps.session",
     "regress.compare.verdicts.verdict",
@@ -91,7 +103,9 @@ TORCH_FREE = [
     "regress.tasks.dataset",
     "regress.tasks.files",
     "regress.tasks.rewards",
-    "regress.replay.forkserver",
+    "regress.parallel.launch.forkserver",
+    "regress.parallel.launch.pool",
+    "regress.parallel.launch.launchers",
     "regress.replay.matrix",
     "regress.replay.pool",
     "regress.replay.session",
@@ -101,6 +115,9 @@ TORCH_FREE = [
     "regress.engine.environment",
     "regress.doctor.commands",
     "regress.doctor.run",
+    "regress.service.api",
+    "regress.service.commands",
+    "regress.service.core.service",
 ]
 
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 
 from regress.compare.alignment.gather import Part, gather
-from regress.compare.alignment.keys import Key, by_place, canonical_layout, rows_layout
+from regress.compare.alignment.keys import Key
 from regress.compare.alignment.local_shard import local_shard
-from regress.compare.alignment.places import Places, Told, told_tokens
+from regress.compare.alignment.places import Told, told_tokens
 from regress.compare.alignment.shard_overlap import assembled, two_values
 from regress.compare.quantities import (
     MASKS,
@@ -23,7 +23,7 @@ from regress.compare.quantities import (
 )
 from regress.compare.updates.coverage import judge_coverage
 from regress.compare.updates.plan import Plan
-from regress.compare.updates.record_index import tokens_of
+from regress.compare.updates.record_index import RecordIndex, tokens_of
 from regress.compare.verdicts.verdict import Place
 from regress.dump.arrays import Array
 from regress.dump.record import Record
@@ -48,9 +48,10 @@ def canonicalize(records: Iterable[Record], frame: TokenFrame, plan: Plan | None
         CompareError: if a token is missing or was produced twice, ranks disagree, a tensor is unknown, missing in a
             microbatch or of another shape than its layout says, or an element of it is on no rank.
     """
-    placed = _one_each(records)
+    index = RecordIndex(records, frame)
+    placed = index.one_each()
     result = _whole_tensors(placed)
-    stages = _microbatches(placed, frame, plan or Plan(()))
+    stages = _microbatches(index, placed, plan or Plan(()))
     telling = (part for stage in MASKS for part in stages.get(stage, ()))
     told = told_tokens(((part.record, part.places) for part in telling), frame.size)
     for stage, parts in stages.items():
@@ -61,17 +62,6 @@ def canonicalize(records: Iterable[Record], frame: TokenFrame, plan: Plan | None
             if source.name not in tensors or source.primary:
                 tensors[source.name] = gather(stages[stage], source, frame, told)
     return {q.name: result[q.name] for q in QUANTITIES if q.name in result}
-
-
-def _one_each(records: Iterable[Record]) -> dict[Key, Record]:
-    """Return one record for each place."""
-    placed = by_place(records)
-    for key, found in placed.items():
-        if len(found) > 1:
-            raise CompareError(
-                f"{key} was recorded {len(found)} times, so it has no one value; keep one record"
-            )
-    return {key: record for key, (record,) in placed.items()}
 
 
 def _whole_tensors(placed: Mapping[Key, Record]) -> Canonical:
@@ -90,14 +80,14 @@ def _whole_tensors(placed: Mapping[Key, Record]) -> Canonical:
     return result
 
 
-def _microbatches(placed: Mapping[Key, Record], frame: TokenFrame, plan: Plan) -> dict[str, list[Part]]:
+def _microbatches(index: RecordIndex, placed: Mapping[Key, Record], plan: Plan) -> dict[str, list[Part]]:
     """Return the records of tokens by stage; those of ranks that repeat each other are merged."""
     groups: dict[tuple[str, int, int | None], list[Part]] = {}
     for key, record in placed.items():
         if key.stage in (*MICRO_STAGES, *STEP_STAGES):
-            layout = canonical_layout(record, frame)
-            places = Places.of(layout, rows_layout(record, frame) or layout, frame.offsets)
-            part = Part(key, record, places)
+            if key in index.misfits:
+                raise CompareError(index.misfits[key])
+            part = Part(key, record, index.places(key))
             groups.setdefault((key.stage, plan.root(key.rank), key.micro), []).append(part)
     stages: dict[str, list[Part]] = {}
     for (stage, *_), parts in groups.items():

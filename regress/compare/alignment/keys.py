@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from regress.compare.alignment.spans import NO_LAYOUT, Spans
 from regress.compare.quantities import MICRO_STAGES, STEP_STAGES
+from regress.dump.arrays import Array
 from regress.dump.record import Record
 from regress.errors import CompareError
 from regress.layout import TokenFrame, TokenLayout
@@ -37,6 +40,12 @@ def key_of(record: Record) -> Key:
     if micro is None and record.type in MICRO_STAGES:  # an update of one microbatch need not count it
         micro = 0
     return Key(record.type, record.rank or 0, micro)
+
+
+def norm_of(record: Record | None) -> Array | None:
+    """Return the norm in the metadata of a record of gradients, as float64; None where nothing tells it."""
+    norm = None if record is None else record.meta.get("grad_norm")
+    return np.array(norm, np.float64) if isinstance(norm, int | float) else None
 
 
 def by_place(records: Iterable[Record]) -> dict[Key, list[Record]]:
@@ -71,7 +80,7 @@ def rows_layout(record: Record, frame: TokenFrame) -> TokenLayout | None:
 
 def _layout(meta: Mapping[str, Any], name: str, frame: TokenFrame) -> TokenLayout:
     spans = Spans.of(meta, name)
-    index = {key: number for number, key in enumerate(frame.samples)}
+    index = frame.index
     for key, _, stop, _, _ in spans.segments:
         words = f"{key[0]}/{key[1]}"
         if key not in index:

@@ -92,6 +92,10 @@ def uncovered(shape: tuple[int, ...], layouts: Iterable[ShardLayout]) -> tuple[i
     return count, flat_index(first, shape)
 
 
-def others(count: int) -> str:
-    """Return text such as `` (and 3 other elements)``; empty for a single element."""
-    return "" if count < 2 else f" (and {count - 1} other element{'s' if count > 2 else ''})"
+def others(count: int, what: str = "element", verbs: tuple[str, str] = ("and", "and")) -> str:
+    """Return text such as `` (and 3 other elements)``; empty for a single one.
+
+    Args:
+        verbs: words before the number of one other, and of several.
+    """
+    return "" if count < 2 else f" ({verbs[count > 2]} {count - 1} other {what}{'s' * (count > 2)})"

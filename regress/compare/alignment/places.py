@@ -80,11 +80,9 @@ class Places:
         Raises:
             CompareError: if the shape is neither that of the places nor one row for each loss token.
         """
-        lead = next(
-            (n for n, places in ((2, self.grid), (1, self.tokens.shape)) if shape[:n] == places), None
-        )
-        if lead is not None and not rows_only:
-            return self.tokens, lead
+        found = None if rows_only else self.lead(shape)
+        if found is not None:
+            return found
         if loss is not None and self.by_loss(shape, loss):
             return self.loss_rows(loss), len(shape) - 1
         raise CompareError(

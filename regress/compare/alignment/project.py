@@ -18,6 +18,7 @@ from regress.compare.alignment.shard_overlap import shard_blocks, words_of
 from regress.compare.alignment.token_overlap import Part, token_part
 from regress.compare.diagnosis.failure_context import FailureContext
 from regress.compare.diagnosis.failure_contexts import FailureContexts
+from regress.compare.diagnosis.hypotheses import Truth
 from regress.compare.metrics.stripes import largest
 from regress.compare.quantities import (
     AT_TOKENS,
@@ -30,10 +31,7 @@ from regress.compare.quantities import (
 from regress.compare.verdicts.case import Locate, element
 from regress.dump.arrays import Array
 from regress.errors import CompareError
-from regress.layout import SampleKey, ShardLayout, TokenFrame, TokenLayout
-
-Truth = Mapping[str, Mapping[str, Array]]
-"""``quantity -> tensor name -> canonical values`` of one update."""
+from regress.layout import ShardLayout, TokenFrame, TokenLayout
 
 Context = Callable[[Source, ShardLayout], FailureContext]
 """Finder of the failure context of a tensor, given its layout as a part of the whole."""
@@ -90,11 +88,6 @@ class Projection:
     def locator(self) -> Locator:
         """Words for the tokens of the update."""
         return Locator(self.frame, self.truth.get("batch_inputs", {}).get("input_ids"), self._text)
-
-    @cached_property
-    def index(self) -> Mapping[SampleKey, int]:
-        """Number of each sample in the frame."""
-        return {key: number for number, key in enumerate(self.frame.samples)}
 
     def of_samples(self, samples: Sequence[int]) -> Projection:
         """Return a projection of some samples only, which makes locating their elements cheaper."""

@@ -107,7 +107,7 @@ def matched(rule: Rule, divergence: Divergence, scene: RunContext) -> list[str] 
     if any(_found(id, divergence) for id in rule.without) or not set(rule.holds) <= {*divergence.held}:
         return None
     said = [p for p in divergence.patterns if rule.what and re.search(rule.what, p.words)]
-    if (rule.what and not said) or (rule.when is not None and not rule.when(divergence, scene)):
+    if (rule.what and not said) or not all(met(divergence, scene) for met in rule.when):
         return None
     proofs = dict.fromkeys(p.words for p in (*(p for some in wanted for p in some), *either, *said))
     return _evidence(divergence, [*proofs])

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regress.compare.diagnosis.token_attributes import TokenAttributes
+from regress.compare.metrics.ulps import spacing
 from regress.compare.verdicts.affected import Count
 from regress.dump.arrays import Array, dtype_name, is_float
 
@@ -112,10 +113,7 @@ def rounded_to(actual: Array, golden: Array, over: NDArray[np.bool_]) -> str | N
 
 
 def _spacing(actual: Array, values: NDArray[np.float64]) -> float:
-    eps = {"float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10}.get(
-        dtype_name(actual.dtype), 2.0**-52
-    )
-    return 4 * eps * float(np.abs(values).max())
+    return 4 * spacing(actual.dtype) * float(np.abs(values).max())
 
 
 def by_chance(size: int, total: int, hits: int) -> float:

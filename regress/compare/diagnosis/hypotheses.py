@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from regress.dump.arrays import Array, dtype_name, is_float
+from regress.compare.metrics.ulps import spacing
+from regress.dump.arrays import Array, is_float
 
 Truth = Mapping[str, Mapping[str, Array]]
+"""``quantity -> tensor name -> canonical values`` of one update."""
 Floats = NDArray[np.float64]
 
 _CHANCE = 1e-6
@@ -104,7 +106,4 @@ def permuted(actual: Array, golden: Array, pool: Floats, over: NDArray[np.bool_]
 
 
 def _rounding(actual: Array, values: Floats) -> float:
-    eps = {"float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10}.get(
-        dtype_name(actual.dtype), 2.0**-52
-    )
-    return 16 * eps * float(np.abs(values).max(initial=0.0))
+    return 16 * spacing(actual.dtype) * float(np.abs(values).max(initial=0.0))

@@ -212,13 +212,21 @@ def _only(name: str, count: Count, total: Count) -> bool:
     return chance <= (CHANCE_OF_LAYOUTS if exact else CHANCE_OF_SAMPLES)
 
 
+def _ends(known: Sequence[tuple[int, int, int, int] | None]) -> tuple[int, int, int, int] | None:
+    """Return the ends of what is affected, and of what holds, over all tensors; None where one has none."""
+    ends = [end for end in known if end is not None]
+    if len(ends) < len(known):
+        return None
+    first, last, held_first, held_last = zip(*ends, strict=True)
+    return min(first), max(last), min(held_first), max(held_last)
+
+
 def _positions(known: Sequence[Affected], total: Count) -> Iterator[Pattern]:
     """Yield a pattern where exactly the tokens from a position on, or before one, are affected."""
-    ends = [item.positions for item in known if item.positions is not None]
-    if len(ends) < len(known) or total.size * by_chance(total.hits, total.size, total.hits) > CHANCE:
+    ends = _ends([item.positions for item in known])
+    if ends is None or total.size * by_chance(total.hits, total.size, total.hits) > CHANCE:
         return
-    low, high = min(e[0] for e in ends), max(e[1] for e in ends)
-    held_low, held_high = min(e[2] for e in ends), max(e[3] for e in ends)
+    low, high, held_low, held_high = ends
     if low > held_high:
         yield Pattern("positions_from", f"only positions >= {low}", {"position": low})
     elif high < held_low:
@@ -227,12 +235,11 @@ def _positions(known: Sequence[Affected], total: Count) -> Iterator[Pattern]:
 
 def _lengths(known: Sequence[Affected], total: Count) -> Iterator[Pattern]:
     """Yield a pattern where exactly the samples longer (or shorter) than some length are affected."""
-    ends = [item.lengths for item in known if item.lengths is not None]
+    ends = _ends([item.lengths for item in known])
     chance = by_chance(total.hit_samples, total.samples, total.hit_samples)
-    if len(ends) < len(known) or total.samples * chance > CHANCE_OF_SAMPLES:
+    if ends is None or total.samples * chance > CHANCE_OF_SAMPLES:
         return
-    low, high = min(e[0] for e in ends), max(e[1] for e in ends)
-    intact_low, intact_high = min(e[2] for e in ends), max(e[3] for e in ends)
+    low, high, intact_low, intact_high = ends
     if low > intact_high:
         words = f"only sequences longer than {intact_high} (from {low} on)"
         yield Pattern("long_samples", words, {"longer": intact_high})

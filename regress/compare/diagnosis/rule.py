@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from regress.compare.diagnosis.divergence import Divergence
 from regress.compare.diagnosis.run_context import RunContext
 from regress.compare.verdicts.verdict import Status
+
+Condition: TypeAlias = Callable[[Divergence, RunContext], bool]
+"""Predicate of a divergence and its run."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +30,7 @@ class Rule:
         what: expression that the words of a found pattern must contain.
         without: patterns that must not have been found.
         holds: quantities that must have been judged before it and hold.
-        when: a further condition.
+        when: further conditions, all of which must be met.
         variants: variants to replay next, as ``--variants`` takes them: those that tell this cause from others.
         look: the quantity whose tensors tell most, if both sides have it; by default that of the divergence.
         of_records: True if records that the actual dump lacks are its evidence.
@@ -43,7 +47,7 @@ class Rule:
     what: str = ""
     without: Collection[str] = ()
     holds: Collection[str] = ()
-    when: Callable[[Divergence, RunContext], bool] | None = None
+    when: Collection[Condition] = ()
     variants: str = ""
     look: str = ""
     of_records: bool = False

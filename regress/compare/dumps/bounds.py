@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import ml_dtypes
-
+from regress.compare.metrics import ulps
 from regress.compare.quantities import Kind, quantity_named
 from regress.compare.verdicts.overrides import Overrides
 from regress.compare.verdicts.tolerance import BITWISE, EXACT, Tolerance, tolerance_of
@@ -151,7 +150,7 @@ def _is_float(dtype: str) -> bool:
 
 def spacing(dtype: str) -> float:
     """Return the distance from 1 to the next number."""
-    return float(ml_dtypes.finfo(DTYPES[dtype]).eps)
+    return ulps.spacing(DTYPES[dtype])
 
 
 def _by_dtype(quantity: str, dtype: str) -> Tolerance:

@@ -18,7 +18,7 @@ from regress.compare.alignment.local_shard import local_shard
 from regress.compare.alignment.places import Mask, placed
 from regress.compare.alignment.project import Projection
 from regress.compare.dumps.golden import GoldenSide
-from regress.compare.dumps.listing import Listed, lengths_of, listed
+from regress.compare.dumps.listing import Listed, headers, lengths_of
 from regress.compare.dumps.sides import Side, open_side
 from regress.compare.quantities import (
     EVERYWHERE,
@@ -33,7 +33,7 @@ from regress.dump.arrays import Array
 from regress.dump.coordinates import Coordinates
 from regress.dump.mapped import release
 from regress.errors import CompareError
-from regress.layout import SampleKey, TokenFrame
+from regress.layout import TokenFrame
 
 LIMIT = 1 << 22
 """Most elements of a tensor that is put together."""
@@ -97,7 +97,7 @@ def _update(golden: str, actual: str, step: int, update: int | None) -> Projecti
         for name, (type, place) in golden_side.entries.items()
         if type in (*MICRO_STAGES, *UPDATE_STAGES) and (place.step, place.update) == (step, update)
     ]
-    found = _Recorded(golden_side, [listed(name, golden_side.read(name)) for name in names])
+    found = _Recorded(golden_side, headers(golden_side, names))
     return Projection(found.truth(), found.frame, None, config)
 
 
@@ -180,10 +180,6 @@ class _Recorded:
         return load
 
     @cached_property
-    def _index(self) -> dict[SampleKey, int]:
-        return {key: number for number, key in enumerate(self.frame.samples)}
-
-    @cached_property
     def _loss(self) -> Mask | None:
         found = self._found.get(("batch_inputs", "response_mask"))
         whole = None if found is None else self._rows(found, None)
@@ -198,7 +194,9 @@ class _Recorded:
         return whole
 
     def _rows(self, found: Sequence[tuple[Listed, Source]], loss: Mask | None) -> Array | None:
-        read = [(self._side.read(record.name), record.places(self._index, self.frame)) for record, _ in found]
+        read = [
+            (self._side.read(record.name), record.places(self.frame.index, self.frame)) for record, _ in found
+        ]
         rows_only = of_loss_tokens(read, found[0][1], loss)
         sources = [source for _, source in found]
         parts = [

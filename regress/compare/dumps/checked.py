@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from regress.compare.diagnosis.run_context import RunContext
-from regress.compare.dumps.listing import Listed, listed
+from regress.compare.dumps.listing import Listed, headers
 from regress.compare.dumps.planning import by_step
 from regress.compare.dumps.selection import Selection
 from regress.compare.dumps.sides import Side, open_side
@@ -44,7 +44,7 @@ def check_dump(path: str) -> list[Verdict]:
     side = open_side(path)
     found: list[Verdict] = []
     for step, names in sorted(by_step(side).items()):
-        records = [listed(name, side.read(name)) for name in names]
+        records = headers(side, names)
         for name in names:
             side.verify(name)
         numbers = {side.entries[record.name][1].update for record in records if _of_update(record)}

@@ -117,13 +117,16 @@ def _tensor(verdict: Verdict) -> tuple[Any, ...]:
     return verdict.place.step, verdict.place.update, verdict.quantity, verdict.name
 
 
+def weight_beside(name: str) -> str | None:
+    """Return the name of the weight beside a bias, or of its state; None for any other tensor."""
+    module, bias, rest = name.rpartition(".bias")
+    return f"{module}.weight{rest}" if bias and rest[:1] in ("", "/", " ") else None
+
+
 def _weight_of(finding: Finding) -> str | None:
     """Return the name of the weight beside a bias that is judged by the spacing of its dtype alone."""
-    verdict = finding.verdict
-    if verdict.quantity not in UPDATED or "multiple" not in finding.tolerance.basis:
-        return None
-    module, bias, rest = verdict.name.rpartition(".bias")
-    return f"{module}.weight{rest}" if bias and rest[:1] in ("", "/", " ") else None
+    table = finding.verdict.quantity in UPDATED and "multiple" in finding.tolerance.basis
+    return weight_beside(finding.verdict.name) if table else None
 
 
 def _rescaled(finding: Finding, scale: float) -> Verdict:

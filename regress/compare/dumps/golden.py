@@ -18,7 +18,6 @@ from regress.compare.quantities import (
 )
 from regress.dump.arrays import Array
 from regress.dump.coordinates import Coordinates
-from regress.dump.location import Location
 from regress.dump.record import Record
 from regress.dump.trajectory import Trajectory, to_record
 from regress.errors import ConfigError, GoldenError
@@ -27,6 +26,7 @@ from regress.golden.location import golden_directory
 from regress.golden.names import parse_where
 from regress.golden.pending import pending_of
 from regress.golden.store import GoldenStore
+from regress.interop import readers
 from regress.layout import TokenFrame
 
 PREFIX = "golden:"
@@ -67,7 +67,7 @@ def golden_case(source: str) -> GoldenCase:
     return case
 
 
-class GoldenSide:
+class GoldenSide(readers.Source):
     """The recorded updates of a case; see `regress.compare.dumps.sides.Side`.
 
     Attributes:
@@ -75,14 +75,11 @@ class GoldenSide:
     """
 
     system = "golden"
-    notes: Sequence[str] = ()
-    mesh: Mapping[str, int] = {}
-    precision: str | None = None
 
     def __init__(self, source: str) -> None:
         self.case = golden_case(source)
-        self.folder: Location = self.case.folder
-        self.config: Mapping[str, Any] = self.case.config
+        self.folder = self.case.folder
+        self.config = self.case.config
         self._values: dict[str, dict[str, dict[str, Array]]] = {}
         if not self.case.wheres():
             raise GoldenError(
@@ -158,17 +155,6 @@ class GoldenSide:
     def text(self) -> Callable[[int], str] | None:
         """Text of a token id, if the case holds a tokenizer."""
         return token_text(self.case)
-
-    def raw(self, type: str, step: int) -> Mapping[str, Any] | None:
-        """Return None: a case has no unrecorded files."""
-        return None
-
-    def verify(self, name: str) -> None:
-        """Do nothing: every byte was verified when it was read."""
-
-    def root(self, rank: int) -> int:
-        """Return the rank itself, as no rank repeats another's tokens."""
-        return rank
 
     def writes(self, stage: str, tensor: str | None = None) -> bool:
         """Return True if a stage was recorded; any tensor of a recorded stage counts as recorded."""

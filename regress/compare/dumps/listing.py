@@ -13,6 +13,7 @@ from regress.compare.quantities import UPDATE_STAGES
 from regress.dump.arrays import dtype_name
 from regress.dump.record import Record
 from regress.errors import CompareError
+from regress.interop.readers import Source
 from regress.layout import SampleKey, ShardLayout, TokenFrame, TokenLayout
 
 PLACES = 1 << 24
@@ -146,6 +147,11 @@ def lengths_of(records: Iterable[Listed]) -> dict[SampleKey, int]:
             for key, _, stop, _, _ in () if spans is None else spans.segments:
                 found[key] = max(found.get(key, 0), stop)
     return found
+
+
+def headers(side: Source, names: Iterable[str]) -> list[Listed]:
+    """Return the headers of some records of a source."""
+    return [listed(name, side.read(name)) for name in names]
 
 
 def told_by(

@@ -83,6 +83,11 @@ class Matching:
     by_place: int = 0
 
 
+def numbered(names: Mapping[SampleKey, SampleKey], index: Mapping[SampleKey, int]) -> dict[SampleKey, int]:
+    """Return the number of each sample that has one under its other name."""
+    return {key: index[to] for key, to in names.items() if to in index}
+
+
 def match_samples(
     golden: Sequence[Sample], actual: Sequence[Sample], values: Values | None = None
 ) -> Matching:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from regress.compare.dumps.findings import weight_beside
 from regress.compare.dumps.sides import Side
 from regress.dump.arrays import Array
 from regress.dump.record import Record
@@ -61,8 +62,7 @@ def _moments(side: Side, record: str, name: str, shape: tuple[int, ...]) -> tupl
 
 def _beside(tensors: Mapping[str, Array], name: str) -> float:
     """Return the largest first moment of the weight beside a bias; 0 for any other parameter."""
-    module, bias, _ = name.rpartition(".bias")
-    weight = tensors.get(f"{module}.weight/{STATE[0]}") if bias else None
+    weight = tensors.get(f"{weight_beside(name)}/{STATE[0]}")
     return 0.0 if weight is None else _largest(weight)
 
 

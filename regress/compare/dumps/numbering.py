@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from regress.compare.dumps.contents import tokens_in
 from regress.compare.dumps.golden import GoldenSide
-from regress.compare.dumps.listing import Listed, listed
+from regress.compare.dumps.listing import headers
 from regress.compare.dumps.match import Tokens
 from regress.compare.dumps.sides import Side
 from regress.dump.coordinates import Coordinates
@@ -26,7 +26,7 @@ class Number(NamedTuple):
         return f"step {self.step}" + ("" if self.update is None else f" update {self.update}")
 
 
-class Numbered:
+class Numbered(Side):
     """A golden case with its updates numbered as those of a dump; see `regress.compare.dumps.sides.Side`.
 
     Args:
@@ -36,8 +36,7 @@ class Numbered:
     def __init__(self, side: GoldenSide, numbers: Mapping[Number, Number]) -> None:
         self._side = side
         self._numbers = numbers
-        self.folder, self.system, self.mesh, self.config = side.folder, side.system, side.mesh, side.config
-        self.precision, self.notes = side.precision, side.notes
+        self.folder, self.system, self.config = side.folder, side.system, side.config
 
     @cached_property
     def entries(self) -> Mapping[str, tuple[str, Coordinates]]:
@@ -57,17 +56,6 @@ class Numbered:
         """Read one record."""
         place = self.entries[name][1]
         return replace(self._side.read(name), step=place.step, update=place.update)
-
-    def raw(self, type: str, step: int) -> Mapping[str, Any] | None:
-        """Return None: a case has no unrecorded files."""
-        return None
-
-    def verify(self, name: str) -> None:
-        """Do nothing: every byte was verified when it was read."""
-
-    def root(self, rank: int) -> int:
-        """Return the rank itself, as no rank repeats another's tokens."""
-        return rank
 
     def writes(self, stage: str, tensor: str | None = None) -> bool:
         """Return True if a stage was recorded."""
@@ -144,9 +132,9 @@ def _by_content(
 
 def _tokens(side: Side, number: Number) -> frozenset[Tokens]:
     """Return what identifies the samples of an update, as far as records tell it."""
-    records: list[Listed] = [
-        listed(name, side.read(name))
+    names = (
+        name
         for name, (type, place) in side.entries.items()
         if type in ("batch_inputs", "forward_data") and Number(place.step, place.update) == number
-    ]
-    return frozenset(tokens_in(side, records).values())
+    )
+    return frozenset(tokens_in(side, headers(side, names)).values())

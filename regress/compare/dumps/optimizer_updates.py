@@ -19,6 +19,7 @@ from regress.compare.alignment.local_shard import Shard, local_shard
 from regress.compare.alignment.shard_overlap import shard_blocks
 from regress.compare.alignment.token_overlap import BLOCK, Index
 from regress.compare.dumps.adam import Adam, Floats
+from regress.compare.dumps.findings import weight_beside
 from regress.compare.dumps.moments import STATE
 from regress.compare.dumps.sides import Side
 from regress.compare.verdicts.verdict import Place
@@ -218,9 +219,7 @@ def difference(
 
 def _scale(side: Side, made: Made, at: At, name: str) -> float:
     """Return the largest value of a tensor on any rank; of a bias at least that of its weight, whose terms it sums."""
-    module, bias, _ = name.rpartition(".bias")
-    names = (name, f"{module}.weight") if bias else (name,)
-    wanted = {f"{one}{made.suffix}" for one in names}
+    wanted = {f"{one}{made.suffix}" for one in (name, weight_beside(name)) if one is not None}
     found = 0.0
     for record in _records(side, made.stage, at):
         for tensor in wanted & record.tensors.keys():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -12,9 +11,9 @@ from regress.compare.alignment.spans import Spans
 from regress.compare.dumps.elementwise import Elementwise, is_share, layouts_of, told_notes
 from regress.compare.dumps.holders import Holders
 from regress.compare.dumps.listing import Listed, has_rows_of_loss_tokens
-from regress.compare.dumps.match import Matching
+from regress.compare.dumps.match import Matching, numbered
 from regress.compare.dumps.options import Options, Planned
-from regress.compare.dumps.presence import Stage
+from regress.compare.dumps.presence import Stage, one_sided
 from regress.compare.dumps.share_groups import Shares, once
 from regress.compare.dumps.shares import ShareUnit
 from regress.compare.dumps.sides import Side
@@ -26,7 +25,7 @@ from regress.compare.quantities import (
     UPDATE_STAGES,
     source_or_other,
 )
-from regress.compare.verdicts.verdict import Place, Status, Verdict
+from regress.compare.verdicts.verdict import Place
 from regress.dump.stages import STAGES
 from regress.layout import SampleKey, TokenFrame
 
@@ -147,11 +146,8 @@ class Update:
         for name, has, _ in places.lacking(name for name in asked if name in here):
             source, side = source_or_other(places.stage, name), "golden" if has in places.golden else "actual"
             where = replace(self.place, rank=has.key.rank, micro=has.key.micro)
-            status = Status.MISSING if side == "golden" else Status.EXTRA
-            detail = f"only in the {side} dump"
-            planned.verdicts.append(
-                Verdict(status, source.quantity, source.label, where, detail, multiple=math.inf)
-            )
+            found = one_sided(side, source.quantity, source.label, where, f"only in the {side} dump")
+            planned.verdicts.append(found)
         for golden, actual in places.pairs():
             if actual.name in chosen:
                 unit = self._unit(places.stage, actual, [golden])
@@ -171,9 +167,7 @@ class Update:
     def _stage(
         self, name: str, golden: Sequence[Listed], actual: Sequence[Listed], planned: Planned
     ) -> Stage:
-        index = {key: number for number, key in enumerate(self.frame.samples)}
-        golden_index = {**index, **{key: index[to] for key, to in self.matching.alias.items() if to in index}}
-        actual_index = {key: index[to] for key, to in self.matching.golden_of.items() if to in index}
+        index = self.frame.index
         seen: set[SampleKey] = set()
         copies = {*self.matching.alias}
         for (
@@ -188,8 +182,8 @@ class Update:
             golden,
             actual,
             self.frame,
-            golden_index,
-            actual_index,
+            {**index, **numbered(self.matching.alias, index)},
+            numbered(self.matching.golden_of, index),
             frozenset(copies),
             self.place,
             self.options.only,

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from regress.compare.dumps.contents import samples_of, values_of
 from regress.compare.dumps.golden import GoldenSide
-from regress.compare.dumps.listing import Listed, lengths_of, listed
+from regress.compare.dumps.listing import Listed, headers, lengths_of
 from regress.compare.dumps.match import Matching, match_samples
 from regress.compare.dumps.numbering import numbered_as
 from regress.compare.dumps.options import Options, Planned
 from regress.compare.dumps.pairing import Update
-from regress.compare.dumps.presence import unmatched
+from regress.compare.dumps.presence import one_sided, unmatched
 from regress.compare.dumps.rollouts import RolloutUnit
 from regress.compare.dumps.sides import Side, open_side
 from regress.compare.quantities import MICRO_STAGES
 from regress.compare.updates.trajectories import QUANTITY as TRAJECTORY
-from regress.compare.verdicts.verdict import Place, Status, Verdict
+from regress.compare.verdicts.verdict import Place
 from regress.errors import CompareError
 from regress.layout import SampleKey
 
@@ -37,7 +36,7 @@ def plan_units(golden: str, actual: str, options: Options | None = None) -> Plan
         golden_side, planned.notes = numbered_as(golden_side, actual_side)
     names = by_step(golden_side), by_step(actual_side)
     for step in _steps(golden_side, actual_side, asked, planned):
-        records = _headers(golden_side, names[0][step]), _headers(actual_side, names[1][step])
+        records = headers(golden_side, names[0][step]), headers(actual_side, names[1][step])
         _Step((golden, actual), (golden_side, actual_side), step, records, asked, planned).plan()
     told = [
         *(f"golden dump: {note}" for note in golden_side.notes),
@@ -191,11 +190,8 @@ class _Step:
         side, has = (self.sides[1], "golden") if own else (self.sides[0], "actual")
         if side.writes("trajectory"):
             if self.options.only.has(TRAJECTORY, TRAJECTORY):
-                status = Status.MISSING if own else Status.EXTRA
                 detail = f"rollouts were recorded in the {has} dump only: enable trajectory for both"
-                self.planned.verdicts.append(
-                    Verdict(status, TRAJECTORY, TRAJECTORY, step, detail, multiple=math.inf)
-                )
+                self.planned.verdicts.append(one_sided(has, TRAJECTORY, TRAJECTORY, step, detail))
             return
         self.planned.notes.append(
             f"step {self.step}: only the {has} dump has rollouts ({side.folder} has none), so they were not compared"
@@ -208,10 +204,6 @@ def by_step(side: Side) -> dict[int, list[str]]:
     for name, (_, where) in side.entries.items():
         found.setdefault(where.step, []).append(name)
     return found
-
-
-def _headers(side: Side, names: Iterable[str]) -> list[Listed]:
-    return [listed(name, side.read(name)) for name in names]
 
 
 def _named(key: SampleKey) -> str:

@@ -22,6 +22,8 @@ from regress.compare.verdicts.case import element
 from regress.compare.verdicts.verdict import Place, Status, Verdict
 from regress.layout import SampleKey, TokenFrame
 
+_ARE = ("as is", "as are")
+
 
 def unmatched(matching: Matching, place: Place) -> Iterator[Verdict]:
     """Yield verdicts on samples without a counterpart."""
@@ -30,12 +32,16 @@ def unmatched(matching: Matching, place: Place) -> Iterator[Verdict]:
         (Status.EXTRA, matching.actual_only, "actual"),
     ):
         if keys:
-            detail = (
-                f"sample {keys[0][0]}/{keys[0][1]} is in the {where} dump only{_more(len(keys), 'sample')}"
-            )
+            detail = f"sample {keys[0][0]}/{keys[0][1]} is in the {where} dump only{others(len(keys), 'sample', _ARE)}"
             yield Verdict(
                 status, QUANTITY, "samples", place, detail, multiple=math.inf, over=len(keys), count=len(keys)
             )
+
+
+def one_sided(has: str, quantity: str, name: str, place: Place, detail: str) -> Verdict:
+    """Return the verdict on what only the ``golden`` or the ``actual`` side has."""
+    status = Status.MISSING if has == "golden" else Status.EXTRA
+    return Verdict(status, quantity, name, place, detail, multiple=math.inf)
 
 
 @dataclass(frozen=True)
@@ -107,9 +113,8 @@ class Stage:
         if self.golden and self.golden_side.system == "golden" and options and not options.get(self.name):
             self.notes.append(f"{self.name} was not compared: {side.folder} was recorded without it")
             return
-        status = Status.MISSING if self.golden else Status.EXTRA
         detail = f"{self.name} was recorded in the {has} dump only: enable it for both, or leave it out with --only"
-        yield Verdict(status, QUANTITY, self.name, self.place, detail, multiple=math.inf)
+        yield one_sided(has, QUANTITY, self.name, self.place, detail)
 
     def _tensors(self, wanted: Iterable[str]) -> Iterator[Verdict]:
         """Yield verdicts on tensors that only one side has."""
@@ -125,15 +130,8 @@ class Stage:
                     "so it was not compared"
                 )
             else:
-                status = Status.MISSING if name in golden_names else Status.EXTRA
-                yield Verdict(
-                    status,
-                    source.quantity,
-                    source.label,
-                    self._place_of(name),
-                    f"only in the {has} dump",
-                    multiple=math.inf,
-                )
+                detail = f"only in the {has} dump"
+                yield one_sided(has, source.quantity, source.label, self._place_of(name), detail)
 
     def _place_of(self, name: str) -> Place:
         """Return the place of the one record of the actual dump that has a tensor, else that of the stage."""
@@ -174,9 +172,8 @@ class Stage:
         yield verdict
         extra = np.flatnonzero((its > 0) & (mine == 0))
         if extra.size:
-            detail = (
-                f"{locator.token(int(extra[0]))} is in the actual dump only{_more(int(extra.size), 'token')}"
-            )
+            more = others(extra.size, "token", _ARE)
+            detail = f"{locator.token(int(extra[0]))} is in the actual dump only{more}"
             yield Verdict(Status.EXTRA, QUANTITY, self.name, self.place, detail, multiple=math.inf)
         if verdict.ok:
             yield from self._each_tensor(locator)
@@ -202,7 +199,7 @@ class Stage:
             lost = np.flatnonzero((mine > 0) & (its == 0))
             if lost.size:
                 source = source_or_other(self.name, name)
-                detail = f"{locator.token(int(lost[0]))} has none{_more(int(lost.size), 'token')}"
+                detail = f"{locator.token(int(lost[0]))} has none{others(lost.size, 'token', _ARE)}"
                 yield Verdict(
                     Status.MISSING, source.quantity, source.label, self.place, detail, multiple=math.inf
                 )
@@ -278,9 +275,3 @@ def _wrong_records(side: str, records: Iterable[Listed]) -> Iterator[tuple[Key, 
                 f"{side} dump: {record.key} was recorded twice ({seen[record.key]}, {record.name})",
             )
         seen[record.key] = record.name
-
-
-def _more(count: int, word: str) -> str:
-    if count < 2:
-        return ""
-    return f" (as is 1 other {word})" if count == 2 else f" (as are {count - 1} other {word}s)"

@@ -7,13 +7,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from regress.compare.alignment.aligned import Aligned, TokenRows, judge_aligned
+from regress.compare.alignment.local_shard import whole_layout
 from regress.compare.alignment.locate import Locator
+from regress.compare.alignment.token_overlap import Part
 from regress.compare.dumps.bounds import Bounds
 from regress.compare.dumps.findings import Finding
 from regress.compare.dumps.selection import Selection
 from regress.compare.dumps.sides import Side, open_side
 from regress.compare.updates.trajectories import QUANTITY
-from regress.compare.verdicts.case import Locate
+from regress.compare.verdicts.case import Case, Locate
 from regress.compare.verdicts.tensor import judge_tensor
 from regress.compare.verdicts.tolerance import Tolerance
 from regress.compare.verdicts.verdict import Place, Status, Verdict
@@ -121,17 +124,10 @@ def _log_probs(
     ]
     mask = _joined(g.loss_mask for g, _ in both).astype(bool)
     tolerance = unit.bounds.of("log_probs", [dtype_name(array.dtype) for array in values])
-    verdict = judge_tensor(
-        values[1],
-        values[0],
-        tolerance,
-        quantity=QUANTITY,
-        name="log_probs",
-        place=unit.place,
-        mask=mask,
-        locate=locator.token,
-    )
-    yield Finding(verdict, tolerance)
+    golden, actual = (Part(found, np.arange(frame.size), whole_layout(()), found.shape) for found in values)
+    rows = TokenRows(actual, [golden], np.flatnonzero(mask))
+    case = Case(QUANTITY, "log_probs", unit.place, tolerance, locator.token, actual.shape)
+    yield Finding(judge_aligned(case, Aligned.of_tokens(rows, locator.token)), tolerance)
 
 
 def _joined(parts: Iterable[Array]) -> Array:

@@ -13,12 +13,14 @@ from functools import partial
 
 import numpy as np
 
+from regress.compare.alignment.aligned import Aligned, judge_aligned
 from regress.compare.alignment.local_shard import Shard
 from regress.compare.alignment.shard_overlap import shard_blocks
 from regress.compare.dumps.bounds import Bounds
 from regress.compare.dumps.canonical import golden_update
 from regress.compare.dumps.findings import Finding
 from regress.compare.dumps.listing import listed
+from regress.compare.dumps.match import numbered
 from regress.compare.dumps.selection import Selection
 from regress.compare.dumps.sides import Side, open_side
 from regress.compare.metrics.stripes import largest
@@ -26,7 +28,6 @@ from regress.compare.quantities import SHARES, Source, source_of
 from regress.compare.verdicts.case import Case
 from regress.compare.verdicts.tensor import judge_tensor
 from regress.compare.verdicts.tolerance import Tolerance
-from regress.compare.verdicts.values import judge_blocks
 from regress.compare.verdicts.verdict import Place, Status, Verdict
 from regress.dump.arrays import Array, dtype_name
 from regress.dump.record import Record
@@ -153,15 +154,16 @@ def _judged(
     case = Case(QUANTITY, source.label, group.place, tolerance, lambda _: group.words, ())
     share, expected = (Shard(value, ShardLayout.whole(())) for value in (sums[1], sums[0]))
     scale = scales.of(group.golden, source.name, golden)
-    found = partial(shard_blocks, share, [expected])
-    return Finding(judge_blocks(case, found, share.array, expected.array, scale), tolerance)
+    pairs = partial(shard_blocks, share, [expected])
+    return Finding(
+        judge_aligned(case, Aligned(share.array, expected.array, pairs, case.words), scale), tolerance
+    )
 
 
 def _summed(unit: ShareUnit, group: Group, source: Source, record: Record, tolerance: Tolerance) -> Finding:
     """Compare one share with the sum of golden weights times terms of its tokens."""
     golden = golden_update(unit.golden, unit.actual, group.golden[0])
-    number = golden.index
-    index = {key: number[to] for key, to in (group.samples or {}).items() if to in number}
+    index = numbered(group.samples or {}, golden.frame.index)
     actual, spans = record.tensors[source.tensor], listed("", record).spans
     none = np.zeros(0, np.int64)
     canonical = none if spans is None else spans.layout(index, golden.frame).indices(golden.frame.offsets)[0]

@@ -2,72 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property, lru_cache
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from regress.compare.dumps.golden import GoldenSide, is_golden
+from regress.compare.dumps.sent import SentSide, flags_of, is_sent
 from regress.dump.arrays import DTYPES
 from regress.dump.coordinates import Coordinates
 from regress.dump.location import Location, location
 from regress.dump.manifest import MANIFEST
 from regress.dump.reader import DumpReader
 from regress.dump.record import Record
+from regress.dump.requests import INDEX
 from regress.errors import DumpError
-from regress.interop.readers import open_source
+from regress.interop.readers import Source, open_source
+from regress.interop.service import ServiceDump
 from regress.layout import DIMENSIONS, Mesh
 
-Entries = Mapping[str, tuple[str, Coordinates]]
-"""Name of a record -> its type and coordinates."""
+Side: TypeAlias = Source
+"""One of the two sources of a comparison, whatever system wrote it."""
 
 
-class Side(Protocol):
-    """One of the two dumps of a comparison.
-
-    Attributes:
-        folder: the directory.
-        system: ``regress``, or the name of another system.
-        mesh: extent of each dimension of its ranks; ``config`` of the run, nested; both empty where nothing tells them.
-    """
-
-    folder: Location
-    system: str
-    mesh: Mapping[str, int]
-    config: Mapping[str, Any]
-
-    @property
-    def precision(self) -> str | None:
-        """Dtype that the model computed in, or None where nothing tells it."""
-
-    @property
-    def notes(self) -> Sequence[str]:
-        """Notes on unknown facts of the records read so far, a sentence each."""
-
-    @property
-    def entries(self) -> Entries:
-        """Records of the source."""
-
-    def read(self, name: str) -> Record:
-        """Read one record, its tensors perhaps memory-mapped; raise `DumpError` for a damaged one."""
-
-    def raw(self, type: str, step: int) -> Mapping[str, Any] | None:
-        """Return the content of the first file of a type that has no records; None if there is none."""
-
-    def verify(self, name: str) -> None:
-        """Raise `DumpError` if a file is not, byte for byte, what was recorded."""
-
-    def root(self, rank: int) -> int:
-        """Return the rank whose tokens a rank repeats, which may be itself."""
-
-    def writes(self, stage: str, tensor: str | None = None) -> bool:
-        """Return True if this system could have recorded a stage, or a tensor of it."""
-
-
-class OwnDump:
+class OwnDump(Source):
     """A complete dump directory of this project."""
 
     system = "regress"
-    notes: Sequence[str] = ()
+    precision: str | None = None
 
     def __init__(self, path: Location) -> None:
         self.folder = path
@@ -75,14 +36,14 @@ class OwnDump:
         told = self._reader.manifest.provenance
         sizes = {name: told.mesh[name] for name in DIMENSIONS if name in told.mesh}
         self._mesh = Mesh(**sizes)
-        self.mesh: Mapping[str, int] = sizes
+        self.mesh = sizes
         # a foreign configuration may hold anything; rules read its sections only
         sections = {name: held for name, held in told.config.items() if isinstance(held, Mapping)}
-        self.config: Mapping[str, Any] = sections
-        self.precision: str | None = _precision(sections)
+        self.config = sections
+        self.precision = _precision(sections)
 
     @cached_property
-    def entries(self) -> Entries:
+    def entries(self) -> Mapping[str, tuple[str, Coordinates]]:
         """All records, in the order of computation."""
         files = self._reader.manifest.files
         return {name: (files[name].type, files[name].where) for name in self._reader.names()}
@@ -90,10 +51,6 @@ class OwnDump:
     def read(self, name: str) -> Record:
         """Read one record."""
         return self._reader.read(name)
-
-    def raw(self, type: str, step: int) -> Mapping[str, Any] | None:
-        """Return None: all files of this project are records."""
-        return None
 
     def verify(self, name: str) -> None:
         """Compare a file with the hash in the manifest."""
@@ -137,7 +94,12 @@ def open_side(path: str) -> Side:
     """
     if is_golden(path):
         return GoldenSide(path)
+    if is_sent(path):
+        flags, whole = flags_of(path)
+        return SentSide(open_side(whole), flags)
     folder = location(path)
+    if (folder / INDEX).is_file():  # its own index tells more than a manifest
+        return ServiceDump(folder)
     if (folder / MANIFEST).is_file():
         return OwnDump(folder)
     source = open_source(folder)

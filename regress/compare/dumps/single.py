@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from regress.compare.alignment.locate import Locator
 from regress.compare.dumps.findings import Finding
 from regress.compare.dumps.listing import Listed
 from regress.compare.dumps.selection import Selection
@@ -14,12 +13,8 @@ from regress.compare.dumps.sides import Side, open_side
 from regress.compare.quantities import MICRO_STAGES, UPDATE_STAGES
 from regress.compare.updates.checked import QUANTITY as INVARIANTS
 from regress.compare.updates.coverage import QUANTITY as COVERAGE
-from regress.compare.updates.groups import Groups
-from regress.compare.updates.invariants import judge_invariants
-from regress.compare.updates.record_index import RecordIndex
 from regress.compare.updates.replicas import QUANTITY as REPLICAS
-from regress.compare.updates.replicas import Replicas
-from regress.compare.updates.single_dump import frame_of, plan_of
+from regress.compare.updates.single_dump import check_records
 from regress.compare.verdicts.tolerance import EXACT
 from regress.compare.verdicts.verdict import Place, Status, Verdict
 from regress.errors import ConfigError
@@ -131,14 +126,8 @@ def check_single(unit: SingleUnit) -> list[Finding]:
     """Check the records of one update."""
     side = open_side(unit.actual)
     records = [side.read(name) for name in unit.records]
-    frame = frame_of(records)
-    placed = RecordIndex(records, frame)
-    plan = plan_of(placed, records, unit.roots)
-    if unit.quantity == INVARIANTS:
-        place = unit.place.step or 0, unit.place.update
-        found = judge_invariants(records, frame, place=place, planned=plan, config=side.config)
-    else:
-        found = [*Replicas(Groups(placed, plan), Locator(frame), unit.place).verdicts()]
+    place = unit.place.step or 0, unit.place.update
+    found = check_records(records, unit.quantity, place=place, roots=unit.roots, config=side.config)
     return [Finding(verdict, EXACT) for verdict in found]
 
 

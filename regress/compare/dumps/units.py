@@ -13,7 +13,7 @@ from functools import cached_property, partial
 import numpy as np
 
 from regress.compare.alignment.aligned import Aligned, TokenRows, judge_aligned
-from regress.compare.alignment.keys import key_of
+from regress.compare.alignment.keys import key_of, norm_of
 from regress.compare.alignment.local_shard import Shard, local_shard
 from regress.compare.alignment.locate import Locator
 from regress.compare.alignment.places import Mask, Placed, Places, placed, selected_rows
@@ -27,6 +27,7 @@ from regress.compare.dumps.columns import Column
 from regress.compare.dumps.findings import Defect, Finding
 from regress.compare.dumps.golden import text_of
 from regress.compare.dumps.listing import Listed, listed, told_by
+from regress.compare.dumps.match import numbered
 from regress.compare.dumps.moments import decided
 from regress.compare.dumps.optimizer_updates import Updated
 from regress.compare.dumps.selection import Selection
@@ -249,9 +250,8 @@ class _Work:
     @cached_property
     def _indices(self) -> tuple[dict[SampleKey, int], dict[SampleKey, int]]:
         """Return the frame numbers of the golden and of the actual samples."""
-        index = {key: number for number, key in enumerate(self.unit.frame.samples)}
-        golden_index = {**index, **{key: index[to] for key, to in self.unit.alias.items() if to in index}}
-        return golden_index, {key: index[to] for key, to in self.unit.golden_of.items() if to in index}
+        index = self.unit.frame.index
+        return {**index, **numbered(self.unit.alias, index)}, numbered(self.unit.golden_of, index)
 
     def _sources(self) -> Iterator[Source]:
         chosen = self.unit.tensors
@@ -276,14 +276,12 @@ class _Work:
         whole = golden_update(self.unit.golden, self.unit.actual, self.unit.records[0])
         if self.unit.stage in UPDATE_STAGES:
             return whole
-        samples = {whole.index[to] for to in self.unit.golden_of.values() if to in whole.index}
-        return whole.of_samples(sorted(samples))
+        return whole.of_samples(sorted({*numbered(self.unit.golden_of, whole.frame.index).values()}))
 
     def _around(self, source: Source, part: ShardLayout) -> FailureContext:
         """Return the failure context of a tensor of tokens."""
         header, golden = listed(self.unit.record, self.actual), self._golden
-        index = {key: golden.index[to] for key, to in self.unit.golden_of.items() if to in golden.index}
-        layout, rows = header.layouts(index, golden.frame)
+        layout, rows = header.layouts(numbered(self.unit.golden_of, golden.frame.index), golden.frame)
         rows_only = isinstance(self.actual.meta.get(source.tensor), str)
         return golden.context(source, part, layout, rows, rows_only=rows_only)
 
@@ -300,15 +298,15 @@ class _Work:
         return self.unit.bounds.of(quantity, [*(dtype_name(array.dtype) for array in arrays), *models])
 
     def _grad_norm(self) -> Iterator[Finding]:
-        norms = [record.meta.get("grad_norm") for record in (self.actual, *self.golden.values())]
-        told = [float(norm) for norm in norms if isinstance(norm, int | float)]
-        if len(told) < len(norms) or not self.unit.only.has("grad_norm", "grad_norm"):
+        actual, *norms = (norm_of(record) for record in (self.actual, *self.golden.values()))
+        lacking = actual is None or not norms or any(norm is None for norm in norms)
+        if lacking or not self.unit.only.has("grad_norm", "grad_norm"):
             return
         arrays = [next(iter(record.tensors.values()), np.zeros(0)) for record in self.golden.values()]
         tolerance = self._tolerance("grad_norm", *arrays[:1])
         verdict = judge_tensor(
-            np.array(told[0]),
-            np.array(told[1]),
+            actual,
+            norms[0],
             tolerance,
             quantity="grad_norm",
             name=f"grad_norm{self.unit.suffix}",

@@ -74,6 +74,11 @@ def most_ulps(
     return float(np.maximum.reduce(error[near] / octave)) * 2.0**digits
 
 
+def spacing(dtype: np.dtype[Any]) -> float:
+    """Return the distance from 1 to the next number of a floating dtype; that of float64 for any other dtype."""
+    return 2.0 ** -_grid(dtype)[0] if is_float(dtype) else 2.0**-52
+
+
 @cache
 def _grid(dtype: np.dtype[Any]) -> tuple[int, float]:
     """Return the stored digits of a floating dtype, and its least normal number."""

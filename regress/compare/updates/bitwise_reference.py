@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from regress.compare.alignment.keys import Key
+from regress.compare.alignment.keys import Key, norm_of
 from regress.compare.alignment.locate import Locator, TokenText
 from regress.compare.quantities import (
     MICRO_STAGES,
@@ -30,7 +30,7 @@ from regress.layout import TokenFrame
 
 def judge_bitwise(
     records: Iterable[Record],
-    twin: Iterable[Record],
+    reference: Iterable[Record],
     frame: TokenFrame,
     *,
     place: tuple[int, int | None],
@@ -43,7 +43,7 @@ def judge_bitwise(
     the bitwise reference. ``planned`` tells which ranks repeat each other's tokens; by default none does. See
     `regress.compare.updates.golden.judge_update` for the other arguments.
     """
-    golden = RecordIndex(twin, frame)
+    golden = RecordIndex(reference, frame)
     actual = RecordIndex(records, frame)
     where = Place(*place)
     locator = Locator(frame, _token_ids(golden, frame), text)
@@ -99,7 +99,7 @@ def _misplaced(
     if actual.layouts.get(key) != golden.layouts.get(key):
         return (
             Status.COVERAGE,
-            f"the tokens of {key} lie elsewhere than in its twin, so bytes cannot be compared",
+            f"the tokens of {key} lie elsewhere than in its bitwise reference, so bytes cannot be compared",
         )
     shards = [
         record.meta.get("shards") or {} for record in (actual_record, golden.get(key)) if record is not None
@@ -107,16 +107,13 @@ def _misplaced(
     if shards[0] != shards[-1]:
         return (
             Status.COVERAGE,
-            f"{key} holds other shards than its twin, so bytes cannot be compared",
+            f"{key} holds other shards than its bitwise reference, so bytes cannot be compared",
         )
     return None
 
 
 def _grad_norm(actual_record: Record | None, golden_record: Record, place: Place) -> Iterator[Verdict]:
-    norms = [
-        None if record is None else record.meta.get("grad_norm") for record in (actual_record, golden_record)
-    ]
-    actual, expected = (np.array(n, np.float64) if isinstance(n, int | float) else None for n in norms)
+    actual, expected = norm_of(actual_record), norm_of(golden_record)
     if actual is not None or expected is not None:
         yield judge_tensor(actual, expected, BITWISE, quantity="grad_norm", name="grad_norm", place=place)
 

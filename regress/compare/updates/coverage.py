@@ -8,11 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regress.compare.alignment.keys import Key
+from regress.compare.alignment.local_shard import others
 from regress.compare.alignment.locate import Locator
 from regress.compare.verdicts.verdict import Place, Status, Verdict, Worst
 from regress.layout import TokenFrame
 
 QUANTITY = "coverage"
+_WERE = ("as was", "as were")
 
 
 def judge_coverage(
@@ -42,12 +44,12 @@ def judge_coverage(
     index = int(missing[0] if missing.size else wrong[0])
     words = (locator or Locator(frame)).token(index)
     if missing.size:
-        detail = f"{words} was produced by no microbatch{_others(missing.size)}"
+        detail = f"{words} was produced by no microbatch{others(missing.size, 'token', _WERE)}"
     else:
         holders = [
             key for key, tokens in found.items() for _ in range(int(np.count_nonzero(tokens == index)))
         ]
-        detail = f"{words} was produced {_count(len(holders))}: {_named(holders)}{_others(wrong.size)}"
+        detail = f"{words} was produced {_count(len(holders))}: {_named(holders)}{others(wrong.size, 'token', _WERE)}"
     off = float(abs(times[index] - 1))
     return Verdict(
         Status.COVERAGE,
@@ -73,16 +75,6 @@ def not_compared(found: Iterable[Verdict], quantities: Iterable[str], place: Pla
         if not compared.get(quantity):
             detail = f"not one element of {quantity} was compared, so it could not fail"
             yield Verdict(Status.COVERAGE, QUANTITY, quantity, place, detail)
-
-
-def _others(count: int) -> str:
-    return (
-        f" (as were {count - 1} other tokens)"
-        if count > 2
-        else " (as was 1 other token)"
-        if count == 2
-        else ""
-    )
 
 
 def _count(times: int) -> str:

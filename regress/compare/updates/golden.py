@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from regress.compare.alignment.aligned import judge_aligned
-from regress.compare.alignment.keys import Key
+from regress.compare.alignment.keys import Key, norm_of
 from regress.compare.alignment.local_shard import Shard, local_shard
 from regress.compare.alignment.locate import TokenText
-from regress.compare.alignment.project import Projection, Truth
+from regress.compare.alignment.project import Projection
+from regress.compare.diagnosis.hypotheses import Truth
 from regress.compare.quantities import (
     STEP_STAGES,
     UPDATE_STAGES,
@@ -250,8 +251,7 @@ class _Update:
         """Yield the verdict on the norm, a number in the metadata of the gradients without a dtype of its own."""
         source = Source("gradient", "grad_norm", "grad_norm", "grad_norm")
         golden = self.golden.truth.get("grad_norm", {}).get("grad_norm")
-        norm = None if record is None else record.meta.get("grad_norm")
-        actual = np.array(norm, np.float64) if isinstance(norm, int | float) else None
+        actual = norm_of(record)
         tolerance, _ = self._case(source, place, ())
         if tolerance is not None and (golden is not None or actual is not None):
             expected = None if golden is None else golden.astype(np.float64)

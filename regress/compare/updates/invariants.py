@@ -17,16 +17,16 @@ from numpy.typing import NDArray
 
 from regress.compare.alignment.keys import Key
 from regress.compare.alignment.locate import Locator
+from regress.compare.metrics.ulps import spacing
 from regress.compare.quantities import SHARES
 from regress.compare.updates.checked import Checked
 from regress.compare.updates.plan import Plan
 from regress.compare.updates.record_index import RecordIndex
 from regress.compare.verdicts.verdict import Place, Verdict
-from regress.dump.arrays import Array, dtype_name
+from regress.dump.arrays import Array
 from regress.dump.record import Record
 from regress.layout import TokenFrame
 
-_EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 _LOG_PROBS = ("log_probs", "old_log_probs", "ref_log_probs")
 _MEANS = ("token-mean", "seq-mean-token-mean")
 _TERMS = {
@@ -161,7 +161,7 @@ class _Update:
             return
         sums = [float(s) for meta in found if isinstance(s := meta.get("weight_sum"), int | float)]
         if len(sums) == len(found) and any(meta.get("num_loss_tokens") for meta in found):
-            known.number(1.0, math.fsum(sums), 64 * len(sums) * _EPS["float32"], "their sum")
+            known.number(1.0, math.fsum(sums), 64 * len(sums) * spacing(np.dtype(np.float32)), "their sum")
 
     def _advantages(self, known: Checked) -> None:
         size = (self.config.get("data") or {}).get("group_size")
@@ -252,4 +252,4 @@ class _Update:
 
 
 def _eps(array: Array) -> float:
-    return _EPS.get(dtype_name(array.dtype), 2.0**-3)
+    return spacing(array.dtype)

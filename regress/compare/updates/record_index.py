@@ -48,6 +48,15 @@ class RecordIndex:
         found = self._all.get(key)
         return found[0] if found else None
 
+    def one_each(self) -> dict[Key, Record]:
+        """Return the record at each place; raise `CompareError` where there are several."""
+        for key, found in self._all.items():
+            if len(found) > 1:
+                raise CompareError(
+                    f"{key} was recorded {len(found)} times, so it has no one value; keep one record"
+                )
+        return {key: record for key, (record,) in self._all.items()}
+
     def of_stages(self, stages: Iterable[str]) -> list[Key]:
         """Return the keys of the records of some stages."""
         return [key for key in self._all if key.stage in stages]

@@ -10,8 +10,8 @@ from functools import partial
 import numpy as np
 
 from regress.compare.alignment.aligned import Aligned, TokenRows, judge_aligned
-from regress.compare.alignment.keys import Key
-from regress.compare.alignment.local_shard import Shard, local_shard
+from regress.compare.alignment.keys import Key, norm_of
+from regress.compare.alignment.local_shard import Shard, whole_layout
 from regress.compare.alignment.locate import Locator
 from regress.compare.alignment.shard_overlap import equal_elements, pairs, shard_blocks, words_of
 from regress.compare.alignment.token_overlap import token_part
@@ -21,7 +21,6 @@ from regress.compare.verdicts.case import Case, Locate, element
 from regress.compare.verdicts.tolerance import Tolerance
 from regress.compare.verdicts.verdict import Place, Status, Verdict
 from regress.dump.arrays import dtype_name
-from regress.dump.record import Record
 
 QUANTITY = "replicas"
 SAME = Tolerance(0.0, bitwise=True, reason="ranks that hold the same element hold the same bytes")
@@ -119,11 +118,9 @@ class Replicas:
 
     def _norms(self, keys: Iterable[Key]) -> Iterator[Shard]:
         for key in keys:
-            norm = self.groups.record(key).meta.get("grad_norm")
-            if isinstance(norm, int | float):
-                yield local_shard(
-                    key, Record("gradient", 0, {"grad_norm": np.array(norm, np.float64)}), "grad_norm"
-                )
+            norm = norm_of(self.groups.record(key))
+            if norm is not None:
+                yield Shard(norm, whole_layout(()), key)
 
 
 def _sentence(name: str, one: Shard, other: Shard, verdict: Verdict) -> str:

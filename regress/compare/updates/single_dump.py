@@ -9,6 +9,7 @@ from regress.compare.alignment.keys import Key, key_of
 from regress.compare.alignment.locate import Locator
 from regress.compare.alignment.spans import Spans
 from regress.compare.quantities import MICRO_STAGES
+from regress.compare.updates.checked import QUANTITY as INVARIANTS
 from regress.compare.updates.groups import Groups
 from regress.compare.updates.invariants import judge_invariants
 from regress.compare.updates.plan import Plan
@@ -21,16 +22,25 @@ from regress.layout import SampleKey, TokenFrame
 
 
 def check_records(
-    records: Sequence[Record], *, place: tuple[int, int | None], config: Mapping[str, Any] | None = None
+    records: Sequence[Record],
+    quantity: str,
+    *,
+    place: tuple[int, int | None],
+    roots: Mapping[int, int] | None = None,
+    config: Mapping[str, Any] | None = None,
 ) -> list[Verdict]:
-    """Return verdicts on the invariants of one update; samples and repeating ranks are found in its records."""
+    """Return verdicts on one update, whose samples are found in its records.
+
+    Args:
+        quantity: ``invariants``, or ``replicas``: agreement between ranks.
+        roots: see `plan_of`.
+    """
     frame = frame_of(records)
     placed = RecordIndex(records, frame)
-    plan = plan_of(placed, records)
-    found = judge_invariants(records, frame, place=place, planned=plan, config=config)
-    if len(plan.ranks) > 1:
-        found += Replicas(Groups(placed, plan), Locator(frame), Place(*place)).verdicts()
-    return found
+    plan = plan_of(placed, records, roots)
+    if quantity == INVARIANTS:
+        return judge_invariants(records, frame, place=place, planned=plan, config=config)
+    return [*Replicas(Groups(placed, plan), Locator(frame), Place(*place)).verdicts()]
 
 
 def frame_of(records: Sequence[Record]) -> TokenFrame:

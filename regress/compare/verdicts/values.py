@@ -18,28 +18,6 @@ Blocks = Callable[[], Iterable[Block]]
 """Function that yields the blocks of a tensor anew on each call, as they may be too large to be kept."""
 
 
-def judge_blocks(
-    case: Case,
-    blocks: Blocks,
-    actual: Array,
-    golden: Array,
-    scale: float | None = None,
-    seen: list[Measures] | None = None,
-) -> Verdict:
-    """Judge a tensor from the blocks of its elements: dtype, non-finite values, values.
-
-    The rules are those of `regress.compare.verdicts.tensor.judge_tensor`.
-
-    Args:
-        actual, golden: arrays of the two dtypes.
-        scale: scale of the tolerance; by default the largest golden value of the blocks.
-        seen: called with the measures, if anything was measured.
-    """
-    return wrong_dtype(case, actual, golden) or judge_values(
-        case, blocks, is_float(golden.dtype), scale, seen
-    )
-
-
 def wrong_dtype(case: Case, actual: Array, golden: Array, dtype: str | None = None) -> Verdict | None:
     """Return the verdict on dtypes that cannot be compared.
 

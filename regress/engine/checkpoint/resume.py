@@ -12,8 +12,6 @@ from regress.dump.arrays import to_torch
 from regress.dump.continuation import Place, Position, StartingPlace
 from regress.dump.location import Location, address, location
 from regress.dump.reader import DumpReader
-from regress.dump.trajectory import Trajectory
-from regress.engine.batch import Microbatch, TokenBatch
 from regress.engine.build import Run
 from regress.engine.checkpoint.changes import check_changes
 from regress.engine.checkpoint.names import LATEST, latest
@@ -23,13 +21,11 @@ from regress.engine.checkpoint.state import CheckpointState, local_copy, parse_s
 from regress.engine.checkpoint.unfinished import restored
 from regress.engine.checkpoint.weights import load_weights, read_weights
 from regress.engine.config.schema import Config
-from regress.engine.policy import LocalPolicy
+from regress.engine.rehearsal import rehearse
 from regress.engine.tokenizer import fingerprint
 from regress.engine.trainer import UnfinishedStep
 from regress.engine.world import World, raise_on_all_ranks
 from regress.errors import CheckpointError, ConfigError
-from regress.grpo.logprobs import TokenLogProbs
-from regress.layout import BatchPlan
 
 
 def open_checkpoint(
@@ -115,7 +111,7 @@ def restore(run: Run, state: CheckpointState) -> UnfinishedStep | None:
     raise_on_all_ranks(world, lambda: _check_tokenizer(run, state))
     folder = Path(str(state.path))
     weights = raise_on_all_ranks(world, lambda: read_weights(trainer.policy.architecture, folder, name))
-    _rehearse(trainer.policy, world)
+    rehearse(trainer.policy, world)
     load_weights(trainer.policy, weights)
     reader = raise_on_all_ranks(world, lambda: DumpReader(state.dump))
     raise_on_all_ranks(world, lambda: _restore_optimizer(run, reader, state))
@@ -170,23 +166,3 @@ def _restore_scheduler(run: Run, state: CheckpointState) -> None:
     for group, rate in zip(scheduler.optimizer.param_groups, rates, strict=True):
         group["lr"] = rate
     scheduler._last_lr = rates
-
-
-def _rehearse(policy: LocalPolicy, world: World) -> None:
-    """Run one backward pass for wrappers that arrange themselves by the first one, as they had done before.
-
-    DistributedDataParallel groups gradients anew after it, and the groups decide the order of sums.
-    """
-    if not policy.rearranges:
-        return
-    count = 2 * world.plan.mesh.world_size
-    samples = [Trajectory(f"rehearsal-{i:04d}", 0, [0] * 8, [0] * 4 + [1] * 4, 0.0, 4) for i in range(count)]
-    batch = TokenBatch(samples, device=policy.device)
-
-    def loss(_: Microbatch, out: TokenLogProbs) -> tuple[object, None]:
-        return out.log_probs.sum() * 0.0, None
-
-    policy.zero_grad()
-    micros = batch.microbatches(BatchPlan(), world.plan, world.rank)
-    policy.forward_backward(micros, loss)  # type: ignore[arg-type]  # nothing is handed back
-    policy.zero_grad()

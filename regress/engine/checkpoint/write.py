@@ -21,7 +21,7 @@ from regress.engine.checkpoint.commit import read_commit, verify, write_commit
 from regress.engine.checkpoint.names import DUMP, checkpoints, parse_name
 from regress.engine.checkpoint.snapshot import Snapshot
 from regress.engine.checkpoint.weights import save_weights
-from regress.errors import CheckpointError, RegressError, reason
+from regress.errors import CheckpointError, DumpError, RegressError, reason
 
 _WORKING = re.compile(r"\.(partial|replaced|pruned)-(checkpoint-\d+(?:-update\d+)?)", re.ASCII)
 
@@ -36,14 +36,15 @@ def write_checkpoint(snapshot: Snapshot, home: Location, limit: int | None) -> L
         RegressError: in one sentence, if it cannot be written; the directory then holds what it held before.
     """
     final: Location
+    known: frozenset[str] = frozenset()
     with written(home, snapshot.name):
         if isinstance(home, Path):
-            final = _write_here(snapshot, home)
+            final, known = _write_here(snapshot, home)
         else:
             with tempfile.TemporaryDirectory(prefix="regress-checkpoint-") as folder:
                 write_files(snapshot, Path(folder))
                 final = upload(Path(folder), home / snapshot.name)
-        verify(final)
+        verify(final, known)
         if limit is not None:
             prune(home, limit)
     return final
@@ -54,28 +55,35 @@ def written(home: Location, name: str) -> Iterator[None]:
     """Turn errors of writing into one sentence that names the checkpoint."""
     try:
         yield
-    except (OSError, SafetensorError) as error:
-        told = error.strerror if isinstance(error, OSError) and error.strerror else reason(error)
+    except (OSError, SafetensorError, DumpError) as error:
+        cause = error.__cause__ if isinstance(error, DumpError) else error
+        if isinstance(error, DumpError) and not isinstance(cause, OSError):
+            raise
+        told = cause.strerror if isinstance(cause, OSError) and cause.strerror else reason(error)
         raise RegressError(
             f"{name} cannot be written to {home} ({told}); free space there or choose another trainer.checkpoint_dir: "
             "earlier checkpoints are as they were"
         ) from error
 
 
-def _write_here(snapshot: Snapshot, home: Path) -> Path:
+def _write_here(snapshot: Snapshot, home: Path) -> tuple[Path, frozenset[str]]:
     home.mkdir(parents=True, exist_ok=True)
     working = home / f".partial-{snapshot.name}"
     shutil.rmtree(working, ignore_errors=True)
     try:
-        write_files(snapshot, working)
-        return publish(working, home / snapshot.name)
+        known = write_files(snapshot, working)
+        return publish(working, home / snapshot.name), known
     except BaseException:
         shutil.rmtree(working, ignore_errors=True)
         raise
 
 
-def write_files(snapshot: Snapshot, folder: Path) -> dict[str, Stamp]:
-    """Write all files of a checkpoint into a folder, flushed to the disk, the manifest last."""
+def write_files(snapshot: Snapshot, folder: Path) -> frozenset[str]:
+    """Write all files of a checkpoint into a folder, flushed to the disk, the manifest last.
+
+    Returns:
+        The files whose stamps were made by reading them again; those of the others by what was to be written.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     save_weights(snapshot.model, snapshot.weights, folder)
     snapshot.tokenizer.save_pretrained(folder)
@@ -88,9 +96,8 @@ def write_files(snapshot: Snapshot, folder: Path) -> dict[str, Stamp]:
         recorder.put(record)
     recorder.close()
     dumped = read_manifest(folder / DUMP).files
-    stamps = {
-        f"{DUMP}/{name}": entry.stamp for name, entry in dumped.items()
-    }  # hashed when they were written
+    stamps = {f"{DUMP}/{name}": entry.stamp for name, entry in dumped.items()}
+    hashed = frozenset(stamps)
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         if path.is_dir():
@@ -99,7 +106,7 @@ def write_files(snapshot: Snapshot, folder: Path) -> dict[str, Stamp]:
             stamps[name] = _settled(path)
     write_commit(folder, stamps)
     sync_folder(folder)
-    return stamps
+    return frozenset(stamps) - hashed
 
 
 def publish(working: Path, final: Path) -> Path:

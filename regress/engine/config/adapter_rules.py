@@ -14,6 +14,16 @@ def uses_adapter(c: Config) -> bool:
     return c.model.lora.r is not None or is_adapter(c.model.path)
 
 
+def _in_service(c: Config) -> bool:
+    """Return True if a service trains an adapter."""
+    if c.trainer.type != "remote":
+        return False
+    weaver = c.service.train_service.backend == "weaver"
+    return (
+        c.service.weaver_service.training_mode == "lora" if weaver else c.service.tinker_service.lora_rank > 0
+    )
+
+
 def _without_rank(c: Config) -> str | None:
     if uses_adapter(c):
         return None
@@ -74,7 +84,7 @@ def _reference(c: Config) -> str | None:
             "reference.without_adapter=true finds no reference model while algorithm.kl_coef=0; give algorithm.kl_coef "
             "a value or set reference.without_adapter=false."
         )
-    if not uses_adapter(c):
+    if not uses_adapter(c) and not _in_service(c):
         return (
             "reference.without_adapter=true finds no adapter while model.lora.r=null; set reference.without_adapter="
             "false, or model.lora.r to a rank."

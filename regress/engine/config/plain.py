@@ -6,11 +6,16 @@ from dataclasses import asdict
 from typing import Any
 
 from regress.engine.config.schema import Config
+from regress.redaction import HIDDEN
 
 
 def to_plain(config: Config) -> dict[str, Any]:
-    """Return nested dicts, lists and scalars, in the order of the schema."""
-    return asdict(config)
+    """Return nested dicts, lists and scalars, in the order of the schema; keys of services are hidden."""
+    plain = asdict(config)
+    for section in ("weaver_service", "tinker_service"):
+        if plain["service"][section]["api_key"] is not None:
+            plain["service"][section]["api_key"] = HIDDEN
+    return plain
 
 
 def flat(config: Config) -> dict[str, str | int | float | bool]:

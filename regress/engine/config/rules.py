@@ -8,6 +8,7 @@ from regress.engine.config.origins import Origin, author
 from regress.engine.config.parallel_rules import PARALLEL_RULES
 from regress.engine.config.rollout_rules import ROLLOUT_RULES, Rule
 from regress.engine.config.schema import Config
+from regress.engine.config.service_rules import SERVICE_RULES
 from regress.engine.config.task_rules import TASK_RULES, file_beside_task
 from regress.engine.config.text import in_yaml
 from regress.errors import ConfigError
@@ -16,7 +17,7 @@ from regress.tasks.dataset import TRAIN_SIZE
 
 def check_rules(config: Config, origin: Callable[[KeyPath], Origin]) -> None:
     """Raise `ConfigError` with the first rule that ``config`` breaks; ``origin`` returns the origin of a key."""
-    for rule in (*RULES, *TASK_RULES, *ROLLOUT_RULES, *PARALLEL_RULES, *ADAPTER_RULES):
+    for rule in (*RULES, *TASK_RULES, *ROLLOUT_RULES, *PARALLEL_RULES, *ADAPTER_RULES, *SERVICE_RULES):
         sentence = rule(config)
         if sentence is not None:
             raise ConfigError(sentence)
@@ -222,6 +223,8 @@ def _system_envs(c: Config) -> str | None:
 
 def _dump_options(c: Config) -> str | None:
     options = vars(c.debug.dump_options)
+    if c.trainer.type == "remote":
+        return None  # it has options of its own
     chosen = [name for name, value in options.items() if value]
     if not c.debug.enable_data_dump:
         return None

@@ -9,7 +9,7 @@ enforces them. All fields are of types that OmegaConf's structured configs know.
 from dataclasses import dataclass, field
 
 from regress.engine.config.sections.curriculum import CurriculumConfig
-from regress.engine.config.sections.debug import BLOCKS, DebugConfig, DumpOptions
+from regress.engine.config.sections.debug import BLOCKS, DebugConfig, DumpOptions, RemoteDumpOptions
 from regress.engine.config.sections.evaluation import EvaluationConfig
 from regress.engine.config.sections.layout import (
     CP_METHODS,
@@ -34,6 +34,12 @@ from regress.engine.config.sections.model import (
 )
 from regress.engine.config.sections.objective import AlgorithmConfig
 from regress.engine.config.sections.rollout import WORKERS, RolloutMockConfig, RolloutWorkerConfig
+from regress.engine.config.sections.service import (
+    ServiceConfig,
+    TinkerServiceConfig,
+    TrainServiceConfig,
+    WeaverServiceConfig,
+)
 from regress.engine.config.sections.task import DataConfig, TaskConfig, WarmStartConfig
 from regress.engine.config.sections.tracking import TrackingConfig
 from regress.engine.config.sections.training import OPTIMIZERS, SCHEDULERS, OptimizerConfig, TrainerConfig
@@ -69,13 +75,18 @@ __all__ = [
     "OptimizerConfig",
     "ParallelConfig",
     "ReferenceConfig",
+    "RemoteDumpOptions",
     "RolloutMockConfig",
     "RolloutWorkerConfig",
+    "ServiceConfig",
     "TaskConfig",
+    "TinkerServiceConfig",
     "TokenizerConfig",
     "TrackingConfig",
+    "TrainServiceConfig",
     "TrainerConfig",
     "WarmStartConfig",
+    "WeaverServiceConfig",
 ]
 
 
@@ -106,6 +117,7 @@ class Config:
     batching: BatchingConfig = field(default_factory=BatchingConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    service: ServiceConfig = field(default_factory=ServiceConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)

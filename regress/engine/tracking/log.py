@@ -134,7 +134,8 @@ class TrackedLog(AbstractContextManager["TrackedLog"]):
         """Return the place in the metrics file and the run id, for a checkpoint of this moment."""
         if self._target is None:
             self._target = self._found_target()
-        self._sync.save()
+        if self._opened:  # until then the file tells what the trackers of an earlier process have taken
+            self._sync.save()
         return {
             "schema_version": VERSION,
             "segment": self._writer.segment,

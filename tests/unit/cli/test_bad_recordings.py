@@ -263,6 +263,7 @@ def test_damaged_dump(name: str, case: Any) -> None:
     case.refuses(*mock(dump / below), says=says)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("format", sorted(FORMATS))
 def test_truncation(format: str, case: Any) -> None:
     path = alone(step_file(case.recording(format)), case)
@@ -275,6 +276,7 @@ def test_truncation(format: str, case: Any) -> None:
     case.trains(*mock(path), "max_steps=1")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("format", sorted(FORMATS))
 def test_bit_flips(format: str, case: Any) -> None:
     path = alone(step_file(case.recording(format)), case)

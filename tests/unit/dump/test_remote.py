@@ -251,10 +251,10 @@ def shelf(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.mark.parametrize("protocol", ["shelf", "file"])
 def test_ranks_of_a_pool_record_into_one_store(shelf: Any, tmp_path: Path, protocol: str) -> None:
-    from regress.replay.pool import RankPool
+    from regress.parallel.launch.pool import RankPool
 
     url = f"{protocol}://{tmp_path}/run"
-    with RankPool(("torch", "torch.distributed", "regress.replay.rank", "regress.dump")) as pool:
+    with RankPool(("torch", "torch.distributed", "regress.parallel.launch.rank", "regress.dump")) as pool:
         pool.run(shelf.record, {"url": url, "steps": 2}, 3)
         whole = DumpReader(url)
         assert {float(record.tensors["loss"]) for record in whole} == {0, 1, 10, 11, 20, 21}

@@ -151,7 +151,7 @@ def assert_equal(actual: dict[str, Tensor], expected: dict[str, Tensor], what: s
 LENGTHS = [(4, 5), (6, 1), (3, 12), (5, 7), (4, 2), (7, 9)]
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("attention", ["eager", "sdpa", "varlen"])
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_moe", "llama", "gpt2"])
 def test_every_layout_computes_the_same_step(family: str, attention: str) -> None:

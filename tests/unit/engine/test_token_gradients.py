@@ -18,7 +18,7 @@ from regress.dump.reader import DumpReader
 from regress.dump.record import Record
 from regress.dump.recorder import Recorder
 from regress.dump.taps import at, recording
-from regress.engine import step, token_gradients
+from regress.engine import passes, token_gradients
 from regress.engine.config.schema import Config
 from regress.engine.policy import LocalPolicy
 from regress.engine.run import train
@@ -83,13 +83,13 @@ def test_what_the_loss_does_not_depend_on_has_zeros(
     entropy_coef: float, config: MakeConfig, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An entropy without its term, or a detached one, and a policy loss without a gradient."""
-    right: Any = step.token_loss
+    right: Any = passes.token_loss
 
     def wrong(log_probs: Tensor, *args: Any, entropy_K: Tensor | None, **rest: Any) -> Any:
         entropy = None if entropy_K is None else entropy_K.detach()
         return right(log_probs.detach().requires_grad_(), *args, entropy_K=entropy, **rest)
 
-    monkeypatch.setattr(step, "token_loss", wrong)
+    monkeypatch.setattr(passes, "token_loss", wrong)
     run = config(
         "max_steps=1", f"algorithm.entropy_coef={entropy_coef}", *options("token_gradient", "activations")
     )

@@ -400,6 +400,7 @@ def test_rows_that_a_kill_kept_from_a_tracker_are_sent_after_the_resume(
     with Run(tmp_path).open() as last:
         last.load_state_dict(state)
         last.resumed("checkpoint-3", step=3, update=3)
+        last.state_dict()  # the program asks for the run id before its first row
         last.log({"a": 3.0}, step=3)
     assert [row["a"] for _, row in memory.rows] == [0.0, 1.0, 2.0, 3.0]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from regress.engine import build, optim, policy, step, trainer
+from regress.engine import build, optim, passes, policy, step, trainer
 from regress.engine.attention import VarlenSegments
 from regress.engine.batch import Microbatch, TokenBatch
 from regress.engine.policy import LocalPolicy
@@ -17,7 +17,7 @@ from regress.grpo import advantages, logprobs, losses
 from regress.grpo.objective import Objective
 
 PLACES = (
-    *(build, optim, policy, step, trainer, advantages, logprobs, losses),
+    *(build, optim, passes, policy, step, trainer, advantages, logprobs, losses),
     *(VarlenSegments, Microbatch, TokenBatch, LocalPolicy, Trainer, Objective),
 )
 

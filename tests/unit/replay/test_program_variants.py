@@ -25,7 +25,7 @@ def test_a_missing_tracker_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
     assert said.endswith("run pip install 'grpo-regress[tensorboard]'")
 
 
-@pytest.mark.parametrize("name", ["tracking-on", "eval-on", "resume-at3", "resume-at2"])
+@pytest.mark.parametrize("name", ["tracking-on", "eval-on", "curriculum", "resume-at3", "resume-at2"])
 def test_a_trainer_of_ones_own_does_not_run_the_program(name: str) -> None:
     """An adapter that steps through the updates would pass them without a checkpoint ever being read."""
     assert impossible(name, foreign=object()) == (

@@ -1,1 +1,1 @@
-"""The rules of the diagnosis, theme by theme."""
+"""The rules of the diagnosis: tables, theme by theme, and the conditions that they name."""

@@ -29,6 +29,15 @@ class DumpOptions:
 
 
 @dataclass
+class RemoteDumpOptions:
+    """Files of a remote trainer, as document and keys of NexRL have them: pt, or jsonl where dump_format says so."""
+
+    prepared_trajectories: bool = value(False, "trajectories with the advantages of their tokens")
+    datums: bool = value(False, "what the service is sent for each optimizer update")
+    training_metrics: bool = value(False, "metrics that the service returned for it")
+
+
+@dataclass
 class DebugConfig:
     """Dump settings."""
 
@@ -40,6 +49,7 @@ class DebugConfig:
     dump_every_n_steps: int = value(1, "dump only every so many steps", minimum=1)
     overwrite: bool = value(False, "replace an earlier dump in dump_dir instead of refusing to mix with it")
     dump_options: DumpOptions = field(default_factory=DumpOptions)
+    remote_api_dump_options: RemoteDumpOptions = field(default_factory=RemoteDumpOptions)
     target_param_pattern: str = value(
         ".*", "regular expression; all parameters whose full name matches are dumped", regex=True
     )

@@ -6,6 +6,7 @@ from regress.engine.config.sections.value import value
 
 OPTIMIZERS = ("auto", "for_loop", "foreach", "fused")
 NONFINITE = ("stop", "skip")
+TRAINERS = ("local", "remote")
 SCHEDULERS = ("constant", "linear", "cosine")
 
 
@@ -13,6 +14,12 @@ SCHEDULERS = ("constant", "linear", "cosine")
 class TrainerConfig:
     """Mini-batches and epochs, checkpoints and what to go on from."""
 
+    type: str = value(
+        "local",
+        "where the model is trained: in this process and its ranks, or in the training service that section service "
+        "names",
+        choices=TRAINERS,
+    )
     epochs: int = value(1, "passes over a rollout batch", minimum=1)
     mini_batch_size: int | None = value(
         None, "samples per optimizer update; null: the whole rollout batch", minimum=1

@@ -14,6 +14,7 @@ from regress.compare.diagnosis.dataflow import INPUTS
 from regress.compare.diagnosis.divergence import Divergence, find_divergence
 from regress.compare.diagnosis.patterns import Pattern
 from regress.compare.diagnosis.rule import Rule
+from regress.compare.diagnosis.rules.conditions import CONDITIONS
 from regress.compare.diagnosis.rules.table import RULES
 from regress.compare.diagnosis.run_context import RunContext
 from regress.compare.quantities import QUANTITIES
@@ -167,6 +168,13 @@ def test_there_are_many_rules_each_with_a_name_and_commands_that_work() -> None:
         assert rule.cause[0].islower()
         if rule.variants:
             assert choose(table, rule.variants)
+
+
+def test_the_tables_leave_no_condition_and_no_rounded_quantity_out() -> None:
+    assert {met for rule in RULES for met in rule.when} == {*CONDITIONS.values()}
+    (precision,) = (rule for rule in RULES if rule.id == "precision")
+    rounded = [q.name for q in QUANTITIES if not q.exact and q.name not in ("advantages", "weights", "other")]
+    assert [*precision.at] == rounded
 
 
 def test_nothing_is_said_of_a_healthy_run() -> None:

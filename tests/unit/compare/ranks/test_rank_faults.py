@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from regress.compare.alignment.canonical import canonicalize
-from regress.compare.judge import judge_bitwise
+from regress.compare.updates.bitwise_reference import judge_bitwise
 from regress.compare.verdicts.verdict import Place, Status, Verdict
 from regress.dump.record import Record
 from regress.errors import CompareError
@@ -438,5 +438,5 @@ def test_a_twin_on_a_mesh(make_ranks: Any) -> None:
     ranks = make_ranks(LENGTHS, dp=2, tp=2)
     ranks.record("param", 1).meta["shards"] = twin.record("param", 0).meta["shards"]
     assert {v.detail for v in faults() if v.quantity == "param"} == {
-        "param of rank 1 holds other shards than its twin, so bytes cannot be compared"
+        "param of rank 1 holds other shards than its bitwise reference, so bytes cannot be compared"
     }

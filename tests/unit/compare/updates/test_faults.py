@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from regress.compare.judge import judge_bitwise, judge_update
+from regress.compare.updates.bitwise_reference import judge_bitwise
+from regress.compare.updates.golden import judge_update
 from regress.compare.verdicts.verdict import Place, Status, Verdict
 from regress.dump.record import Record
 from regress.layout import BatchPlan
@@ -556,7 +557,9 @@ def test_a_twin_of_another_layout_has_no_bytes_to_compare(world: Any) -> None:
     )  # fmt: skip
     wrong = [v for v in found if not v.ok]
     assert {v.status for v in wrong} == {Status.COVERAGE}
-    assert wrong[0].detail.endswith("lie elsewhere than in its twin, so bytes cannot be compared")
+    assert wrong[0].detail.endswith(
+        "lie elsewhere than in its bitwise reference, so bytes cannot be compared"
+    )
     assert {v.place.micro for v in wrong} == {0, 1}, "the third has one row and no padding"
     assert {v.quantity for v in found if v.place.micro is None} == {
         *("coverage", "gradient", "grad_norm", "param", "optimizer")

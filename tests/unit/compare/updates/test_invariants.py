@@ -71,7 +71,10 @@ def records(seed: int = 0, dtype: str = "float64") -> list[Record]:
 
 
 def check(found: list[Record], config: dict[str, Any] = CONFIG) -> dict[str, Verdict]:
-    return {verdict.name: verdict for verdict in check_records(found, place=(0, None), config=config)}
+    return {
+        verdict.name: verdict
+        for verdict in check_records(found, "invariants", place=(0, None), config=config)
+    }
 
 
 def changed(stage: str, name: str, change: Callable[[Array], Array]) -> list[Record]:
@@ -150,15 +153,16 @@ def test_nothing_is_asked_of_an_objective_that_is_unknown() -> None:
 
 def test_ranks_that_repeat_each_other_are_found_and_compared() -> None:
     twins = [replace(record, rank=rank) for record in records() for rank in (0, 1)]
-    assert all(verdict.ok for verdict in check_records(twins, place=(0, None), config=CONFIG))
+    assert all(verdict.ok for verdict in check_records(twins, "invariants", place=(0, None), config=CONFIG))
+    assert all(verdict.ok for verdict in check_records(twins, "replicas", place=(0, None), config=CONFIG))
     odd = [
         r
         if (r.rank, r.type) != (1, "is_loss_debug")
         else replace(r, tensors={**r.tensors, "weights": r.tensors["weights"] * 2})
         for r in twins
     ]
-    failed = [v for v in check_records(odd, place=(0, None), config=CONFIG) if not v.ok]
-    assert "replicas" in {verdict.quantity for verdict in failed}
+    failed = [v for v in check_records(odd, "replicas", place=(0, None), config=CONFIG) if not v.ok]
+    assert {verdict.quantity for verdict in failed} == {"replicas"}
 
 
 def test_a_tolerance_under_which_rolled_values_pass_is_refused() -> None:

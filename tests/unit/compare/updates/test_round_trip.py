@@ -14,8 +14,9 @@ from regress.compare.alignment.canonical import canonicalize
 from regress.compare.alignment.local_shard import Shard, whole_layout
 from regress.compare.alignment.places import Places
 from regress.compare.alignment.project import Projection
-from regress.compare.judge import judge_bitwise, judge_update
 from regress.compare.quantities import source_of
+from regress.compare.updates.bitwise_reference import judge_bitwise
+from regress.compare.updates.golden import judge_update
 from regress.compare.verdicts.verdict import Status
 from regress.dump.record import Record, replace_tensors
 from regress.layout import BatchPlan

@@ -3,23 +3,46 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
+from regress.compare.alignment.aligned import Aligned, TokenRows, judge_aligned
+from regress.compare.alignment.token_overlap import Part
+from regress.compare.verdicts.case import Case, element
 from regress.compare.verdicts.tensor import judge_tensor
 from regress.compare.verdicts.tolerance import BITWISE, EXACT, Tolerance
 from regress.compare.verdicts.verdict import Place, Status, Verdict
-from regress.dump.arrays import DTYPES, is_float
+from regress.dump.arrays import DTYPES, Array, is_float
+from regress.layout import ShardLayout
 
 LOOSE = Tolerance(0.1, reason="a test")
+PLACE = Place(0, rank=0)
 
 
-def judge(actual: Any, expected: Any, tolerance: Tolerance = LOOSE, **given: Any) -> Verdict:
-    return judge_tensor(
-        actual, expected, tolerance, quantity="gradient", name="w", place=Place(0, rank=0), **given
-    )
+def judge(
+    actual: Any, expected: Any, tolerance: Tolerance = LOOSE, mask: Array | None = None, **given: Any
+) -> Verdict:
+    if mask is not None:
+        return judge_masked(
+            actual, expected, mask, Case("gradient", "w", PLACE, tolerance, None, ()), **given
+        )
+    return judge_tensor(actual, expected, tolerance, quantity="gradient", name="w", place=PLACE, **given)
+
+
+def judge_masked(actual: Array, expected: Array, mask: Array, case: Case, **given: Any) -> Verdict:
+    inner = ShardLayout.whole(expected.shape[mask.ndim :])
+    parts = [
+        Part(values.reshape(mask.size, *inner.shape), np.arange(mask.size), inner, values.shape)
+        for values in (actual, expected)
+    ]
+    rows = TokenRows(parts[0], [parts[1]], np.flatnonzero(mask))
+    words = partial(element, shape=expected.shape, name=case.name)
+    found = Aligned.of_tokens(rows, words)
+    return judge_aligned(replace(case, words=words, shape=expected.shape), found, **given)
 
 
 def test_a_passing_verdict_tells_its_headroom() -> None:
@@ -172,7 +195,7 @@ def test_what_is_not_finite_in_padding_is_a_fault(value: float) -> None:
     actual[0, 1] = value
     verdict = judge(actual, golden, mask=mask)
     assert verdict.status is Status.NONFINITE
-    assert verdict.detail.endswith("in padding, which no token covers")
+    assert "where no loss token lies, and nothing of the kind on the golden side" in verdict.detail
     assert verdict.worst is not None
     assert verdict.worst.index == (0, 1)
 

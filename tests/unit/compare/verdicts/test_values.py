@@ -13,7 +13,7 @@ from regress.compare.verdicts.block import Block
 from regress.compare.verdicts.case import Case
 from regress.compare.verdicts.tensor import judge_tensor
 from regress.compare.verdicts.tolerance import BITWISE, Tolerance
-from regress.compare.verdicts.values import judge_blocks
+from regress.compare.verdicts.values import judge_values
 from regress.compare.verdicts.verdict import Place
 
 BOUNDS = [Tolerance(0.0), Tolerance(1e-3), Tolerance(0.5), BITWISE]
@@ -45,7 +45,7 @@ def test_blocks_are_judged_as_their_tensor(
             for a, b in pairwise(edges)
         ]
 
-    found = judge_blocks(case, blocks, actual, golden).to_json()
+    found = judge_values(case, blocks, floats=True).to_json()
     whole = judge_tensor(actual, golden, tolerance, quantity=quantity, name="w", place=Place(0)).to_json()
     assert _texts(found) == _texts(whole)
     assert _numbers(found) == pytest.approx(_numbers(whole), rel=1e-9, abs=1e-14, nan_ok=True)
@@ -56,7 +56,7 @@ def test_what_scaling_explains_is_measured_over_all_blocks() -> None:
     actual = golden * 3
     case = Case("gradient", "w", Place(0), Tolerance(1e-6), None, actual.shape)
     blocks = [Block(actual[i : i + 10], golden[i : i + 10], i) for i in range(0, 100, 10)]
-    verdict = judge_blocks(case, lambda: blocks, actual, golden)
+    verdict = judge_values(case, lambda: blocks, floats=True)
     assert verdict.alpha == pytest.approx(3)
     assert verdict.residual is not None
     assert verdict.residual < 1e-15

@@ -1,0 +1,76 @@
+"""Further conditions of rules, by the names that the tables give them."""
+
+from __future__ import annotations
+
+from regress.compare.diagnosis.divergence import Divergence
+from regress.compare.diagnosis.rule import Condition
+from regress.compare.diagnosis.run_context import RunContext
+from regress.compare.quantities import UPDATE_STAGES
+from regress.compare.verdicts.verdict import Status
+
+_TOKEN_GRADIENTS = ("token_gradient", "entropy_gradient", "logit_gradient")
+_MUCH, _LITTLE = 0.05, 0.01
+"""Shares of the largest value: other rewards change advantages by far more, an epsilon by far less."""
+
+
+def _split(dimension: str) -> Condition:
+    """Return the condition that a dimension of the mesh has several ranks."""
+    return lambda _, scene: scene.mesh.get(dimension, 1) > 1
+
+
+def _factor(divergence: Divergence) -> bool:
+    """Return True if a common factor or dtype was found."""
+    return any(p.id.startswith(("scaled", "zero", "sign", "rounded")) for p in divergence.patterns)
+
+
+def _samples_in_parts(_: Divergence, scene: RunContext) -> bool:
+    """Return True if ratios are those of samples whose tokens lie on several ranks."""
+    level = scene.setting("algorithm", "importance_level")
+    return scene.mesh.get("cp", 1) > 1 and level in ("sequence", "sequence_product")
+
+
+def _few_ulps(divergence: Divergence, _: RunContext) -> bool:
+    """Return True for errors of at most 16 units in the last place: the same mathematics in another order."""
+    ulp = divergence.first.max_ulp
+    return divergence.first.status is Status.DRIFT and ulp is not None and 0 < ulp <= 16
+
+
+def _few_without_gradients(divergence: Divergence, _: RunContext) -> bool:
+    """Return True if few elements are off, and neither gradients nor states were judged before them."""
+    first = divergence.first
+    return 10 * first.over <= first.count and not {"gradient", "optimizer"} & {*divergence.held}
+
+
+CONDITIONS: dict[str, Condition] = {
+    # of the run
+    "several_ranks": lambda _, scene: (scene.world_size or 1) > 1,
+    "several_microbatches": lambda _, scene: (scene.micros or 1) > 1,
+    "context_parallel": _split("cp"),
+    "tensor_parallel": _split("tp"),
+    "pipeline_parallel": _split("pp"),
+    "expert_parallel": _split("ep"),
+    "samples_in_parts": _samples_in_parts,
+    "records_absent": lambda _, scene: bool(scene.absent),
+    "no_record_absent": lambda _, scene: not scene.absent,
+    # of what was judged
+    "experts": lambda found, _: "experts" in found.kinds,
+    "no_gradient": lambda found, _: found.first.quantity != "gradient",
+    "activations_unjudged": lambda found, _: "activations" in found.unjudged,
+    "token_loss_unjudged": lambda found, _: "token_loss" in found.unjudged,
+    "token_gradients_unjudged": lambda found, _: {*_TOKEN_GRADIENTS}.isdisjoint(found.held),
+    "later_gradient_holds": lambda found, _: any(held.startswith("gradient ") for held in found.held),
+    # of what fails
+    "places_are_tokens": lambda found, _: found.first.quantity not in (*UPDATE_STAGES, "grad_norm", "loss"),
+    "after_an_update": lambda found, _: bool(found.first.place.step or found.first.place.update),
+    "nothing_else_fails": lambda found, _: not found.downstream and not found.independent,
+    "one_tensor": lambda found, _: found.broken[0] == 1 < found.broken[1],
+    "nearly_all_tensors": lambda found, _: found.broken[1] > 2 and found.broken[0] >= 0.9 * found.broken[1],
+    "most_elements": lambda found, _: 2 * found.first.over >= found.first.count,
+    "few_elements": lambda found, _: found.first.over <= max(1, found.first.count // 20),
+    "few_without_gradients": _few_without_gradients,
+    # of how far it is off
+    "few_ulps": _few_ulps,
+    "no_more_than_half_precision": lambda found, _: found.first.relative <= 0.5,
+    "much_without_a_factor": lambda found, _: not _factor(found) and found.first.relative > _MUCH,
+    "little_without_a_factor": lambda found, _: not _factor(found) and found.first.relative < _LITTLE,
+}

@@ -1,0 +1,65 @@
+"""Discrepancies of all steps that the dumps of the three modes have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from regress.compare.dumps.sent import WEIGHTED, flags_of, is_sent
+from regress.compare.dumps.sides import open_side
+from regress.compare.modes.discrepancy import Discrepancy, some
+from regress.compare.modes.files import files
+from regress.compare.modes.presence import dropped, order, presence
+from regress.compare.modes.replies import replies
+from regress.compare.modes.scene import Scene
+from regress.compare.modes.settings import settings
+from regress.compare.modes.values import values
+
+
+@dataclass
+class Found:
+    """Discrepancies, those of the first step first, and notes on what is none, a sentence each."""
+
+    discrepancies: list[Discrepancy] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def explains(self, quantity: str) -> bool:
+        """Return True if a discrepancy explains that a quantity differs."""
+        return any(quantity in one.explains for one in self.discrepancies)
+
+
+def discrepancies(trainer: str, client: str | None, service: str | None, steps: Sequence[int]) -> Found:
+    """Look for discrepancies between the modes of a training.
+
+    Args:
+        trainer: dump of the self-hosted run, or the view of it that the others are compared with.
+        client, service: dumps of the others; None for those that were not given.
+        steps: steps that all of them have.
+    """
+    flags, whole = flags_of(trainer) if is_sent(trainer) else (frozenset[str](), trainer)
+    base = open_side(f"sent-{WEIGHTED}:{whole}" if WEIGHTED in flags else whole)
+    sent, computed = (None if path is None else open_side(path) for path in (client, service))
+    found = Found()
+    found.discrepancies += files(base, sent, computed, steps)
+    for step in steps:
+        _of_step(Scene.of(step, base, sent, computed), found)
+    if WEIGHTED in flags:
+        found.notes.append(
+            "the client sends advantages multiplied by the weights of their tokens (aggregation and denominators), "
+            "which the service adds up; those of the self-hosted dump were multiplied, too"
+        )
+    return found
+
+
+def _of_step(scene: Scene, found: Found) -> None:
+    seen = {one.rule for one in found.discrepancies}
+    for rules in (presence, order, settings, values, replies):
+        for one in rules(scene):
+            if one.rule not in seen:
+                found.discrepancies.append(replace(one, step=scene.step))
+    names = dropped(scene)
+    if names:
+        found.notes.append(
+            f"step {scene.step}: {some(names, 'sample')} of {len(scene.trainer)} became no datums: their advantages "
+            "are all 0, so that dropping them changes nothing"
+        )

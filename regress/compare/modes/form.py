@@ -1,0 +1,60 @@
+"""Form of what a client sends: advantages with their weights or without, all samples or those with advantages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from regress.compare.dumps.sent import DROPPED, WEIGHTED, without_advantage
+from regress.compare.dumps.sides import Side
+from regress.compare.modes.datums import client_of
+from regress.compare.modes.rows import Row, pairs_of, rows_of
+
+
+def flags_for(trainer: Side, client: Side | None, service: Side | None, steps: Iterable[int]) -> set[str]:
+    """Return the flags of the view of the trainer's dump that the others can be compared with.
+
+    Weights count as sent if the others' advantages are nearer to the products than to the advantages alone, over all
+    loss tokens. Samples without advantages count as dropped if the others have none of them.
+    """
+    nearer, dropped, kept = 0, 0, 0
+    for step in steps:
+        rows, others = rows_of(trainer, step), _others(client, service, step)
+        if not others or any(row.tokens is None for row in others):
+            continue
+        pairs = pairs_of(rows, others)
+        nearer += sum(_nearer(a, b) for a, b in pairs)
+        idle = without_advantage(trainer, step)
+        there = sum(a.key in idle for a, _ in pairs)
+        kept += there
+        dropped += len(idle) - there
+    found = {WEIGHTED: nearer > 0, DROPPED: dropped > 0 and not kept}
+    return {flag for flag, holds in found.items() if holds}
+
+
+def _others(client: Side | None, service: Side | None, step: int) -> Sequence[Row]:
+    found = [] if client is None else client_of(client, step).rows
+    return found or ([] if service is None else rows_of(service, step))
+
+
+def _nearer(trainer: Row, other: Row) -> int:
+    """Return 1 if advantages are nearer to products with weights, -1 if nearer to those alone, 0 if neither."""
+    weights, own, found = (
+        trainer.values.get("weights"),
+        trainer.values.get("advantages"),
+        other.values.get("advantages"),
+    )
+    mask = trainer.mask
+    if weights is None or own is None or found is None or mask is None:
+        return 0
+    if not own.size == found.size == weights.size == mask.size:
+        return 0
+    here = mask & (np.nan_to_num(own) != 0) & (np.nan_to_num(weights) > 0)
+    there = np.nan_to_num(found) != 0  # wherever they lie
+    if not here.any() or not there.any():
+        return 0
+    level = np.log(np.median(np.abs(found[there])))
+    plain = np.log(np.median(np.abs(own[here])))
+    product = np.log(np.median(np.abs(own[here] * weights[here])))
+    return int(np.sign(abs(level - plain) - abs(level - product)))

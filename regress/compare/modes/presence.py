@@ -1,0 +1,153 @@
+"""Rules for samples and datums that are lost, made twice, cut off, or in another order."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from regress.compare.modes.discrepancy import CLIENT, SERVICE, TRAINER, Discrepancy, some
+from regress.compare.modes.rows import Row
+from regress.compare.modes.scene import Link, Scene
+
+
+def presence(scene: Scene) -> Iterator[Discrepancy]:
+    """Yield what is wrong with the samples of a step."""
+    for link in scene.links:
+        expected, found = _sides(scene, link)
+        if link.whose[1] == SERVICE and scene.index is None:
+            continue  # without an index, datums may as well be in files that were lost
+        if any(row.tokens is None for row in (*expected, *found)):
+            continue  # nothing tells which samples these are
+        yield from _between(link, expected, found)
+
+
+def dropped(scene: Scene) -> list[str]:
+    """Return the names of samples that were left out although that changes nothing: their advantages are all 0."""
+    for link in scene.links[:1]:
+        have = {id(row) for row, _ in link.pairs}
+        return [row.name for row in scene.trainer if id(row) not in have and _idle(scene, row)]
+    return []
+
+
+def _idle(scene: Scene, row: Row) -> bool:
+    if "advantages" in row.values:
+        return row.idle
+    group = [other.reward for other in scene.trainer if other.key[0] == row.key[0]]
+    return len(group) > 1 and len({*group}) == 1
+
+
+def _sides(scene: Scene, link: Link) -> tuple[list[Row], list[Row]]:
+    rows = {
+        TRAINER: [*scene.trainer],
+        CLIENT: [] if scene.client is None else scene.client.rows,
+        SERVICE: [*(scene.service or ())],
+    }
+    expected = rows[link.whose[0]]
+    if link.whose[0] == TRAINER:
+        have = {id(row) for row, _ in link.pairs}
+        expected = [row for row in expected if id(row) in have or not _idle(scene, row)]
+    return expected, rows[link.whose[1]]
+
+
+def _between(link: Link, expected: Sequence[Row], found: Sequence[Row]) -> Iterator[Discrepancy]:
+    mine, its = {id(row) for row, _ in link.pairs}, {id(row) for _, row in link.pairs}
+    lost = [row for row in expected if id(row) not in mine]
+    more = [row for row in found if id(row) not in its]
+    cut = _cut(lost, more)
+    gone = {id(row) for pair in cut for row in pair}
+    lost, more = ([row for row in rows if id(row) not in gone] for rows in (lost, more))
+    known = Counter(_content(row) for row in expected)
+    twice = [row for row in more if known[_content(row)]]
+    strange = [row for row in more if not known[_content(row)]]
+    one, other = link.whose
+    if cut:
+        long, short = cut[0]
+        yield Discrepancy(
+            "completions-cut-off",
+            f"{other} has completions cut off: a smaller limit of tokens, or a datum cut to a length",
+            (
+                f"{some([a.name for a, _ in cut], 'sample')}: the {_size(short)} tokens of {short.name} are the first "
+                f"of the {_size(long)} of {long.name}",
+            ),
+            ("batch_inputs", "coverage", "trajectory"),
+        )
+    if lost:
+        yield Discrepancy(
+            "datums-lost",
+            f"{other} lacks samples that {one} trains on: a chunk or a request was lost, or a filter drops samples "
+            "with advantages",
+            (f"{some([row.name for row in lost], 'sample')} with advantages other than 0",),
+            ("coverage", "batch_inputs", "loss", "gradient"),
+        )
+    if twice:
+        yield Discrepancy(
+            "datums-twice",
+            f"{other} has samples more often than {one}: a request was sent again and executed twice, or a batch was "
+            "filled up with copies",
+            (f"{some([row.name for row in twice], 'datum')} repeat the tokens of others",),
+            ("coverage", "batch_inputs", "loss", "gradient"),
+        )
+    if strange:
+        yield Discrepancy(
+            "other-samples-sent",
+            f"{other} has samples that {one} does not have: another batch, or tokens that were changed on the way",
+            (f"{some([row.name for row in strange], 'datum')} with tokens of no sample",),
+            ("coverage", "batch_inputs", "loss", "gradient"),
+        )
+
+
+def _cut(lost: Sequence[Row], more: Sequence[Row]) -> list[tuple[Row, Row]]:
+    """Return lost samples with a found one that is the beginning of it, and has a part of its completion."""
+    pairs: list[tuple[Row, Row]] = []
+    taken: set[int] = set()
+    for long in lost:
+        for short in more:
+            a, b = long.tokens, short.tokens
+            if a is None or b is None or id(short) in taken or not 1 < b.size < a.size:
+                continue
+            if (a[: b.size] == b).all() and (long.mask is None or long.mask[: b.size].any()):
+                pairs.append((long, short))
+                taken.add(id(short))
+                break
+    return pairs
+
+
+def _content(row: Row) -> bytes:
+    return b"" if row.tokens is None else row.tokens.tobytes()
+
+
+def _size(row: Row) -> int:
+    return 0 if row.tokens is None else row.tokens.size
+
+
+def order(scene: Scene) -> Iterator[Discrepancy]:
+    """Yield chunks of a step that the service did not execute in the order in which the client sent them."""
+    passes = scene.passes
+    if scene.client is None or scene.service is None or not passes:
+        return
+    executed = sorted(passes, key=lambda one: min((part.micro for part in one.parts), default=0))
+    sequence = [one.seq_id for one in executed if one.seq_id is not None]
+    made = [np.array(datum.tokens, np.int64).tobytes() for one in executed for datum in one.datums]
+    sent = [_content(row) for row in scene.client.rows]
+    wrong = made != sent and sorted(made) == sorted(
+        sent
+    )  # of lost datums, and of those made twice, others tell
+    if not wrong and sequence == sorted(sequence):
+        return
+    told = []
+    if sequence != sorted(sequence):
+        told.append(f"the requests ran in the order {', '.join(map(str, sequence))} of their seq_id")
+    if wrong:
+        at = next(i for i, (a, b) in enumerate(zip(made, sent, strict=True)) if a != b)
+        told.append(
+            f"place {at} of the execution has datum {sent.index(made[at])} of the client in place of {at}"
+        )
+    yield Discrepancy(
+        "chunks-permuted",
+        "the service did not execute the chunks of a batch in the order of their seq_id, so that gradients were added "
+        "up in another order: it has to wait for the lower number, since clients send chunks at once, the first last",
+        tuple(told),
+        ("gradient", "param", "optimizer", "grad_norm"),
+    )

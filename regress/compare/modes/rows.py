@@ -1,0 +1,179 @@
+"""Rows of one step: the samples or datums of a dump with their values, each at its own token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regress.compare.dumps.match import Sample, Tokens, match_samples
+from regress.compare.dumps.sides import Side
+from regress.dump.record import Record
+from regress.dump.trajectory import rollouts_in
+from regress.layout import SampleKey
+
+Floats = NDArray[np.float64]
+MASK = "mask"
+OLD = "old_log_probs"
+VALUES: Mapping[str, Mapping[str, str]] = {
+    "batch_inputs": {"response_mask": MASK},
+    "forward_data": {"response_mask": MASK, "log_probs": "log_probs"},
+    "is_loss_debug": {
+        "effective_valid": MASK,
+        "log_probs": "log_probs",
+        "old_log_probs": OLD,
+        "advantages": "advantages",
+        "weights": "weights",
+        "prob_ratio": "ratio",
+        "elementwise_loss": "loss",
+    },
+}
+"""Stage -> tensor -> name of its values in a row; later stages tell more exactly."""
+
+
+@dataclass
+class Row:
+    """A sample, or a datum.
+
+    Attributes:
+        key: its name in its dump.
+        tokens: ``[S]`` ids; None where nothing tells them.
+        values: name -> ``[S]``, NaN where nothing was recorded: ``mask``, ``advantages``, ``weights``,
+            ``old_log_probs``, ``log_probs``, ``ratio``, ``loss``, and ``sampler``, the log-probs of the sampler.
+        reward: that of a rollout.
+        reward, temperature: of a rollout, where they were recorded.
+        id: the client's name of it, which is that of the rollout.
+    """
+
+    key: SampleKey
+    tokens: NDArray[np.int64] | None = None
+    values: dict[str, Floats] = field(default_factory=dict)
+    reward: float | None = None
+    temperature: float | None = None
+    id: str | None = None
+
+    @property
+    def name(self) -> str:
+        """Name for people."""
+        return f"{self.key[0]}/{self.key[1]}"
+
+    @property
+    def mask(self) -> NDArray[np.bool_] | None:
+        """``[S]`` True at tokens that the loss counts, if that was recorded."""
+        found = self.values.get(MASK)
+        return None if found is None else np.nan_to_num(found) != 0
+
+    def weighed(self) -> Row:
+        """Return this row with its advantages and losses multiplied by its weights, if it has any."""
+        weights = self.values.pop("weights", None)
+        for name in ("advantages", "loss"):
+            values = self.values.get(name)
+            if weights is not None and values is not None and values.size == weights.size:
+                self.values[name] = values * weights
+        return self
+
+    @property
+    def idle(self) -> bool:
+        """True if its advantages are known, and all 0."""
+        found = self.values.get("advantages")
+        return found is not None and not np.nan_to_num(found).any()
+
+
+def rows_of(side: Side, step: int) -> list[Row]:
+    """Return the samples of a step, with what any record tells of them."""
+    rows: dict[SampleKey, Row] = {}
+    order = ("trajectory", "batch_inputs", "forward_data", "is_loss_debug")
+    for stage in order:
+        for name, (type, where) in side.entries.items():
+            if (type, where.step) != (stage, step):
+                continue
+            record = side.read(name)
+            if stage == "trajectory":
+                _rollouts(rows, record)
+            else:
+                _add(rows, record, side.root(where.rank or 0) == (where.rank or 0))
+    return [*rows.values()]
+
+
+def _rollouts(rows: dict[SampleKey, Row], record: Record) -> None:
+    samples: Any = record.meta["samples"]
+    for t, told in zip(rollouts_in(record), samples, strict=True):
+        row = Row(t.key, np.asarray(t.tokens, np.int64), reward=t.reward)
+        row.values[MASK] = np.asarray(t.loss_mask, np.float64)
+        if t.log_probs is not None:
+            row.values["sampler"] = np.asarray(t.log_probs, np.float64)
+        temperature = told.get("temperature")
+        row.temperature = float(temperature) if isinstance(temperature, int | float) else None
+        rows[t.key] = row
+
+
+def _add(rows: dict[SampleKey, Row], record: Record, counted: bool) -> None:
+    """Add the values of one record, at the tokens that it holds."""
+    layout: Any = record.meta.get("layout")
+    named: Any = record.meta.get("samples")
+    if not isinstance(layout, Mapping) or not named or record.meta.get("open"):
+        return
+    shape, segments = tuple(layout["shape"]), layout["segments"]
+    known = {name: record.tensors[name] for name in VALUES[record.type] if name in record.tensors}
+    ids = record.tensors.get("input_ids")
+    for raw, (_, start, stop, row, col) in zip(named, segments, strict=True):
+        key = str(raw[0]), int(raw[1])
+        own = rows.setdefault(key, Row(key))
+        at = row, slice(col, col + stop - start)
+        if ids is not None and ids.shape == shape:
+            own.tokens = _grown(own.tokens, start, stop, ids[at].astype(np.int64))
+        for name, array in known.items():
+            if array.shape == shape:
+                _put(own, VALUES[record.type][name], start, stop, array[at].astype(np.float64))
+
+
+def _grown(
+    known: NDArray[np.int64] | None, start: int, stop: int, ids: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    size = max(stop, 0 if known is None else known.size)
+    out = np.full(size, -1, np.int64)
+    if known is not None:
+        out[: known.size] = known
+    free = out[start:stop] < 0
+    out[start:stop][free] = ids[free]
+    return out
+
+
+def _put(row: Row, name: str, start: int, stop: int, values: Floats) -> None:
+    size = max(stop, 0 if row.tokens is None else row.tokens.size)
+    found = row.values.get(name)
+    if found is None or found.size < size:
+        wider = np.full(size, np.nan)
+        wider[: 0 if found is None else found.size] = found if found is not None else ()
+        row.values[name] = found = wider
+    found[start:stop] = values
+
+
+def pairs_of(golden: Sequence[Row], actual: Sequence[Row]) -> list[tuple[Row, Row]]:
+    """Return the rows of both sides with the same tokens; of several those of one id, else the closest values."""
+    named = {(row.id or row.name, _content(row)): row for row in golden}
+    by_id = [(named.pop(key), row) for row in actual if (key := (row.id or "", _content(row))) in named]
+    left, right = {id(a) for a, _ in by_id}, {id(b) for _, b in by_id}
+    golden = [row for row in golden if id(row) not in left]
+    actual = [row for row in actual if id(row) not in right]
+    mine, its = {row.key: row for row in golden}, {row.key: row for row in actual}
+
+    def values(which: str, key: SampleKey) -> Mapping[str, Floats]:
+        row = mine[key] if which == "golden" else its[key]
+        return {name: row.values[name] for name in (OLD, "advantages") if name in row.values}
+
+    matching = match_samples(_samples(golden), _samples(actual), values)
+    return [*by_id, *((mine[to], its[key]) for key, to in matching.golden_of.items())]
+
+
+def _content(row: Row) -> bytes | None:
+    return None if row.tokens is None else row.tokens.tobytes()
+
+
+def _samples(rows: Iterable[Row]) -> list[Sample]:
+    return [
+        Sample(row.key, None if row.tokens is None else Tokens.of(row.tokens), named=False) for row in rows
+    ]

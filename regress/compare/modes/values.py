@@ -1,0 +1,236 @@
+"""Rules for values of tokens that one mode passes on to another: masks, old log-probs, advantages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regress.compare.modes.advantages import advantages
+from regress.compare.modes.discrepancy import TRAINER, Discrepancy, some
+from regress.compare.modes.rows import OLD, Floats, Row
+from regress.compare.modes.scene import Link, Scene
+
+ENOUGH = 3
+"""Fewest different values that prove where values come from."""
+Pairs = Sequence[tuple[Row, Row]]
+
+
+def values(scene: Scene) -> Iterator[Discrepancy]:
+    """Yield what is wrong with the values that one mode passes on to the next."""
+    for link in scene.links:
+        known = [found for found in (_others_datums(link), _masks(link), _old(scene, link)) if found]
+        yield from known
+        if not any(found.rule in ("mask-shifted", "values-of-other-datums") for found in known):
+            yield from advantages(scene, link)
+
+
+def _masks(link: Link) -> Discrepancy | None:
+    """Return a shift of the loss mask, or masks that are left out."""
+    known = [(a, b) for a, b in link.pairs if a.mask is not None and b.mask is not None]
+    wrong = [(a, b) for a, b in known if not _equal_masks(a, b)]
+    if not wrong:
+        return None
+    one, other = link.whose
+    names = [a.name for a, _ in wrong]
+    for by, words in ((1, "one token too late"), (-1, "one token too early")):
+        if all(_moved_mask(a, b, by) for a, b in wrong):
+            return Discrepancy(
+                "mask-shifted",
+                f"the loss mask of {other} lies {words}: the mask of a datum belongs to its targets, which are the "
+                "tokens from the second on (loss_mask[1:])",
+                (f"{some(names, 'datum')}: every token has the mask that its neighbour has with {one}",),
+                ("batch_inputs", "advantages", "loss", "token_loss", "gradient"),
+            )
+    if all(b.mask is not None and b.mask[1:].all() for _, b in wrong):
+        if all(not _outside(a, b).any() for a, b in wrong):
+            return None  # a wire without masks, whose advantages are 0 where nothing is trained on
+        return Discrepancy(
+            "mask-lost",
+            f"the loss mask does not reach {other}: tokens of the prompt are trained on",
+            (f"{some(names, 'datum')} with a mask of 1 everywhere, and advantages outside of that of {one}",),
+            ("batch_inputs", "advantages", "loss", "token_loss", "gradient"),
+        )
+    return None
+
+
+def _equal_masks(a: Row, b: Row) -> bool:
+    mine, its = a.mask, b.mask
+    return mine is not None and its is not None and mine.size == its.size and bool((mine == its)[1:].all())
+
+
+def _moved_mask(a: Row, b: Row, by: int) -> bool:
+    mine, its = a.mask, b.mask
+    if mine is None or its is None or mine.size != its.size:
+        return False
+    moved = np.zeros(mine.size, bool)
+    if by > 0:
+        moved[by:] = mine[:-by]
+    else:
+        moved[:by] = mine[-by:]
+    return bool((moved == its)[1:].all()) and bool(mine.any())
+
+
+def _outside(a: Row, b: Row) -> Floats:
+    found = b.values.get("advantages")
+    if found is None or a.mask is None or found.size != a.mask.size:
+        return np.zeros(0)
+    return np.nan_to_num(found)[~a.mask]
+
+
+def _old(scene: Scene, link: Link) -> Discrepancy | None:
+    """Return where wrong old log-probs come from, if that can be proven."""
+    known = [(a, b) for a, b in link.pairs if _at(a, b, OLD) is not None]
+    scale = max((float(np.abs(_at(a, b, OLD)[0]).max(initial=0.0)) for a, b in known), default=0.0)  # type: ignore[index]
+    bound = link.close * max(scale, 1e-6)
+    wrong = [(a, b) for a, b in known if not _all_close(_at(a, b, OLD), bound)]
+    if not wrong:
+        return None
+    other = link.whose[1]
+    names = [a.name for a, _ in wrong]
+    explains = (OLD, "ratio", "token_loss", "policy_loss", "loss", "gradient")
+    if link.whose[0] == TRAINER and _all(wrong, lambda a, b: _at(a, b, OLD, "sampler"), bound, ENOUGH):
+        return Discrepancy(
+            "old-log-probs-of-the-sampler",
+            f"old log-probs of {other} are those of the sampler, and the trainer's own were computed by the policy: "
+            "choose one of the two for both (algorithm.old_log_probs)",
+            (f"{some(names, 'datum')}: every value is the sampler's",),
+            explains,
+        )
+    for source in (OLD, "sampler"):
+        for by, words in ((1, "of the next token"), (-1, "of the token before")):
+            if _all(wrong, lambda a, b, s=source, k=by: _shifted(a, b, s, k), bound, ENOUGH):  # type: ignore[misc]
+                return Discrepancy(
+                    "log-probs-shifted",
+                    f"old log-probs of {other} are shifted by one token: a list as long as the tokens begins with the "
+                    "first token, which nothing predicts, and targets begin with the second (logprobs[1:])",
+                    (f"{some(names, 'datum')}: every value is that {words}",),
+                    explains,
+                )
+    if _all(wrong, _recomputed(scene, link), link.close * 1e-2 * max(scale, 1e-6), ENOUGH):
+        return Discrepancy(
+            "old-log-probs-recomputed",
+            f"{other} takes log-probs of its own forward pass for the old ones, so that every ratio is 1",
+            (f"{some(names, 'datum')}: old_log_probs and log_probs are the same number at every token",),
+            explains,
+        )
+    if all(not np.nan_to_num(_at(a, b, OLD)[1]).any() for a, b in wrong):  # type: ignore[index]
+        return Discrepancy(
+            "old-log-probs-lost",
+            f"old log-probs do not reach {other}, which takes them as 0",
+            (f"{some(names, 'datum')}: every value is 0",),
+            explains,
+        )
+    return None
+
+
+def _recomputed(scene: Scene, link: Link) -> Callable[[Row, Row], tuple[Floats, Floats] | None]:
+    """Return a function of the own log-probs of a row and its old ones; only a service has its own."""
+
+    def found(a: Row, b: Row) -> tuple[Floats, Floats] | None:
+        own, mask = b.values.get("log_probs"), a.mask if a.mask is not None else b.mask
+        if own is None or mask is None or own.size != mask.size:
+            return None
+        return own[mask], b.values[OLD][mask]
+
+    return found
+
+
+def _at(a: Row, b: Row, name: str, source: str = "") -> tuple[Floats, Floats] | None:
+    """Return the values of both rows at the loss tokens; None where one has none."""
+    mine, its, mask = (
+        a.values.get(source or name),
+        b.values.get(name),
+        a.mask if a.mask is not None else b.mask,
+    )
+    if mine is None or its is None or mask is None or not mine.size == its.size == mask.size:
+        return None
+    both = mask & np.isfinite(mine) & np.isfinite(its)
+    return mine[both], its[both]
+
+
+def _shifted(a: Row, b: Row, source: str, by: int) -> tuple[Floats, Floats] | None:
+    """Return the values of a row's neighbours and those of the other row, where both are loss tokens."""
+    mine, its, mask = a.values.get(source), b.values.get(OLD), a.mask if a.mask is not None else b.mask
+    if mine is None or its is None or mask is None or not mine.size == its.size == mask.size:
+        return None
+    here = np.flatnonzero(mask)
+    here = here[(here + by >= 0) & (here + by < mask.size)]
+    here = here[mask[here + by]]
+    return mine[here + by], its[here]
+
+
+def _all_close(pair: tuple[Floats, Floats] | None, bound: float) -> bool:
+    return pair is not None and bool((np.abs(pair[0] - pair[1]) <= bound).all())
+
+
+def _all(
+    pairs: Pairs, of: Callable[[Row, Row], tuple[Floats, Floats] | None], bound: float, least: int
+) -> bool:
+    """Return True if all values are close, and there are enough different ones to prove it."""
+    seen: set[float] = set()
+    for a, b in pairs:
+        found = of(a, b)
+        if found is None or not _all_close(found, bound):
+            return False
+        seen.update(np.round(found[0] / max(bound, 1e-300)).tolist())
+    return len(seen) >= least
+
+
+def _others_datums(link: Link) -> Discrepancy | None:
+    """Return values that belong to other datums: rows whose inputs of the loss are, as a whole, those of another."""
+    names = (OLD, "advantages")
+    wrong = [(a, b) for a, b in link.pairs if _differs(link, a, b, names)]
+    if len(wrong) < 2:
+        return None
+    pool = [(a, _content(a, names)) for a, _ in link.pairs]
+    from_: dict[str, str] = {}
+    for a, b in wrong:
+        own = _content(b, names)
+        same = [c for c, values in pool if c is not a and _alike(link, values, own)]
+        if not same:
+            return None
+        from_[a.name] = same[0].name
+    if len({*from_.values()}) < len(from_):
+        return None
+    one, other = link.whose
+    first = next(iter(from_))
+    return Discrepancy(
+        "values-of-other-datums",
+        f"{other} computes datums with the log-probs and advantages of other datums: chunks or results were put "
+        "together in another order than they were taken apart",
+        (f"{some([*from_], 'datum')}: {first} has the values that {from_[first]} has with {one}",),
+        (OLD, "advantages", "ratio", "token_loss", "policy_loss", "loss", "gradient"),
+    )
+
+
+def _content(row: Row, names: Sequence[str]) -> Mapping[str, Floats]:
+    """Return the values of the loss tokens in a row, in their order; fewer than `ENOUGH` log-probs prove nothing."""
+    mask = row.mask
+    found = {}
+    for name in names:
+        values = row.values.get(name)
+        if values is not None:
+            found[name] = values if mask is None or mask.size != values.size else values[mask]
+    return found
+
+
+def _differs(link: Link, a: Row, b: Row, names: Sequence[str]) -> bool:
+    return not _alike(link, _content(a, names), _content(b, names), least=0)
+
+
+def _alike(link: Link, a: Mapping[str, Floats], b: Mapping[str, Floats], least: int = ENOUGH) -> bool:
+    """Return True if two rows have the same values of everything that both have."""
+    common = [name for name in a if name in b]
+    if OLD not in common:
+        return least == 0
+    for name in common:
+        x, y = a[name], b[name]
+        if x.size != y.size:
+            return False
+        both: NDArray[np.bool_] = np.isfinite(x) & np.isfinite(y)
+        bound = link.close * max(float(np.abs(x[both]).max(initial=0.0)), 1e-6)
+        if not (np.abs(x - y)[both] <= bound).all():
+            return False
+    return np.unique(a[OLD][np.isfinite(a[OLD])]).size >= least

@@ -1,0 +1,382 @@
+"""Pool of cheap ranks: fresh processes, forked for each job from one that has imported everything.
+
+A job is a function that every rank runs, in a process group of its own. Nothing of it outlives it: however it ends, its
+processes are gone when `RankPool.run` returns or raises, and the pool serves the next.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from multiprocessing.connection import Connection, Pipe, wait
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+from regress.errors import ReplayError
+from regress.parallel.launch.rank_failure import RankState, rank_failure
+from regress.parallel.launch.reports import Done, Ended, Failed, Ready, Signal, Start, Tapped
+
+TIMEOUT = 300.0
+"""Seconds after which a job is given up."""
+
+PATIENCE = 120.0
+"""Seconds that a rank waits for others in a collective."""
+
+_GRACE = 1.0
+"""Seconds that the other ranks have to report, once one has failed."""
+
+_STACKS = 0.3
+"""Seconds to print the stacks of ranks that hang."""
+
+_END = 30.0
+"""Seconds until killed processes must be gone; slower ones hang in the kernel."""
+
+_PROGRAM = """
+import socket, sys
+sys.path[:] = {path!r}
+from regress.parallel.launch.forkserver import serve
+serve(socket.socket(fileno={handle}), {modules!r})
+"""
+
+
+class RankPool:
+    """Runs jobs of several ranks, one after another.
+
+    The forkserver starts with the first job, or with `warm`, and takes some seconds to import its modules; each job
+    after that has its ranks in milliseconds.
+
+    Args:
+        modules: modules that are imported before the ranks are forked.
+    """
+
+    def __init__(self, modules: Sequence[str]) -> None:
+        self._modules = tuple(modules)
+        self._server: _Forkserver | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def process(self) -> int | None:
+        """Process id of the forkserver, None when there is none."""
+        return None if self._server is None else self._server.process
+
+    def warm(self) -> None:
+        """Make the forkserver import its modules in the background."""
+        with self._lock:
+            self._started()
+
+    def run(
+        self,
+        target: Callable[..., Any],
+        arguments: Mapping[str, Any],
+        world_size: int,
+        *,
+        timeout: float = TIMEOUT,
+        patience: float = PATIENCE,
+        backend: str = "gloo",
+        folder: Path | None = None,
+        what: str = "",
+        given_up: Connection | None = None,
+    ) -> list[Any]:
+        """Run a function on every rank.
+
+        Args:
+            target: a function of a module, which the ranks import; it finds the default process group initialized, one
+                thread, the environment and the working directory of this process, and the variables of torchrun.
+            arguments: its keyword arguments, which are pickled.
+            world_size: number of ranks.
+            timeout: seconds that the job may take; ``math.inf`` for as long as its ranks want.
+            patience: seconds that a collective may take.
+            backend: backend of the process group.
+            folder: keeps what each rank prints, as ``rank0.log``; nowhere by default.
+            what: name of the job in errors.
+            given_up: once something can be read from it, the job is given up as after ``timeout`` seconds.
+
+        Returns:
+            What the ranks return, by rank.
+
+        Raises:
+            RankError: naming the rank that raised, died, or hangs; its notes are the traceback and what it printed.
+            ReplayError: if no ranks can be started.
+        """
+        if target.__module__ == "__main__":
+            raise ValueError(
+                f"{target.__qualname__} is no function of a module that ranks can import: move it"
+            )
+        payload = pickle.dumps((target, dict(arguments)))
+        directory, path = os.getcwd(), tuple(sys.path)  # noqa: PTH109  # text, as it is sent
+        start = Start(world_size, payload, dict(os.environ), path, directory, backend, patience)
+        with self._lock, ExitStack() as resources:
+            server = self._started()
+            server.require_ready()
+            job = _Job(server, start, _logs(folder, world_size, resources), resources)
+            try:
+                job.start()
+                job.wait(timeout, given_up)
+            finally:
+                self._end(job)
+            return job.values(what, timeout)
+
+    def close(self) -> None:
+        """End the forkserver; another job starts a new one."""
+        with self._lock:
+            self._close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _started(self) -> _Forkserver:
+        if self._server is None:
+            self._server = _Forkserver(self._modules)
+            weakref.finalize(self, self._server.close)  # also at the end of the interpreter
+        return self._server
+
+    def _end(self, job: _Job) -> None:
+        """End a job; if that fails, end the forkserver and all processes of the job with it."""
+        try:
+            job.end()
+        except BaseException:
+            self._close()
+            raise
+        if job.lost:
+            self._close()
+
+    def _close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+
+class _Forkserver:
+    """Process of `regress.parallel.launch.forkserver` and the socket to it."""
+
+    def __init__(self, modules: Sequence[str]) -> None:
+        self.control, other = socket.socketpair()
+        self.messages = Connection(os.dup(self.control.fileno()))
+        self._owner = os.getpid()
+        self._ready = False
+        self._closed = False
+        program = _PROGRAM.format(path=sys.path, handle=other.fileno(), modules=list(modules))
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "MKL_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+        }
+        self._printed = tempfile.TemporaryFile()  # noqa: SIM115  # lives as long as the process
+        with other:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", program],
+                stdin=subprocess.DEVNULL,
+                stdout=self._printed,
+                stderr=self._printed,
+                pass_fds=[other.fileno()],
+                start_new_session=True,  # an interrupt of this process does not reach it
+                env=environment,
+            )
+
+    @property
+    def process(self) -> int:
+        return self._process.pid
+
+    def require_ready(self) -> None:
+        """Wait until everything is imported; raises `ReplayError` if it cannot be."""
+        if self._ready:
+            return
+        try:
+            message = self.messages.recv()
+        except (EOFError, OSError):
+            message = Ready(f"the forkserver ended {self.end}")
+        assert isinstance(message, Ready)
+        if message.problem is not None:
+            raise ReplayError(f"no ranks can be started: {message.problem}")
+        self._ready = True
+
+    @property
+    def end(self) -> str:
+        """Close the process, and return how it ended and its last output."""
+        self.close()
+        code = self._process.returncode
+        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+        return f"{how} ({self._words})" if self._words else how
+
+    def close(self) -> None:
+        """End the process, and with it all ranks."""
+        if self._closed:
+            return
+        self._closed = True
+        self.messages.close()
+        self.control.close()  # which it notices, and ends its ranks
+        if self._owner != os.getpid():
+            return
+        try:
+            self._process.wait(_END if self._ready else 1.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._words = " ".join(_read(self._printed)[-300:].split())
+        self._printed.close()
+
+
+class _Job:
+    """One job of a pool, from its start until all of its processes are gone.
+
+    Attributes:
+        states: state of each rank.
+        lost: True if the forkserver is gone.
+    """
+
+    def __init__(
+        self, server: _Forkserver, start: Start, logs: list[IO[bytes]], resources: ExitStack
+    ) -> None:
+        self.states = [RankState(rank) for rank in range(start.world_size)]
+        self.lost = False
+        self._server, self._start, self._logs = server, start, logs
+        self._reports: dict[Connection, RankState] = {}
+        self._resources = resources
+        self._started = False
+        self._given_up: Connection | None = None
+
+    def start(self) -> None:
+        """Fork the ranks."""
+        handles, writers = [], []
+        for state, log in zip(self.states, self._logs, strict=True):
+            reader, writer = Pipe(duplex=False)
+            self._reports[self._resources.enter_context(reader)] = state
+            writers.append(writer)
+            handles += [writer.fileno(), log.fileno()]
+        self._started = True
+        try:
+            self._server.messages.send(self._start)
+            socket.send_fds(self._server.control, [b"F"], handles)
+        except OSError:
+            self.lost = True
+        finally:
+            for writer in writers:
+                writer.close()
+
+    def wait(self, timeout: float, given_up: Connection | None) -> None:
+        """Wait until every rank is done, or one has failed and the others had time to report."""
+        end = time.monotonic() + timeout
+        self._given_up = given_up
+        while not self._failed and not self._all(lambda state: state.result is not None):
+            if not self._take(end):
+                break
+        self._given_up = None
+        end = min(end, time.monotonic() + _GRACE)
+        while self._failed and not self._all(lambda state: not state.runs) and self._take(end):
+            pass
+        hanging = [state for state in self.states if state.runs]
+        if hanging:
+            self._signal(signal.SIGUSR1, hanging)
+            end = time.monotonic() + _STACKS
+            while self._take(end):
+                pass
+
+    def end(self) -> None:
+        """End every rank, and wait until all are gone."""
+        if not self._started or self.lost:
+            return
+        self._signal(signal.SIGKILL, [state for state in self.states if state.status is None])
+        end = time.monotonic() + _END
+        while not self.lost and not self._all(lambda state: state.status is not None):
+            if not self._take(end):
+                self.lost = True
+
+    def values(self, what: str, timeout: float) -> list[Any]:
+        """Return the values of the ranks; raises `RankError` unless all have returned."""
+        if self.lost:
+            head = f"{what}: " if what else ""
+            raise ReplayError(f"{head}the forkserver of the ranks ended {self._server.end}; run it again")
+        results = [state.result.value for state in self.states if isinstance(state.result, Done)]
+        if len(results) == len(self.states) and not any(state.died for state in self.states):
+            return results
+        raise rank_failure(self.states, [_read(log) for log in self._logs], what, timeout)
+
+    @property
+    def _failed(self) -> bool:
+        return self.lost or any(state.died or isinstance(state.result, Failed) for state in self.states)
+
+    def _all(self, holds: Callable[[RankState], bool]) -> bool:
+        return all(holds(state) for state in self.states)
+
+    def _take(self, end: float) -> bool:
+        """Receive the next reports of ranks and forkserver; False if nothing came until ``end``, the job is given
+        up, or nobody is left to report.
+        """
+        if self.lost:
+            return False
+        others = [] if self._given_up is None else [self._given_up]
+        rest = None if math.isinf(end) else max(0.0, end - time.monotonic())
+        ready = wait([self._server.messages, *self._reports, *others], rest)
+        if self._given_up in ready:
+            return False
+        for source in sorted(
+            ready, key=lambda source: source is self._server.messages
+        ):  # what ends ranks comes last
+            if isinstance(source, Connection):
+                self._hear(source)
+        return bool(ready)
+
+    def _hear(self, source: Connection) -> None:
+        try:
+            message = source.recv()
+        except (EOFError, OSError):
+            if source is self._server.messages:
+                self.lost = True
+            else:
+                del self._reports[source]
+            return
+        if isinstance(message, Ended):
+            self._hear_out(message.rank)
+            self.states[message.rank].status = message.status
+            self.states[message.rank].ended = time.monotonic()
+        elif isinstance(message, Tapped):
+            self._reports[source].last = message
+        elif isinstance(message, Done | Failed):
+            self._reports[source].result = message
+
+    def _hear_out(self, rank: int) -> None:
+        """Receive everything that a rank reported before its end, which would otherwise look like an end
+        without a report.
+        """
+        for report in [report for report, state in self._reports.items() if state.rank == rank]:
+            while report in self._reports and report.poll():
+                self._hear(report)
+
+    def _signal(self, number: int, states: Sequence[RankState]) -> None:
+        for state in states:
+            state.slain = True
+        try:
+            self._server.messages.send(Signal(number, tuple(state.rank for state in states)))
+        except OSError:
+            self.lost = True
+
+
+def _logs(folder: Path | None, world_size: int, resources: ExitStack) -> list[IO[bytes]]:
+    """Open a file for the output of each rank, for appending, as two streams of the rank share it."""
+    if folder is None:
+        return [resources.enter_context(tempfile.TemporaryFile("a+b")) for _ in range(world_size)]
+    folder.mkdir(parents=True, exist_ok=True)
+    return [resources.enter_context((folder / f"rank{rank}.log").open("w+b")) for rank in range(world_size)]
+
+
+def _read(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace")

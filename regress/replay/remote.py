@@ -1,0 +1,142 @@
+"""Replay of a golden case through the training service: its rollouts, trained on by a client over HTTP on loopback.
+
+The service offers the case's own model, with its optimizer state, and dumps every request; the client has the case's
+objective. What the wires cannot say is told by `inexpressible`.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from regress.engine.adapters.settings import base_of
+from regress.engine.config.schema import Config
+from regress.golden.case import GoldenCase
+from regress.replay.configure import case_config, compose
+from regress.replay.variants import Precision
+from regress.service.client.connect import connect
+from regress.service.client.run import train
+from regress.service.core.opening import executor_of
+from regress.service.core.service import CoreService
+
+MODEL = "golden"
+"""Name under which the service offers the model of a case."""
+DUMPED = "forward_data,loss,is_loss_debug,batch_inputs,gradient,param"
+
+
+@dataclass(frozen=True)
+class RemoteReplay:
+    """Dumps of a replay: what the client sent, and what the service computed."""
+
+    wire: str
+    client: Path
+    service: Path
+
+
+def inexpressible(case: GoldenCase, wire: str) -> str | None:
+    """Return why a case's training cannot be asked of a service; None if it can."""
+    config: Mapping[str, Any] = case.config
+    temperature = (config.get("rollout_worker") or {}).get("temperature", 1.0)
+    if temperature != 1.0:
+        return f"the policy is trained at a temperature of {temperature}, which the wires cannot say"
+    if (config.get("algorithm") or {}).get("entropy_coef") and wire == "tinker":
+        return "its entropy bonus is no function of log-probs, and Tinker's losses are"
+    return None
+
+
+def replay_remote(
+    case: GoldenCase,
+    wire: str,
+    precision: Precision,
+    folder: Path,
+    *,
+    parallel: Mapping[str, Any] | None = None,
+    client: str = "auto",
+) -> RemoteReplay:
+    """Replay all steps of a case through a service that lives for this replay.
+
+    Args:
+        wire: ``weaver`` or ``tinker``.
+        precision: what the service computes in; the wire carries float32 whatever it is.
+        parallel: ``parallel.*`` of the service.
+        client: ``auto``, ``own`` or ``sdk``, as of ``service.<wire>_service.client``.
+
+    Raises:
+        RegressError: if either side refuses anything.
+    """
+    offered = _offered(case, precision, folder / "service", parallel or {})
+    with _serving(offered, folder / "service") as (url, key):
+        section = f"service.{wire}_service"
+        overrides = {
+            **_client_side(case, folder / "client"),
+            "service.train_service.backend": wire,
+            f"{section}.base_url": url,
+            f"{section}.api_key": key,
+            f"{section}.client": client,
+            **({f"{section}.training_mode": "full_ft"} if wire == "weaver" else {f"{section}.lora_rank": 0}),
+        }
+        config = compose(case.config, overrides, folder / "client")
+        train(config, Console(quiet=True), connect=connect)
+    return RemoteReplay(wire, Path(config.debug.dump_dir), folder / "service" / "dump")
+
+
+def _client_side(case: GoldenCase, folder: Path) -> dict[str, Any]:
+    found = case_config(case, len(case.trajectories()))
+    model = found.pop("model.path")
+    found.pop("optimizer.state_path", None)
+    reference: Mapping[str, Any] = case.config.get("reference") or {}  # type: ignore[assignment]  # plain JSON
+    if reference.get("without_adapter"):  # the offered model brings its adapter, so the base is another model
+        base = base_of(Path(model), None, "model.path")
+        found |= {"reference.path": str(base), "reference.without_adapter": False}
+    return {
+        **found,
+        "trainer.type": "remote",
+        "tracking.trackers": [],
+        "evaluation.every_n_steps": 0,
+        "model.dtype": "float32",
+        "output_dir": str(folder),
+        "debug.enable_data_dump": True,
+        "debug.dump_dir": str(folder / "dump"),
+        **{
+            f"debug.remote_api_dump_options.{name}": True
+            for name in ("prepared_trajectories", "datums", "training_metrics")
+        },
+    }
+
+
+def _offered(case: GoldenCase, precision: Precision, folder: Path, parallel: Mapping[str, Any]) -> Config:
+    """Return the configuration of the model that the service offers."""
+    files = case_config(case, 1)
+    kept = ("model.path", "optimizer.state_path")
+    own = {key: value for key, value in files.items() if key in kept}
+    sections: dict[str, Any] = {
+        name: case.config[name] for name in ("seed", "model", "task", "data") if name in case.config
+    }
+    return compose(sections, {**own, **precision.overrides, **parallel}, folder)
+
+
+@contextmanager
+def _serving(config: Config, folder: Path) -> Iterator[tuple[str, str]]:
+    """Yield address and key of a service of one model."""
+    from regress.service.wires.app import create_app
+    from regress.service.wires.server import ThreadedServer
+    from regress.service.wires.settings import Settings
+
+    key = f"tml-{secrets.token_hex(8)}"
+    environ = {
+        "WEAVER_DEBUG_DUMP_ENABLED": "1",
+        "WEAVER_DEBUG_DUMP_DIR": str(folder / "dump"),
+        "WEAVER_DEBUG_DUMP_OPTIONS": DUMPED,
+    }
+    service = CoreService(executor_of({MODEL: config}, folder / "state", environ=environ), folder / "state")
+    try:
+        with ThreadedServer(create_app(service, Settings({"replay": key}))) as server:
+            yield server.url, key
+    finally:
+        service.close()

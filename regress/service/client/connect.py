@@ -1,0 +1,45 @@
+"""Connection of a run to its service: through the official SDK where it is installed, or our own client."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from regress.engine.config.schema import Config
+from regress.errors import ConfigError
+from regress.service.client.backend import RemoteModel
+from regress.service.client.settings import Endpoint, endpoint_of
+
+SDKS = {"weaver": ("weaver", "nex-weaver"), "tinker": ("tinker", "tinker")}
+"""Protocol -> module and distribution of its official SDK."""
+
+
+def connect(config: Config) -> RemoteModel:
+    """Create the model of a run in its service.
+
+    Raises:
+        ConfigError: if the service's address, key or SDK is missing.
+        ServiceError: if it cannot be reached or refuses.
+    """
+    return open_model(endpoint_of(config))
+
+
+def open_model(endpoint: Endpoint) -> RemoteModel:
+    """Create a model in a service, by the client that its settings ask for."""
+    module, distribution = SDKS[endpoint.wire]
+    installed = find_spec(module) is not None
+    if endpoint.client == "sdk" and not installed:
+        raise ConfigError(
+            f"service.{endpoint.wire}_service.client=sdk needs the package {distribution}, which is not installed; "
+            f"install it, or set service.{endpoint.wire}_service.client=own"
+        )
+    if installed and endpoint.client != "own":
+        from regress.service.client.sdk import open_with_sdk
+
+        return open_with_sdk(endpoint)
+    if endpoint.wire == "weaver":
+        from regress.service.client.weaver import WeaverModel
+
+        return WeaverModel(endpoint)
+    from regress.service.client.tinker import TinkerModel
+
+    return TinkerModel(endpoint)

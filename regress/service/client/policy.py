@@ -1,0 +1,181 @@
+"""Policy whose model lies in a service: the passes of the training step, sent as datums.
+
+The loss stays the engine's: of an objective that no loss of the wires is, `accumulate` computes it from the log-probs
+that the service returned, and its derivative by each of them goes back as the weights of the wires' custom loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from regress.dump.taps import at
+from regress.engine.batch import LossTokens, Microbatch
+from regress.engine.policy_interface import Loss, Result
+from regress.errors import NotFinite
+from regress.grpo.logprobs import TokenLogProbs
+from regress.grpo.objective import Objective
+from regress.layout import ShardLayout
+from regress.service.api import Array, Datum, PassResult
+from regress.service.client.backend import LossConfig, RemoteModel
+from regress.service.client.datums import datums_of, gradients_of, loss_token_values
+from regress.service.client.losses import WireLoss, datum_values
+
+Sent = Callable[[Sequence[Datum], PassResult], None]
+
+
+class RemotePolicy:
+    """Model in a service, for the log-probs that precede the updates.
+
+    Attributes:
+        device, dtype: those of the numbers on this side of the wire.
+    """
+
+    def __init__(self, model: RemoteModel) -> None:
+        self.model = model
+        self.device = torch.device("cpu")
+        self.dtype = torch.float32
+
+    @property
+    def log_prob_dtype(self) -> torch.dtype:
+        """Type of the log-probs: what the wires carry."""
+        return torch.float32
+
+    def log_probs(self, microbatches: Sequence[Microbatch]) -> list[Tensor]:
+        """Return the log-probs of the loss tokens of each microbatch, ``[K]`` each."""
+        data = [datums_of(micro, {}) for micro in microbatches]
+        result = self.model.forward([datum for part in data for datum in part])
+        return split(microbatches, result)
+
+
+class RemoteUpdate:
+    """Passes of one optimizer update.
+
+    Args:
+        policy: the model.
+        tokens: the loss tokens of the mini-batch, with all that is known of them before.
+        loss: loss of the wires; None: the custom loss.
+        config: its further settings.
+        sent: told what was sent with a gradient, and the result.
+    """
+
+    backward_scale = 1.0
+    computes_losses = True
+    sums_gradients = False
+
+    def __init__(
+        self,
+        policy: RemotePolicy,
+        tokens: LossTokens,
+        objective: Objective,
+        loss: WireLoss | None,
+        config: LossConfig,
+        sent: Sent,
+    ) -> None:
+        self._model = policy.model
+        self._tokens = tokens
+        self._objective = objective
+        self._loss = loss
+        self._config = config
+        self._sent = sent
+        self.result: PassResult | None = None
+
+    def log_probs(self, microbatches: Sequence[Microbatch]) -> list[Tensor]:
+        """Return the log-probs of the loss tokens of each microbatch, ``[K]`` each."""
+        return RemotePolicy(self._model).log_probs(microbatches)
+
+    def forward_backward(self, microbatches: Sequence[Microbatch], loss: Loss[Result]) -> list[Result]:
+        """Run all microbatches as one request of the service, or two for the custom loss."""
+        if self._loss is None:
+            return self._custom(microbatches, loss)
+        data = [datums_of(micro, self._values(micro)) for micro in microbatches]
+        whole = [datum for part in data for datum in part]
+        self._finish(
+            whole, self._model.forward_backward(whole, self._loss.name, {**self._loss.config, **self._config})
+        )
+        assert self.result is not None
+        results = []
+        for index, (micro, log_probs) in enumerate(
+            zip(microbatches, split(microbatches, self.result), strict=True)
+        ):
+            with at(micro=index):
+                results.append(loss(micro, TokenLogProbs(log_probs, None))[1])
+        return results
+
+    def _custom(self, microbatches: Sequence[Microbatch], loss: Loss[Result]) -> list[Result]:
+        data = [datum for micro in microbatches for datum in datums_of(micro, self._values(micro))]
+        gradients: list[Array] = []
+        results = []
+        forward = self._model.forward(data)
+        self._refuse_nan(forward)
+        for index, (micro, log_probs) in enumerate(
+            zip(microbatches, split(microbatches, forward), strict=True)
+        ):
+            leaf = log_probs.requires_grad_()
+            with at(micro=index):
+                share, result = loss(micro, TokenLogProbs(leaf, None))
+            share.backward()
+            gradients += gradients_of(micro, torch.zeros_like(leaf) if leaf.grad is None else leaf.grad)
+            results.append(result)
+        sent = [
+            replace(datum, inputs={**datum.inputs, "surrogate_weights": values})
+            for datum, values in zip(data, gradients, strict=True)
+        ]
+        self._finish(sent, self._model.backward(data, gradients, self._config))
+        return results
+
+    def _refuse_nan(self, result: PassResult) -> None:
+        """Refuse log-probs without a loss before a gradient of them is sent.
+
+        Raises:
+            NotFinite: naming the datum.
+        """
+        for index, output in enumerate(result.outputs):
+            if not np.isfinite(output["logprobs"]).all():
+                raise NotFinite(
+                    f"the service returned log-probs of datum {index} that are not finite, so no update was made; "
+                    "lower optimizer.learning_rate, or look at the service's forward_data"
+                )
+
+    def _finish(self, data: Sequence[Datum], result: PassResult) -> None:
+        self.result = result
+        self._sent(data, result)
+
+    def _values(self, micro: Microbatch) -> dict[str, Tensor]:
+        """Return what a datum tells of its loss tokens: advantages times every factor, and old log-probs."""
+        part = self._tokens.select(micro.select, micro.sequence, len(micro.sample_ids))
+        return datum_values(part, self._objective)
+
+    def zero_grad(self) -> None:
+        """Do nothing: an update of the service drops its gradients."""
+
+    def clip_grad_norm(self, max_norm: float | None) -> Tensor:
+        """Refuse: the service clips in its update."""
+        raise NotImplementedError
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield nothing: the parameters lie in the service."""
+        return iter(())
+
+    def shard(self, name: str) -> ShardLayout | None:
+        """Return None: no parameter is split here."""
+        return None
+
+    def sum_over_context_parallel(self, values: Tensor) -> Tensor:
+        """Return the values unchanged: samples are whole."""
+        return values
+
+
+def split(microbatches: Sequence[Microbatch], result: PassResult) -> list[Tensor]:
+    """Return the log-probs of a result as ``[K]`` values of each microbatch."""
+    outputs = [output["logprobs"] for output in result.outputs]
+    found, start = [], 0
+    for micro in microbatches:
+        stop = start + len(micro.layout.segments)
+        found.append(loss_token_values(micro, outputs[start:stop], torch.float32))
+        start = stop
+    return found

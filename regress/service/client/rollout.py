@@ -1,0 +1,107 @@
+"""Rollouts from a service's sampler: what is drawn is what this process would draw from the same weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from regress.engine.rollout import SampledRollouts, Score, StreamKey
+from regress.engine.sampling import Completion, SamplingParams
+from regress.service.api import SamplingRequest, SamplingResult, ServiceError, as_int64
+from regress.service.client.backend import RemoteModel, RemoteSampler
+from regress.tasks.draws import stream_seed
+
+
+class CurrentSampler:
+    """Sampler of the weights as they are: a new one after every update that is followed by a sample.
+
+    Args:
+        updates: returns the number of updates made so far.
+    """
+
+    def __init__(self, model: RemoteModel, updates: Callable[[], int]) -> None:
+        self._model = model
+        self._updates = updates
+        self._found: tuple[int, RemoteSampler] | None = None
+
+    def __call__(self) -> RemoteSampler:
+        """Return it."""
+        made = self._updates()
+        if self._found is None or self._found[0] != made:
+            name = f"step_{made:06d}" if made else "initial"
+            self._found = made, self._model.sampler(name)
+        return self._found[1]
+
+
+class ServiceRolloutWorker(SampledRollouts):
+    """Samples from a service.
+
+    Args:
+        sampler: returns the sampler of the current weights.
+
+    The other arguments are those of `SampledRollouts`. Every completion is a request of its own with the seed of its
+    stream, so neither the order of the requests nor what else the service does changes it.
+    """
+
+    def __init__(
+        self,
+        sampler: Callable[[], RemoteSampler],
+        tokenizer: PreTrainedTokenizerBase,
+        params: SamplingParams,
+        score: Score,
+        **settings: Any,
+    ) -> None:
+        super().__init__(tokenizer, params, score, **settings)
+        self._sampler = sampler
+
+    def complete(
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams,
+        keys: Sequence[StreamKey],
+        limits: Sequence[int],
+    ) -> list[Completion]:
+        """Return a completion of each prompt.
+
+        Raises:
+            ServiceError: if the service refuses one, or its reply holds no completion with log-probs.
+        """
+        requests = [
+            _request(prompt, params, stream_seed(*key), limit)
+            for prompt, key, limit in zip(prompts, keys, limits, strict=True)
+        ]
+        return [_completion(result) for result in self._sampler().sample(requests)]
+
+
+def _request(prompt: Sequence[int], params: SamplingParams, seed: int, limit: int) -> SamplingRequest:
+    return SamplingRequest(
+        as_int64(list(prompt)),
+        max_tokens=limit,
+        temperature=0.0 if params.greedy else params.temperature,
+        top_p=1.0 if params.greedy else params.top_p,
+        top_k=-1 if params.greedy or not params.top_k else params.top_k,
+        seed=seed,
+    )
+
+
+def _completion(result: SamplingResult) -> Completion:
+    if len(result.sequences) != 1:
+        raise ServiceError(
+            f"the service returned {len(result.sequences)} completions where one was asked for; its version does not "
+            "fit this client",
+            code="unexpected_reply",
+            category="server",
+        )
+    (found,) = result.sequences
+    if len(found.logprobs) != len(found.tokens) or not len(found.tokens):
+        raise ServiceError(
+            f"the service returned {len(found.tokens)} tokens with {len(found.logprobs)} log-probs; a completion has "
+            "at least one token, and every token a log-prob",
+            code="unexpected_reply",
+            category="server",
+        )
+    log_probs = torch.from_numpy(found.logprobs.astype("float32"))
+    return Completion([int(token) for token in found.tokens], log_probs, found.stop_reason)

@@ -1,0 +1,163 @@
+"""Run whose model lies in a training service: the engine's run with other parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from torch.optim.lr_scheduler import LRScheduler
+from transformers import PreTrainedTokenizerBase
+
+from regress.dump.recorder import Recorder
+from regress.engine import run
+from regress.engine.build import Places, Progress, RemoteParts, Run, assembled, rollout_recorder, step_meta
+from regress.engine.components import own_loss
+from regress.engine.config.rules import updates_per_rollout
+from regress.engine.config.schema import Config
+from regress.engine.material import make_material
+from regress.engine.optim import build_scheduler
+from regress.engine.policies import reference_model
+from regress.engine.policy import LocalPolicy
+from regress.engine.provenance import provenance
+from regress.engine.rollout import RecordingWorker, RolloutWorker
+from regress.engine.tokenizer import fingerprint
+from regress.engine.workers import make_worker, sampling_settings
+from regress.engine.world import SingleProcess, World
+from regress.errors import ConfigError
+from regress.parallel import run as local
+from regress.service.client.backend import RemoteModel
+from regress.service.client.connect import connect
+from regress.service.client.dumps import RemoteDumps
+from regress.service.client.policy import RemotePolicy
+from regress.service.client.reference import LocalReference, Reference, ServiceReference
+from regress.service.client.rollout import CurrentSampler, ServiceRolloutWorker
+from regress.service.client.trainer import RemoteAdamW, RemoteTrainer
+
+Connect = Callable[[Config], RemoteModel]
+
+
+def train(
+    config: Config,
+    console: Console,
+    *,
+    allow_change: Sequence[str] = (),
+    stop_after: int | None = None,
+    before_resume: Callable[[], None] | None = None,
+    connect: Connect = connect,
+) -> run.RunResult:
+    """Train as configured: in the service that ``trainer.type=remote`` asks for, or on this rank and its others.
+
+    Args:
+        before_resume: called on the first rank before a run that goes on is opened.
+        connect: creates the model in the service.
+
+    Raises:
+        RegressError: whatever a user can mend, in one sentence.
+    """
+    if config.trainer.type == "local":
+        return local.train(
+            config, console, allow_change=allow_change, stop_after=stop_after, before_resume=before_resume
+        )
+    return run.train(config, console, builder=partial(build, connect=connect), stop_after=stop_after)
+
+
+def build(
+    config: Config,
+    resources: ExitStack,
+    progress: Progress,
+    world: World | None = None,
+    *,
+    resumed: Places | None = None,
+    connect: Connect = connect,
+) -> Run:
+    """Build the parts of a run, with the model created in the service before all that depends on it."""
+    world = world or SingleProcess()
+    dumps = RemoteDumps(config)
+    model = connect(config)
+    resources.callback(model.close)
+    material = make_material(_with_tokenizer(config, model))
+    tokenizer, prompts = material.tokenizer, material.prompts
+    origin = provenance(config, fingerprint(tokenizer), world.plan.mesh)
+    made: list[RemoteTrainer] = []
+    current = CurrentSampler(model, lambda: made[0].updates if made else 0)
+    worker: RolloutWorker = make_worker(
+        config,
+        prompts,
+        origin,
+        vocabulary=len(tokenizer),
+        sampler=lambda: ServiceRolloutWorker(
+            current, **sampling_settings(config, tokenizer, material.dialogue)
+        ),
+    )
+    meta = step_meta(origin, prompts)
+    recorders: dict[str, Recorder] = {}
+    if config.rollout_mock.enable and config.rollout_mock.mode == "dump":
+        rollouts = rollout_recorder(config, origin, world, None)
+        worker = resources.enter_context(RecordingWorker(worker, rollouts, meta, world))
+        recorders["rollout_mock"] = rollouts
+    policy, optimizer = RemotePolicy(model), RemoteAdamW(config.optimizer)
+    scheduler: LRScheduler = build_scheduler(
+        optimizer, config.optimizer, updates=config.max_steps * updates_per_rollout(config)
+    )
+    trainer = RemoteTrainer(
+        config=config,
+        policy=policy,
+        reference=_reference(config, model, tokenizer, world),
+        optimizer=optimizer,
+        scheduler=scheduler,
+        worker=worker,
+        prompts=prompts.train,
+        trajectory_meta=meta,
+        world=world,
+        token_loss=own_loss(config.algorithm.loss_function),
+        dumps=dumps,
+    )
+    made.append(trainer)
+    remote = RemoteParts(dumps.folder, partial(_save, model))
+    return replace(assembled(trainer, material, None, recorders, resources), remote=remote)
+
+
+def _with_tokenizer(config: Config, model: RemoteModel) -> Config:
+    """Return the configuration with the tokenizer of the service's model, if none is configured.
+
+    Raises:
+        ConfigError: if the service tells none that this machine has.
+    """
+    if config.tokenizer.path is not None:
+        return config
+    told = model.opened.tokenizer
+    if told is None or not Path(told).is_dir():
+        raise ConfigError(
+            f"tokenizer.path=null leaves the tokenizer to the service, which tells {told!r} for its model "
+            f"{model.opened.base_model}, no folder of this machine; set tokenizer.path"
+        )
+    return replace(config, tokenizer=replace(config.tokenizer, path=told))
+
+
+def _reference(
+    config: Config, model: RemoteModel, tokenizer: PreTrainedTokenizerBase, world: World
+) -> Reference | None:
+    """Return the reference of the KL term: the model of ``reference.path`` here, or weights that the service keeps."""
+    if not config.algorithm.needs_reference:
+        return None
+    if config.reference.path is not None:
+        frozen = reference_model(config, tokenizer).requires_grad_(False)
+        policy: LocalPolicy = world.policy(frozen, log_prob_chunk_size=config.batching.log_prob_chunk_size)
+        return LocalReference(policy)
+    without = config.reference.without_adapter
+    return ServiceReference(model.base_sampler() if without else model.sampler("reference"))
+
+
+def _save(model: RemoteModel) -> Mapping[str, Any]:
+    path = model.save("final", optimizer=False)
+    return {
+        "wire": model.wire,
+        "model_id": model.opened.model_id,
+        "base_model": model.opened.base_model,
+        "path": path,
+    }

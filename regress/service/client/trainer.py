@@ -1,0 +1,155 @@
+"""Trainer whose model lies in a service: the engine's own training step, with passes and updates made there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from regress.dump.requests import requested
+from regress.engine.config.schema import OptimizerConfig
+from regress.engine.metrics import Values
+from regress.engine.passes import accumulate
+from regress.engine.step import StepOutcome
+from regress.engine.trainer import AfterUpdate, MiniBatch, Trainer, UnfinishedStep, nothing
+from regress.service.api import AdamParams, Datum, PassResult
+from regress.service.client.dumps import RemoteDumps
+from regress.service.client.losses import entropy_coefficient, wire_loss
+from regress.service.client.policy import RemotePolicy, RemoteUpdate
+from regress.service.client.reference import Reference
+
+
+class RemoteAdamW(Optimizer):
+    """Settings of the service's AdamW, in the place where a schedule of learning rates looks for them.
+
+    Its own `step` changes nothing: `RemoteTrainer` sends the update.
+    """
+
+    def __init__(self, config: OptimizerConfig) -> None:
+        placeholder = torch.nn.Parameter(torch.zeros(()))
+        super().__init__([placeholder], {"lr": config.learning_rate})
+        self._config = config
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # no closure is ever called
+        """Do nothing."""
+
+    def params(self) -> AdamParams:
+        """Return the settings of the next update: every one of them is sent, whatever the defaults of a wire are."""
+        config = self._config
+        return AdamParams(
+            learning_rate=float(self.param_groups[0]["lr"]),
+            beta1=config.betas[0],
+            beta2=config.betas[1],
+            eps=config.eps,
+            weight_decay=config.weight_decay,
+            grad_clip_norm=config.max_grad_norm or 0.0,
+        )
+
+
+@dataclass
+class RemoteTrainer(Trainer):
+    """Parts of a training step whose passes a service makes.
+
+    Attributes:
+        dumps: writer of the remote API mode's files.
+    """
+
+    policy: RemotePolicy  # type: ignore[assignment]  # only checkpoints need weights, and those are refused
+    reference: Reference | None  # type: ignore[assignment]  # the same
+    dumps: RemoteDumps | None = None
+    _step: int = 0
+
+    def step(
+        self, step: int, *, start: UnfinishedStep | None = None, after_update: AfterUpdate = nothing
+    ) -> Values:
+        """Roll out, then let the service update the model; returns the metrics of the step."""
+        self._step = step
+        return super().step(step, start=start, after_update=after_update)
+
+    def _rolled_out(self, step: int) -> UnfinishedStep:
+        work = super()._rolled_out(step)
+        if self.dumps is not None:
+            self.dumps.prepared(step, work)
+        return work
+
+    def _train_step(self, mini: MiniBatch) -> StepOutcome:
+        """Make one optimizer update in the service.
+
+        Raises:
+            NotFinite: if the loss is not finite; the service was then not asked to update.
+            ServiceError: for whatever the service refuses.
+        """
+        objective = self.config.algorithm
+        direct = wire_loss(objective, own_loss=objective.loss_function is not None)
+        settings = self._settings(mini, direct is not None)
+        sent: list[tuple[Sequence[Datum], PassResult]] = []
+        update = RemoteUpdate(
+            self.policy,
+            mini.tokens,
+            objective,
+            direct,
+            settings,
+            lambda data, result: sent.append((data, result)),
+        )
+        part = accumulate(
+            update,
+            mini.tokens,
+            mini.microbatches,
+            replace(objective, entropy_coef=0.0),  # of the entropies the service knows alone
+            loss_function=self.token_loss,
+        )
+        data, result = sent[0]
+        name = "surrogate" if direct is None else direct.name
+        if self.dumps is not None:
+            self.dumps.datums(
+                self._step, self.updates, data, name, {**(direct.config if direct else {}), **settings}
+            )
+        if part.problem is not None:
+            raise part.problem
+        assert isinstance(self.optimizer, RemoteAdamW)
+        params = self.optimizer.params()
+        metrics = self.policy.model.optim_step(params)
+        self.optimizer.step()  # for the schedule
+        loss, terms = part.loss, part.terms
+        if objective.entropy_coef:
+            loss, terms = _with_entropy(loss, terms, result)
+        outcome = StepOutcome(loss, _grad_norm(metrics), part.metrics, terms=terms)
+        if self.dumps is not None:
+            own = {"loss": part.loss, **{key: metric.value for key, metric in part.metrics.items()}}
+            asked = self._requested(name, {**(direct.config if direct else {}), **settings}, params)
+            self.dumps.metrics(self._step, self.updates, result, metrics, own, asked)
+        return outcome
+
+    def _requested(self, loss: str, settings: Mapping[str, Any], params: AdamParams) -> dict[str, Any]:
+        return requested(
+            loss=loss, config=settings, adam=vars(params), temperature=self.config.rollout_worker.temperature
+        )
+
+    def _settings(self, mini: MiniBatch, direct: bool) -> dict[str, float | bool]:
+        """Return what the loss is asked besides its own settings."""
+        assert mini.tokens.weights is not None
+        wire = self.policy.model.wire
+        settings: dict[str, float | bool] = {}
+        coefficient = entropy_coefficient(self.config.algorithm, mini.tokens.weights, wire, direct)
+        if coefficient is not None:
+            settings["entropy_coeff"] = coefficient
+        if wire == "weaver" and self.config.debug.enable_data_dump:
+            settings["enable_debug_dump"] = self._step % self.config.debug.dump_every_n_steps == 0
+        return settings
+
+
+def _with_entropy(
+    own: float, terms: Mapping[str, float], result: PassResult
+) -> tuple[float, dict[str, float]]:
+    """Return the loss with its entropy term, which the service alone can tell: its loss less ours."""
+    whole = result.metrics.get("loss:sum", math.nan)
+    return whole, {**terms, "entropy": whole - own}
+
+
+def _grad_norm(metrics: Mapping[str, float]) -> float:
+    """Return the gradient norm before clipping; NaN where a service does not tell it."""
+    return float(metrics.get("grad_norm", math.nan))

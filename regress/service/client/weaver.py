@@ -1,0 +1,272 @@
+"""Own client of Weaver's protocol: JSON over HTTP, operations that are polled."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from regress.service.api import (
+    AdamParams,
+    Array,
+    Datum,
+    PassResult,
+    SampledSequence,
+    SamplingRequest,
+    SamplingResult,
+    ServiceError,
+)
+from regress.service.client.backend import LossConfig, Opened
+from regress.service.client.settings import Endpoint
+from regress.service.client.transport import Transport
+from regress.service.client.waiting import Deadline, only_one
+
+API = "/api/v1"
+POLL = 0.005
+SLOWEST_POLL = 0.5
+HEARTBEAT = 30.0
+INPUTS = {
+    "forward_logprob": ("target_tokens",),
+    "surrogate": ("target_tokens", "surrogate_weights"),
+    "cross_entropy": ("target_tokens", "weights"),
+}
+"""Arrays that a loss takes; the losses of ratios take target_tokens, logprobs, loss_mask and advantages."""
+RATIO_INPUTS = ("target_tokens", "logprobs", "loss_mask", "advantages")
+
+
+class WeaverModel:
+    """Model in a service that speaks Weaver's protocol."""
+
+    wire = "weaver"
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self.http = Transport(endpoint, "X-Weaver-API-Key")
+        self._stopped = threading.Event()
+        self._sequence = 0
+        self._samplers = 0
+        base = endpoint.base_model or self._only_model()
+        body = {"tags": [], "user_metadata": {}, "sdk_version": "regress"}
+        self.session = str(self.http.post(f"{API}/sessions", body).json()["id"])
+        self.opened = self._create(base)
+        self._path = f"{API}/models/{self.opened.model_id}"
+        threading.Thread(target=self._beat, name="regress-heartbeat", daemon=True).start()
+
+    def forward(self, data: Sequence[Datum]) -> PassResult:
+        """Return the log-probs of the targets, without a gradient."""
+        return self._pass("forward", data, "forward_logprob", {})
+
+    def forward_backward(self, data: Sequence[Datum], loss: str, config: LossConfig) -> PassResult:
+        """Add the gradient of a loss that the service knows to those since the last step."""
+        if loss == "cross_entropy":
+            data = [Datum(d.tokens, {**d.inputs, "weights": d.inputs["advantages"]}, d.id) for d in data]
+        return self._pass("forward_backward", data, loss, config)
+
+    def backward(self, data: Sequence[Datum], gradients: Sequence[Array], config: LossConfig) -> PassResult:
+        """Add the gradient of a loss whose derivative by each log-prob is given, ``[T]`` a datum."""
+        weighted = [
+            Datum(d.tokens, {**d.inputs, "surrogate_weights": values}, d.id)
+            for d, values in zip(data, gradients, strict=True)
+        ]
+        return self._pass("forward_backward", weighted, "surrogate", config)
+
+    def optim_step(self, params: AdamParams) -> Mapping[str, float]:
+        """Make one update, and return its metrics."""
+        body = {"model_id": self.opened.model_id, "seq_id": self._next(), "adam_params": vars(params)}
+        found = self._done(self._post(f"{self._path}/optimizer-steps", {"payload": body}))
+        return _numbers(_inner(found).get("metrics") or {})
+
+    def sampler(self, name: str) -> WeaverSampler:
+        """Save the weights as they are under a name, and return a sampler of them."""
+        found = self._done(self._post(f"{self._path}/export-sampler", {"seq_id": self._next(), "path": name}))
+        inner = _inner(found)
+        path = inner.get("model_path") or inner.get("path")
+        return self._sampler({"model_path": path, "model_id": self.opened.model_id})
+
+    def base_sampler(self) -> WeaverSampler:
+        """Return a sampler of the model that this one began as, without adapters."""
+        return self._sampler({})
+
+    def save(self, name: str, *, optimizer: bool) -> str:
+        """Save the weights, perhaps with the state of the optimizer, and return the path of the save."""
+        kind = "weight_and_optimizer" if optimizer else "weight"
+        return str(
+            _inner(self._done(self._post(f"{self._path}/checkpoints", {"type": kind, "name": name})))["path"]
+        )
+
+    def close(self) -> None:
+        """End the session with the service; nothing that was saved is lost."""
+        self._stopped.set()
+        with suppress(ServiceError):  # the service forgets it by itself
+            self.http.post(f"{self._path}/terminate", {}, expected=(404, 405))
+        self.http.close()
+
+    def _only_model(self) -> str:
+        items = self.http.get(f"{API}/supported-models?limit=100&offset=0").json().get("items") or []
+        return only_one([str(item["name"]) for item in items], self._endpoint)
+
+    def _create(self, base: str) -> Opened:
+        rank = self._endpoint.lora_rank
+        body: dict[str, Any] = {"model_seq_id": 1, "base_model": base, "training_mode": "full_ft"}
+        if rank is not None:
+            shape = {"rank": rank, "train_unembed": False, "train_mlp": True, "train_attn": True}
+            body |= {"training_mode": "lora", "lora_config": {**shape, "seed": self._endpoint.seed}}
+        found = self.http.post(f"{API}/sessions/{self.session}/models", body).json()
+        return Opened(str(found["id"]), str(found.get("base_model") or base), found.get("tokenizer_path"))
+
+    def _sampler(self, of: Mapping[str, Any]) -> WeaverSampler:
+        self._samplers += 1
+        body = {"sampling_session_seq_id": self._samplers, "base_model": self.opened.base_model, **of}
+        found = self.http.post(f"{API}/sessions/{self.session}/sampling-sessions", body).json()
+        if "sync_operation" in found:
+            self._done(found["sync_operation"])
+            found = found["sampling_session"]
+        return WeaverSampler(self, str(found["id"]))
+
+    def _pass(self, kind: str, data: Sequence[Datum], loss: str, config: LossConfig) -> PassResult:
+        names = INPUTS.get(loss, RATIO_INPUTS)
+        given: dict[str, Any] = {"loss_fn": loss, "data": [_datum(datum, names) for datum in data]}
+        if config:
+            given["loss_fn_config"] = dict(config)
+        body: dict[str, Any] = {
+            "model_id": self.opened.model_id,
+            "seq_id": self._next(),
+            "tensor_transport": "default",
+        }
+        body[f"{kind}_input"] = given
+        route = "forward-passes" if kind == "forward" else "forward-backward-passes"
+        found = _inner(self._done(self._post(f"{self._path}/{route}", {"payload": body})))
+        outputs = [
+            {
+                n: np.asarray(value["data"], np.float32)
+                for n, value in output.items()
+                if isinstance(value, Mapping)
+            }
+            for output in found["loss_fn_outputs"]
+        ]
+        return PassResult(outputs, _numbers(found.get("metrics") or {}), [datum.id for datum in data])
+
+    def _next(self) -> int:
+        self._sequence += 1
+        return self._sequence
+
+    def _post(self, path: str, body: Any) -> Any:
+        return self.http.post(
+            path, body, repeatable="seq_id" in body or "seq_id" in body.get("payload", {})
+        ).json()
+
+    def _done(self, operation: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Wait for an operation, and return its response.
+
+        Raises:
+            ServiceError: if it failed, or takes longer than the configured time.
+        """
+        deadline, pause = Deadline(self._endpoint), POLL
+        while operation["status"] not in ("done", "error"):
+            deadline.check()
+            time.sleep(pause)
+            pause = min(pause * 1.5, SLOWEST_POLL)
+            operation = self.http.get(f"{API}/operations/{operation['id']}").json()
+        if operation["status"] == "error":
+            raise ServiceError(
+                str(operation.get("error_message") or "the service gave no reason"),
+                code=str(operation.get("error_code") or "failed"),
+                retryable=bool(operation.get("retryable")),
+            )
+        response: Mapping[str, Any] = operation["response"]
+        return response
+
+    def wait(self, operations: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """Wait for operations that the service works on at once, and return their responses."""
+        return [self._done(operation) for operation in operations]
+
+    def _beat(self) -> None:
+        while not self._stopped.wait(HEARTBEAT):
+            try:
+                self.http.post(f"{API}/sessions/{self.session}/heartbeat", {})
+            except ServiceError:
+                continue  # the next call of the trainer tells
+
+
+class WeaverSampler:
+    """Sampler of a service that speaks Weaver's protocol."""
+
+    def __init__(self, model: WeaverModel, id: str) -> None:
+        self._model = model
+        self._path = f"{API}/sampling-sessions/{id}"
+
+    def sample(self, requests: Sequence[SamplingRequest]) -> list[SamplingResult]:
+        """Return the completions of each request; the service works on all of them at once."""
+        posted = [self._model.http.post(f"{self._path}/samples", _sampling(r)).json() for r in requests]
+        found = [_inner(response) for response in self._model.wait(posted)]
+        return [_sampled(result, request) for result, request in zip(found, requests, strict=True)]
+
+    def prompt_logprobs(self, prompts: Sequence[Array]) -> list[Array]:
+        """Return the ``[P]`` log-probs of each prompt's tokens, NaN first."""
+        posted = [
+            self._model.http.post(f"{self._path}/logprobs", {"prompt": _chunks(p)}).json() for p in prompts
+        ]
+        found = [_inner(response)["prompt_logprobs"] for response in self._model.wait(posted)]
+        return [np.asarray([np.nan if v is None else v for v in values], np.float32) for values in found]
+
+
+def _inner(response: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what an operation returned, which lies under ``result`` or not."""
+    found: Mapping[str, Any] = response.get("result") or response
+    return found
+
+
+def _chunks(tokens: Array) -> dict[str, Any]:
+    return {"chunks": [{"type": "encoded_text", "tokens": tokens.tolist()}]}
+
+
+def _datum(datum: Datum, names: Sequence[str]) -> dict[str, Any]:
+    inputs = {}
+    for name in names:
+        if name in datum.inputs:
+            values = datum.inputs[name]
+            dtype = "int64" if name == "target_tokens" else "float32"
+            inputs[name] = {"data": values.astype(dtype).tolist(), "dtype": dtype}
+    found: dict[str, Any] = {"model_input": _chunks(datum.tokens), "loss_fn_inputs": inputs}
+    return found if datum.id is None else {**found, "datum_id": datum.id}
+
+
+def _sampling(request: SamplingRequest) -> dict[str, Any]:
+    params: dict[str, Any] = {
+        "temperature": request.temperature,
+        "top_p": request.top_p,
+        "top_k": request.top_k,
+        "max_tokens": request.max_tokens,
+        "seed": request.seed,
+    }
+    kept = {name: value for name, value in params.items() if value is not None}
+    return {
+        "prompt": _chunks(request.prompt),
+        "sampling_params": kept,
+        "num_samples": request.count,
+        "prompt_logprobs": request.prompt_logprobs,
+        "topk_prompt_logprobs": 0,
+    }
+
+
+def _sampled(result: Mapping[str, Any], request: SamplingRequest) -> SamplingResult:
+    sequences = [
+        SampledSequence(
+            np.asarray(one["tokens"], np.int64),
+            np.asarray(one.get("logprobs") or [], np.float32),
+            str(one.get("text") or ""),
+            "length" if one.get("stop_reason") == "length" else "stop",
+        )
+        for one in result["sequences"]
+    ]
+    return SamplingResult(sequences, None, int(result.get("step", -1)), request.seed or 0)
+
+
+def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    return {
+        str(k): float(v) for k, v in metrics.items() if isinstance(v, int | float) and not isinstance(v, bool)
+    }

@@ -1,0 +1,131 @@
+"""Operations of a service: their states, and the results that are kept until they are read."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from regress.service.api import Operation, ServiceError, Status
+from regress.service.core.content import content_of
+from regress.service.core.limits import Limits
+
+
+class Work(Protocol):
+    """Work of an operation, which `regress.service.core.jobs` has for each kind."""
+
+    @property
+    def kind(self) -> str:
+        """Name of the operation in errors, logs and dumps."""
+
+    @property
+    def mutates(self) -> bool:
+        """True if it changes the weights, the optimizer or the gradients of a model."""
+
+
+@dataclass(eq=False)
+class Ticket:
+    """An accepted request on its way.
+
+    Attributes:
+        id: id of the operation.
+        lane: id of the model or sampler in whose queue it waits.
+        seq: its sequence number, None for one in order of arrival.
+        digest: digest of its content.
+        size: size of its content in bytes.
+        job: what is to be done; dropped with the end of the operation.
+        result_size: size of the result in bytes.
+        accepted, started, finished, read: times of the events, s.
+    """
+
+    id: str
+    lane: str
+    kind: str
+    seq: int | None
+    digest: str
+    size: int = 0
+    model_id: str | None = None
+    job: Work | None = None
+    status: Status = Status.PENDING
+    result: Any = None
+    error: ServiceError | None = None
+    result_size: int = 0
+    accepted: float = field(default_factory=time.monotonic)
+    started: float | None = None
+    finished: float | None = None
+    read: float | None = None
+    final: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def name(self) -> str:
+        """Operation as errors name it."""
+        number = "" if self.seq is None else f" of seq_id {self.seq}"
+        return f"{self.kind}{number}"
+
+    def shown(self) -> Operation:
+        """Return the state at this moment."""
+        return Operation(self.id, self.status, self.model_id, self.result, self.error)
+
+
+class Operations:
+    """Operations of a service by id, from their acceptance until their results are no longer kept. It has no lock.
+
+    Attributes:
+        results_bytes: size of all results that are kept.
+        unread_bytes: size of those that nobody has read.
+        unread: number of operations whose end nobody has read.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._tickets: OrderedDict[str, Ticket] = OrderedDict()
+        self.results_bytes = 0
+        self.unread_bytes = 0
+        self.unread = 0
+
+    def add(self, ticket: Ticket) -> None:
+        """Keep an operation."""
+        self._tickets[ticket.id] = ticket
+
+    def get(self, id: str) -> Ticket | None:
+        """Return an operation, None if it is not kept."""
+        return self._tickets.get(id)
+
+    def settle(self, ticket: Ticket, result: Any, error: ServiceError | None) -> None:
+        """Bring an operation to its end, of which those that wait for it learn."""
+        ticket.status = Status.DONE if error is None else Status.FAILED
+        ticket.result, ticket.error, ticket.job = result, error, None
+        ticket.result_size = 0 if result is None else content_of(result).size
+        ticket.finished = time.monotonic()
+        self.results_bytes += ticket.result_size
+        self.unread_bytes += ticket.result_size
+        self.unread += 1
+        ticket.final.set()
+
+    def read(self, ticket: Ticket) -> None:
+        """Note that somebody has got the end of an operation."""
+        if ticket.finished is not None and ticket.read is None:
+            ticket.read = time.monotonic()
+            self.unread_bytes -= ticket.result_size
+            self.unread -= 1
+
+    def sweep(self, now: float) -> None:
+        """Drop results whose time is over and, beyond the limit on their size, those that were read, oldest first."""
+        for ticket in list(self._tickets.values()):
+            if ticket.finished is None:
+                continue
+            late = now - ticket.finished > self._limits.result_ttl
+            if ticket.read is not None:
+                full = self.results_bytes > self._limits.results_bytes
+                late = full or now - ticket.read > self._limits.read_ttl
+            if late:
+                self._drop(ticket)
+
+    def _drop(self, ticket: Ticket) -> None:
+        del self._tickets[ticket.id]
+        self.results_bytes -= ticket.result_size
+        if ticket.read is None:
+            self.unread_bytes -= ticket.result_size
+            self.unread -= 1

@@ -1,0 +1,115 @@
+"""Saves on disk: whole or not there, each file with its hash."""
+
+from __future__ import annotations
+
+import errno
+import json
+import secrets
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from regress.dump.files import TEMPORARY, file_stamp, remove_tree, sync_folder, write_atomically
+from regress.errors import DumpError, RegressError, reason
+from regress.service.api import ServiceError
+
+MANIFEST = "save.json"
+CONTENT = "checkpoint"
+"""Folder beside the manifest of what the host wrote, which allows no other files in it."""
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class SaveStore:
+    """Folders of saves below the state directory; a folder is written once and never changed.
+
+    Args:
+        root: folder of all saves.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        root.mkdir(parents=True, exist_ok=True)
+
+    def path(self, folder: str) -> Path:
+        """Return where the host's files of a folder lie."""
+        return self._root / folder / CONTENT
+
+    def write(self, stem: str, content: Callable[[Path], int]) -> tuple[str, int]:
+        """Write a save.
+
+        Args:
+            stem: first part of the folder's name.
+            content: writes the save into a folder that does not exist, and returns the model's step.
+
+        Returns:
+            The folder's name, and the step.
+
+        Raises:
+            ServiceError: what ``content`` raises, or that the disk is full; nothing is left then.
+        """
+        name = f"{stem}-{secrets.token_hex(4)}"
+        temporary = self._root / f"{TEMPORARY}{name}"
+        try:
+            temporary.mkdir()
+            step = content(temporary / CONTENT)
+            self._seal(temporary, step)
+            temporary.rename(self._root / name)
+            sync_folder(self._root)
+        except BaseException as error:
+            remove_tree(temporary)
+            if isinstance(error, OSError | DumpError):
+                raise unsaved(error) from error
+            raise
+        return name, step
+
+    def check(self, folder: str) -> None:
+        """Raise `ServiceError` unless a save is there as it was written."""
+        path = self._root / folder
+        try:
+            listed = json.loads((path / MANIFEST).read_text())["files"]
+            for name, stamp in listed.items():
+                found = file_stamp(path / name)
+                if [found.size, found.sha256] != stamp:
+                    raise DumpError(f"{name} has changed")
+        except (OSError, ValueError, KeyError, RegressError) as error:
+            raise ServiceError(
+                f"the save in {folder} of the state directory is damaged ({reason(error)}); load another one",
+                code="damaged_save",
+                category="server",
+            ) from error
+
+    def remove(self, folder: str) -> None:
+        """Remove a save."""
+        remove_tree(self._root / folder)
+
+    def clean(self, kept: Collection[str]) -> None:
+        """Remove all folders but those to be kept."""
+        for path in self._root.iterdir():
+            if path.name not in kept:
+                remove_tree(path)
+
+    def _seal(self, folder: Path, step: int) -> None:
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        stamps = {}
+        for path in files:
+            stamp = file_stamp(path)
+            stamps[str(path.relative_to(folder))] = [stamp.size, stamp.sha256]
+            sync_folder(path)  # a file is synced as a folder is
+        for path in {path.parent for path in files}:
+            sync_folder(path)
+        write_atomically(
+            folder / MANIFEST, [json.dumps({"step": step, "files": stamps}, sort_keys=True).encode()]
+        )
+        sync_folder(folder)
+
+
+def unsaved(error: BaseException) -> ServiceError:
+    """Return the error of a save that could not be written."""
+    cause = error if isinstance(error, OSError) else error.__cause__
+    full = isinstance(cause, OSError) and cause.errno in _FULL
+    why = "the disk of the service is full" if full else f"the save cannot be written ({reason(error)})"
+    return ServiceError(
+        f"{why}; earlier saves are valid: free space below --state-dir and save again",
+        code="storage_full" if full else "storage",
+        category="server",
+        retryable=True,
+    )

@@ -1,0 +1,1 @@
+"""Engine's side of the training service: models and their steps, on every rank."""

@@ -1,0 +1,226 @@
+"""Datums of a request as a batch of the engine, checked entry by entry.
+
+The model reads the ``T`` tokens of a datum and then its last target, as a trainer that has the whole sequence does;
+the target of position ``j`` is the loss token at position ``j + 1``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from regress.dump.trajectory import Trajectory
+from regress.engine.batch import LossTokens, TokenBatch
+from regress.service.api import Array, Datum, PassRequest, ServiceError
+from regress.service.host.losses import Loss
+
+IGNORED = -100
+"""Target that is left out of the loss."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Sizes that a datum must keep: token ids below ``vocabulary``, and at most ``length`` tokens and targets."""
+
+    vocabulary: int
+    length: int
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Request as the engine takes it.
+
+    Attributes:
+        counted: ``[K]`` True for loss tokens that count.
+        places: for each datum the positions of its loss tokens among its ``T`` targets.
+    """
+
+    batch: TokenBatch
+    tokens: LossTokens
+    counted: Array
+    places: Sequence[Array]
+
+
+def prepare(
+    request: PassRequest,
+    loss: Loss,
+    limits: Limits,
+    *,
+    name: str,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Prepared:
+    """Return a request's datums as a batch with the quantities of its loss.
+
+    Args:
+        name: name of the request in dumps; with the datum's number it is the key of a sample.
+
+    Raises:
+        ServiceError: naming the datum and the array, if anything is missing, too much, or out of its range.
+    """
+    if not request.data:
+        raise ServiceError("the request has no datums; send at least one")
+    rows = [_Row(number, datum, loss, request, limits) for number, datum in enumerate(request.data)]
+    batch = TokenBatch(
+        [row.trajectory(name) for row in rows],
+        targets=[row.shown for row in rows],
+        effective=[[0, *row.counted] for row in rows],
+        device=device,
+    )
+    if not len(batch.sequence):
+        raise ServiceError(
+            f"every target_tokens entry is {IGNORED}, so nothing is left to compute; send targets"
+        )
+
+    def gathered(values: Sequence[Array]) -> torch.Tensor:
+        return torch.from_numpy(np.concatenate(values)).to(device, dtype)
+
+    tokens = replace(
+        batch.loss_tokens(),
+        weights=torch.from_numpy(np.concatenate([row.weights for row in rows])).to(device),
+        advantages=gathered([row.advantages for row in rows]),
+        old_log_probs=gathered([row.old for row in rows]) if loss.ratio else None,
+    )
+    counted = np.concatenate([row.counted[row.place] for row in rows])
+    return Prepared(batch, tokens, counted, [row.place for row in rows])
+
+
+class _Row:
+    """One datum, checked."""
+
+    def __init__(self, number: int, datum: Datum, loss: Loss, request: PassRequest, limits: Limits) -> None:
+        self._told = f"datum {number}" if datum.id is None else f"datum {number} ({datum.id})"
+        self._number, self._datum, self._limits = number, datum, limits
+        self._check_names(loss, request.loss)
+        self.tokens = self._ids("tokens", datum.tokens)
+        self._length()
+        targets = self._ids("target_tokens", datum.inputs["target_tokens"], ignored=True)
+        self.place = np.flatnonzero(targets != IGNORED)
+        self._targets = targets
+        mask = self._mask()
+        values = (
+            np.zeros(len(targets)) if loss.advantages is None else self._values(loss.advantages, loss.default)
+        )
+        old = self._values("logprobs", None) if loss.ratio else np.zeros(len(targets))
+        entropy = bool(request.config.get("entropy_coeff"))
+        if entropy and mask is None:
+            raise ServiceError(
+                f"{self._told}: entropy_coeff={request.config['entropy_coeff']} rewards the entropy of the tokens that "
+                "were sampled, and without loss_mask nothing tells which those are; send loss_mask or leave "
+                "entropy_coeff out"
+            )
+        kept = np.ones(len(targets), bool) if mask is None else mask
+        counted = kept & (targets != IGNORED)
+        if mask is None and loss.advantages is not None:
+            counted &= values != 0
+        self.counted = counted
+        self.weights = kept[self.place].astype(np.float64)
+        self.advantages = np.where(kept, loss.sign * values, 0.0)[self.place]
+        self.old = np.where(kept, old, 0.0)[self.place]
+
+    @property
+    def shown(self) -> list[int]:
+        """Token ids that the model has to predict, at the places of the tokens; where there is none, the token."""
+        whole = self._whole()
+        return [whole[0], *np.where(self._targets == IGNORED, whole[1:], self._targets).tolist()]
+
+    def trajectory(self, name: str) -> Trajectory:
+        """Return the datum as a sample of the engine."""
+        whole = self._whole()
+        mask = [0, *(self._targets != IGNORED).astype(int).tolist()]
+        return Trajectory(name, self._number, whole, mask, reward=0.0, prompt_length=1)
+
+    def _whole(self) -> list[int]:
+        last = int(self._targets[-1])
+        return [*self.tokens.tolist(), 0 if last == IGNORED else last]
+
+    def _check_names(self, loss: Loss, name: str) -> None:
+        needed = ["target_tokens", *(["logprobs"] if loss.ratio else [])]
+        if loss.advantages is not None and loss.default is None:
+            needed.append(loss.advantages)
+        for key in needed:
+            if key not in self._datum.inputs:
+                raise ServiceError(f"{self._told} lacks {key}, which loss_fn={name} needs; send it")
+        known = {*needed, "loss_mask", *([loss.advantages] if loss.advantages else [])}
+        if loss.advantages is None:
+            known |= {"weights", "logprobs", "advantages"}  # only log-probs are asked for
+        for key in self._datum.inputs:
+            if key not in known:
+                raise ServiceError(
+                    f"{self._told} has {key}, which loss_fn={name} does not use; it uses {', '.join(sorted(known))}"
+                )
+
+    def _length(self) -> None:
+        count = len(self.tokens)
+        if count < 1 or count >= self._limits.length:
+            raise ServiceError(
+                f"{self._told} has {count} tokens, and 1 to {self._limits.length - 1} fit beside the last target into "
+                f"the model's context of {self._limits.length}; shorten it"
+            )
+
+    def _ids(self, name: str, array: Array, *, ignored: bool = False) -> Array:
+        if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
+            raise ServiceError(
+                f"{self._told}: {name} has the shape {list(array.shape)} and dtype {array.dtype}; send a list of "
+                "integers"
+            )
+        if ignored:
+            self._same_length(name, array)
+        bad = (array < 0) | (array >= self._limits.vocabulary)
+        if ignored:
+            bad &= array != IGNORED
+        if bad.any():
+            raise ServiceError(
+                f"{self._told}: {name} holds {int(array[bad][0])}, and token ids are 0 to "
+                f"{self._limits.vocabulary - 1}; send those of the model's tokenizer"
+            )
+        return array.astype(np.int64)
+
+    def _values(self, name: str, default: float | None) -> Array:
+        if name not in self._datum.inputs:
+            assert default is not None
+            return np.full(len(self._targets), default)
+        array = self._datum.inputs[name]
+        self._same_length(name, array)
+        if not np.issubdtype(array.dtype, np.number) or np.issubdtype(array.dtype, np.complexfloating):
+            raise ServiceError(f"{self._told}: {name} has the dtype {array.dtype}; send real numbers")
+        found = array.astype(np.float64)
+        if not np.isfinite(found).all():
+            where = int(np.flatnonzero(~np.isfinite(found))[0])
+            raise ServiceError(
+                f"{self._told}: {name} is {found[where]} at position {where}; send finite numbers",
+                code="not_finite",
+            )
+        return found
+
+    def _mask(self) -> Array | None:
+        if "loss_mask" not in self._datum.inputs:
+            return None
+        values = self._values("loss_mask", None)
+        if not np.isin(values, (0.0, 1.0)).all():
+            raise ServiceError(
+                f"{self._told}: loss_mask holds other values than 0 and 1; send weights for those"
+            )
+        mask: Array = values != 0
+        return mask
+
+    def _same_length(self, name: str, array: Array) -> None:
+        if array.shape != self.tokens.shape:
+            raise ServiceError(
+                f"{self._told}: {name} has the shape {list(array.shape)} for {len(self.tokens)} tokens; send one value "
+                "a token"
+            )
+
+
+def split(values: Array, prepared: Prepared, lengths: Sequence[int]) -> list[Array]:
+    """Return ``[K]`` values of loss tokens datum by datum, ``[T]`` each; 0 where a target is left out."""
+    found, start = [], 0
+    for place, length in zip(prepared.places, lengths, strict=True):
+        row = np.zeros(length, values.dtype)
+        row[place] = values[start : start + len(place)]
+        start += len(place)
+        found.append(row)
+    return found

@@ -1,0 +1,178 @@
+"""A training request as passes of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regress.dump.requests import DumpedDatum, DumpedRequest, Operation
+from regress.dump.taps import at, receiving
+from regress.engine.batch import Microbatch
+from regress.engine.gradients import added
+from regress.engine.passes import accumulate, evaluate
+from regress.engine.step import settled
+from regress.engine.world import World
+from regress.grpo.logprobs import TokenLogProbs
+from regress.grpo.losses import TokenLoss
+from regress.grpo.objective import Objective
+from regress.service.api import Array, Json, PassRequest, PassResult, ServiceError
+from regress.service.host.datums import Limits, Prepared, prepare, split
+from regress.service.host.dumps import parts_of
+from regress.service.host.losses import LOG_PROBS, Loss, function_of, loss_of, objective_of, wants_dump
+from regress.service.host.model import Model
+
+
+def request_name(where: Json) -> str:
+    """Return the name of a request in dumps: that of `regress.dump.requests.DumpedRequest.key`."""
+    seq_id = where.get("seq_id")
+    return f"request {seq_id if seq_id is not None else where.get('request_id')}"
+
+
+def run_pass(model: Model, request: PassRequest, where: Json, world: World) -> PassResult:
+    """Run the passes of a request, by all ranks together.
+
+    Raises:
+        ServiceError: if the request is refused; nothing has changed then.
+        RegressError: if a loss or a dump cannot be computed or written; gradients are exactly as they were.
+    """
+    loss = loss_of(request)
+    objective = objective_of(request, loss)
+    function = function_of(request, loss)
+    asked = wants_dump(request)
+    model.check_dump()
+    policy = model.policy
+    limits = Limits(policy.architecture.config.vocab_size, model.base.config.data.max_seq_length)
+    prepared = prepare(
+        request, loss, limits, name=request_name(where), dtype=policy.log_prob_dtype, device=policy.device
+    )
+    if request.forward_only and objective.entropy_coef:
+        raise ServiceError(
+            f"entropy_coeff={objective.entropy_coef} has no meaning in a forward pass; leave it out there"
+        )
+    micros = _planned(model, prepared, world)
+    values = _Values(len(prepared.tokens), policy.log_prob_dtype, policy.device)
+    first = model.forwards if request.forward_only else model.micro
+    records = model.dump.collector(model.step, asked=asked)
+
+    def run() -> PassResult:
+        passes = evaluate if request.forward_only else accumulate
+        with receiving(records), at(step=model.step, rank=world.rank, micro=first):
+            part = passes(policy, prepared.tokens, micros, objective, loss_function=function, watch=values)
+        outcome = settled(world, part)
+        result = _result(request, loss, prepared, outcome.loss, values.whole(world))
+        line = _line(model, request, objective, where, prepared, result)
+        rows = [[number for _, number in micro.sample_ids] for micro in micros]
+        model.dump.write(records, replace(line, parts=parts_of(world.rank, first, rows)))
+        return result
+
+    if request.forward_only:
+        result = run()
+        model.forwards += len(micros)
+        return result
+    policy.entropy_gradient = objective.entropy_coef != 0.0
+    with added(policy):
+        result = run()
+    model.micro += len(micros)
+    model.pending += 1
+    return result
+
+
+def _planned(model: Model, prepared: Prepared, world: World) -> list[Microbatch]:
+    try:
+        return prepared.batch.microbatches(model.base.plan, world.plan, world.rank)
+    except ValueError as error:  # such as a datum that exceeds the tokens of a microbatch
+        raise ServiceError(
+            f"the datums do not fit the service's microbatches ({error}); shorten them"
+        ) from error
+
+
+def _line(
+    model: Model,
+    request: PassRequest,
+    objective: Objective,
+    where: Json,
+    prepared: Prepared,
+    result: PassResult,
+) -> DumpedRequest:
+    """Return the request as the index of a dump tells it, without its parts."""
+    config: dict[str, float] = {"entropy_coeff": objective.entropy_coef}
+    if objective.loss in ("ppo_clip", "cispo"):
+        config |= {"clip_low_threshold": objective.clip_low, "clip_high_threshold": objective.clip_high}
+    if "beta" in request.config:
+        config["beta"] = float(request.config["beta"])
+    samples = zip(prepared.batch.trajectories, request.data, strict=True)
+    return DumpedRequest(
+        model.id,
+        Operation.FORWARD if request.forward_only else Operation.FORWARD_BACKWARD,
+        model.step,
+        seq_id=where.get("seq_id"),
+        request_id=where.get("request_id"),
+        loss=request.loss,
+        config=config,
+        datums=tuple(DumpedDatum(tuple(sample.tokens), datum.id) for sample, datum in samples),
+        metrics=dict(result.metrics),
+    )
+
+
+class _Values:
+    """Values of the loss tokens of a request, ``[K]`` each, from the microbatches of this rank."""
+
+    def __init__(self, count: int, dtype: torch.dtype, device: torch.device) -> None:
+        names = "logprobs", "loss", "ratio", "difference", "clipped"
+        self._values = {name: torch.zeros(count, dtype=dtype, device=device) for name in names}
+
+    def __call__(self, micro: Microbatch, out: TokenLogProbs, terms: TokenLoss) -> None:
+        """Take the values of one microbatch."""
+        clipped = terms.clipped_low_K | terms.clipped_high_K
+        found: dict[str, Tensor] = {
+            "logprobs": out.log_probs.detach(),
+            "loss": terms.loss_K.detach(),
+            "ratio": terms.ratio_K,
+            "difference": terms.log_ratio_K,
+            "clipped": clipped,
+        }
+        for name, values in found.items():
+            self._values[name][micro.select] = values.to(self._values[name].dtype)
+
+    def whole(self, world: World) -> dict[str, Array]:
+        """Return the values of all ranks."""
+        return {name: world.sum(values).cpu().numpy() for name, values in self._values.items()}
+
+
+def _result(
+    request: PassRequest, loss: Loss, prepared: Prepared, total: float, found: Mapping[str, Array]
+) -> PassResult:
+    lengths = [len(datum.tokens) for datum in request.data]
+    shown = {"logprobs": found["logprobs"]}
+    counted = prepared.counted
+    weights = prepared.tokens.weights
+    assert weights is not None
+    metrics = {"tokens:sum": float(counted.sum())}
+    if request.loss != LOG_PROBS:
+        weighed = weights.cpu().numpy().astype(found["loss"].dtype) * found["loss"]
+        shown["elementwise_loss"] = weighed
+        own = prepared.tokens.advantages
+        assert own is not None
+        weight = float(own.double().sum()) if request.loss == "cross_entropy" else float(weights.sum())
+        metrics = {"loss:sum": total, **metrics, "weight:sum": weight}
+    if loss.ratio:
+        metrics |= _ratio_metrics(found, counted)
+    rows = {name: split(values, prepared, lengths) for name, values in shown.items()}
+    outputs = [{name: rows[name][index] for name in rows} for index in range(len(lengths))]
+    return PassResult(outputs, metrics, tuple(datum.id for datum in request.data))
+
+
+def _ratio_metrics(found: Mapping[str, Array], counted: Array) -> dict[str, float]:
+    """Return what the tokens that count tell of the policy's distance from the one that sampled them."""
+    gap = np.abs(found["difference"][counted].astype(np.float64))
+    ratio = found["ratio"][counted]
+    return {
+        "ratio:max": float(ratio.max()) if len(ratio) else 0.0,
+        "clip:sum": float(found["clipped"][counted].sum()),
+        "logprob_diff_abs:max": float(gap.max()) if len(gap) else 0.0,
+        "logprob_diff_abs:sum": float(gap.sum()),
+    }

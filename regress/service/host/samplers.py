@@ -1,0 +1,146 @@
+"""Samplers: weights at one moment, from which completions are drawn and prompts are scored."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regress.dump.trajectory import Trajectory
+from regress.engine.batch import TokenBatch
+from regress.engine.checkpoint.weights import load_weights
+from regress.engine.policy import LocalPolicy
+from regress.engine.sampling import SamplingParams, UndefinedDistribution, sample
+from regress.engine.tokenizer import completion_text
+from regress.layout import BatchPlan
+from regress.service.api import Array, SampledSequence, SamplingRequest, SamplingResult, ServiceError
+from regress.service.host.bases import Base
+from regress.tasks.draws import generator
+
+
+class SamplingNet:
+    """Model of a base in this process, which holds the weights of one sampler after the other."""
+
+    def __init__(self, policy: LocalPolicy) -> None:
+        self.policy = policy
+        self._held: object = None
+
+    def with_weights(self, weights: Mapping[str, Tensor]) -> LocalPolicy:
+        """Return the model with these weights."""
+        if self._held is not weights:
+            load_weights(self.policy, weights)
+            self._held = weights
+        return self.policy
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """Weights at one moment, after ``step`` optimizer steps."""
+
+    base: Base
+    net: SamplingNet
+    weights: Mapping[str, Tensor]
+    step: int
+
+    def sample(self, request: SamplingRequest) -> SamplingResult:
+        """Return completions of a prompt; draws come from the seed and the number of the completion alone.
+
+        Completion 0 draws from ``random.Random(seed)``, completion i > 0 from ``generator("sample", seed, i)``.
+
+        Raises:
+            ServiceError: for a prompt or settings that cannot be.
+        """
+        policy = self.net.with_weights(self.weights)
+        prompt = self._checked(request.prompt)
+        room = self.base.config.data.max_seq_length - len(prompt)
+        limit = room if request.max_tokens is None else min(room, request.max_tokens)
+        _check(request, limit)
+        seed = secrets.randbits(63) if request.seed is None else int(request.seed)
+        generators = [Random(seed), *(generator("sample", seed, i) for i in range(1, request.count))]
+        tokenizer = self.base.tokenizer
+        params = SamplingParams(
+            max_new_tokens=limit,
+            eos_id=tokenizer.eos_token_id,
+            pad_id=tokenizer.pad_token_id,
+            temperature=request.temperature or 1.0,
+            top_p=request.top_p,
+            top_k=max(request.top_k, 0),
+            greedy=request.temperature == 0.0,
+            stop_ids=tuple(int(token) for token in request.stop_token_ids),
+            stopped=self._stops(request.stop),
+        )
+        try:
+            found = sample(policy.architecture, [prompt] * request.count, params, generators=generators)
+        except UndefinedDistribution as error:
+            raise ServiceError(
+                "nothing can be sampled, because the logits of these weights are not finite; sample from earlier ones",
+                code="not_finite",
+            ) from error
+        sequences = [
+            SampledSequence(
+                np.asarray(one.tokens, dtype=np.int64),
+                one.log_probs.numpy(),
+                completion_text(tokenizer, one.tokens),
+                "stop" if one.finish_reason == "stop" else "length",
+            )
+            for one in found
+        ]
+        scores = self.prompt_log_probs(request.prompt) if request.prompt_logprobs else None
+        return SamplingResult(sequences, scores, self.step, seed)
+
+    def prompt_log_probs(self, prompt: Array) -> Array:
+        """Return the log-probs ``[P]`` of a prompt's tokens, NaN first."""
+        policy = self.net.with_weights(self.weights)
+        tokens = self._checked(prompt)
+        if len(tokens) == 1:
+            return np.full(1, np.nan, dtype=np.float32)
+        row = Trajectory("prompt", 0, tokens, [0] + [1] * (len(tokens) - 1), 0.0, 1)
+        micros = TokenBatch([row], device=policy.device).microbatches(BatchPlan())
+        (values,) = policy.log_probs(micros)
+        found: Array = torch.cat([values.new_full((1,), torch.nan), values]).cpu().numpy()
+        return found
+
+    def _stops(self, texts: Sequence[str]) -> Callable[[Sequence[int]], bool] | None:
+        """Return the rule that ends a completion at the token that completes one of the texts."""
+        tokenizer = self.base.tokenizer
+
+        def stopped(tokens: Sequence[int]) -> bool:
+            text = tokenizer.decode(list(tokens), skip_special_tokens=False)
+            return any(stop in text for stop in texts)
+
+        return stopped if texts else None
+
+    def _checked(self, prompt: Array) -> list[int]:
+        limit = self.base.config.data.max_seq_length
+        vocabulary = self.net.policy.architecture.config.vocab_size
+        if prompt.ndim != 1 or not np.issubdtype(prompt.dtype, np.integer) or not 1 <= len(prompt) <= limit:
+            raise ServiceError(
+                f"the prompt has the shape {list(prompt.shape)} and dtype {prompt.dtype}; send 1 to {limit} token ids"
+            )
+        bad = prompt[(prompt < 0) | (prompt >= vocabulary)]
+        if len(bad):
+            raise ServiceError(
+                f"the prompt holds the token {int(bad[0])}, and token ids are 0 to {vocabulary - 1}; send those of the "
+                "model's tokenizer"
+            )
+        return [int(token) for token in prompt]
+
+
+def _check(request: SamplingRequest, limit: int) -> None:
+    """Refuse settings that cannot be."""
+    rules: Sequence[tuple[str, object, bool, str]] = (
+        ("max_tokens", request.max_tokens, limit >= 1, "at least 1, and leave room for it after the prompt"),
+        ("num_samples", request.count, request.count >= 1, "at least 1"),
+        ("temperature", request.temperature, 0.0 <= request.temperature < float("inf"), "at least 0"),
+        ("top_p", request.top_p, 0.0 < request.top_p <= 1.0, "above 0 and at most 1"),
+        ("top_k", request.top_k, request.top_k >= -1, "at least 1, or -1 for all tokens"),
+        ("stop", request.stop, all(request.stop), "texts that are not empty"),
+    )
+    for name, value, good, rule in rules:
+        if not good:
+            raise ServiceError(f"sampling_params.{name}={value!r} is not possible; give {rule}")

@@ -1,0 +1,171 @@
+"""Saves of the service: checkpoints of the engine, which hold the weights and, of a state, the optimizer."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+
+from regress.dump.reader import DumpReader
+from regress.dump.record import Record
+from regress.engine.checkpoint.changes import resolved
+from regress.engine.checkpoint.names import STATE
+from regress.engine.checkpoint.optimizer import load_whole, whole_state
+from regress.engine.checkpoint.snapshot import FINGERPRINT, Snapshot
+from regress.engine.checkpoint.state import CheckpointState, read_state
+from regress.engine.checkpoint.weights import copied_weights, load_weights, read_weights
+from regress.engine.checkpoint.write import publish, write_files
+from regress.engine.provenance import provenance
+from regress.engine.tokenizer import fingerprint
+from regress.engine.world import World, raise_on_all_ranks
+from regress.errors import CheckpointError, RegressError, reason
+from regress.service.api import LoraSpec, ModelSpec, SaveKind, ServiceError
+from regress.service.host.model import Model
+
+SERVICE = "service"
+"""Entry of a checkpoint's ``parts`` that tells of the service's model."""
+
+
+def save(model: Model, folder: Path, kind: SaveKind, world: World) -> None:
+    """Write a save into a folder that does not exist yet: all of it or nothing; all ranks together.
+
+    Raises:
+        ServiceError: with gradients since the last step, which no save keeps; or if it cannot be written.
+    """
+    if model.pending and kind is not SaveKind.SAMPLER:
+        raise ServiceError(
+            f"{model.pending} forward_backward requests since the last optim_step have left gradients, which a save "
+            "does not keep; send optim_step first",
+            code="pending_gradients",
+        )
+    snapshot = _snapshot(model, kind, world)
+    raise_on_all_ranks(world, lambda: None if snapshot is None else _write(snapshot, folder))
+
+
+def _write(snapshot: Snapshot, folder: Path) -> None:
+    if folder.exists():
+        raise ServiceError(f"{folder.name} exists already; save under another name", code="exists")
+    working = folder.with_name(f".partial-{folder.name}")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(working, ignore_errors=True)
+        write_files(snapshot, working)
+        publish(working, folder)
+    except (OSError, SafetensorError, RegressError) as error:
+        shutil.rmtree(working, ignore_errors=True)
+        if isinstance(error, RegressError):
+            raise
+        told = error.strerror if isinstance(error, OSError) and error.strerror else reason(error)
+        raise ServiceError(
+            f"{folder.name} cannot be saved ({told}); free space on the service's disk and save again",
+            code="save_failed",
+            category="server",
+            retryable=True,
+        ) from error
+
+
+def _snapshot(model: Model, kind: SaveKind, world: World) -> Snapshot | None:
+    """Return what is to be written, on the first rank; None on the others."""
+    whole = model.policy.whole_model()
+    records: list[Record] = []
+    others: dict[str, Any] = {}
+    if kind is SaveKind.STATE:
+        tensors, others = whole_state(model.optimizer, model.policy, world)
+        records.append(Record("optimizer", model.step, tensors))
+    if not world.main:
+        return None
+    config, mesh = model.base.config, world.plan.mesh
+    origin = provenance(config, fingerprint(model.base.tokenizer), mesh)
+    lora = model.spec.lora
+    told = {
+        "kind": kind.value,
+        "base_model": model.base.name,
+        "lora": None if lora is None else vars(lora),
+        "model_id": model.id,
+    }
+    state = CheckpointState(
+        path=Path(),
+        step=model.step,
+        update=model.step,
+        updates_in_step=0,
+        config=resolved(config),
+        world_size=mesh.world_size,
+        mesh=dict(mesh.sizes),
+        scheduler={"updates": model.step, "learning_rates": []},
+        segment=0,
+        sequence=-1,
+        parts={SERVICE: told, FINGERPRINT: fingerprint(model.base.tokenizer)},
+        optimizer=others,
+        environment=origin.environment,
+        versions=origin.versions,
+    )
+    return Snapshot(
+        whole, copied_weights(whole), model.base.tokenizer, state, records, {STATE: state.to_bytes()}, origin
+    )
+
+
+def opened(folder: Path, world: World) -> tuple[CheckpointState, Mapping[str, Any]]:
+    """Return the state of a save, verified by the first rank, and what it tells of the service's model.
+
+    Raises:
+        CheckpointError: on every rank, if it is missing, damaged, or no save of a service.
+    """
+    from regress.engine.checkpoint.state import parse_state
+
+    def read() -> tuple[CheckpointState, Mapping[str, Any]]:
+        state = read_state(folder) if world.main else parse_state(folder)
+        told = state.parts.get(SERVICE)
+        if not isinstance(told, Mapping):
+            raise CheckpointError(f"{folder.name} is no save of a training service; give the path of one")
+        return state, told
+
+    return raise_on_all_ranks(world, read)
+
+
+def spec_of(told: Mapping[str, Any]) -> ModelSpec:
+    """Return the model that a save is of."""
+    lora = told.get("lora")
+    return ModelSpec(str(told["base_model"]), None if lora is None else LoraSpec(**lora))
+
+
+def load(model: Model, folder: Path, world: World, *, optimizer: bool) -> None:
+    """Put a save into a model of the same kind: weights and step, and its optimizer or a fresh one.
+
+    Gradients since the last step are dropped. All ranks call this together.
+
+    Raises:
+        CheckpointError: on every rank, if it is damaged or of another model; the model is then unchanged.
+    """
+    state, told = opened(folder, world)
+    spec = spec_of(told)
+    if (spec.base_model, spec.lora) != (model.spec.base_model, model.spec.lora):
+        raise CheckpointError(
+            f"{folder.name} is a save of {spec.base_model} with {_lora(spec)}, and {model.id} is "
+            f"{model.spec.base_model} with {_lora(model.spec)}; load it into a model of its kind"
+        )
+    weights = raise_on_all_ranks(world, lambda: read_weights(model.policy.architecture, folder, folder.name))
+    record = raise_on_all_ranks(world, lambda: _optimizer(folder, state)) if optimizer else None
+    load_weights(model.policy, weights)
+    model.optimizer.state.clear()
+    if record is not None:
+        load_whole(model.optimizer, model.policy, record, state.optimizer, folder.name)
+    model.drop_gradients()
+    model.step = state.step
+    model.dump.rewind(model.step)
+
+
+def _optimizer(folder: Path, state: CheckpointState) -> Record:
+    found = [*DumpReader(state.dump).records("optimizer", state.step)]
+    if len(found) != 1:
+        raise CheckpointError(
+            f"{folder.name} holds weights without a state of the optimizer; load it without the optimizer, or save "
+            "the state"
+        )
+    return found[0]
+
+
+def _lora(spec: ModelSpec) -> str:
+    return "full parameters" if spec.lora is None else f"LoRA of rank {spec.lora.rank}"

@@ -1,0 +1,178 @@
+"""HTTP application of the training service: keys, bodies, waiting and errors, the same for every wire."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+from fastapi.requests import Request
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+
+from regress.service.api import Service, ServiceError
+from regress.service.wires.bodies import Bodies
+from regress.service.wires.counters import PROMETHEUS, Counters
+from regress.service.wires.keys import Keys
+from regress.service.wires.registry import chosen
+from regress.service.wires.settings import Settings
+from regress.service.wires.waiting import Waiter
+from regress.service.wires.wire import Call, Memory, Reply, Route, Wait, Wire, error_reply, json_reply
+
+log = logging.getLogger("regress.service.http")
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def create_app(service: Service, settings: Settings) -> FastAPI:
+    """Return the application that serves a training service over the wires of the settings.
+
+    Args:
+        service: what runs the requests.
+        settings: API keys, wires and limits.
+
+    Raises:
+        ServiceError: there are no API keys, or a wire is unknown.
+    """
+    wires = chosen(settings.wires)
+    door = _Door(service, settings, wires)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        door.close()
+
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
+    app.state.door = door
+    for wire in wires:
+        for route in wire.routes:
+            app.add_api_route(
+                route.path, door.endpoint(wire, route), methods=[route.method], response_model=None
+            )
+    for path in ("/healthz", "/api/v1/healthz"):
+        app.add_api_route(path, door.health, methods=["GET"], response_model=None)
+    app.add_api_route("/metrics", door.metrics, methods=["GET"], response_model=None)
+    app.add_exception_handler(HTTPException, _no_route)
+    app.add_exception_handler(Exception, _unexpected)
+    return app
+
+
+class _Door:
+    """What every request passes: its key, its body, its handler, and the operation that it waits for."""
+
+    def __init__(self, service: Service, settings: Settings, wires: Sequence[Wire]) -> None:
+        self._service = service
+        self._limits = settings.limits
+        self._keys = Keys(settings.api_keys, [wire.key_header for wire in wires])
+        self._memory = Memory()
+        self._counters = Counters()
+        self.bodies = Bodies(settings.limits)
+        self._waiter = Waiter(service, settings.limits.waiting)
+        self._decoders = ThreadPoolExecutor(settings.limits.decoders, thread_name_prefix="regress-decode")
+        self._encoders = ThreadPoolExecutor(settings.limits.decoders, thread_name_prefix="regress-encode")
+
+    def close(self) -> None:
+        """End what waits."""
+        self._waiter.close()
+        self._decoders.shutdown(wait=False)
+        self._encoders.shutdown(wait=False)
+
+    def endpoint(self, wire: Wire, route: Route) -> Endpoint:
+        """Return the function that answers the requests of a route."""
+
+        async def answer(request: Request) -> Response:
+            start = time.monotonic()
+            try:
+                reply = await self._answer(wire, route, request)
+            except ServiceError as error:
+                reply = error_reply(error, wire.busy)
+            except Exception:
+                reply = _unexpected_reply(request)
+            self._counters.add(wire.name, route.path, reply.status, time.monotonic() - start)
+            return _response(reply)
+
+        answer.__name__ = f"{wire.name}_{route.path.rsplit('/', 1)[-1]}"
+        return answer
+
+    async def _answer(self, wire: Wire, route: Route, request: Request) -> Reply:
+        owner = self._keys.owner(request.headers)
+        loop = asyncio.get_running_loop()
+        async with self.bodies.read(request) as body:
+            call = Call(
+                service=self._service,
+                limits=self._limits,
+                owner=owner,
+                path=request.path_params,
+                query=dict(request.query_params),
+                headers={name.lower(): value for name, value in request.headers.items()},
+                body=b"" if route.empty else body,
+                memory=self._memory,
+            )
+            found = await loop.run_in_executor(self._decoders, route.handler, call)
+        del call, body
+        if isinstance(found, Reply):
+            return found
+        return await self._wait(found, request)
+
+    async def _wait(self, wait: Wait, request: Request) -> Reply:
+        operation = await self._waiter.wait(wait.operation_id, wait.timeout, request.is_disconnected)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._encoders, wait.then, operation)
+
+    async def health(self, request: Request) -> Response:
+        """Tell that the service is there; no key is asked for, and nothing else is told without one."""
+        found = {"status": "ok", **self._service.health()}
+        if not self._keys.known(request.headers):
+            found = {"status": found["status"]}
+        return _response(json_reply(found, 200 if found["status"] == "ok" else 503))
+
+    async def metrics(self, request: Request) -> Response:
+        """Return the numbers of the service for Prometheus."""
+        try:
+            self._keys.owner(request.headers)
+            numbers = {**self._service.metrics(), "http_body_bytes_held": float(self.bodies.held)}
+        except ServiceError as error:
+            return _response(error_reply(error))
+        return Response(self._counters.text(numbers), media_type=PROMETHEUS)
+
+
+def _response(reply: Reply) -> Response:
+    return Response(reply.content, reply.status, dict(reply.headers), reply.media_type)
+
+
+async def _no_route(request: Request, error: Exception) -> Response:
+    """Answer a path or a method that no wire has."""
+    assert isinstance(error, HTTPException)
+    if error.status_code == 405:
+        refused = ServiceError("This path has no such method.", code="method_not_allowed")
+    else:
+        refused = ServiceError("No protocol of this service has such a path.", code="not_found")
+    reply = error_reply(refused)
+    return _response(Reply(reply.content, error.status_code))
+
+
+async def _unexpected(request: Request, error: Exception) -> Response:
+    return _response(_unexpected_reply(request))
+
+
+def _unexpected_reply(request: Request) -> Reply:
+    """Log an error of the service itself, and answer with the number under which the log has it."""
+    number = secrets.token_hex(4)
+    log.exception("error %s at %s %s", number, request.method, request.url.path)
+    return error_reply(
+        ServiceError(
+            f"The service has failed: its log says why under error {number}.",
+            code="internal",
+            category="server",
+        )
+    )
+
+
+def headers_of(values: Mapping[str, str]) -> dict[str, str]:
+    """Return headers with their names in lower case."""
+    return {name.lower(): value for name, value in values.items()}

@@ -1,0 +1,103 @@
+"""Parts of requests that both JSON dialects share: metadata, settings of a loss, and sampling."""
+
+from __future__ import annotations
+
+import json
+
+from regress.service.api import Json, SamplingRequest, ServiceError
+from regress.service.wires.fields import Fields
+from regress.service.wires.settings import Limits
+from regress.service.wires.tensors import tokens_of_json
+from regress.service.wires.wire import Call
+
+_SEED = 2**2047
+"""Bound of seeds: the stream of a completion of the engine has a seed of some hundred bits."""
+
+
+def metadata_of(fields: Fields, call: Call, *names: str) -> Json:
+    """Return what a client says about a session or a model, and whose it is.
+
+    Raises:
+        ServiceError: it is too large, or no text in UTF-8.
+    """
+    found = {name: fields.values[name] for name in names if name in fields}
+    try:
+        size = len(json.dumps(found, ensure_ascii=False).encode())
+    except UnicodeEncodeError:
+        raise ServiceError("The metadata has a lone surrogate: send text that UTF-8 can hold.") from None
+    if size > call.limits.metadata_bytes:
+        raise ServiceError(
+            f"The metadata has {size} bytes, more than {call.limits.metadata_bytes}.", code="too_large"
+        )
+    return {**found, "owner": call.owner}
+
+
+def loss_config(fields: Fields) -> dict[str, float | str | bool]:
+    """Return the settings of a loss: numbers, texts, true or false."""
+    config = fields.part("loss_fn_config", None)
+    if config is None:
+        return {}
+    found: dict[str, float | str | bool] = {}
+    for name, value in config.values.items():
+        if isinstance(value, bool):
+            found[name] = value
+        elif isinstance(value, str):
+            found[name] = config.text(name)
+        elif value is not None:
+            found[name] = config.number(name)
+    return found
+
+
+def sampling_request(fields: Fields, limits: Limits, *, prompt_logprobs: bool) -> SamplingRequest:
+    """Return a sampling request.
+
+    Raises:
+        ServiceError: a setting is out of bounds, or the completions are too many.
+    """
+    params = fields.part("sampling_params", Fields({}, "sampling_params"))
+    prompt = tokens_of_json(fields.part("prompt"), limits)
+    count = fields.integer("num_samples", 1, low=1, high=limits.samples)
+    longest = params.integer("max_tokens", None, low=1)
+    if count * (len(prompt) + (longest or 0)) > limits.tokens:
+        raise ServiceError(
+            f"{count} completions of {len(prompt)} + {longest or 0} tokens are more than {limits.tokens} tokens.",
+            code="too_large",
+        )
+    texts, ids = _stop(params)
+    top_p = params.number("top_p", 1.0, low=0)
+    if top_p > 1:
+        params.refuse("top_p", "must be at most 1", top_p)
+    return SamplingRequest(
+        prompt=prompt,
+        count=count,
+        max_tokens=longest,
+        temperature=params.number("temperature", 1.0, low=0),
+        top_p=top_p,
+        top_k=params.integer("top_k", -1, low=-1),
+        stop=texts,
+        stop_token_ids=(*ids, *_ids(params, "stop_token_ids")),
+        seed=params.integer("seed", None, low=-_SEED, high=_SEED - 1),
+        prompt_logprobs=prompt_logprobs,
+    )
+
+
+def _stop(params: Fields) -> tuple[list[str], list[int]]:
+    """Return the texts and the token ids of ``stop``, which is a text, a list of texts, or a list of token ids."""
+    stop = params.values.get("stop")
+    if stop is None:
+        return [], []
+    if isinstance(stop, str):
+        return [params.text("stop", limit=1024)], []
+    values = params.items("stop", limit=64)
+    if all(isinstance(value, str) for value in values):
+        named = Fields({f"stop[{index}]": value for index, value in enumerate(values)}, params.where)
+        return [named.text(name, limit=1024) for name in named.values], []
+    return [], _ids(params, "stop")
+
+
+def _ids(params: Fields, name: str) -> list[int]:
+    values = params.items(name, [], limit=64)
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31:
+            params.refuse(name, "must be a list of token ids", value)
+    return list(values)

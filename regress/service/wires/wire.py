@@ -1,0 +1,173 @@
+"""What a wire protocol is: its routes, and functions that turn a request into a reply."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from regress.service.api import Operation, Service, ServiceError
+from regress.service.wires.settings import Limits
+
+JSON = "application/json"
+
+_STATUS = {
+    "unauthorized": 401,
+    "forbidden": 403,
+    "not_found": 404,
+    "too_slow": 408,
+    "too_large": 413,
+    "unsupported_media_type": 415,
+}
+
+
+@dataclass(frozen=True)
+class Call:
+    """One request: who asks, the variables of its path, its headers in lower case, and its body after expansion."""
+
+    service: Service
+    limits: Limits
+    owner: str
+    path: Mapping[str, str] = field(default_factory=dict)
+    query: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    memory: Memory = field(default_factory=lambda: Memory())
+
+    def own(self, thing_id: str) -> str:
+        """Return the id of a session, or of one of its models or samplers, if the API key of the request owns it.
+
+        Raises:
+            ServiceError: it belongs to another key, or it does not exist; the sentence does not tell which.
+        """
+        try:
+            metadata = self.service.session_metadata(thing_id.partition(":")[0])
+        except ServiceError as error:
+            if error.code != "not_found":
+                raise
+            metadata = {}
+        if not metadata or metadata.get("owner") != self.owner:
+            raise not_found(thing_id)
+        return thing_id
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What the client gets."""
+
+    content: bytes
+    status: int = 200
+    media_type: str = JSON
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Reply that waits for an operation to end, ``timeout`` seconds at the most."""
+
+    operation_id: str
+    timeout: float
+    then: Callable[[Operation], Reply]
+
+
+Handler = Callable[[Call], "Reply | Wait"]
+
+
+@dataclass(frozen=True)
+class Route:
+    """Method and path of a request (variables in braces), and who answers it; ``empty`` if its body is not read."""
+
+    method: str
+    path: str
+    handler: Handler
+    empty: bool = False
+
+
+@dataclass(frozen=True)
+class Wire:
+    """A wire protocol.
+
+    Attributes:
+        name: as in the settings.
+        key_header: header of the API key, in lower case.
+        busy: HTTP status at which the clients of this protocol come again later.
+        routes: its requests.
+    """
+
+    name: str
+    key_header: str
+    busy: int
+    routes: Sequence[Route]
+
+
+class Memory:
+    """The latest values by key, up to a number of them: operations of requests that may be sent twice."""
+
+    def __init__(self, size: int = 4096) -> None:
+        self._size = size
+        self._values: dict[tuple[str, ...], str] = {}
+
+    def get(self, key: tuple[str, ...]) -> str | None:
+        """Return the value of a key, or None."""
+        return self._values.get(key)
+
+    def put(self, key: tuple[str, ...], value: str) -> None:
+        """Keep a value, and drop the oldest one if there are too many."""
+        self._values[key] = value
+        while len(self._values) > self._size:
+            del self._values[next(iter(self._values))]
+
+
+def not_found(thing_id: str) -> ServiceError:
+    """Return the error for an id that does not exist, or that another API key owns."""
+    return ServiceError(
+        f"{shown(thing_id)} is not the id of anything this API key owns: use an id that the service returned.",
+        code="not_found",
+    )
+
+
+def status_of(error: ServiceError, busy: int) -> int:
+    """Return the HTTP status of an error."""
+    if error.code in _STATUS:
+        return _STATUS[error.code]
+    if error.retryable:
+        return busy
+    return 400 if error.category == "user" else 500
+
+
+def error_reply(error: ServiceError, busy: int = 503) -> Reply:
+    """Return an error as clients of all protocols read it."""
+    content = {
+        "error": error.code,
+        "message": str(error),
+        "category": error.category,
+        "retryable": error.retryable,
+    }
+    headers = {"Retry-After": "1"} if error.retryable else {}
+    return json_reply(content, status_of(error, busy), headers)
+
+
+def json_reply(content: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Reply:
+    """Return JSON in ASCII; a number that is not finite is ``null``."""
+    try:
+        text = json.dumps(content, allow_nan=False, separators=(",", ":"))
+    except ValueError:
+        text = json.dumps(_finite(content), allow_nan=False, separators=(",", ":"))
+    return Reply(text.encode("ascii"), status, JSON, headers or {})
+
+
+def shown(text: str, width: int = 80) -> str:
+    """Return a client's text for a sentence: quoted, in ASCII, and cut."""
+    return ascii(text if len(text) <= width else text[: width - 3] + "...")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(each) for each in value]
+    return value

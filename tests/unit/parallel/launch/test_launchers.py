@@ -1,0 +1,47 @@
+"""Launchers: the rank that failed is named, and whatever ends a launch leaves no process."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from regress.errors import ConfigError, RankError, ReplayError
+from regress.parallel.launch.launchers import Launch
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("launcher", ["torchrun", "accelerate"])
+def test_a_rank_that_fails_is_named_with_what_it_printed(launcher: str, tmp_path: Path) -> None:
+    with pytest.raises(RankError) as caught:
+        Launch(launcher).run(
+            tmp_path / "no.yaml", 1 if launcher == "torchrun" else 2, tmp_path / "ranks", "dense/dp2"
+        )
+    assert str(caught.value).startswith("dense/dp2: rank ")
+    assert str(caught.value).endswith(" ended with exit code 2")
+    (note,) = caught.value.__notes__
+    assert f"error: config_path={tmp_path}/no.yaml is no directory and no .yaml file" in note
+    assert "Traceback" not in note
+
+
+def test_what_takes_too_long_is_ended_with_its_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKEN_OF_TEST", str(tmp_path))
+    with pytest.raises(ReplayError, match=r"^dense/dp2 did not come to an end within 0\.5 s; "):
+        Launch("torchrun", timeout=0.5).run(tmp_path / "no.yaml", 2, tmp_path / "ranks", "dense/dp2")
+    assert not [path for path in Path("/proc").glob("[0-9]*") if marked(path, str(tmp_path))]
+
+
+def marked(process: Path, token: str) -> bool:
+    try:
+        return (
+            process.name != str(os.getpid())
+            and f"TOKEN_OF_TEST={token}".encode() in (process / "environ").read_bytes()
+        )
+    except OSError:
+        return False
+
+
+def test_what_nodes_cannot_share_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="dense/tp3 has 3 ranks, which 2 nodes cannot share evenly"):
+        Launch("torchrun", nnodes=2).run(tmp_path / "c.yaml", 3, tmp_path, "dense/tp3")

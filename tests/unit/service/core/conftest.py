@@ -1,0 +1,34 @@
+"""Services on a host that computes nothing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # helpers beside the tests are imported by name, by ranks too
+
+from service_double import opened
+
+from regress.service.core.executor import InProcess
+from regress.service.core.limits import Limits
+from regress.service.core.service import CoreService
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[..., CoreService]]:
+    """``serve(hole_timeout=1.0, root=..., executor=...)``: a service, closed at the end."""
+    services: list[CoreService] = []
+
+    def start(root: Path = tmp_path / "state", executor: Any = None, **limits: Any) -> CoreService:
+        found = CoreService(executor or InProcess(partial(opened)), root, Limits(**limits))
+        services.append(found)
+        return found
+
+    yield start
+    for service in services:
+        service.close()

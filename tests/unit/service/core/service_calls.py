@@ -1,0 +1,32 @@
+"""Calls of a service that wait for the end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from service_double import LORALESS
+
+from regress.service.api import Operation, Status
+from regress.service.core.service import CoreService
+
+GUARD = 60.0
+"""Seconds after which something hangs."""
+
+
+def ended(service: CoreService, operation: Operation) -> Operation:
+    """Return the end of an operation."""
+    found = service.operation(operation.id, timeout=GUARD)
+    assert found.status in (Status.DONE, Status.FAILED), f"{operation.id} does not end"
+    return found
+
+
+def result(service: CoreService, operation: Operation) -> Any:
+    """Return the result of an operation."""
+    found = ended(service, operation)
+    assert found.error is None, str(found.error)
+    return found.result
+
+
+def new_model(service: CoreService, number: int = 1) -> str:
+    """Return the id of a new model in a new session."""
+    return str(result(service, service.create_model(service.create_session({}), number, LORALESS)).model_id)

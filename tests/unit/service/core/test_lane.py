@@ -1,0 +1,137 @@
+"""Order of a queue: nothing runs after a later number, nothing runs twice, nothing waits for ever."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from regress.service.api import ServiceError
+from regress.service.core.lane import Known, Lane
+from regress.service.core.operations import Ticket
+
+AHEAD = 30
+
+
+def ticket(number: int | None) -> Ticket:
+    return Ticket(f"op-{number}", "model", "work", number, "digest")
+
+
+def drained(lane: Lane) -> list[int | None]:
+    """Numbers of the operations that can run, in their order."""
+    found = []
+    while (taken := lane.take()) is not None:
+        found.append(taken.seq)
+    return found
+
+
+@given(st.permutations(range(1, 9)), st.data())
+def test_any_order_of_arrival_runs_as_numbered(order: list[int], data: st.DataObject) -> None:
+    lane = Lane("model", 100)
+    ran: list[int | None] = []
+    for number in order:
+        lane.add(ticket(number))
+        if data.draw(st.booleans()):  # the worker may look at any time
+            ran += drained(lane)
+    assert ran + drained(lane) == [*range(1, 9)]
+
+
+@given(st.lists(st.one_of(st.none(), st.integers(1, 8)), max_size=16))
+def test_one_without_number_runs_behind_all_that_came_before_it(arrivals: list[int | None]) -> None:
+    """Against the definition: sorted by number, those without one by the highest number before them."""
+    lane = Lane("model", 100)
+    expected: list[tuple[int, int, int | None]] = []
+    seen: set[int] = set()
+    for index, number in enumerate(arrivals):
+        if number in seen:
+            continue
+        lane.add(ticket(number))
+        if number is None:
+            expected.append((max(seen, default=0), 1 + index, None))
+        else:
+            seen.add(number)
+            expected.append((number, 0, number))
+    whole = 0
+    while whole + 1 in seen:
+        whole += 1
+    assert drained(lane) == [
+        number for after, _, number in sorted(expected, key=lambda e: e[:2]) if after <= whole
+    ]
+
+
+@given(st.lists(st.one_of(st.just("give up"), st.just("run"), st.integers(1, 12)), max_size=40))
+def test_holes_that_are_given_up_never_let_an_earlier_number_run_later(events: list[str | int]) -> None:
+    lane = Lane("model", 100)
+    ran: list[int] = []
+    failed: list[int | None] = []
+    for event in events:
+        if event == "run":
+            ran += [number for number in drained(lane) if number is not None]
+        elif event == "give up":
+            if len(lane) and not lane.ready():
+                failed += [given.seq for given in lane.give_up()[1]]
+                assert len(lane) == 0
+        elif lane.known(int(event)) is None:
+            try:
+                lane.check(int(event), AHEAD)
+            except ServiceError:
+                assert any(number > int(event) for number in ran), "refused although no later one has run"
+                continue
+            lane.add(ticket(int(event)))
+    ran += [number for number in drained(lane) if number is not None]
+    assert ran == sorted(set(ran))
+    assert not set(ran) & set(failed)
+    for _ in range(2):  # whoever goes on waits for the holes of before once more at most
+        if len(lane):
+            lane.give_up()
+        following = lane.highest + 1
+        lane.add(ticket(following))
+        last = drained(lane)
+    assert last == [following], "the queue hangs"
+
+
+def test_a_number_that_was_given_up_restores_the_order_behind_it() -> None:
+    lane = Lane("model", 100)
+    lane.add(ticket(20))  # nobody's: 1 to 19 are to come
+    lane.give_up()
+    lane.add(ticket(1))
+    assert drained(lane) == [1]
+    lane.add(ticket(3))
+    assert drained(lane) == [], "3 ran before 2"
+    lane.add(ticket(2))
+    assert drained(lane) == [2, 3]
+
+
+def test_numbers_far_ahead_and_spent_ones() -> None:
+    lane = Lane("model", 100)
+    with pytest.raises(
+        ServiceError, match="seq_id 32 is too far ahead: the next operation of model is that of seq_id 1"
+    ):
+        lane.check(32, AHEAD)
+    lane.add(ticket(2))
+    lane.spend(1, Known("other", "digest"))
+    assert drained(lane) == [2]
+    with pytest.raises(ServiceError, match="seq_id 1 arrived after a later operation of model had run"):
+        lane.check(1, AHEAD)
+
+
+def test_the_clock_of_a_hole_starts_anew_with_each_hole() -> None:
+    lane = Lane("model", 100)
+    lane.add(ticket(2))
+    assert lane.hole(10.0) == 0.0
+    assert lane.hole(15.0) == 5.0
+    lane.add(ticket(4))
+    lane.add(ticket(1))
+    assert drained(lane) == [1, 2]
+    assert lane.hole(20.0) == 0.0
+    assert lane.hole(21.0) == 1.0
+    lane.add(ticket(3))
+    assert lane.hole(99.0) == 0.0
+
+
+def test_only_so_many_numbers_are_remembered() -> None:
+    lane = Lane("model", 3)
+    for number in range(1, 6):
+        lane.add(ticket(number))
+    assert drained(lane) == [1, 2, 3, 4, 5]
+    assert [lane.known(number) is not None for number in range(1, 6)] == [False, False, True, True, True]

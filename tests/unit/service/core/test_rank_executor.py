@@ -1,0 +1,77 @@
+"""Ranks of a service: one that dies, hangs or disagrees fails its operation by name, and the service goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import service_double
+from service_calls import ended, new_model, result
+from service_double import PARAMS, request
+
+from regress.errors import RegressError
+from regress.service.api import SaveKind
+from regress.service.core.limits import Limits
+from regress.service.core.rank_executor import RankExecutor
+from regress.service.core.service import CoreService
+
+MODULES = ("torch", "torch.distributed", "regress.parallel.launch.rank", "service_double")
+TIMEOUT = 5.0
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoreService]:
+    executor = RankExecutor(partial(service_double.opened), 2, modules=MODULES)
+    limits = Limits(operation_timeout=TIMEOUT)
+    found = CoreService(executor, tmp_path_factory.mktemp("ranks") / "state", limits)
+    yield found
+    found.close()
+
+
+@pytest.mark.parametrize(
+    ("does", "sentence"),
+    [
+        ("dies", "rank 1 of 2 was ended by SIGKILL"),
+        ("hangs", "rank 1 of 2 hangs, it did not answer within"),
+        ("disagrees", "rank 1 of 2 failed (only here) in run_pass, and rank 0 succeeded otherwise"),
+    ],
+)
+def test_a_rank_that_fails_is_named_and_its_model_restored(
+    service: CoreService, does: str, sentence: str
+) -> None:
+    model = new_model(service)
+    result(service, service.run_pass(model, 1, request(3)))
+    result(service, service.optim_step(model, 2, PARAMS))
+    saved = result(service, service.save(model, 3, "before", SaveKind.STATE))
+    failed = ended(service, service.run_pass(model, 4, request(5, rank=1, rank_does=does)))
+    assert failed.error is not None
+    assert failed.error.code == "rank_failed"
+    assert sentence in str(failed.error)
+    assert f"{model} stands at step 1, its save {saved.path}" in str(failed.error)
+    refused = ended(service, service.optim_step(model, 5, PARAMS))
+    assert refused.error is not None
+    assert refused.error.code == "interrupted"
+    assert result(service, service.load(model, 6, saved.path, optimizer=True)) == saved
+    assert result(service, service.run_pass(model, 7, request(4))).metrics["loss:sum"] == 7
+    assert result(service, service.optim_step(model, 8, PARAMS)).step == 2
+    assert service.health()["status"] == "ok"
+
+
+def test_a_model_that_lost_nothing_goes_on_after_another_ended_the_ranks(service: CoreService) -> None:
+    model, other = new_model(service), new_model(service)
+    result(service, service.run_pass(model, 1, request(3)))
+    result(service, service.optim_step(model, 2, PARAMS))
+    result(service, service.save(model, 3, "kept", SaveKind.STATE))
+    assert ended(service, service.run_pass(other, 1, request(1, rank=1, rank_does="dies"))).error is not None
+    assert result(service, service.run_pass(model, 4, request(4))).metrics["loss:sum"] == 7
+
+
+def test_ranks_that_cannot_open_their_host_are_named(tmp_path: Path) -> None:
+    executor = RankExecutor(partial(service_double.broken), 2, modules=MODULES)
+    with pytest.raises(
+        RegressError, match=r"the ranks of the service do not start: rank . of 2 raised .*no model"
+    ):
+        CoreService(executor, tmp_path / "state")
+    executor.close()

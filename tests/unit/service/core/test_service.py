@@ -1,0 +1,371 @@
+"""The service over any host: order, repetition, cancellation, limits, saves and ends."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from service_calls import GUARD, ended, new_model, result
+from service_double import LORALESS, PARAMS, request
+
+from regress.service.api import ModelSpec, SamplingRequest, SaveKind, ServiceError, Status
+from regress.service.core.service import CoreService
+
+Serve = Callable[..., CoreService]
+KINDS = st.sampled_from(["pass", "forward", "refused", "optim", "unreadable", "cancelled"])
+
+
+def failure(service: CoreService, operation: Any) -> ServiceError:
+    """Return the error of an operation, which must fail."""
+    error = ended(service, operation).error
+    assert error is not None, "it has not failed"
+    return error
+
+
+def submit(service: CoreService, model: str, seq: int, kind: str) -> Any:
+    if kind == "optim":
+        return service.optim_step(model, seq, PARAMS)
+    if kind == "unreadable":
+        return service.fail(model, seq, ServiceError("unreadable"))
+    config = {"raises": "refused"} if kind == "refused" else {}
+    return service.run_pass(model, seq, request(seq, forward_only=kind == "forward", **config))
+
+
+def expected(kinds: list[str]) -> list[Any]:
+    """What each operation returns if they run one after another, None for one that fails."""
+    done, pending, found = 0, 0, []
+    steps = 0
+    for seq, kind in enumerate(kinds, 1):
+        value: Any = None
+        if kind in ("pass", "forward"):
+            pending += seq if kind == "pass" else 0
+            value = float(done + pending)
+        elif kind == "optim":
+            steps += 1
+            value = (steps, float(pending))
+            done, pending = done + pending, 0
+        found.append(value)
+    return found
+
+
+def returned(service: CoreService, operation: Any) -> Any:
+    found = ended(service, operation)
+    if found.error is not None:
+        return None
+    value = found.result
+    return value.metrics["loss:sum"] if hasattr(value, "outputs") else (value.step, value.grad_norm)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(KINDS, min_size=1, max_size=9), st.data())
+def test_any_order_of_arrival_with_repetitions_and_cancellations_equals_the_sequence(
+    serve: Serve, kinds: list[str], data: st.DataObject
+) -> None:
+    service = _shared(serve)
+    model = new_model(service)
+    kinds = ["pass", *kinds]  # the first arrives last, so that everything else waits
+    order = [*data.draw(st.permutations(range(2, len(kinds) + 1))), 1]
+    found: dict[int, Any] = {}
+    for seq in order:
+        found[seq] = submit(service, model, seq, kinds[seq - 1])
+        again = data.draw(st.sampled_from(sorted(found)))
+        assert submit(service, model, again, kinds[again - 1]).id == found[again].id
+        if kinds[seq - 1] == "cancelled":
+            assert "was cancelled before it was executed" in str(service.cancel(found[seq].id).error)
+    assert [returned(service, found[seq]) for seq in sorted(found)] == expected(kinds)
+    for seq in sorted(found):
+        assert submit(service, model, seq, kinds[seq - 1]).id == found[seq].id, "executed, and again accepted"
+    service.close_model(model)
+
+
+def _shared(serve: Serve) -> CoreService:
+    """Return the one service of all examples of a property."""
+    if not hasattr(serve, "service"):
+        serve.service = serve(models=10_000)  # type: ignore[attr-defined]
+    return serve.service  # type: ignore[attr-defined,no-any-return]
+
+
+def test_models_and_samplers_take_turns(serve: Serve, tmp_path: Path) -> None:
+    service = serve()
+    busy, other = new_model(service), new_model(service)
+    slow = [service.run_pass(busy, seq, request(1, seconds=0.05)) for seq in range(1, 21)]
+    quick = service.run_pass(other, 1, request(2))
+    sampler = service.create_sampler(other.split(":")[0], 1, path=None, base_model="tiny")
+    sample = service.sample(sampler, SamplingRequest(np.array([1])))
+    result(service, quick)
+    result(service, sample)
+    assert service.operation(slow[-1].id).status is not Status.DONE, "others waited for a whole queue"
+
+
+def test_a_number_with_other_content_fails_and_leaves_the_first(serve: Serve) -> None:
+    service = serve()
+    model = new_model(service)
+    first = service.run_pass(model, 1, request(3))
+    other = service.run_pass(model, 1, request(4))
+    assert other.id != first.id
+    error = failure(service, other)
+    assert error.code == "conflict"
+    assert str(error).startswith(f"seq_id 1 of {model} was used for a request with other content")
+    assert result(service, first).metrics["loss:sum"] == 3
+    assert result(service, service.run_pass(model, 2, request(1))).metrics["loss:sum"] == 4
+
+
+def test_operations_behind_a_hole_fail_by_name_and_later_ones_run(serve: Serve) -> None:
+    service = serve(hole_timeout=0.3)
+    model = new_model(service)
+    waiting = [service.run_pass(model, 3, request(3)), service.save(model, None, "x", SaveKind.STATE)]
+    for operation in waiting:
+        error = failure(service, operation)
+        assert error.code == "missing_seq_id"
+        assert f"seq_id 1 of {model} has not arrived within" in str(error)
+        assert "for which seq_id 3 waited" in str(error)
+    assert result(service, service.run_pass(model, 4, request(4))).metrics["loss:sum"] == 4
+    assert failure(service, service.run_pass(model, 2, request(2))).code == "late"
+
+
+def test_full_queues_refuse_but_never_what_others_wait_for(serve: Serve) -> None:
+    service = serve(queue_length=3)
+    model = new_model(service)
+    for seq in (2, 3, 4):
+        service.run_pass(model, seq, request(seq))
+    with pytest.raises(
+        ServiceError, match=r"3 operations of .* wait already; send the request again later"
+    ) as caught:
+        service.run_pass(model, None, request(9))
+    assert caught.value.retryable
+    assert caught.value.code == "busy"
+    assert result(service, service.run_pass(model, 1, request(1))).metrics["loss:sum"] == 1
+    assert result(service, service.run_pass(model, 5, request(5))).metrics["loss:sum"] == 15
+
+
+def test_unread_results_refuse_requests_until_they_are_read(serve: Serve) -> None:
+    service = serve(results_bytes=2000)
+    model = new_model(service)
+    first = [service.run_pass(model, seq, request(1)) for seq in range(1, 4)]
+    end = time.monotonic() + GUARD
+    while service.metrics()["operations_done_total"] < 4 and time.monotonic() < end:
+        time.sleep(0.01)
+    with pytest.raises(ServiceError, match="have not been read; send the request again later"):
+        service.run_pass(model, 4, request(1))
+    for operation in first:
+        result(service, operation)
+    assert result(service, service.run_pass(model, 4, request(1))).metrics["loss:sum"] == 4
+
+
+def test_results_are_kept_for_some_time_after_they_were_read(serve: Serve) -> None:
+    service = serve(read_ttl=0.0)
+    model = new_model(service)
+    passed, stepped = service.run_pass(model, 1, request(1)), service.optim_step(model, 2, PARAMS)
+    result(service, passed)
+    assert result(service, stepped).step == 1
+    end = time.monotonic() + GUARD
+    while service.metrics()["results_bytes"] and time.monotonic() < end:
+        time.sleep(0.05)
+    assert failure(service, passed).code == "result_expired"
+    assert result(service, stepped).step == 1, "small results are in the journal"
+    assert service.run_pass(model, 1, request(1)).id == passed.id, "it would be executed twice"
+
+
+def test_gradients_and_names_of_saves(serve: Serve) -> None:
+    service = serve()
+    model = new_model(service)
+    result(service, service.run_pass(model, 1, request(3)))
+    error = failure(service, service.save(model, 2, "early", SaveKind.STATE))
+    assert error.code == "pending_gradients"
+    assert "has gradients of 1 passes since its last optimizer step, which no save keeps" in str(error)
+    result(service, service.optim_step(model, 3, PARAMS))
+    saved = result(service, service.save(model, 4, "kept", SaveKind.STATE))
+    assert (saved.path, saved.step) == (f"{model}/state/kept", 1)
+    assert failure(service, service.save(model, 5, "kept", SaveKind.STATE)).code == "exists"
+    assert result(service, service.save(model, 6, "kept", SaveKind.STATE, overwrite=True)) == saved
+    assert list(service.saves(model)) == [saved]
+    for name in ("../x", "a/b", "", ".hidden", "x" * 129, "a\0"):
+        with pytest.raises(ServiceError, match="is no name of a save"):
+            service.save(model, None, name, SaveKind.STATE)
+    for path in ("../../etc", f"{model}/state/../state/kept", "/etc/passwd", f"{model}/state/other"):
+        assert failure(service, service.load(model, None, path, optimizer=True)).code == "not_found"
+
+
+def test_saves_without_a_name_are_kept_for_the_newest(serve: Serve, tmp_path: Path) -> None:
+    service = serve(unnamed=2)
+    model = new_model(service)
+    paths = [result(service, service.save(model, seq, None, SaveKind.SAMPLER)).path for seq in (1, 2, 3)]
+    named = result(service, service.save(model, 4, "stays", SaveKind.SAMPLER)).path
+    assert [saved.path for saved in service.saves(model)] == [*paths[1:], named]
+    assert len(list((tmp_path / "state" / "saves").iterdir())) == 3
+
+
+def test_models_of_saves_and_kinds_of_saves(serve: Serve) -> None:
+    service = serve()
+    model = new_model(service)
+    session = model.split(":")[0]
+    result(service, service.run_pass(model, 1, request(3)))
+    result(service, service.optim_step(model, 2, PARAMS))
+    weights = result(service, service.save(model, 3, "w", SaveKind.WEIGHTS))
+    sampler = result(service, service.save(model, 4, "s", SaveKind.SAMPLER))
+    info = result(service, service.create_model_from(session, 2, weights.path, optimizer=False))
+    assert (info.model_id, info.step) == (f"{session}:train:2", 1)
+    for path, optimizer, text in [
+        (weights.path, True, "has no optimizer state; load its weights alone"),
+        (sampler.path, False, "is a save for samplers, which no training goes on from"),
+    ]:
+        assert text in str(failure(service, service.load(model, None, path, optimizer=optimizer)))
+    found = service.create_sampler(session, 1, path=sampler.path, base_model=None)
+    assert found == service.create_sampler(session, 1, path=sampler.path, base_model=None)
+    assert result(service, service.sample(found, SamplingRequest(np.array([1])))).step == 1
+    with pytest.raises(ServiceError, match="exists with other weights"):
+        service.create_sampler(session, 1, path=weights.path, base_model=None)
+    with pytest.raises(ServiceError, match="there is no save"):
+        service.create_sampler(session, 2, path="../x", base_model=None)
+
+
+def test_a_full_disk_fails_the_save_and_leaves_the_earlier_ones(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = serve()
+    model = new_model(service)
+    saved = result(service, service.save(model, 1, "kept", SaveKind.STATE))
+    from service_double import HistoryHost
+
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(HistoryHost, "save", full)
+        error = failure(service, service.save(model, 2, "lost", SaveKind.STATE))
+    assert error.code == "storage_full"
+    assert str(error).startswith("the disk of the service is full; earlier saves are valid")
+    assert [entry.name for entry in service.saves(model)] == ["kept"]
+    assert len(list((tmp_path / "state" / "saves").iterdir())) == 1
+    assert result(service, service.load(model, 3, saved.path, optimizer=True)) == saved
+
+
+def test_a_journal_that_cannot_be_written_refuses_before_a_number_is_spent(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = serve()
+    model = new_model(service)
+    from regress.service.core import journal
+
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(journal.os, "write", full)
+        with pytest.raises(ServiceError, match="cannot write its journal") as caught:
+            service.run_pass(model, 1, request(3))
+        assert caught.value.retryable
+    assert result(service, service.run_pass(model, 1, request(3))).metrics["loss:sum"] == 3
+
+
+def test_an_unexpected_error_restores_the_model_and_hides_the_traceback(serve: Serve) -> None:
+    service = serve()
+    model = new_model(service)
+    result(service, service.run_pass(model, 1, request(3)))
+    result(service, service.optim_step(model, 2, PARAMS))
+    saved = result(service, service.save(model, 3, "s", SaveKind.STATE))
+    error = failure(service, service.run_pass(model, 4, request(5, raises="late")))
+    assert "ZeroDivisionError" in str(error)
+    assert "Traceback" not in str(error)
+    assert f"{model} stands at step 1, its save {saved.path}" in str(error)
+    assert result(service, service.run_pass(model, 5, request(4))).metrics["loss:sum"] == 7
+    error = failure(service, service.run_pass(model, 6, request(5, raises="late")))
+    refused = failure(service, service.optim_step(model, 7, PARAMS))
+    assert refused.code == "interrupted"
+    assert "did since its last save was lost when forward_backward of seq_id 6 failed" in str(refused)
+
+
+def test_an_operation_that_takes_too_long_fails_and_its_model_is_restored(serve: Serve) -> None:
+    service = serve(operation_timeout=0.5)
+    model = new_model(service)
+    saved = result(service, service.save(model, 1, "s", SaveKind.STATE))
+    error = failure(service, service.run_pass(model, 2, request(5, seconds=1.5)))
+    assert error.code == "timeout"
+    assert "run_pass did not come to an end within 0.5 s" in str(error)
+    result(service, service.load(model, 3, saved.path, optimizer=True))
+    assert result(service, service.run_pass(model, 4, request(4))).metrics["loss:sum"] == 4
+
+
+def test_creation_is_repeated_never_and_fails_by_name(serve: Serve) -> None:
+    service = serve(models=2)
+    session = service.create_session({"owner": "me"})
+    first = service.create_model(session, 1, LORALESS)
+    assert service.create_model(session, 1, LORALESS).id == first.id
+    info = result(service, first)
+    assert service.model_info(info.model_id) == info
+    conflict = service.create_model(session, 1, ModelSpec("tiny", metadata={"other": 1}))
+    assert "was used for another model" in str(failure(service, conflict))
+    broken = service.create_model(session, 2, ModelSpec("tiny", metadata={"fails": 1}))
+    assert str(failure(service, broken)) == "it fails"
+    result(service, service.create_model(session, 3, LORALESS))
+    with pytest.raises(ServiceError, match="2 models are open; close one"):
+        service.create_model(session, 4, LORALESS)
+    with pytest.raises(ServiceError, match="'huge' is not offered; choose one of tiny"):
+        service.create_model(session, 5, ModelSpec("huge"))
+    with pytest.raises(ServiceError, match="there is no session 'x'"):
+        service.create_model("x", 1, LORALESS)
+    assert service.session_metadata(session) == {"owner": "me"}
+
+
+def test_sessions_that_end_close_their_models_behind_what_is_queued(serve: Serve) -> None:
+    service = serve(session_ttl=GUARD)
+    model = new_model(service)
+    session = model.split(":")[0]
+    last = service.run_pass(model, 1, request(3, seconds=0.1))
+    service.finish_session(session)
+    service.finish_session(session)
+    with pytest.raises(ServiceError, match=r"there is no model or sampler .*, or it is closed"):
+        service.run_pass(model, 2, request(3))
+    assert result(service, last).metrics["loss:sum"] == 3
+    with pytest.raises(ServiceError, match=f"session {session} is finished"):
+        service.touch_session(session)
+    assert service.drain(GUARD)
+    assert service.metrics()["models"] == 0
+
+
+def test_a_session_without_a_sign_of_life_is_finished(serve: Serve) -> None:
+    service = serve(session_ttl=0.1)
+    model = new_model(service)
+    end = time.monotonic() + GUARD
+    while service.metrics()["models"] and time.monotonic() < end:
+        time.sleep(0.05)
+    with pytest.raises(ServiceError, match="closed"):
+        service.run_pass(model, 1, request(3))
+
+
+def test_a_service_that_drains_executes_what_is_queued_and_accepts_nothing(serve: Serve) -> None:
+    service = serve()
+    model = new_model(service)
+    queued = [service.run_pass(model, seq, request(seq, seconds=0.05)) for seq in range(1, 5)]
+    stuck = service.run_pass(model, 9, request(9))
+    assert service.drain(GUARD)
+    assert service.health()["status"] == "draining"
+    assert [result(service, operation).metrics["loss:sum"] for operation in queued] == [1, 3, 6, 10]
+    assert "has not arrived and the service is stopping" in str(failure(service, stuck))
+    with pytest.raises(ServiceError, match="the service is stopping") as caught:
+        service.run_pass(model, 5, request(5))
+    assert caught.value.retryable
+
+
+def test_many_clients_at_once_are_each_served_in_their_order(serve: Serve) -> None:
+    service = serve(models=16)
+    sums: dict[int, list[float]] = {}
+
+    def client(number: int) -> None:
+        model = new_model(service)
+        passes = [service.run_pass(model, seq, request(number)) for seq in range(30, 0, -1)]
+        sums[number] = [result(service, one).metrics["loss:sum"] for one in reversed(passes)]
+
+    threads = [threading.Thread(target=client, args=[number]) for number in range(1, 9)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(GUARD)
+    assert sums == {number: [float(number * seq) for seq in range(1, 31)] for number in range(1, 9)}

@@ -1,0 +1,50 @@
+"""Program of a rank that serves a model: two passes and a step, then what the whole model holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from host_requests import ADAM, datums, offer
+
+from regress.parallel.world import opened_world
+from regress.service.api import ModelSpec, PassRequest, SamplingRequest, SaveKind, ServiceError
+from regress.service.host.host import EngineHost
+
+
+def served(folder: str, layout: list[str], world_size: int = 1) -> dict[str, Any]:
+    """Run the same requests on every rank; return replies, and what a save of the model holds is in the folder."""
+    config = offer("model.dtype=float64", *layout)
+    variables = {"WEAVER_DEBUG_DUMP_ENABLED": "1", "WEAVER_DEBUG_DUMP_DIR": f"{folder}/dump"}
+    with opened_world(config) as world:
+        host = EngineHost({"tiny": config}, world, Path(folder), environ=variables)
+        host.create("m0", ModelSpec("tiny"))
+        whole = datums([9, 5, 12, 7, 3])
+        first = host.run_pass("m0", PassRequest(whole[:3], "importance_sampling"), {"seq_id": 1})
+        broken = type(whole[0])(
+            whole[4].tokens, {**whole[4].inputs, "logprobs": whole[4].inputs["logprobs"] - 1e30}
+        )
+        failed = ""
+        try:
+            host.run_pass("m0", PassRequest([*whole[:2], broken], "importance_sampling"), {"seq_id": 2})
+        except ServiceError as error:
+            failed = error.code
+        forward = host.run_pass("m0", PassRequest(whole[3:], "cispo", forward_only=True), {"seq_id": 3})
+        second = host.run_pass("m0", PassRequest(whole[3:], "cispo", {"entropy_coeff": 0.1}), {"seq_id": 4})
+        step = host.optim_step("m0", ADAM, {"seq_id": 5})
+        host.save("m0", f"{folder}/state", SaveKind.STATE)
+        host.create_from("m1", f"{folder}/state", optimizer=True)
+        for model_id in ("m0", "m1"):
+            host.run_pass(model_id, PassRequest(whole[1:], "ppo"), {"seq_id": 6})
+            host.optim_step(model_id, ADAM, {"seq_id": 7})
+            host.save(model_id, f"{folder}/{model_id}", SaveKind.STATE)
+        host.open_sampler("s", f"{folder}/m0", None)
+        sampled = host.sample("s", SamplingRequest(whole[0].tokens, count=2, max_tokens=6, seed=3))
+        return {
+            "outputs": [dict(row) for row in (*first.outputs, *second.outputs)],
+            "forward": [dict(row) for row in forward.outputs],
+            "metrics": [dict(first.metrics), dict(second.metrics)],
+            "norm": step.grad_norm,
+            "failed": failed,
+            "tokens": [one.tokens.tolist() for one in sampled.sequences],
+        }

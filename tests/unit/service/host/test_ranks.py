@@ -1,0 +1,80 @@
+"""A host on several ranks is the host of one process, in true float64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from host_ranks import served
+from safetensors.numpy import load_file
+
+from regress.dump.reader import DumpReader
+from regress.dump.requests import read_requests
+from regress.engine.checkpoint.state import read_state
+from regress.parallel.launch.pool import RankPool
+
+TOLERANCE = 1e-12
+LAYOUTS = {
+    "dp2": ["parallel.dp=2"],
+    "ddp2": ["parallel.dp=2", "parallel.data_parallel=ddp"],
+    "fsdp2": ["parallel.fsdp=2"],
+    "tp2": ["parallel.tp=2", "model.config.num_key_value_heads=2"],
+    "pp2": ["parallel.pp=2", "batching.pad_to_length=48"],
+    "cp2": ["parallel.cp=2", "model.config.num_key_value_heads=2"],
+    "dp2-tp2": ["parallel.dp=2", "parallel.tp=2", "model.config.num_key_value_heads=2"],
+}
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[RankPool]:
+    with RankPool(
+        ("regress.parallel.policy", "regress.parallel.launch.rank", "regress.engine.material")
+    ) as found:
+        yield found
+
+
+def _close(one: Any, other: Any) -> None:
+    np.testing.assert_allclose(one, other, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def _weights(folder: Path) -> dict[str, Any]:
+    found = load_file(folder / "model.safetensors")
+    record = next(iter(DumpReader(read_state(folder).dump).records("optimizer")))
+    return {**found, **record.tensors}
+
+
+@pytest.mark.parametrize(
+    "layout",
+    ["dp2", *(pytest.param(name, marks=pytest.mark.extended) for name in LAYOUTS if name != "dp2")],
+)
+def test_a_layout_computes_what_one_process_does(pool: RankPool, tmp_path: Path, layout: str) -> None:
+    """Two passes, one that fails between them, a step, a save that another model goes on from, and a sample."""
+    chosen = LAYOUTS[layout]
+    size = 4 if layout == "dp2-tp2" else 2
+    model = [key for key in chosen if not key.startswith("parallel.")]
+    alone = served(str(tmp_path / "alone"), model)
+    ranks = pool.run(served, {"folder": str(tmp_path / "ranks"), "layout": chosen}, size)
+    for found in ranks:
+        assert found["failed"] == alone["failed"] == "not_finite"
+        assert found["tokens"] == alone["tokens"]
+        _close(found["norm"], alone["norm"])
+        for kind in ("outputs", "forward"):
+            for one, other in zip(found[kind], alone[kind], strict=True):
+                assert one.keys() == other.keys()
+                for name in one:
+                    _close(one[name], other[name])
+        for one, other in zip(found["metrics"], alone["metrics"], strict=True):
+            assert one.keys() == other.keys()
+            _close([one[name] for name in one], [other[name] for name in one])
+    expected = _weights(tmp_path / "alone/m0")
+    for name, value in _weights(tmp_path / "ranks/m0").items():
+        _close(value, expected[name])
+    restored = _weights(tmp_path / "ranks/m1")
+    for name, value in _weights(tmp_path / "ranks/m0").items():
+        assert (value == restored[name]).all(), name
+    lines = read_requests(tmp_path / "ranks/dump")
+    assert {part.rank for line in lines for part in line.parts} == set(range(size))
+    assert all(set(range(len(line.datums))) == {n for p in line.parts for n in p.datums} for line in lines)
