@@ -148,7 +148,9 @@ def test_full_queues_refuse_but_never_what_others_wait_for(serve: Serve) -> None
 def test_unread_results_refuse_requests_until_they_are_read(serve: Serve) -> None:
     service = serve(results_bytes=1000)
     model = new_model(service)
-    first = [service.run_pass(model, seq, request(1)) for seq in range(1, 4)]
+    first = [
+        service.run_pass(model, seq, request(1)) for seq in (3, 2, 1)
+    ]  # nothing runs before the last came
     end = time.monotonic() + GUARD
     while service.metrics()["operations_done_total"] < 4 and time.monotonic() < end:
         time.sleep(0.01)
