@@ -102,8 +102,8 @@ class _Leader:
             if not lost_connection(error):
                 raise
             raise HostLostError(
-                f"{method} failed: another of {self._world_size} ranks was lost ({Failed.of(error).error}); see what the "
-                "launcher printed",
+                f"{method} failed: another of {self._world_size} ranks was lost ({Failed.of(error).error}); see what "
+                "the launcher printed",
                 code="rank_failed",
                 category="server",
             ) from error
