@@ -88,9 +88,7 @@ class Owner:
         self.tinker.close()
 
 
-def test_broken_requests_at_the_engine(
-    served: tuple[Address, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_broken_requests_at_the_engine(served: tuple[Address, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     address, log = served
     ann, bob = Owner(address, "tml-ann"), Owner(address, "tml-bob")
     theirs = [bob.model, bob.session, f"weaver://{bob.model}/checkpoints/x"]
