@@ -1,4 +1,4 @@
-"""Official SDKs as clients; they are imported only where they are installed."""
+"""Failures of official SDKs, as one sentence."""
 
 from __future__ import annotations
 
@@ -7,23 +7,7 @@ from contextlib import contextmanager
 
 from regress.errors import RegressError, reason
 from regress.service.api import ServiceError
-from regress.service.client.backend import RemoteModel
 from regress.service.client.settings import Endpoint
-
-
-def open_with_sdk(endpoint: Endpoint) -> RemoteModel:
-    """Create a model in a service by the official SDK of its protocol.
-
-    Raises:
-        ServiceError: for whatever the SDK raises, in one sentence.
-    """
-    if endpoint.wire == "weaver":
-        from regress.service.client.weaver_sdk import WeaverSdkModel
-
-        return WeaverSdkModel(endpoint)
-    from regress.service.client.tinker_sdk import TinkerSdkModel
-
-    return TinkerSdkModel(endpoint)
 
 
 @contextmanager

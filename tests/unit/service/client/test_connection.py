@@ -40,7 +40,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(self.server.body)
 
-    do_GET = do_POST
+    do_GET = do_POST  # noqa: N815  # the name that http.server calls
 
     def log_message(self, *_: object) -> None: ...
 
