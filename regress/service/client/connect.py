@@ -44,6 +44,7 @@ def open_model(endpoint: Endpoint) -> RemoteModel:
 
 
 def _with_sdk(endpoint: Endpoint) -> RemoteModel:
+    """Create a model by the official SDK of its protocol, which is imported only here."""
     if endpoint.wire == "weaver":
         from regress.service.client.weaver_sdk import WeaverSdkModel
 

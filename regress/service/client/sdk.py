@@ -1,4 +1,4 @@
-"""Failures of official SDKs, as one sentence."""
+"""Errors of official SDKs."""
 
 from __future__ import annotations
 

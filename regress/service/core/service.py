@@ -44,7 +44,7 @@ from regress.service.core.sessions import Sessions
 from regress.service.core.state import State
 from regress.service.core.worker import Worker
 
-_SWEEP = 2.0
+_SWEEP = 0.5
 """Seconds between two looks for what is no longer needed."""
 
 Told = Callable[[Ticket], None]

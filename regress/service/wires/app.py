@@ -6,7 +6,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
@@ -23,6 +23,8 @@ from regress.service.wires.registry import chosen
 from regress.service.wires.settings import Settings
 from regress.service.wires.waiting import Waiter
 from regress.service.wires.wire import Call, Memory, Reply, Route, Wait, Wire, error_reply, json_reply
+
+_BUSY_SECONDS = 0.05
 
 log = logging.getLogger("regress.service.http")
 
@@ -101,7 +103,6 @@ class _Door:
 
     async def _answer(self, wire: Wire, route: Route, request: Request) -> Reply:
         owner = self._keys.owner(request.headers)
-        loop = asyncio.get_running_loop()
         async with self.bodies.read(request) as body:
             call = Call(
                 service=self._service,
@@ -113,11 +114,28 @@ class _Door:
                 body=b"" if route.empty else body,
                 memory=self._memory,
             )
-            found = await loop.run_in_executor(self._decoders, route.handler, call)
+            found = await self._handled(route, call)
         del call, body
         if isinstance(found, Reply):
             return found
         return await self._wait(found, request)
+
+    async def _handled(self, route: Route, call: Call) -> Reply | Wait:
+        """Hand a request to its handler; while the service is too busy, its client waits.
+
+        Not all SDKs come again with the same number, which would be missing then.
+        """
+        loop = asyncio.get_running_loop()
+        end = time.monotonic() + self._limits.answer_seconds
+        pause = _BUSY_SECONDS
+        while True:
+            try:
+                return await loop.run_in_executor(self._decoders, route.handler, call)
+            except ServiceError as error:
+                if error.code != "busy" or time.monotonic() + pause > end:
+                    raise
+            await asyncio.sleep(pause)
+            pause *= 2
 
     async def _wait(self, wait: Wait, request: Request) -> Reply:
         operation = await self._waiter.wait(wait.operation_id, wait.timeout, request.is_disconnected)
@@ -171,8 +189,3 @@ def _unexpected_reply(request: Request) -> Reply:
             category="server",
         )
     )
-
-
-def headers_of(values: Mapping[str, str]) -> dict[str, str]:
-    """Return headers with their names in lower case."""
-    return {name.lower(): value for name, value in values.items()}

@@ -78,7 +78,14 @@ class Fields:
         if value is default:
             return default
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            self.refuse(name, f"must be an integer from {low} to {high}", value)
+            wide = high.bit_length() > 64
+            self.refuse(
+                name,
+                f"must be an integer of {high.bit_length() + 1} bits"
+                if wide
+                else f"must be an integer from {low} to {high}",
+                value,
+            )
         return value
 
     def number(self, name: str, default: Any = _REQUIRED, *, low: float = -math.inf) -> Any:

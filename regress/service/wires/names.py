@@ -45,6 +45,8 @@ class Addresses:
     def of_path(self, path: str) -> str:
         """Return the address of a service's path of a save."""
         model_id, kind, name = path.rsplit("/", 2)
+        if SaveKind(kind) not in self._words:
+            raise ServiceError(f"The save {shown(name)} is of a kind that this protocol has no address for.")
         return f"{self._scheme}{model_id}/{self._words[SaveKind(kind)]}/{name}"
 
     def path(self, address: str, call: Call) -> str:

@@ -30,7 +30,7 @@ from regress.service.wires.names import Addresses, save_name
 from regress.service.wires.requests import loss_config, metadata_of, sampling_request
 from regress.service.wires.spending import spending
 from regress.service.wires.tensors import check_total, datum_of_json
-from regress.service.wires.wire import Call, Reply, Route, Wait, Wire, json_reply
+from regress.service.wires.wire import Call, Reply, Route, Wait, Wire, json_reply, other_protocol
 
 ADDRESSES = Addresses("tinker", {SaveKind.STATE: "weights", SaveKind.SAMPLER: "sampler_weights"})
 
@@ -399,7 +399,7 @@ def _result(result: object) -> Mapping[str, Any]:
         return {"path": ADDRESSES.of(result), "model_id": result.model_id}
     if isinstance(result, SamplingResult):
         return _samples(result)
-    raise TypeError(f"{type(result).__name__} is no result of an operation")
+    raise other_protocol()
 
 
 def _samples(result: SamplingResult) -> dict[str, Any]:

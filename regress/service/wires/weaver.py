@@ -30,7 +30,7 @@ from regress.service.wires.names import Addresses, save_name
 from regress.service.wires.requests import loss_config, metadata_of, sampling_request
 from regress.service.wires.spending import spending
 from regress.service.wires.tensors import check_total, datum_of_json, tokens_of_json
-from regress.service.wires.wire import Call, Reply, Route, Wait, Wire, error_reply, json_reply
+from regress.service.wires.wire import Call, Reply, Route, Wait, Wire, error_reply, json_reply, other_protocol
 
 _CREATE_SECONDS = 50.0
 
@@ -288,14 +288,16 @@ def _created(operation: Operation) -> Reply:
         raise ServiceError(
             "The model is still being created: ask again.", code="busy", category="server", retryable=True
         )
-    info: ModelInfo = operation.result
-    content = {
+    return json_reply(_model(operation.result), 201)
+
+
+def _model(info: ModelInfo) -> dict[str, Any]:
+    return {
         "id": info.model_id,
         "base_model": info.base_model,
         "tokenizer_path": info.tokenizer,
         "debug_info": {"fingerprint": dict(info.fingerprint), "step": info.step},
     }
-    return json_reply(content, 201)
 
 
 def _accepted(operation: Operation) -> Reply:
@@ -311,6 +313,7 @@ def _state(operation: Operation) -> Reply:
         assert operation.error is not None
         content |= {
             "status": "error",
+            "error": str(operation.error),  # which SDKs before 1.19 show
             "error_code": operation.error.code,
             "error_message": str(operation.error),
             "error_details": {"category": operation.error.category},
@@ -324,6 +327,8 @@ def _state(operation: Operation) -> Reply:
 def _result(result: object) -> dict[str, Any]:
     if isinstance(result, PassResult):
         return {"result": {"loss_fn_outputs": _outputs(result), "metrics": _metrics(result)}}
+    if isinstance(result, ModelInfo):
+        return _model(result)
     if isinstance(result, OptimResult):
         return {"metrics": result.metrics, "step": result.step}
     if isinstance(result, Saved):
@@ -335,7 +340,7 @@ def _result(result: object) -> dict[str, Any]:
         return {"result": {**found, "step": result.step, "seed": result.seed}}
     if isinstance(result, np.ndarray):
         return {"result": {"prompt_logprobs": _numbers(result)}}
-    raise TypeError(f"{type(result).__name__} is no result of an operation")
+    raise other_protocol()
 
 
 def _outputs(result: PassResult) -> list[dict[str, Any]]:

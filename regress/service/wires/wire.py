@@ -128,6 +128,13 @@ def not_found(thing_id: str) -> ServiceError:
     )
 
 
+def other_protocol() -> ServiceError:
+    """Return the error for the result of an operation that only another protocol asks for."""
+    return ServiceError(
+        "The result of this operation has no form in this protocol: ask by the one that started it."
+    )
+
+
 def status_of(error: ServiceError, busy: int) -> int:
     """Return the HTTP status of an error."""
     if error.code in _STATUS:

@@ -47,6 +47,6 @@ def test_the_judge_compares_them_with_a_self_hosted_dump(sides: Sides) -> None:
 
 def test_an_earlier_dump_is_not_mixed_with(sides: Sides) -> None:
     sides.there(*ON)
-    with pytest.raises(DumpError, match=r"debug\.overwrite=true"):
+    with pytest.raises(DumpError, match=r"debug[.]overwrite=true"):
         sides.there(*ON)
     sides.there(*ON, "debug.overwrite=true")

@@ -35,6 +35,10 @@ class Client:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection."""
         self._connection.close()
 
     def send(

@@ -208,10 +208,11 @@ class Unigrams:
     def metrics(self) -> Mapping[str, float]:
         return {"operations_total": float(len(self.operations)), 'queue{model="a"}': 0.0}
 
-    def checksum(self) -> str:
-        """Digest of every model's logits, gradient and step."""
+    def checksum(self, names: Sequence[str]) -> str:
+        """Digest of some models' logits, gradient and step."""
         digest = hashlib.sha256()
-        for name, model in sorted(self.models.items()):
+        for name in names:
+            model = self.models[name]
             digest.update(
                 name.encode() + model.logits.tobytes() + model.gradient.tobytes() + bytes([model.step % 256])
             )
