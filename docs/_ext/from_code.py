@@ -75,7 +75,6 @@ def api() -> Iterator[str]:
 STATES = {
     "works": "works",
     "replaced": "replaced",
-    "service": "needs a training service",
     "open": "open",
 }
 """States of a documented capability, and their words."""

@@ -79,6 +79,7 @@ def replay_remote(
             f"{section}.base_url": url,
             f"{section}.api_key": key,
             f"{section}.client": client,
+            f"{section}.base_model": MODEL,
             **({f"{section}.training_mode": "full_ft"} if wire == "weaver" else {f"{section}.lora_rank": 0}),
         }
         config = compose(case.config, overrides, folder / "client")

@@ -57,7 +57,7 @@ def report_of(
     divergences = {}
     diagnoses: dict[str, Sequence[Told]] = {}
     if modes is not None:
-        notes += modes.notes
+        notes = [*modes.notes, *notes]
         diagnoses |= {MODES: modes.discrepancies} if modes.discrepancies else {}
     for name, comparison in found.items():
         scene = run_context_of(comparison)

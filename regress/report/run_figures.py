@@ -43,7 +43,7 @@ CHARTS: tuple[Chart, ...] = (
     Chart("Pass rate by level", "Of held-out prompts of each level.", ("eval_level/*/pass_rate",), "max"),
     Chart(
         "Curriculum stage",
-        "Stage that problems are drawn from; only an evaluation changes it.",
+        "Stage that problems are drawn from; only an evaluation changes it. A return to the first begins a new round.",
         ("curriculum/current_stage", "curriculum/stage"),
         stepped=True,
     ),

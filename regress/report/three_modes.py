@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from regress.compare.dumps.options import Options
-from regress.compare.dumps.sent import RECORDED, sent
+from regress.compare.dumps.sent import ACTIVE, RECORDED, flags_of, is_sent, sent
 from regress.compare.dumps.sides import open_side
 from regress.compare.modes.find import Found, discrepancies
 from regress.compare.modes.form import flags_for
@@ -33,13 +33,16 @@ def comparable(dirs: Directories, options: Options) -> Directories:
 
 def pairs_of(dirs: Directories) -> dict[str, tuple[str, str]]:
     """Return the pairs of golden and actual dumps, by name; client and service where requests tell whose datums."""
-    found = {
-        name: (dirs.self_hosted, path)
-        for name, path in ((REMOTE, dirs.remote_api), (WEAVER, dirs.weaver))
-        if path is not None
-    }
+    flags, whole = (
+        flags_of(dirs.self_hosted) if is_sent(dirs.self_hosted) else (frozenset(), dirs.self_hosted)
+    )
+    found = {}
+    if dirs.remote_api is not None:  # a client dumps masks, whether its wire has them or not
+        found[REMOTE] = sent(whole, flags - {ACTIVE}), dirs.remote_api
+    if dirs.weaver is not None:
+        found[WEAVER] = dirs.self_hosted, dirs.weaver
     if dirs.remote_api is not None and dirs.weaver is not None and is_indexed(dirs.weaver):
-        found[BETWEEN] = (dirs.remote_api, dirs.weaver)
+        found[BETWEEN] = sent(dirs.remote_api, flags & {ACTIVE}), dirs.weaver
     return found
 
 

@@ -30,6 +30,8 @@ class ServiceError(RegressError):
         retryable: True if the same request may succeed later.
     """
 
+    exit_code = 2  # of a command that cannot serve
+
     def __init__(
         self,
         message: str,
@@ -297,7 +299,7 @@ class Service(Protocol):
     def save(
         self, model_id: str, seq_id: int | None, name: str | None, kind: SaveKind, *, overwrite: bool = False
     ) -> Operation:
-        """The result is a `Saved`; a save with gradients since the last step is refused."""
+        """The result is a `Saved`; with gradients since the last step, all but a save for samplers is refused."""
 
     def load(self, model_id: str, seq_id: int | None, path: str, *, optimizer: bool) -> Operation:
         """The result is a `Saved`."""

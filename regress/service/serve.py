@@ -69,6 +69,7 @@ def serve(serving: Serving) -> int:
         follow(partial(opened_host, serving.configs, serving.state), rank)
         return 0
     wires = _wires()
+    wires.chosen(serving.wires)
     sockets = [wires.listen(serving.host, serving.port)]
     settings = wires.Settings(serving.api_keys, serving.wires)
     executor = executor_of(serving.configs, serving.state)
@@ -101,11 +102,13 @@ class _Wires:
     http_server: Any
     create_app: Any
     Settings: Any
+    chosen: Any
 
 
 def _wires() -> _Wires:
     try:
         from regress.service.wires.app import create_app
+        from regress.service.wires.registry import chosen
         from regress.service.wires.server import http_server, listen
         from regress.service.wires.settings import Settings
     except ImportError as error:
@@ -113,7 +116,7 @@ def _wires() -> _Wires:
             f"regress serve needs fastapi, uvicorn, protobuf and zstandard, not all of which are installed "
             f"({reason(error)}); install them with pip install 'grpo-regress[service]'"
         ) from error
-    return _Wires(listen, http_server, create_app, Settings)
+    return _Wires(listen, http_server, create_app, Settings, chosen)
 
 
 @contextmanager

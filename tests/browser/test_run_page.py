@@ -53,6 +53,22 @@ def test_every_chart_has_its_lines_and_resumes(page: Page, tmp_path: Path) -> No
     assert page.locator("#segments tbody tr").count() == 3
 
 
+def test_stages_have_their_names_and_a_constant_zero_is_no_range_below_it(page: Page, tmp_path: Path) -> None:
+    made = rows()
+    for row in made:
+        row["rollouts/truncated_ratio"] = 0.0
+        if "curriculum/current_stage" in row:
+            row["curriculum/stage_name"] = ["short", "long"][row["curriculum/current_stage"]]
+            row["curriculum/round"] = 1.0
+    show(page, tmp_path, [written(tmp_path / "base", made)])
+    plots = "Array.from(document.querySelectorAll('[id^=chart-]')).filter(p => p.data[0].name === "
+    stage = page.evaluate(f"{plots} 'current_stage')[0].layout.yaxis.ticktext")
+    assert stage == ["short 0", "long 1"]
+    told = page.evaluate(f"{plots} 'current_stage')[0].data[0].text[0]")
+    assert told == "step 0, short, round 1"
+    assert page.evaluate(f"{plots} 'truncated_ratio')[0].layout.yaxis.range[0]") > -0.1
+
+
 def test_any_metric_can_be_chosen_and_the_page_may_be_dark(page: Page, tmp_path: Path) -> None:
     show(page, tmp_path, [written(tmp_path / "base", rows())])
     page.select_option("#metric", "training_step/grad_norm")

@@ -116,6 +116,26 @@ def test_the_three_modes_are_equal(base: Base, tmp_path: Path, monkeypatch: pyte
     assert done.exit_code == 0, done.output
 
 
+class WithoutMasks(LocalModel):
+    """A wire without masks: advantages tell which tokens count."""
+
+    def _pass(self, request: Any) -> PassResult:
+        bare = [
+            Datum(d.tokens, {n: v for n, v in d.inputs.items() if n != "loss_mask"}, d.id)
+            for d in request.data
+        ]
+        return super()._pass(replace(request, data=bare))
+
+
+@pytest.mark.extended
+def test_a_wire_without_masks_is_equal(base: Base, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = compared(base, tmp_path, monkeypatch, "algorithm.entropy_coef=0", model=WithoutMasks)
+    told = " ".join(done.output.split())
+    assert "has no loss mask" in told
+    assert "✗ client and service" not in told
+    assert "response_mask" not in "".join(line for line in done.output.splitlines() if line.startswith("✗"))
+
+
 Change = Callable[[dict[str, Any]], dict[str, Any]]
 
 

@@ -13,9 +13,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from regress.cli import main
+from regress.compare.dumps.options import Options
+from regress.report.documented import Directories
+from regress.report.three_modes import comparable, found_between
 
 HERE = ("--engine", "local", "--step", "0")
-LATER = ("--engine", "local", "--step", "1")  # the losses of the first step are 0 but for rounding
 
 
 def compared(modes: Any, *more: object, write: bool = True) -> Result:
@@ -36,8 +38,10 @@ def rules(done: Result) -> list[str]:
     return [line.partition("(rule ")[2].partition(";")[0] for line in lines[1:]]
 
 
-def test_three_healthy_modes_are_equal(modes: Any, tmp_path: Path) -> None:
-    done = compared(modes, "--output", tmp_path / "report.json")
+def test_the_documented_command(modes: Any, tmp_path: Path) -> None:
+    modes.ranks = 6  # of twelve datums, two microbatches on each
+    more = "--num_ranks", "6", "--num_micros", "2", "--output", tmp_path / "report.json"
+    done = compared(modes, *HERE, *more)
     assert done.exit_code == 0, done.output
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["exit_code"] == 0
@@ -47,13 +51,18 @@ def test_three_healthy_modes_are_equal(modes: Any, tmp_path: Path) -> None:
     assert "multiplied by the weights" in told
 
 
-def test_the_documented_command(modes: Any) -> None:
-    modes.ranks = 6  # of twelve datums, two microbatches on each
-    done = compared(modes, *HERE, "--num_ranks", "6", "--num_micros", "2")
-    assert done.exit_code == 0, done.output
-    done = compared(modes, *HERE, "--num_ranks", "8", "--num_micros", "2", write=False)
+@pytest.mark.extended
+def test_ranks_that_are_not_there_cannot_be_compared(modes: Any) -> None:
+    modes.ranks = 6
+    done = compared(modes, *HERE, "--num_ranks", "8", "--num_micros", "2")
     assert done.exit_code == 2
     assert "rank 6, 7 of 8 asked for is not in the actual dump" in done.output
+
+
+@pytest.mark.extended
+def test_all_steps_of_three_healthy_modes_are_equal(modes: Any) -> None:
+    done = compared(modes)
+    assert done.exit_code == 0, done.output
 
 
 Plant = Callable[[Any], None]
@@ -272,30 +281,62 @@ PLANTED: dict[str, tuple[Plant, str, str]] = {
     "temperature": (temperature, "other-temperature", "0.7"),
     "thresholds": (other_thresholds, "loss-settings", "clip_high_threshold"),
 }
-FIRST = 10
-"""Planted discrepancies that the default run looks for."""
 
 
-@pytest.mark.parametrize(
-    "name",
-    [n if i < FIRST else pytest.param(n, marks=pytest.mark.extended) for i, n in enumerate(PLANTED)],
-)
+def step_of(name: str) -> int:
+    return 1 if name == "loss of zero" else 0  # the losses of the first step are 0 but for rounding
+
+
+@pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_discrepancy_is_found_alone(name: str, modes: Any) -> None:
     plant, rule, proof = PLANTED[name]
     plant(modes)
-    done = compared(modes, *(LATER if name == "loss of zero" else HERE))
+    modes.write()
+    dirs = Directories(str(modes.self_hosted), str(modes.client), str(modes.service))
+    options = Options((step_of(name), step_of(name)))
+    found = found_between(comparable(dirs, options), options).discrepancies
+    assert [one.rule for one in found] == [rule]
+    assert proof in str(found[0])
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_discrepancy_is_told(name: str, modes: Any) -> None:
+    plant, rule, proof = PLANTED[name]
+    plant(modes)
+    done = compared(modes, "--engine", "local", "--step", step_of(name))
     assert done.exit_code == 1
     assert rules(done) == [rule], done.output
     assert proof in " ".join(done.output.split())
+
+
+def found_in(modes: Any, step: int = 0) -> list[str]:
+    dirs = Directories(str(modes.self_hosted), str(modes.client), str(modes.service))
+    options = Options((step, step))
+    return [str(one) for one in found_between(comparable(dirs, options), options).discrepancies]
 
 
 def test_a_deleted_file_names_the_variable(modes: Any) -> None:
     modes.write()
     (modes.service / "forward_data" / "step_000000_rank0_micro1.pt").unlink()
     shutil.rmtree(modes.client / "training_metrics")
+    service, client = found_in(modes)
+    assert "WEAVER_DEBUG_DUMP_OPTIONS" in service
+    assert "forward_data/step_000000_rank0_micro1" in service
+    assert "debug.remote_api_dump_options.training_metrics=true" in client
+
+
+def test_a_type_that_is_off_names_the_variable(modes: Any) -> None:
+    modes.types = ("is_loss_debug",)
+    modes.write()
+    (found,) = found_in(modes)
+    assert "set WEAVER_DEBUG_DUMP_OPTIONS=is_loss_debug,forward_data,loss,batch_inputs" in found
+
+
+@pytest.mark.extended
+def test_a_deleted_file_fails_the_command(modes: Any) -> None:
+    modes.write()
+    (modes.service / "forward_data" / "step_000000_rank0_micro1.pt").unlink()
     done = compared(modes, *HERE, write=False)
-    told = " ".join(done.output.split())
     assert done.exit_code == 1
-    assert "WEAVER_DEBUG_DUMP_OPTIONS" in told
-    assert "forward_data/step_000000_rank0_micro1" in told
-    assert "debug.remote_api_dump_options.training_metrics=true" in told
+    assert "WEAVER_DEBUG_DUMP_OPTIONS" in done.output

@@ -94,6 +94,16 @@ def test_calling_a_tool_is_learned(seed: int, tmp_path: Path) -> None:
     assert rates[-1] - rates[0] >= 0.15, json.dumps(rates)
 
 
+@pytest.mark.extended
+@pytest.mark.timeout(1800)
+def test_the_answer_of_a_search_leaves_something_to_learn(tmp_path: Path) -> None:
+    """The warm start is short enough for that."""
+    rows = trained("experiment_multiturn_qa", tmp_path / "run", "max_steps=20")
+    rewards, rates = column(rows, "rollouts/returns_mean"), column(rows, "eval_avg_test_pass_rate")
+    assert 0.2 <= rates[0] <= 0.6
+    assert sum(rewards[-5:]) / 5 - sum(rewards[:5]) / 5 >= 0.05
+
+
 def test_flags_of_the_documents_fit_every_experiment() -> None:
     """A flag on the command line may meet any key of an experiment."""
     flags = {

@@ -22,7 +22,8 @@ from regress.interop.readers import Source
 from regress.layout import SampleKey
 
 PREFIX = "sent-"
-WEIGHTED, DROPPED, RECORDED = "weighted", "dropped", "recorded"
+WEIGHTED, DROPPED, RECORDED, ACTIVE = "weighted", "dropped", "recorded", "active"
+_MASKS = ("response_mask", "effective_valid")
 _PRODUCTS = ("advantages", "elementwise_loss", "policy_loss")
 _PLAIN_SUMS = ("entropy_loss", "kl_loss")
 """Shares that a service sums without any weight, so that they are others than those of the trainer."""
@@ -55,6 +56,7 @@ class SentSide(Source):
 
     Args:
         flags: ``weighted`` to multiply by weights, ``dropped`` to leave out samples without any advantage,
+            ``active`` to count no token of them in the loss (a wire without masks tells tokens by their advantages),
             ``recorded`` to judge nothing that was not turned on for this dump, as types differ between modes.
     """
 
@@ -90,14 +92,15 @@ class SentSide(Source):
 
     def dropped(self, step: int) -> frozenset[SampleKey]:
         """Return the samples of a step that the view leaves out."""
-        if DROPPED not in self.flags:
-            return frozenset()
-        if step not in self._dropped:
-            self._dropped[step] = frozenset(without_advantage(self.whole, step))
-        return self._dropped[step]
+        return self._idle(step) if DROPPED in self.flags else frozenset()
+
+    def _idle(self, step: int) -> frozenset[SampleKey]:
+        if step not in self._known:
+            self._known[step] = frozenset(without_advantage(self.whole, step))
+        return self._known[step]
 
     @cached_property
-    def _dropped(self) -> dict[int, frozenset[SampleKey]]:
+    def _known(self) -> dict[int, frozenset[SampleKey]]:
         return {}
 
     def read(self, name: str) -> Record:
@@ -109,6 +112,8 @@ class SentSide(Source):
         if type == "loss" and WEIGHTED in self.flags:
             kept = {name: array for name, array in record.tensors.items() if name not in _PLAIN_SUMS}
             record = replace(record, tensors=kept)
+        if type in _TOKENS and ACTIVE in self.flags:
+            record = _uncounted(record, self._idle(where.step))
         return _without(record, self.dropped(where.step)) if type in _TOKENS else record
 
     def raw(self, type: str, step: int) -> Mapping[str, Any] | None:
@@ -145,6 +150,18 @@ def weighted(record: Record) -> Record:
         else:
             tensors[name] = array
     tensors["weights"] = (weights != 0).astype(weights.dtype)
+    return replace(record, tensors=tensors)
+
+
+def _uncounted(record: Record, idle: frozenset[SampleKey]) -> Record:
+    """Return a record whose masks count no token of some samples."""
+    places = [(row, columns) for key, row, columns in _places(record) if key in idle]
+    tensors = dict(record.tensors)
+    for name in _MASKS if places else ():
+        if name in tensors:
+            tensors[name] = tensors[name].copy()
+            for at in places:
+                tensors[name][at] = 0
     return replace(record, tensors=tensors)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from regress.compare.dumps.sent import WEIGHTED, flags_of, is_sent
+from regress.compare.dumps.sent import ACTIVE, WEIGHTED, flags_of, is_sent
 from regress.compare.dumps.sides import open_side
 from regress.compare.modes.discrepancy import Discrepancy, some
 from regress.compare.modes.files import files
@@ -47,6 +47,11 @@ def discrepancies(trainer: str, client: str | None, service: str | None, steps: 
         found.notes.append(
             "the client sends advantages multiplied by the weights of their tokens (aggregation and denominators), "
             "which the service adds up; those of the self-hosted dump were multiplied, too"
+        )
+    if ACTIVE in flags:
+        found.notes.append(
+            "the service counts no token of samples whose advantages are all 0: its wire has no loss mask, so that "
+            "advantages tell which tokens count; of these samples the inputs alone were compared"
         )
     return found
 

@@ -6,19 +6,21 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from regress.compare.dumps.sent import DROPPED, WEIGHTED, without_advantage
+from regress.compare.dumps.sent import ACTIVE, DROPPED, WEIGHTED, without_advantage
 from regress.compare.dumps.sides import Side
 from regress.compare.modes.datums import client_of
 from regress.compare.modes.rows import Row, pairs_of, rows_of
+from regress.layout import SampleKey
 
 
 def flags_for(trainer: Side, client: Side | None, service: Side | None, steps: Iterable[int]) -> set[str]:
     """Return the flags of the view of the trainer's dump that the others can be compared with.
 
     Weights count as sent if the others' advantages are nearer to the products than to the advantages alone, over all
-    loss tokens. Samples without advantages count as dropped if the others have none of them.
+    loss tokens. Samples without advantages count as dropped if the others have none of them, and as inactive if the
+    service counts none of their tokens, as it must where the wire has no masks.
     """
-    nearer, dropped, kept = 0, 0, 0
+    nearer, dropped, kept, active = 0, 0, 0, set[bool]()
     for step in steps:
         rows, others = rows_of(trainer, step), _others(client, service, step)
         if not others or any(row.tokens is None for row in others):
@@ -29,8 +31,18 @@ def flags_for(trainer: Side, client: Side | None, service: Side | None, steps: I
         there = sum(a.key in idle for a, _ in pairs)
         kept += there
         dropped += len(idle) - there
-    found = {WEIGHTED: nearer > 0, DROPPED: dropped > 0 and not kept}
+        active |= _inactive(rows, [] if service is None else rows_of(service, step), idle)
+    found = {WEIGHTED: nearer > 0, DROPPED: dropped > 0 and not kept, ACTIVE: active == {True}}
     return {flag for flag, holds in found.items() if holds}
+
+
+def _inactive(rows: Sequence[Row], computed: Sequence[Row], idle: set[SampleKey]) -> set[bool]:
+    """Return whether the service counts no token of a sample without advantages, for each that it has."""
+    pairs = pairs_of(rows, computed) if computed and all(row.tokens is not None for row in computed) else []
+    known = [(a, b.mask) for a, b in pairs if a.key in idle]
+    return {
+        not mask[1:].any() for a, mask in known if mask is not None and a.mask is not None and a.mask.any()
+    }
 
 
 def _others(client: Side | None, service: Side | None, step: int) -> Sequence[Row]:

@@ -29,6 +29,7 @@ def values(scene: Scene) -> Iterator[Discrepancy]:
 def _masks(link: Link) -> Discrepancy | None:
     """Return a shift of the loss mask, or masks that are left out."""
     known = [(a, b) for a, b in link.pairs if a.mask is not None and b.mask is not None]
+    known = [(a, b) for a, b in known if not (a.idle and b.mask is not None and not b.mask.any())]
     wrong = [(a, b) for a, b in known if not _equal_masks(a, b)]
     if not wrong:
         return None

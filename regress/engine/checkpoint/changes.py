@@ -16,11 +16,16 @@ FREE = (
     *("trainer.save_steps", "trainer.save_updates", "trainer.save_total_limit", "trainer.checkpoint_dir"),
     *("trainer.resume_from_checkpoint", "trainer.on_nonfinite", "rollout_mock.dump_dir"),
     *("rollout_mock.overwrite", "data.length_allocation_strategy"),
+    *(
+        f"service.{name}_service.{key}"
+        for name in ("weaver", "tinker")
+        for key in ("base_url", "api_key", "client", "timeout")
+    ),
 )
 """Keys, and sections, that decide how long and where a run works, but not what it computes."""
 ON_DEMAND = (
     *("model", "tokenizer", "reference", "task", "data", "warm_start", "rollout_worker", "rollout_mock"),
-    *("algorithm", "curriculum", "seed", "device", "threads", "system_envs"),
+    *("algorithm", "curriculum", "seed", "device", "threads", "system_envs", "service"),
 )
 """Keys, and sections, that change what is computed, so each has to be named."""
 

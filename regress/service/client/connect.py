@@ -33,9 +33,7 @@ def open_model(endpoint: Endpoint) -> RemoteModel:
             f"install it, or set service.{endpoint.wire}_service.client=own"
         )
     if installed and endpoint.client != "own":
-        from regress.service.client.sdk import open_with_sdk
-
-        return open_with_sdk(endpoint)
+        return _with_sdk(endpoint)
     if endpoint.wire == "weaver":
         from regress.service.client.weaver import WeaverModel
 
@@ -43,3 +41,14 @@ def open_model(endpoint: Endpoint) -> RemoteModel:
     from regress.service.client.tinker import TinkerModel
 
     return TinkerModel(endpoint)
+
+
+def _with_sdk(endpoint: Endpoint) -> RemoteModel:
+    """Create a model by the official SDK of its protocol, which is imported only here."""
+    if endpoint.wire == "weaver":
+        from regress.service.client.weaver_sdk import WeaverSdkModel
+
+        return WeaverSdkModel(endpoint)
+    from regress.service.client.tinker_sdk import TinkerSdkModel
+
+    return TinkerSdkModel(endpoint)

@@ -63,28 +63,25 @@ class WeaverModel:
     def forward_backward(self, data: Sequence[Datum], loss: str, config: LossConfig) -> PassResult:
         """Add the gradient of a loss that the service knows to those since the last step."""
         if loss == "cross_entropy":
-            data = [Datum(d.tokens, {**d.inputs, "weights": d.inputs["advantages"]}, d.id) for d in data]
+            data = with_weights(data, "weights", [datum.inputs["advantages"] for datum in data])
         return self._pass("forward_backward", data, loss, config)
 
     def backward(self, data: Sequence[Datum], gradients: Sequence[Array], config: LossConfig) -> PassResult:
         """Add the gradient of a loss whose derivative by each log-prob is given, ``[T]`` a datum."""
-        weighted = [
-            Datum(d.tokens, {**d.inputs, "surrogate_weights": values}, d.id)
-            for d, values in zip(data, gradients, strict=True)
-        ]
+        weighted = with_weights(data, "surrogate_weights", gradients)
         return self._pass("forward_backward", weighted, "surrogate", config)
 
     def optim_step(self, params: AdamParams) -> Mapping[str, float]:
         """Make one update, and return its metrics."""
         body = {"model_id": self.opened.model_id, "seq_id": self._next(), "adam_params": vars(params)}
         found = self._done(self._post(f"{self._path}/optimizer-steps", {"payload": body}))
-        return _numbers(_inner(found).get("metrics") or {})
+        return numbers(inner(found).get("metrics") or {})
 
     def sampler(self, name: str) -> WeaverSampler:
         """Save the weights as they are under a name, and return a sampler of them."""
         found = self._done(self._post(f"{self._path}/export-sampler", {"seq_id": self._next(), "path": name}))
-        inner = _inner(found)
-        path = inner.get("model_path") or inner.get("path")
+        told = inner(found)
+        path = told.get("model_path") or told.get("path")
         return self._sampler({"model_path": path, "model_id": self.opened.model_id})
 
     def base_sampler(self) -> WeaverSampler:
@@ -95,7 +92,7 @@ class WeaverModel:
         """Save the weights, perhaps with the state of the optimizer, and return the path of the save."""
         kind = "weight_and_optimizer" if optimizer else "weight"
         return str(
-            _inner(self._done(self._post(f"{self._path}/checkpoints", {"type": kind, "name": name})))["path"]
+            inner(self._done(self._post(f"{self._path}/checkpoints", {"type": kind, "name": name})))["path"]
         )
 
     def close(self) -> None:
@@ -139,16 +136,9 @@ class WeaverModel:
         }
         body[f"{kind}_input"] = given
         route = "forward-passes" if kind == "forward" else "forward-backward-passes"
-        found = _inner(self._done(self._post(f"{self._path}/{route}", {"payload": body})))
-        outputs = [
-            {
-                n: np.asarray(value["data"], np.float32)
-                for n, value in output.items()
-                if isinstance(value, Mapping)
-            }
-            for output in found["loss_fn_outputs"]
-        ]
-        return PassResult(outputs, _numbers(found.get("metrics") or {}), [datum.id for datum in data])
+        found = inner(self._done(self._post(f"{self._path}/{route}", {"payload": body})))
+        outputs = outputs_of(found["loss_fn_outputs"])
+        return PassResult(outputs, numbers(found.get("metrics") or {}), [datum.id for datum in data])
 
     def _next(self) -> int:
         self._sequence += 1
@@ -202,19 +192,39 @@ class WeaverSampler:
     def sample(self, requests: Sequence[SamplingRequest]) -> list[SamplingResult]:
         """Return the completions of each request; the service works on all of them at once."""
         posted = [self._model.http.post(f"{self._path}/samples", _sampling(r)).json() for r in requests]
-        found = [_inner(response) for response in self._model.wait(posted)]
-        return [_sampled(result, request) for result, request in zip(found, requests, strict=True)]
+        found = [inner(response) for response in self._model.wait(posted)]
+        return [sampled(result, request) for result, request in zip(found, requests, strict=True)]
 
     def prompt_logprobs(self, prompts: Sequence[Array]) -> list[Array]:
         """Return the ``[P]`` log-probs of each prompt's tokens, NaN first."""
         posted = [
             self._model.http.post(f"{self._path}/logprobs", {"prompt": _chunks(p)}).json() for p in prompts
         ]
-        found = [_inner(response)["prompt_logprobs"] for response in self._model.wait(posted)]
+        found = [inner(response)["prompt_logprobs"] for response in self._model.wait(posted)]
         return [np.asarray([np.nan if v is None else v for v in values], np.float32) for values in found]
 
 
-def _inner(response: Mapping[str, Any]) -> Mapping[str, Any]:
+def with_weights(data: Sequence[Datum], name: str, weights: Sequence[Array]) -> list[Datum]:
+    """Return datums with an array of weights, ``[T]`` each."""
+    return [
+        Datum(datum.tokens, {**datum.inputs, name: values}, datum.id)
+        for datum, values in zip(data, weights, strict=True)
+    ]
+
+
+def outputs_of(found: Sequence[Mapping[str, Any]]) -> list[dict[str, Array]]:
+    """Return the arrays of each datum's output; its id is none."""
+    return [
+        {
+            name: np.asarray(value["data"], np.float32)
+            for name, value in one.items()
+            if isinstance(value, Mapping)
+        }
+        for one in found
+    ]
+
+
+def inner(response: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return what an operation returned, which lies under ``result`` or not."""
     found: Mapping[str, Any] = response.get("result") or response
     return found
@@ -253,7 +263,8 @@ def _sampling(request: SamplingRequest) -> dict[str, Any]:
     }
 
 
-def _sampled(result: Mapping[str, Any], request: SamplingRequest) -> SamplingResult:
+def sampled(result: Mapping[str, Any], request: SamplingRequest) -> SamplingResult:
+    """Return the completions of a reply."""
     sequences = [
         SampledSequence(
             np.asarray(one["tokens"], np.int64),
@@ -266,7 +277,8 @@ def _sampled(result: Mapping[str, Any], request: SamplingRequest) -> SamplingRes
     return SamplingResult(sequences, None, int(result.get("step", -1)), request.seed or 0)
 
 
-def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Return those metrics that are numbers."""
     return {
         str(k): float(v) for k, v in metrics.items() if isinstance(v, int | float) and not isinstance(v, bool)
     }

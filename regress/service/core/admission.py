@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from regress.service.api import Operation, ServiceError
-from regress.service.core.content import content_of
+from regress.service.core.content import Content, content_of
 from regress.service.core.jobs import CreateModel, Job
 from regress.service.core.lane import Known, Lane
 from regress.service.core.operations import Ticket
@@ -28,7 +28,7 @@ class Admission:
 
     def create(self, model_id: str, job: CreateModel) -> Operation:
         """Queue the creation of a model, which comes before all of its operations."""
-        ticket = self._ticket(model_id, None, job)
+        ticket = self._ticket(model_id, None, job, content_of(job.kind, job))
         known = self._state.ledger.creations.get(model_id)
         if known is not None:
             return self._known(ticket, Known(known, self._state.ledger.operations[known].digest))
@@ -36,14 +36,17 @@ class Admission:
         self._queue(self._state.lane(model_id), ticket)
         return ticket.shown()
 
-    def submit(self, lane_id: str, seq: int | None, job: Job) -> Operation:
+    def submit(self, lane_id: str, seq: int | None, job: Job, content: Content) -> Operation:
         """Queue a request.
+
+        Args:
+            content: content of the job.
 
         Raises:
             ServiceError: there is no such model or sampler, the queue is full, or the number cannot be.
         """
         lane = self._lane(lane_id)
-        ticket = self._ticket(lane_id, seq, job)
+        ticket = self._ticket(lane_id, seq, job, content)
         if seq is not None:
             known = lane.known(seq)
             if known is not None:
@@ -85,7 +88,7 @@ class Admission:
         lane = self._state.lane(id)
         if not lane.closing:
             lane.closing = True
-            self._queue(lane, self._ticket(id, None, job))
+            self._queue(lane, self._ticket(id, None, job, content_of(job.kind, job)))
 
     def withdraw(self, ticket: Ticket) -> None:
         """Fail an operation that waits, as its client asks."""
@@ -98,8 +101,7 @@ class Admission:
             self._state.operations.settle(ticket, None, error)
         self._state.changed.notify_all()
 
-    def _ticket(self, lane_id: str, seq: int | None, job: Job) -> Ticket:
-        content = content_of(job.kind, job)
+    def _ticket(self, lane_id: str, seq: int | None, job: Job, content: Content) -> Ticket:
         sampler = lane_id in self._state.ledger.samplers
         return Ticket(
             new_id("op"),

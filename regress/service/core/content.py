@@ -35,10 +35,18 @@ def content_of(*values: object) -> Content:
     return Content(walk.hash.hexdigest(), walk.size)
 
 
+def size_of(value: object) -> int:
+    """Return the size of such a value in memory in bytes, about."""
+    walk = _Walk(hashing=False)
+    walk.take(value)
+    return walk.size
+
+
 class _Walk:
-    def __init__(self) -> None:
+    def __init__(self, *, hashing: bool = True) -> None:
         self.hash = hashlib.sha256()
         self.size = 0
+        self._hashing = hashing
 
     def take(self, value: object) -> None:
         self.size += _OVERHEAD
@@ -50,6 +58,8 @@ class _Walk:
             self._mark("float", struct.pack("<d", value))
         elif isinstance(value, bytes):
             self._mark("bytes", value)
+        elif isinstance(value, np.ndarray | np.generic) and not self._hashing:
+            self.size += value.nbytes
         elif isinstance(value, np.ndarray | np.generic):
             array = np.ascontiguousarray(value)
             self._mark(f"array {array.dtype.str} {np.shape(value)}", array.tobytes())

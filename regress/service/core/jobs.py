@@ -123,7 +123,7 @@ class Save:
                 f"there is a save {path} already; choose another name, or ask to overwrite it", code="exists"
             )
         pending = hosted.call("pending_gradients", model.id)
-        if pending:
+        if pending and self.what in LOADABLE:  # samplers have no use for gradients
             raise ServiceError(
                 f"{model.id} has gradients of {pending} passes since its last optimizer step, which no save keeps; "
                 "make an optimizer step first",

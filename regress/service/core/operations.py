@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from regress.service.api import Operation, ServiceError, Status
-from regress.service.core.content import content_of
+from regress.service.core.content import size_of
 from regress.service.core.limits import Limits
 
 
@@ -97,7 +97,7 @@ class Operations:
         """Bring an operation to its end, of which those that wait for it learn."""
         ticket.status = Status.DONE if error is None else Status.FAILED
         ticket.result, ticket.error, ticket.job = result, error, None
-        ticket.result_size = 0 if result is None else content_of(result).size
+        ticket.result_size = 0 if result is None else size_of(result)
         ticket.finished = time.monotonic()
         self.results_bytes += ticket.result_size
         self.unread_bytes += ticket.result_size

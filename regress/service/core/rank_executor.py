@@ -43,7 +43,6 @@ class RankExecutor:
         modules: modules that are imported before the ranks are forked.
         patience: seconds that a collective may take.
         backend: backend of the process group.
-        pool: where the ranks come from; by default a pool of their own, with ``modules``.
     """
 
     def __init__(
@@ -54,12 +53,11 @@ class RankExecutor:
         modules: Sequence[str] = MODULES,
         patience: float = 1800.0,
         backend: str = "gloo",
-        pool: RankPool | None = None,
     ) -> None:
         self.world_size = world_size
         self._open_host = open_host
         self._settings = {"patience": patience, "backend": backend}
-        self._own, self._pool = pool is None, pool or RankPool(modules)
+        self._pool = RankPool(modules)
         self._ranks: _Ranks | None = None
 
     def start(self) -> None:
@@ -87,8 +85,7 @@ class RankExecutor:
         if self._ranks is not None:
             self._ranks.dismiss()
         self._end()
-        if self._own:
-            self._pool.close()
+        self._pool.close()
 
     def _end(self) -> None:
         if self._ranks is not None:

@@ -23,12 +23,14 @@ from regress.service.api import (
     Status,
 )
 from regress.service.core.admission import Admission
+from regress.service.core.content import content_of
 from regress.service.core.executor import Executor, HostCall
 from regress.service.core.hosted import Hosted
 from regress.service.core.jobs import (
     CloseModel,
     CloseSampler,
     CreateModel,
+    Job,
     Load,
     OptimStep,
     PromptLogprobs,
@@ -44,7 +46,7 @@ from regress.service.core.sessions import Sessions
 from regress.service.core.state import State
 from regress.service.core.worker import Worker
 
-_SWEEP = 2.0
+_SWEEP = 0.5
 """Seconds between two looks for what is no longer needed."""
 
 Told = Callable[[Ticket], None]
@@ -141,13 +143,11 @@ class CoreService:
 
     def run_pass(self, model_id: str, seq_id: int | None, request: PassRequest) -> Operation:
         """Queue a pass; see `Service`."""
-        with self._state.changed:
-            return self._admission.submit(model_id, seq_id, RunPass(request))
+        return self._submit(model_id, seq_id, RunPass(request))
 
     def optim_step(self, model_id: str, seq_id: int | None, params: AdamParams) -> Operation:
         """Queue an optimizer step; see `Service`."""
-        with self._state.changed:
-            return self._admission.submit(model_id, seq_id, OptimStep(params))
+        return self._submit(model_id, seq_id, OptimStep(params))
 
     def save(
         self, model_id: str, seq_id: int | None, name: str | None, kind: SaveKind, *, overwrite: bool = False
@@ -155,13 +155,11 @@ class CoreService:
         """Queue a save; see `Service`."""
         if name is not None:
             checked_name(name)
-        with self._state.changed:
-            return self._admission.submit(model_id, seq_id, Save(name, kind, overwrite))
+        return self._submit(model_id, seq_id, Save(name, kind, overwrite))
 
     def load(self, model_id: str, seq_id: int | None, path: str, *, optimizer: bool) -> Operation:
         """Queue a load; see `Service`."""
-        with self._state.changed:
-            return self._admission.submit(model_id, seq_id, Load(path, optimizer))
+        return self._submit(model_id, seq_id, Load(path, optimizer))
 
     def saves(self, model_id: str) -> Sequence[Saved]:
         """Return the saves of a model, the oldest first; it may be closed."""
@@ -196,13 +194,11 @@ class CoreService:
 
     def sample(self, sampler_id: str, request: SamplingRequest) -> Operation:
         """Queue a sampling request."""
-        with self._state.changed:
-            return self._admission.submit(sampler_id, None, Sample(request))
+        return self._submit(sampler_id, None, Sample(request))
 
     def prompt_logprobs(self, sampler_id: str, prompt: Array) -> Operation:
         """Queue a request for the log-probs of a prompt."""
-        with self._state.changed:
-            return self._admission.submit(sampler_id, None, PromptLogprobs(prompt))
+        return self._submit(sampler_id, None, PromptLogprobs(prompt))
 
     def operation(self, operation_id: str, *, timeout: float = 0.0) -> Operation:
         """Return the state of an operation; see `Service`."""
@@ -281,6 +277,12 @@ class CoreService:
         if self._worker.end(timeout):
             self._executor.close()
         self._state.close()
+
+    def _submit(self, lane_id: str, seq_id: int | None, job: Job) -> Operation:
+        content = content_of(job.kind, job)  # takes long for large requests, and holds nobody up here
+        with self._state.changed:
+            self._sessions.alive(lane_id)
+            return self._admission.submit(lane_id, seq_id, job, content)
 
     def _create(self, session_id: str, number: int, job: CreateModel) -> Operation:
         with self._state.changed:

@@ -55,6 +55,12 @@ class Sessions:
         """Note a sign of life of a session."""
         self.require(id)
 
+    def alive(self, id: str) -> None:
+        """Note a sign of life of the session that a model or sampler belongs to, if it is open."""
+        session = id.partition(":")[0]
+        if session in self.open:
+            self.open[session] = time.monotonic()
+
     def finish(self, id: str) -> bool:
         """Finish a session; returns False if it is finished already."""
         self.metadata(id)

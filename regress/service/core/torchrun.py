@@ -9,7 +9,8 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, cast
 
-from regress.errors import lost_connection, reason
+from regress.errors import lost_connection
+from regress.parallel.launch.reports import Failed
 from regress.service.api import Host
 from regress.service.core.executor import HostCall, HostLostError, InProcess, OpenHost
 from regress.service.core.rank_loop import Answer, agreed, answered
@@ -101,8 +102,8 @@ class _Leader:
             if not lost_connection(error):
                 raise
             raise HostLostError(
-                f"{method} failed: another of {self._world_size} ranks was lost ({reason(error)}); see what the "
-                "launcher printed",
+                f"{method} failed: another of {self._world_size} ranks was lost ({Failed.of(error).error}); see what "
+                "the launcher printed",
                 code="rank_failed",
                 category="server",
             ) from error

@@ -197,6 +197,7 @@ class Worker:
 
     def _restart(self) -> None:
         """Start the ranks again; until that succeeds, operations fail and it is tried again."""
+        self.problem = "the ranks are being started again"
         try:
             self._hosted.restart()
             self.problem = None

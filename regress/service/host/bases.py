@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from copy import deepcopy
@@ -10,6 +11,7 @@ from pathlib import Path
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from regress.dump.arrays import to_numpy
 from regress.engine.adapters.settings import is_adapter
 from regress.engine.checkpoint.weights import copied_weights, load_weights, save_weights
 from regress.engine.config.schema import Config, LoraConfig
@@ -66,6 +68,7 @@ class Base:
         self._start: dict[str, Tensor] | None = None
         self._architecture: PreTrainedModel | None = None
         self._is_saved = False
+        self._digest: str | None = None
 
     @property
     def plan(self) -> BatchPlan:
@@ -102,6 +105,16 @@ class Base:
                 self._start = copied_weights(policy.whole_model())
         assert self._start is not None
         return self._start
+
+    def digest(self) -> str:
+        """Return a sha256 of the weights of `start`; all ranks call this together."""
+        if self._digest is None:
+            found = hashlib.sha256()
+            for name, value in sorted(self.start().items()):
+                found.update(f"{name} {value.dtype} {list(value.shape)} ".encode())
+                found.update(to_numpy(value.contiguous(), name).tobytes())
+            self._digest = found.hexdigest()
+        return self._digest
 
     def local(self, lora: LoraSpec | None = None) -> LocalPolicy:
         """Return a model that is whole in this process, to sample from; all ranks call this together."""

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
+from torch import Tensor
 from transformers.utils.logging import disable_progress_bar
 
 from regress.dump.manifest import environment, package_versions
-from regress.engine.checkpoint.weights import read_weights
 from regress.engine.config.schema import Config
 from regress.engine.environment import configure_torch
 from regress.engine.world import World, raise_on_all_ranks
@@ -204,16 +204,21 @@ class EngineHost:
             raise ServiceError("a sampler is of a save or of a base model; give one of the two")
         if folder is None:
             base = self._base(str(base_model))
-            return Sampler(base, self._net(base, None), base.start(), 0)
+            base.start()  # on all ranks together; later only the first one asks
+            return Sampler(base, self._net(base, None), f"base {base.name}", base.start, 0)
         place = Path(folder)
         state, found = saves.opened(place, self._world)
         spec = saves.spec_of(found)
         base = self._base(spec.base_model)
         net = self._net(base, spec.lora)
-        weights = raise_on_all_ranks(
-            self._world, lambda: read_weights(net.policy.architecture, place, place.name)
-        )
-        return Sampler(base, net, weights, state.step)
+        saves.require_base(base, found, place)
+        expected = raise_on_all_ranks(self._world, lambda: saves.stamp(place))
+
+        def read() -> dict[str, Tensor]:
+            return saves.sampled_weights(net.policy.architecture, place, expected)
+
+        raise_on_all_ranks(self._world, lambda: net.with_weights(expected, read))
+        return Sampler(base, net, expected, read, state.step)
 
     def _net(self, base: Base, lora: LoraSpec | None) -> SamplingNet:
         key = base.name, None if lora is None else replace(lora, seed=None)  # the weights are the sampler's

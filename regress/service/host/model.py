@@ -20,6 +20,8 @@ from regress.service.api import AdamParams, Json, ModelSpec, OptimResult, Servic
 from regress.service.host.bases import Base
 from regress.service.host.dumps import Dumps, ModelDump
 
+_LARGEST = 1e38
+
 
 @dataclass
 class Model:
@@ -108,8 +110,8 @@ def optim_step(model: Model, params: AdamParams, where: Json, world: World) -> O
     except NotFinite as error:
         model.drop_gradients()
         raise ServiceError(
-            f"the gradient norm of the passes since the last optim_step is not finite ({error}); their gradients are "
-            "dropped and the model is as it was: send them again with other datums",
+            "the gradient norm of the passes since the last optim_step is not finite; their gradients are dropped and "
+            "the model is as it was: send them again with other datums",
             code="not_finite",
         ) from error
     model.drop_gradients()
@@ -150,3 +152,13 @@ def check(params: AdamParams) -> None:
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value < upper:
             rule = "at least 0 and below 1" if upper == 1.0 else "finite and at least 0"
             raise ServiceError(f"adam_params.{name}={value!r} is not possible; give a number {rule}")
+    rate = params.learning_rate
+    for name, factor in (
+        ("learning_rate", 1.0 / (1.0 - params.beta1)),  # what a step moves, at most
+        ("weight_decay", params.weight_decay),
+    ):
+        if not rate * factor < _LARGEST or not max(params.eps, rate) < _LARGEST:
+            raise ServiceError(
+                f"adam_params.{name}={getattr(params, name)!r} with learning_rate={rate!r} and eps={params.eps!r} "
+                "leaves the range of float32; give usual sizes"
+            )

@@ -13,9 +13,10 @@ from regress.dump.requests import DumpedDatum, DumpedRequest, Operation
 from regress.dump.taps import at, receiving
 from regress.engine.batch import Microbatch
 from regress.engine.gradients import added
-from regress.engine.passes import accumulate, evaluate
-from regress.engine.step import settled
+from regress.engine.passes import Part, accumulate, evaluate
+from regress.engine.step import StepOutcome, settled
 from regress.engine.world import World
+from regress.errors import NotFinite
 from regress.grpo.logprobs import TokenLogProbs
 from regress.grpo.losses import TokenLoss
 from regress.grpo.objective import Objective
@@ -60,12 +61,16 @@ def run_pass(model: Model, request: PassRequest, where: Json, world: World) -> P
 
     def run() -> PassResult:
         passes = evaluate if request.forward_only else accumulate
-        with receiving(records), at(step=model.step, rank=world.rank, micro=first):
+        with (
+            receiving(records if policy.computes_losses else None),
+            at(step=model.step, rank=world.rank, micro=first),
+        ):
             part = passes(policy, prepared.tokens, micros, objective, loss_function=function, watch=values)
-        outcome = settled(world, part)
+        outcome = _settled(world, part)
         result = _result(request, loss, prepared, outcome.loss, values.whole(world))
         line = _line(model, request, objective, where, prepared, result)
-        rows = [[number for _, number in micro.sample_ids] for micro in micros]
+        # of a pipeline the last stage records: it has all that a dump holds of a microbatch
+        rows = [[number for _, number in micro.sample_ids] for micro in micros if policy.computes_losses]
         model.dump.write(records, replace(line, parts=parts_of(world.rank, first, rows)))
         return result
 
@@ -79,6 +84,18 @@ def run_pass(model: Model, request: PassRequest, where: Json, world: World) -> P
     model.micro += len(micros)
     model.pending += 1
     return result
+
+
+def _settled(world: World, part: Part) -> StepOutcome:
+    try:
+        return settled(world, part)
+    except NotFinite as error:
+        told = str(error).partition(", so no update")[0]
+        raise ServiceError(
+            f"{told}, because the model's log-probs or their distance to the logprobs sent are not finite; nothing was "
+            "added to the gradients: check logprobs, or load weights from before they diverged",
+            code="not_finite",
+        ) from error
 
 
 def _planned(model: Model, prepared: Prepared, world: World) -> list[Microbatch]:

@@ -22,6 +22,9 @@ from regress.service.api import Array, SampledSequence, SamplingRequest, Samplin
 from regress.service.host.bases import Base
 from regress.tasks.draws import generator
 
+KEPT = 4
+"""Samplers whose weights stay in memory; those of others are read again when they are used."""
+
 
 class SamplingNet:
     """Model of a base in this process, which holds the weights of one sampler after the other."""
@@ -29,22 +32,34 @@ class SamplingNet:
     def __init__(self, policy: LocalPolicy) -> None:
         self.policy = policy
         self._held: object = None
+        self._kept: dict[str, Mapping[str, Tensor]] = {}
 
-    def with_weights(self, weights: Mapping[str, Tensor]) -> LocalPolicy:
-        """Return the model with these weights."""
-        if self._held is not weights:
+    def with_weights(self, name: str, read: Callable[[], Mapping[str, Tensor]]) -> LocalPolicy:
+        """Return the model with the weights of this name, which ``read`` gives if they are not at hand."""
+        if self._held != name:
+            weights = self._kept.pop(name, None) or read()
             load_weights(self.policy, weights)
-            self._held = weights
+            self._kept[name] = weights
+            while len(self._kept) > KEPT:
+                del self._kept[next(iter(self._kept))]
+            self._held = name
         return self.policy
 
 
 @dataclass(frozen=True)
 class Sampler:
-    """Weights at one moment, after ``step`` optimizer steps."""
+    """Weights at one moment.
+
+    Attributes:
+        name: name of the weights, which are never others.
+        read: reads the weights.
+        step: optimizer steps of the weights.
+    """
 
     base: Base
     net: SamplingNet
-    weights: Mapping[str, Tensor]
+    name: str
+    read: Callable[[], Mapping[str, Tensor]]
     step: int
 
     def sample(self, request: SamplingRequest) -> SamplingResult:
@@ -55,7 +70,7 @@ class Sampler:
         Raises:
             ServiceError: for a prompt or settings that cannot be.
         """
-        policy = self.net.with_weights(self.weights)
+        policy = self.net.with_weights(self.name, self.read)
         prompt = self._checked(request.prompt)
         room = self.base.config.data.max_seq_length - len(prompt)
         limit = room if request.max_tokens is None else min(room, request.max_tokens)
@@ -95,7 +110,7 @@ class Sampler:
 
     def prompt_log_probs(self, prompt: Array) -> Array:
         """Return the log-probs ``[P]`` of a prompt's tokens, NaN first."""
-        policy = self.net.with_weights(self.weights)
+        policy = self.net.with_weights(self.name, self.read)
         tokens = self._checked(prompt)
         if len(tokens) == 1:
             return np.full(1, np.nan, dtype=np.float32)

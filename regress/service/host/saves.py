@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
+from torch import Tensor
+from transformers import PreTrainedModel
 
+from regress.dump.manifest import MANIFEST
 from regress.dump.reader import DumpReader
 from regress.dump.record import Record
 from regress.engine.checkpoint.changes import resolved
@@ -23,6 +27,7 @@ from regress.engine.tokenizer import fingerprint
 from regress.engine.world import World, raise_on_all_ranks
 from regress.errors import CheckpointError, RegressError, reason
 from regress.service.api import LoraSpec, ModelSpec, SaveKind, ServiceError
+from regress.service.host.bases import Base
 from regress.service.host.model import Model
 
 SERVICE = "service"
@@ -70,6 +75,8 @@ def _write(snapshot: Snapshot, folder: Path) -> None:
 def _snapshot(model: Model, kind: SaveKind, world: World) -> Snapshot | None:
     """Return what is to be written, on the first rank; None on the others."""
     whole = model.policy.whole_model()
+    if model.spec.lora is not None:
+        model.base.digest()  # on all ranks together
     records: list[Record] = []
     others: dict[str, Any] = {}
     if kind is SaveKind.STATE:
@@ -84,6 +91,7 @@ def _snapshot(model: Model, kind: SaveKind, world: World) -> Snapshot | None:
         "kind": kind.value,
         "base_model": model.base.name,
         "lora": None if lora is None else vars(lora),
+        "frozen_sha256": None if lora is None else model.base.digest(),
         "model_id": model.id,
     }
     state = CheckpointState(
@@ -125,6 +133,33 @@ def opened(folder: Path, world: World) -> tuple[CheckpointState, Mapping[str, An
     return raise_on_all_ranks(world, read)
 
 
+def stamp(folder: Path) -> str:
+    """Return what tells this save from any other: the hash of its manifest, which holds those of its files.
+
+    Raises:
+        CheckpointError: if it is gone.
+    """
+    try:
+        return hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()
+    except OSError as error:
+        raise CheckpointError(
+            f"{folder.name} is gone ({error.strerror}); create a sampler of another save"
+        ) from error
+
+
+def sampled_weights(architecture: PreTrainedModel, folder: Path, expected: str) -> dict[str, Tensor]:
+    """Return the weights of a save.
+
+    Raises:
+        CheckpointError: if another one has taken its place, or it is damaged or of another model.
+    """
+    if stamp(folder) != expected:
+        raise CheckpointError(
+            f"{folder.name} was replaced by another save of this name; create a new sampler of it"
+        )
+    return read_weights(architecture, folder, folder.name)
+
+
 def spec_of(told: Mapping[str, Any]) -> ModelSpec:
     """Return the model that a save is of."""
     lora = told.get("lora")
@@ -146,6 +181,7 @@ def load(model: Model, folder: Path, world: World, *, optimizer: bool) -> None:
             f"{folder.name} is a save of {spec.base_model} with {_lora(spec)}, and {model.id} is "
             f"{model.spec.base_model} with {_lora(model.spec)}; load it into a model of its kind"
         )
+    require_base(model.base, told, folder)
     weights = raise_on_all_ranks(world, lambda: read_weights(model.policy.architecture, folder, folder.name))
     record = raise_on_all_ranks(world, lambda: _optimizer(folder, state)) if optimizer else None
     load_weights(model.policy, weights)
@@ -155,6 +191,19 @@ def load(model: Model, folder: Path, world: World, *, optimizer: bool) -> None:
     model.drop_gradients()
     model.step = state.step
     model.dump.rewind(model.step)
+
+
+def require_base(base: Base, told: Mapping[str, Any], folder: Path) -> None:
+    """Refuse an adapter's save if the model under it is another one by now; all ranks call this together.
+
+    Raises:
+        CheckpointError: on every rank.
+    """
+    if told.get("lora") is not None and told.get("frozen_sha256") != base.digest():
+        raise CheckpointError(
+            f"{folder.name} is the adapter of other weights than {base.name} has now; offer under this name the model "
+            "that it was trained on"
+        )
 
 
 def _optimizer(folder: Path, state: CheckpointState) -> Record:

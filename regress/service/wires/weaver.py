@@ -92,7 +92,7 @@ def supported_models(call: Call) -> Reply:
     items = [
         {
             "name": model.name,
-            "status": "active",
+            "status": "available",
             "config": {
                 "resource": {"tokenizer": {"path": model.tokenizer}},
                 "max_context_length": model.max_context_length,

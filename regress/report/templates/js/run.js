@@ -32,11 +32,30 @@ function resumes() {
   })));
 }
 
-/** The name of a curriculum's stage, beside its number. */
-function stageName(run, metric, step) {
-  const told = metric === "curriculum/current_stage" ? run.texts["curriculum/stage_name"] : undefined;
-  const found = told?.findLast(([at]) => at === step);
-  return found ? `, ${plain(found[1])}` : "";
+const STAGE = "curriculum/current_stage";
+
+/** The name of a curriculum's stage at a step. */
+function stageName(run, step) {
+  return run.texts["curriculum/stage_name"]?.findLast(([at]) => at === step)?.[1];
+}
+
+/** Name and round of a curriculum's stage, beside its number. */
+function stageWords(run, metric, step) {
+  if (metric !== STAGE) return "";
+  const name = stageName(run, step), rounds = run.series["curriculum/round"], at = rounds?.step.lastIndexOf(step) ?? -1;
+  return `${name === undefined ? "" : `, ${plain(name)}`}${at < 0 ? "" : `, round ${rounds.value[at]}`}`;
+}
+
+/** Names of stages as labels of the axis, where all runs give a stage the same one. */
+function stageTicks(metrics) {
+  if (!metrics.includes(STAGE)) return {};
+  const names = new Map();
+  for (const run of data.runs) run.series[STAGE]?.value.forEach((stage, i) => {
+    const name = stageName(run, run.series[STAGE].step[i]) ?? "";
+    if (stage !== null) names.set(stage, names.has(stage) && names.get(stage) !== name ? "" : name);
+  });
+  const stages = [...names.keys()].sort((a, b) => a - b);
+  return { tickvals: stages, ticktext: stages.map((stage) => plain(`${names.get(stage)} ${stage}`.trim())) };
 }
 
 function traces(metrics, stepped) {
@@ -49,7 +68,7 @@ function traces(metrics, stepped) {
       type: "scatter", mode: found.x.length > 200 ? "lines" : "lines+markers", name: several ? `${name} · ${plain(run.name)}` : name,
       x: found.x, y: found.value, connectgaps: false,
       line: { color: LINES[(metrics.length > 1 || !several ? colour : number) % LINES.length], width: colour ? 1.2 : 2, dash: DASHES[number], shape: stepped ? "hv" : "linear" }, marker: { size: 4 },
-      text: found.step.map((step, i) => `step ${step}${found.update[i] === null ? "" : `, update ${found.update[i]}`}${stageName(run, metric, step)}`), hovertemplate: "%{text}: %{y:.5g}<extra></extra>",
+      text: found.step.map((step, i) => `step ${step}${found.update[i] === null ? "" : `, update ${found.update[i]}`}${stageWords(run, metric, step)}`), hovertemplate: "%{text}: %{y:.5g}<extra></extra>",
     }];
   }));
 }
@@ -58,12 +77,13 @@ function traces(metrics, stepped) {
 function around(lines) {
   const known = lines.flatMap((line) => line.y).filter((y) => y !== null);
   const low = known.reduce((a, b) => Math.min(a, b), Infinity), high = known.reduce((a, b) => Math.max(a, b), -Infinity);
-  return known.length && low === high && low !== 0 ? [low - Math.abs(low) / 2, low + Math.abs(low) / 2] : undefined;
+  if (!known.length || low !== high) return undefined;
+  return low === 0 ? [-0.05, 1] : [low - Math.abs(low) / 2, low + Math.abs(low) / 2];
 }
 
 function draw(id, metrics, stepped) {
   const lines = traces(metrics, stepped), settings = layout(), range = around(lines);
-  if (range) settings.yaxis = { ...settings.yaxis, range };
+  settings.yaxis = { ...settings.yaxis, ...stageTicks(metrics), ...(range && { range }) };
   return Plotly.react(byId(id), lines, settings, { displayModeBar: false, responsive: true });
 }
 

@@ -50,16 +50,19 @@ def check(sides: Sides, loss: str, *overrides: str) -> None:
     assert loss in {name for name, _ in service.calls}
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("loss", DIRECT)
 def test_losses_of_the_wires(sides: Sides, loss: str) -> None:
     check(sides, loss, *DIRECT[loss])
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", CUSTOM)
 def test_losses_that_no_wire_has(sides: Sides, name: str) -> None:
     check(sides, "surrogate", *CUSTOM[name])
 
 
+@pytest.mark.extended
 def test_a_correction_for_the_sampler(sides: Sides) -> None:
     correction = ("algorithm.sampler_correction=token_truncate", "algorithm.correction_max=1.0")
     check(sides, "ppo", *correction, "trainer.epochs=2", "trainer.mini_batch_size=4")

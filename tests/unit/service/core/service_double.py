@@ -65,7 +65,7 @@ class HistoryHost:
 
     def run_pass(self, model_id: str, request: PassRequest, where: Any) -> PassResult:
         value = int(request.data[0].tokens[0])
-        self._note(where["operation"])
+        self._note(where)
         self._misbehave(request)
         model = self.models[model_id]
         if not request.forward_only:
@@ -76,7 +76,7 @@ class HistoryHost:
         return PassResult([{"logprobs": np.array([float(value)])}], {"loss:sum": float(total)})
 
     def optim_step(self, model_id: str, params: AdamParams, where: Any) -> OptimResult:
-        self._note(where["operation"])
+        self._note(where)
         model = self.models[model_id]
         model["steps"].append(model["pending"])
         model["moments"] += 1
@@ -125,10 +125,10 @@ class HistoryHost:
     def _info(self, model_id: str) -> ModelInfo:
         return ModelInfo(model_id, "tiny", "nowhere", "None", None, len(self.models[model_id]["steps"]))
 
-    def _note(self, operation: str) -> None:
+    def _note(self, where: Any) -> None:
         if self.log is not None and self.rank == 0:
             with self.log.open("a") as file:
-                file.write(f"{operation}\n")
+                file.write(f"{where['model_id']} {where['seq_id']}\n")
 
     def _misbehave(self, request: PassRequest) -> None:
         config = request.config

@@ -63,7 +63,7 @@ def returned(service: CoreService, operation: Any) -> Any:
     return value.metrics["loss:sum"] if hasattr(value, "outputs") else (value.step, value.grad_norm)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(KINDS, min_size=1, max_size=9), st.data())
 def test_any_order_of_arrival_with_repetitions_and_cancellations_equals_the_sequence(
     serve: Serve, kinds: list[str], data: st.DataObject
@@ -146,9 +146,11 @@ def test_full_queues_refuse_but_never_what_others_wait_for(serve: Serve) -> None
 
 
 def test_unread_results_refuse_requests_until_they_are_read(serve: Serve) -> None:
-    service = serve(results_bytes=2000)
+    service = serve(results_bytes=1000)
     model = new_model(service)
-    first = [service.run_pass(model, seq, request(1)) for seq in range(1, 4)]
+    first = [
+        service.run_pass(model, seq, request(1)) for seq in (3, 2, 1)
+    ]  # nothing runs before the last came
     end = time.monotonic() + GUARD
     while service.metrics()["operations_done_total"] < 4 and time.monotonic() < end:
         time.sleep(0.01)
@@ -180,12 +182,13 @@ def test_gradients_and_names_of_saves(serve: Serve) -> None:
     error = failure(service, service.save(model, 2, "early", SaveKind.STATE))
     assert error.code == "pending_gradients"
     assert "has gradients of 1 passes since its last optimizer step, which no save keeps" in str(error)
+    assert result(service, service.save(model, None, "early", SaveKind.SAMPLER)).step == 0
     result(service, service.optim_step(model, 3, PARAMS))
     saved = result(service, service.save(model, 4, "kept", SaveKind.STATE))
     assert (saved.path, saved.step) == (f"{model}/state/kept", 1)
     assert failure(service, service.save(model, 5, "kept", SaveKind.STATE)).code == "exists"
     assert result(service, service.save(model, 6, "kept", SaveKind.STATE, overwrite=True)) == saved
-    assert list(service.saves(model)) == [saved]
+    assert list(service.saves(model))[1:] == [saved]
     for name in ("../x", "a/b", "", ".hidden", "x" * 129, "a\0"):
         with pytest.raises(ServiceError, match="is no name of a save"):
             service.save(model, None, name, SaveKind.STATE)

@@ -8,17 +8,17 @@ from typing import Any
 from host_requests import ADAM, datums, offer
 
 from regress.parallel.world import opened_world
-from regress.service.api import ModelSpec, PassRequest, SamplingRequest, SaveKind, ServiceError
+from regress.service.api import LoraSpec, ModelSpec, PassRequest, SamplingRequest, SaveKind, ServiceError
 from regress.service.host.host import EngineHost
 
 
-def served(folder: str, layout: list[str], world_size: int = 1) -> dict[str, Any]:
+def served(folder: str, layout: list[str], lora: LoraSpec | None = None) -> dict[str, Any]:
     """Run the same requests on every rank; return replies, and what a save of the model holds is in the folder."""
     config = offer("model.dtype=float64", *layout)
     variables = {"WEAVER_DEBUG_DUMP_ENABLED": "1", "WEAVER_DEBUG_DUMP_DIR": f"{folder}/dump"}
     with opened_world(config) as world:
         host = EngineHost({"tiny": config}, world, Path(folder), environ=variables)
-        host.create("m0", ModelSpec("tiny"))
+        host.create("m0", ModelSpec("tiny", lora))
         whole = datums([9, 5, 12, 7, 3])
         first = host.run_pass("m0", PassRequest(whole[:3], "importance_sampling"), {"seq_id": 1})
         broken = type(whole[0])(

@@ -48,6 +48,18 @@ def test_an_adapter_is_trained_saved_and_restored(make_host: MakeHost, tmp_path:
         host.load("full", str(tmp_path / "state"), optimizer=True)
 
 
+def test_an_adapter_of_other_weights_is_refused(make_host: MakeHost, tmp_path: Path) -> None:
+    make = make_host("seed=1", models=0)
+    make.create("m0", SPEC)
+    make.save("m0", str(tmp_path / "state"), SaveKind.STATE)
+    other = make_host("seed=2", models=0)
+    with pytest.raises(ServiceError, match="other weights than tiny has now"):
+        other.create_from("m0", str(tmp_path / "state"), optimizer=True)
+    with pytest.raises(ServiceError, match="other weights than tiny has now"):
+        other.open_sampler("s", str(tmp_path / "state"), None)
+    assert not other._models
+
+
 def test_a_sampler_has_the_adapter(make_host: MakeHost, tmp_path: Path) -> None:
     host = make_host(models=0)
     host.create("m0", SPEC)

@@ -15,6 +15,7 @@ from regress.dump.reader import read
 from regress.dump.requests import INDEX, Part, read_requests
 from regress.engine.world import SingleProcess
 from regress.errors import ConfigError
+from regress.interop.service import ServiceDump
 from regress.service.api import ModelSpec, PassRequest, SaveKind, ServiceError
 from regress.service.host.dumps import DumpSettings
 from regress.service.host.host import EngineHost
@@ -93,6 +94,22 @@ def test_the_index_tells_what_lies_where(tmp_path: Path) -> None:
     assert update.types == ("param", "gradient")
     assert update.adam == {name: float(value) for name, value in vars(ADAM).items()}
     assert update.metrics["grad_norm"] == step.grad_norm
+
+
+def test_the_reader_of_service_dumps_finds_everything(tmp_path: Path) -> None:
+    host, dump = hosted(tmp_path, models=2), tmp_path / "dump"
+    for step in range(2):
+        host.run_pass("s:train:0", PassRequest(datums([4]), "forward_logprob", forward_only=True), where(1))
+        host.run_pass("s:train:0", ratio_pass([9, 5]), where(3 * step + 1))
+        host.run_pass("s:train:0", ratio_pass([7], loss="ppo"), where(3 * step + 2))
+        host.optim_step("s:train:0", ADAM, where(3 * step + 3))
+        host.run_pass("s:train:1", ratio_pass([3]), where(step + 1))
+    found = ServiceDump(dump)
+    assert [found.missing(step) for step in range(2)] == [[], []]
+    read_all = [found.read(name) for name in found.entries]
+    assert len(read_all) == 2 * (3 * 4 + 2)
+    (dump / "loss/step_000001_rank0_micro2.pt").unlink()
+    assert ServiceDump(dump).missing(1) == ["loss/step_000001_rank0_micro2"]
 
 
 def test_a_failed_request_is_not_in_the_dump(tmp_path: Path) -> None:

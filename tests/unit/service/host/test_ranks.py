@@ -14,7 +14,9 @@ from safetensors.numpy import load_file
 from regress.dump.reader import DumpReader
 from regress.dump.requests import read_requests
 from regress.engine.checkpoint.state import read_state
+from regress.interop.service import ServiceDump
 from regress.parallel.launch.pool import RankPool
+from regress.service.api import LoraSpec
 
 TOLERANCE = 1e-12
 LAYOUTS = {
@@ -24,6 +26,14 @@ LAYOUTS = {
     "tp2": ["parallel.tp=2", "model.config.num_key_value_heads=2"],
     "pp2": ["parallel.pp=2", "batching.pad_to_length=48"],
     "cp2": ["parallel.cp=2", "model.config.num_key_value_heads=2"],
+    "lora-fsdp2": ["parallel.fsdp=2"],
+    "lora-tp2": ["parallel.tp=2", "model.config.num_key_value_heads=2"],
+    "lora-dp2": [
+        "parallel.dp=2",
+        "parallel.data_parallel=ddp",
+        "warm_start.steps=2",
+        "warm_start.batch_size=4",
+    ],
     "dp2-tp2": ["parallel.dp=2", "parallel.tp=2", "model.config.num_key_value_heads=2"],
 }
 
@@ -41,7 +51,8 @@ def _close(one: Any, other: Any) -> None:
 
 
 def _weights(folder: Path) -> dict[str, Any]:
-    found = load_file(folder / "model.safetensors")
+    (path,) = folder.glob("*model.safetensors")
+    found = load_file(path)
     record = next(iter(DumpReader(read_state(folder).dump).records("optimizer")))
     return {**found, **record.tensors}
 
@@ -55,8 +66,9 @@ def test_a_layout_computes_what_one_process_does(pool: RankPool, tmp_path: Path,
     chosen = LAYOUTS[layout]
     size = 4 if layout == "dp2-tp2" else 2
     model = [key for key in chosen if not key.startswith("parallel.")]
-    alone = served(str(tmp_path / "alone"), model)
-    ranks = pool.run(served, {"folder": str(tmp_path / "ranks"), "layout": chosen}, size)
+    lora = LoraSpec(2, train_unembed="tp" not in layout) if "lora" in layout else None
+    alone = served(str(tmp_path / "alone"), model, lora)
+    ranks = pool.run(served, {"folder": str(tmp_path / "ranks"), "layout": chosen, "lora": lora}, size)
     for found in ranks:
         assert found["failed"] == alone["failed"] == "not_finite"
         assert found["tokens"] == alone["tokens"]
@@ -75,6 +87,10 @@ def test_a_layout_computes_what_one_process_does(pool: RankPool, tmp_path: Path,
     restored = _weights(tmp_path / "ranks/m1")
     for name, value in _weights(tmp_path / "ranks/m0").items():
         assert (value == restored[name]).all(), name
+    found = ServiceDump(tmp_path / "ranks/dump")
+    assert found.missing(0) == []
+    assert all(found.read(name) for name in found.entries)
     lines = read_requests(tmp_path / "ranks/dump")
-    assert {part.rank for line in lines for part in line.parts} == set(range(size))
+    recording = {1} if layout == "pp2" else set(range(size))  # the last stage has everything
+    assert {part.rank for line in lines for part in line.parts} == recording
     assert all(set(range(len(line.datums))) == {n for p in line.parts for n in p.datums} for line in lines)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from regress.engine.rollout import TRAIN, HFRolloutWorker, Prompt
 from regress.engine.sampling import SamplingParams
 from regress.service.api import Datum, PassRequest, SamplingRequest, SaveKind, ServiceError
 from regress.service.host.host import EngineHost
+from regress.service.host.samplers import KEPT
 from regress.tasks.draws import stream_seed
 from regress.tasks.problem import Problem
 from regress.tasks.rewards import Reward
@@ -122,6 +125,25 @@ def test_a_sampler_keeps_the_weights_of_its_moment(host: EngineHost, tmp_path: P
     host.close_sampler("early")
     with pytest.raises(ServiceError, match="no sampler early"):
         host.sample("early", request)
+
+
+def test_many_samplers_share_one_model_and_keep_apart(host: EngineHost, tmp_path: Path) -> None:
+    names = [f"s{number}" for number in range(KEPT + 2)]
+    for name in names:
+        host.save("m0", str(tmp_path / name), SaveKind.SAMPLER)
+        host.open_sampler(name, str(tmp_path / name), None)
+        host.run_pass("m0", ratio_pass([9, 5]), {"seq_id": 1})
+        host.optim_step("m0", ADAM, {"seq_id": 2})
+    first = [host.prompt_logprobs(name, PROMPT)[1:] for name in names]
+    again = [host.prompt_logprobs(name, PROMPT)[1:] for name in reversed(names)][::-1]
+    assert all((one == other).all() for one, other in zip(first, again, strict=True))
+    assert all((one != other).any() for one, other in pairwise(first))
+    shutil.rmtree(tmp_path / "s0")
+    host.save("m0", str(tmp_path / "s0"), SaveKind.SAMPLER)
+    for name in names[1:]:
+        host.prompt_logprobs(name, PROMPT)
+    with pytest.raises(ServiceError, match="s0 was replaced"):
+        host.prompt_logprobs("s0", PROMPT)
 
 
 @pytest.mark.parametrize(

@@ -146,8 +146,10 @@ def test_a_failed_request_leaves_no_trace(make_host: MakeHost, kind: str) -> Non
     host = make_host()
     host.run_pass("m0", ratio_pass([9, 5], seed=1), {"seq_id": 1})
     before = held(host)
-    with pytest.raises(ServiceError):
+    with pytest.raises(ServiceError) as caught:
         host.run_pass("m0", _broken(kind, ratio_pass([7, 8, 4], seed=2)), {"seq_id": 2})
+    if kind == "overflow":
+        assert "microbatch 2 (samples request 2/2) has" in str(caught.value)
     assert same(held(host), before)
     assert host.pending_gradients("m0") == 1
     assert host._models["m0"].micro == 2
@@ -169,7 +171,13 @@ def test_a_gradient_that_is_not_finite_fails_the_step_and_leaves_the_model(make_
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"beta1": 1.0}, {"learning_rate": -1.0}, {"eps": float("nan")}, {"grad_clip_norm": float("inf")}],
+    [
+        {"beta1": 1.0},
+        {"learning_rate": -1.0},
+        {"eps": float("nan")},
+        {"learning_rate": 1e300},
+        {"weight_decay": 1e60},
+    ],
 )
 def test_settings_that_adamw_cannot_have_change_nothing(make_host: MakeHost, wrong: dict[str, float]) -> None:
     host = make_host()

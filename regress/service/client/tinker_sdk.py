@@ -1,0 +1,186 @@
+"""Tinker's official SDK, ``tinker`` 0.18 and later, as a client."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from regress.service.api import (
+    AdamParams,
+    Array,
+    Datum,
+    PassResult,
+    SampledSequence,
+    SamplingRequest,
+    SamplingResult,
+)
+from regress.service.client.backend import LossConfig, Opened
+from regress.service.client.sdk import told
+from regress.service.client.settings import Endpoint
+from regress.service.client.tinker import RATIO_INPUTS
+from regress.service.client.waiting import only_one
+
+
+class TinkerSdkModel:
+    """Model that Tinker's SDK talks to."""
+
+    wire = "tinker"
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._sdk: Any = import_module("tinker")
+        self._endpoint = endpoint
+        with told(endpoint):
+            self._service = self._sdk.ServiceClient(base_url=endpoint.base_url, api_key=endpoint.api_key)
+            base = endpoint.base_model
+            if base is None:
+                offered = self._service.get_server_capabilities().supported_models
+                base = only_one([str(model.model_name) for model in offered], endpoint)
+            made = self._service.create_lora_training_client(
+                base_model=base,
+                rank=endpoint.lora_rank or 0,
+                seed=endpoint.seed,
+                train_unembed=False,
+                train_mlp=True,
+                train_attn=True,
+            )
+            self._training = made.result() if hasattr(made, "result") else made  # newer SDKs: a future
+            info = self._training.get_info()
+        self.opened = Opened(str(info.model_id), base, info.model_data.tokenizer_id)
+
+    def forward(self, data: Sequence[Datum]) -> PassResult:
+        """Return the log-probs of the targets, without a gradient."""
+        sent = self._weighted(data, [datum.inputs["loss_mask"] for datum in data])
+        return self._result(lambda: self._training.forward(sent, "cross_entropy"), data)
+
+    def forward_backward(self, data: Sequence[Datum], loss: str, config: LossConfig) -> PassResult:
+        """Add the gradient of a loss that the service knows to those since the last step."""
+        if loss == "cross_entropy":
+            return self._cross_entropy(data, [datum.inputs["advantages"] for datum in data])
+        sent = [self._datum(d.tokens, {n: d.inputs[n] for n in RATIO_INPUTS}) for d in data]
+        settings = {name: float(value) for name, value in config.items() if not isinstance(value, str)}
+        return self._result(
+            lambda: self._training.forward_backward(sent, loss, loss_fn_config=settings or None), data
+        )
+
+    def backward(self, data: Sequence[Datum], gradients: Sequence[Array], config: LossConfig) -> PassResult:
+        """Add the gradient of a loss whose derivative by each log-prob is given: minus the weights of cross entropy."""
+        return self._cross_entropy(data, [-values for values in gradients])
+
+    def optim_step(self, params: AdamParams) -> Mapping[str, float]:
+        """Make one update, and return its metrics."""
+        with told(self._endpoint):
+            found = self._training.optim_step(self._sdk.AdamParams(**vars(params))).result()
+        return {str(name): float(value) for name, value in (found.metrics or {}).items()}
+
+    def sampler(self, name: str) -> TinkerSdkSampler:
+        """Save the weights as they are under a name, and return a sampler of them."""
+        with told(self._endpoint):
+            path = self._training.save_weights_for_sampler(name=name).result().path
+            return TinkerSdkSampler(
+                self._service.create_sampling_client(model_path=path), self._sdk, self._endpoint
+            )
+
+    def base_sampler(self) -> TinkerSdkSampler:
+        """Return a sampler of the model that this one began as, without adapters."""
+        with told(self._endpoint):
+            client = self._service.create_sampling_client(base_model=self.opened.base_model)
+        return TinkerSdkSampler(client, self._sdk, self._endpoint)
+
+    def save(self, name: str, *, optimizer: bool) -> str:
+        """Save the weights with the state of the optimizer, which this protocol always keeps with them."""
+        with told(self._endpoint):
+            return str(self._training.save_state(name).result().path)
+
+    def close(self) -> None:
+        """End the session with the service; nothing that was saved is lost."""
+        leave = getattr(self._service, "__exit__", None)  # older SDKs close nothing
+        if leave is not None:
+            leave(None, None, None)
+
+    def _cross_entropy(self, data: Sequence[Datum], weights: Sequence[Array]) -> PassResult:
+        sent = self._weighted(data, weights)
+        return self._result(lambda: self._training.forward_backward(sent, "cross_entropy"), data)
+
+    def _weighted(self, data: Sequence[Datum], weights: Sequence[Array]) -> list[Any]:
+        return [
+            self._datum(d.tokens, {"target_tokens": d.inputs["target_tokens"], "weights": values})
+            for d, values in zip(data, weights, strict=True)
+        ]
+
+    def _datum(self, tokens: Array, inputs: Mapping[str, Array]) -> Any:
+        types = self._sdk.types
+        tensors = {
+            name: types.TensorData(
+                data=values.tolist(),
+                dtype="int64" if values.dtype.kind == "i" else "float32",
+                shape=list(values.shape),
+            )
+            for name, values in inputs.items()
+        }
+        return types.Datum(model_input=types.ModelInput.from_ints(tokens.tolist()), loss_fn_inputs=tensors)
+
+    def _result(self, call: Any, data: Sequence[Datum]) -> PassResult:
+        with told(self._endpoint):
+            found = call().result()
+        outputs = [
+            {name: np.asarray(tensor.data, np.float32) for name, tensor in output.items()}
+            for output in found.loss_fn_outputs
+        ]
+        return PassResult(outputs, {k: float(v) for k, v in found.metrics.items()}, [d.id for d in data])
+
+
+class TinkerSdkSampler:
+    """Sampler that Tinker's SDK talks to."""
+
+    def __init__(self, client: Any, sdk: Any, endpoint: Endpoint) -> None:
+        self._client, self._sdk, self._endpoint = client, sdk, endpoint
+
+    def sample(self, requests: Sequence[SamplingRequest]) -> list[SamplingResult]:
+        """Return the completions of each request; the service works on all of them at once."""
+        with told(self._endpoint):
+            futures = [self._post(request) for request in requests]
+            found = [future.result() for future in futures]
+        return [_sampled(result, request.seed or 0) for result, request in zip(found, requests, strict=True)]
+
+    def prompt_logprobs(self, prompts: Sequence[Array]) -> list[Array]:
+        """Return the ``[P]`` log-probs of each prompt's tokens, NaN first."""
+        types = self._sdk.types
+        with told(self._endpoint):
+            futures = [
+                self._client.compute_logprobs(types.ModelInput.from_ints(prompt.tolist()))
+                for prompt in prompts
+            ]
+            found = [future.result() for future in futures]
+        return [np.asarray([np.nan if v is None else v for v in values], np.float32) for values in found]
+
+    def _post(self, request: SamplingRequest) -> Any:
+        types = self._sdk.types
+        params = types.SamplingParams(
+            max_tokens=request.max_tokens,
+            temperature=request.temperature,
+            top_p=request.top_p,
+            top_k=request.top_k,
+            seed=request.seed,
+        )
+        return self._client.sample(
+            prompt=types.ModelInput.from_ints(request.prompt.tolist()),
+            num_samples=request.count,
+            sampling_params=params,
+            include_prompt_logprobs=request.prompt_logprobs,
+        )
+
+
+def _sampled(found: Any, seed: int) -> SamplingResult:
+    sequences = [
+        SampledSequence(
+            np.asarray(one.tokens, np.int64),
+            np.asarray(one.logprobs or [], np.float32),
+            "",
+            "length" if one.stop_reason == "length" else "stop",
+        )
+        for one in found.sequences
+    ]
+    return SamplingResult(sequences, None, -1, seed)

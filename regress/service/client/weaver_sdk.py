@@ -1,0 +1,150 @@
+"""Weaver's official SDK, ``nex-weaver`` 1.4 and later, as a client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from regress.service.api import AdamParams, Array, Datum, PassResult, SamplingRequest, SamplingResult
+from regress.service.client.backend import LossConfig, Opened
+from regress.service.client.sdk import told
+from regress.service.client.settings import Endpoint
+from regress.service.client.waiting import only_one
+from regress.service.client.weaver import (
+    INPUTS,
+    RATIO_INPUTS,
+    inner,
+    numbers,
+    outputs_of,
+    sampled,
+    with_weights,
+)
+
+
+class WeaverSdkModel:
+    """Model that Weaver's SDK talks to."""
+
+    wire = "weaver"
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        sdk = import_module("weaver")
+        self._types: Any = sdk.types
+        self._endpoint = endpoint
+        with told(endpoint):
+            self._service = sdk.ServiceClient(base_url=endpoint.base_url, api_key=endpoint.api_key)
+            self._service.connect()
+            base = endpoint.base_model or only_one(
+                [str(name) for name in self._service.list_supported_models()], endpoint
+            )
+            settings: dict[str, Any] = {"base_model": base, "training_mode": "full_ft"}
+            if endpoint.lora_rank is not None:
+                adapter = {"rank": endpoint.lora_rank, "seed": endpoint.seed}
+                settings |= {"training_mode": "lora", "lora_config": adapter}
+            self._training = self._service.create_model(**settings)
+        told_tokenizer = getattr(self._training, "tokenizer_path", None)
+        self.opened = Opened(str(self._training.model_id), base, told_tokenizer)
+
+    def forward(self, data: Sequence[Datum]) -> PassResult:
+        """Return the log-probs of the targets, without a gradient."""
+        return self._pass(self._training.forward, data, "forward_logprob", {})
+
+    def forward_backward(self, data: Sequence[Datum], loss: str, config: LossConfig) -> PassResult:
+        """Add the gradient of a loss that the service knows to those since the last step."""
+        if loss == "cross_entropy":
+            data = with_weights(data, "weights", [datum.inputs["advantages"] for datum in data])
+        return self._pass(self._training.forward_backward, data, loss, config)
+
+    def backward(self, data: Sequence[Datum], gradients: Sequence[Array], config: LossConfig) -> PassResult:
+        """Add the gradient of a loss whose derivative by each log-prob is given, ``[T]`` a datum."""
+        weighted = with_weights(data, "surrogate_weights", gradients)
+        return self._pass(self._training.forward_backward, weighted, "surrogate", config)
+
+    def optim_step(self, params: AdamParams) -> Mapping[str, float]:
+        """Make one update, and return its metrics."""
+        with told(self._endpoint):
+            found = self._training.optim_step(self._types.AdamParams(**vars(params)), wait=True)
+        return numbers(inner(found).get("metrics") or {})
+
+    def sampler(self, name: str) -> WeaverSdkSampler:
+        """Save the weights as they are under a name, and return a sampler of them."""
+        with told(self._endpoint):
+            path = self._training.save_weights_for_sampler(name=name)
+        found = path if isinstance(path, str) else inner(path).get("model_path") or inner(path)["path"]
+        return self._sampler(model_path=found, model_id=self.opened.model_id)
+
+    def base_sampler(self) -> WeaverSdkSampler:
+        """Return a sampler of the model that this one began as, without adapters."""
+        return self._sampler()
+
+    def save(self, name: str, *, optimizer: bool) -> str:
+        """Save the weights with the state of the optimizer, and return the path of the save."""
+        with told(self._endpoint):
+            found = self._training.save_state(name=name)
+        return str(getattr(found, "path", None) or inner(found)["path"])
+
+    def close(self) -> None:
+        """End the session with the service; nothing that was saved is lost."""
+        self._service.close()
+
+    def _sampler(self, **of: Any) -> WeaverSdkSampler:
+        with told(self._endpoint):
+            client = self._service.create_sampling_client(base_model=self.opened.base_model, **of)
+        return WeaverSdkSampler(client, self._types, self._endpoint)
+
+    def _pass(
+        self, call: Callable[..., Any], data: Sequence[Datum], loss: str, config: LossConfig
+    ) -> PassResult:
+        types, names = self._types, INPUTS.get(loss, RATIO_INPUTS)
+        sent = [
+            types.Datum(
+                model_input=types.ModelInput.from_ints(datum.tokens.tolist()),
+                loss_fn_inputs={name: datum.inputs[name] for name in names if name in datum.inputs},
+            )
+            for datum in data
+        ]
+        with told(self._endpoint):
+            found = inner(call(sent, loss, loss_fn_config=dict(config) or None, wait=True))
+        outputs = outputs_of(found["loss_fn_outputs"])
+        return PassResult(outputs, numbers(found.get("metrics") or {}), [d.id for d in data])
+
+
+class WeaverSdkSampler:
+    """Sampler that Weaver's SDK talks to."""
+
+    def __init__(self, client: Any, types: Any, endpoint: Endpoint) -> None:
+        self._client, self._types, self._endpoint = client, types, endpoint
+
+    def sample(self, requests: Sequence[SamplingRequest]) -> list[SamplingResult]:
+        """Return the completions of each request; the service works on all of them at once."""
+        with told(self._endpoint):
+            handles = [self._post(request) for request in requests]
+            found = [inner(handle.result()) for handle in handles]
+        return [sampled(result, request) for result, request in zip(found, requests, strict=True)]
+
+    def prompt_logprobs(self, prompts: Sequence[Array]) -> list[Array]:
+        """Return the ``[P]`` log-probs of each prompt's tokens, NaN first."""
+        with told(self._endpoint):
+            found = [
+                self._client.compute_logprobs(prompt=self._types.ModelInput.from_ints(prompt.tolist()))
+                for prompt in prompts
+            ]
+        return [np.asarray([np.nan if v is None else v for v in values], np.float32) for values in found]
+
+    def _post(self, request: SamplingRequest) -> Any:
+        params = self._types.SamplingParams(
+            max_tokens=request.max_tokens,
+            temperature=request.temperature,
+            top_p=request.top_p,
+            top_k=request.top_k,
+            seed=request.seed,
+        )
+        return self._client.sample(
+            prompt=self._types.ModelInput.from_ints(request.prompt.tolist()),
+            num_samples=request.count,
+            sampling_params=params,
+            include_prompt_logprobs=request.prompt_logprobs,
+            wait=False,
+        )
