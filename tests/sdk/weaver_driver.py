@@ -69,9 +69,9 @@ class WeaverDriver:
     def refused(self) -> str:
         """Return the error of a setting that the loss does not know; SDKs themselves check its name."""
         try:
-            self.trainer.forward_backward(
-                [_datum([5, 6], [0.0, -1.0], [0, 1], 1.0)], loss_fn="gspo", wait=True
-            )
+            data = [_datum([5, 6], [0.0, -1.0], [0, 1], 1.0)]
+            config = {"nonsense": 1.0}
+            self.trainer.forward_backward(data, "importance_sampling", loss_fn_config=config, wait=True)
         except Exception as error:
             return str(error)
         raise AssertionError("an unknown setting is no error")
