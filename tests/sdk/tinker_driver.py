@@ -56,13 +56,14 @@ class TinkerDriver:
         return {**passed.result().metrics, **updated.result().metrics}
 
     def refused(self) -> str:
-        """Return the error of a loss that does not exist."""
+        """Return the error of a setting that the loss does not know; SDKs themselves check its name."""
         data = [_datum([5, 6], [0.0, -1.0], [0, 1], 1.0)]
         try:
-            self.trainer.forward_backward(data, loss_fn="gspo").result()
+            config = {"nonsense": 1.0}
+            self.trainer.forward_backward(data, "importance_sampling", config).result()
         except Exception as error:
             return str(error)
-        raise AssertionError("an unknown loss is no error")
+        raise AssertionError("an unknown setting is no error")
 
     def save_and_load(self) -> None:
         """Save weights and optimizer, load them again, and go on from them in another model."""

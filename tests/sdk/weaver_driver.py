@@ -67,14 +67,14 @@ class WeaverDriver:
         return {**passed["result"]["metrics"], **updated["metrics"]}
 
     def refused(self) -> str:
-        """Return the error of a loss that does not exist."""
+        """Return the error of a setting that the loss does not know; SDKs themselves check its name."""
         try:
-            self.trainer.forward_backward(
-                [_datum([5, 6], [0.0, -1.0], [0, 1], 1.0)], loss_fn="gspo", wait=True
-            )
+            data = [_datum([5, 6], [0.0, -1.0], [0, 1], 1.0)]
+            config = {"nonsense": 1.0}
+            self.trainer.forward_backward(data, "importance_sampling", loss_fn_config=config, wait=True)
         except Exception as error:
             return str(error)
-        raise AssertionError("an unknown loss is no error")
+        raise AssertionError("an unknown setting is no error")
 
     def save_and_load(self) -> None:
         """Save weights and optimizer, and load them again."""
