@@ -394,6 +394,7 @@ VARIANTS: Mapping[str, Variant] = _rows(
         ("tools",),
         "base",
         resume_at=2,
+        before=CURRICULUM,
         program=True,
     ),
     # two processes: everything that the second one needs is in the checkpoint

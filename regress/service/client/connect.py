@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from regress.engine.config.schema import Config
-from regress.errors import ConfigError
+from regress.errors import ConfigError, reason
 from regress.service.client.backend import RemoteModel
 from regress.service.client.settings import Endpoint, endpoint_of
 
@@ -32,8 +32,17 @@ def open_model(endpoint: Endpoint) -> RemoteModel:
             f"service.{endpoint.wire}_service.client=sdk needs the package {distribution}, which is not installed; "
             f"install it, or set service.{endpoint.wire}_service.client=own"
         )
-    if installed and endpoint.client != "own":
-        return _with_sdk(endpoint)
+    try:
+        return _with_sdk(endpoint) if installed and endpoint.client != "own" else _with_own_client(endpoint)
+    except ImportError as error:
+        raise ConfigError(
+            f"trainer.type=remote needs httpx and protobuf, not both of which are installed ({reason(error)}); "
+            "install them with pip install 'grpo-regress[service]'"
+        ) from error
+
+
+def _with_own_client(endpoint: Endpoint) -> RemoteModel:
+    """Create a model by our own client, whose packages not every installation has."""
     if endpoint.wire == "weaver":
         from regress.service.client.weaver import WeaverModel
 

@@ -37,8 +37,8 @@ OVERRIDES = {
     "most 4294967295.",
     "threads=2000000": "threads=2000000 (command line) must be an integer of at least 1 and at most 1024.",
     "optimizer.learning_rate": f"Override optimizer.learning_rate (command line) {QUOTING}",
-    "data.max_prompt_length=45": "data.max_prompt_length=45 and data.max_completion_length=4 add up to 49, more than "
-    "data.max_seq_length=48; shorten one of them or set data.max_seq_length=49.",
+    "data.max_seq_length=10": "data.max_prompt_length=32 and data.max_completion_length=4 add up to 36, more than "
+    "data.max_seq_length=10; shorten one of them or set data.max_seq_length=36.",
     "trainer.mini_batch_size=3": "trainer.mini_batch_size=3 does not divide the rollout batch of "
     "data.prompts_per_step=2 times data.group_size=2 = 4 samples; choose a divisor such as 2.",
     "rollout_worker.need_llm_inference=false": "rollout_worker.type=hf generates completions and "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -129,3 +130,20 @@ def test_an_sdk_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("regress.service.client.connect.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"client=sdk needs the package nex-weaver"):
         open_model(Endpoint("weaver", "http://127.0.0.1:1", KEY, None, None, 0, "sdk", 1.0))
+
+
+@pytest.mark.parametrize(("wire", "missing"), [("weaver", "httpx"), ("tinker", "google.protobuf")])
+def test_a_missing_package_is_named_with_the_extra_that_has_it(
+    monkeypatch: pytest.MonkeyPatch, wire: str, missing: str
+) -> None:
+    for name in [
+        name for name in sys.modules if name.startswith(("regress.service.client.", "regress.service.wires"))
+    ]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in [name for name in sys.modules if name.startswith(missing)]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, missing, None)
+    from regress.service.client.connect import open_model
+
+    with pytest.raises(ConfigError, match=rf"{missing}.*pip install 'grpo-regress\[service\]'"):
+        open_model(Endpoint(wire, "http://127.0.0.1:9", KEY, "base", None, 0, "own", 1.0))
