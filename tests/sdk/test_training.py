@@ -9,10 +9,9 @@ import pytest
 
 STEPS, PROMPTS, GROUP, UPDATES, HELD_OUT = 20, 32, 12, 4, 64
 LETTERS = "abcdef"
-LEARNING_RATE, WARM_UP = (
-    5e-4,
-    8,
-)  # updates: Adam's first ones are as long as the rate, and would unlearn the warm start
+LEARNING_RATE = 3e-4
+WARM_UP = 8
+"""Updates; the first ones of Adam are as long as the rate, and would unlearn the warm start."""
 
 
 class Trainer:
