@@ -28,8 +28,8 @@ from regress.engine.checkpoint.saver import Saver
 from regress.engine.tokenizer import train_tokenizer
 from regress.engine.trainer import Trainer
 
-STEPS, ROUNDS = 3, 3
-"""Steps per block, and rounds."""
+STEPS, ROUNDS = 10, 3
+"""Steps per block, and rounds. A block ends as a run does, by waiting for its last checkpoint, which is one of ten."""
 SETTINGS = ("algorithm.preset=grpo", "batching.layout=packed", "model.attn_implementation=varlen")
 SAVING = ("trainer.save_steps=1", "trainer.save_total_limit=1", "trainer.resume_from_checkpoint=latest")
 
