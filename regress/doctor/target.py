@@ -52,7 +52,7 @@ class Target:
 
     @property
     def shown(self) -> str:
-        """What is examined, as people know it: the checkpoint, or the output directory without one."""
+        """Return the name of the target: the checkpoint, or the output directory without one."""
         return self.shown_root if self.checkpoint is None else f"{self.shown_root}/{self.checkpoint}"
 
     def file(self, name: str) -> str:

@@ -1,4 +1,4 @@
-"""What a wire protocol asks of the training service, and what it gets: values that no wire knows the form of.
+"""Requests and results of the training service, in a form that belongs to no wire protocol.
 
 A wire translates requests into these values, calls the `Service`, and translates the results of its operations back.
 Numbers are numpy arrays; everything here is free of torch.
@@ -148,7 +148,7 @@ class OptimResult:
 
 
 class SaveKind(Enum):
-    """What a save keeps."""
+    """Contents of a save."""
 
     WEIGHTS = "weights"
     STATE = "state"

@@ -25,7 +25,7 @@ DEFAULT = {
     ("dense", "remote-weaver", Precision.FLOAT32),
     ("cispo", "remote-tinker", Precision.FLOAT64),
 }
-"""Of each kind one: the custom loss and a loss of the wires, both wires, both precisions."""
+"""Cover each kind once: the custom loss and a loss of the wires, both wires, both precisions."""
 
 
 def _rows() -> list[object]:

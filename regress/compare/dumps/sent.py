@@ -213,7 +213,8 @@ def _without(record: Record, dropped: frozenset[SampleKey]) -> Record:
     layout: Any = record.meta.get("layout")
     if not dropped or not isinstance(layout, dict):
         return record
-    pairs = zip(_samples(record), record.meta["samples"], layout["segments"], strict=True)  # type: ignore[arg-type]
+    named_samples: Any = record.meta["samples"]
+    pairs = zip(_samples(record), named_samples, layout["segments"], strict=True)
     kept = [(named, segment) for key, named, segment in pairs if key not in dropped]
     meta = {
         **record.meta,

@@ -1,4 +1,4 @@
-"""What the dumps of the three modes tell of one step, with the rows of each pair of modes side by side."""
+"""Rows of one step from the dumps of the three modes, each pair of modes side by side."""
 
 from __future__ import annotations
 

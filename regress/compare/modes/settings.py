@@ -31,7 +31,7 @@ def _entropy(scene: Scene) -> Iterator[Discrepancy]:
     whose = f"{CLIENT} is configured with"
     if asked is None:
         asked, whose = scene.setting("algorithm", "entropy_coef"), f"{TRAINER} has"
-    applied = [float(one.config.get(ENTROPY) or 0.0) for one in scene.passes]  # type: ignore[arg-type]
+    applied = [float(one.config.get(ENTROPY) or 0.0) for one in scene.passes]  # type: ignore[arg-type]  # the service computed with it
     told = [f"{ENTROPY} of {applied[0]:g} in the service's index"] if applied else []
     known = [_coefficient(scene.losses.get(name, {})) for name in (TRAINER, SERVICE)]
     if not applied and None not in known:

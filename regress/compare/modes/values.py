@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,10 +83,11 @@ def _outside(a: Row, b: Row) -> Floats:
 
 def _old(scene: Scene, link: Link) -> Discrepancy | None:
     """Return where wrong old log-probs come from, if that can be proven."""
-    known = [(a, b) for a, b in link.pairs if _at(a, b, OLD) is not None]
-    scale = max((float(np.abs(_at(a, b, OLD)[0]).max(initial=0.0)) for a, b in known), default=0.0)  # type: ignore[index]
+    known = [(a, b, pair) for a, b in link.pairs if (pair := _at(a, b, OLD)) is not None]
+    scale = max((float(np.abs(mine).max(initial=0.0)) for _, _, (mine, _) in known), default=0.0)
     bound = link.close * max(scale, 1e-6)
-    wrong = [(a, b) for a, b in known if not _all_close(_at(a, b, OLD), bound)]
+    differing = [(a, b, pair) for a, b, pair in known if not _all_close(pair, bound)]
+    wrong = [(a, b) for a, b, _ in differing]
     if not wrong:
         return None
     other = link.whose[1]
@@ -101,7 +103,7 @@ def _old(scene: Scene, link: Link) -> Discrepancy | None:
         )
     for source in (OLD, "sampler"):
         for by, words in ((1, "of the next token"), (-1, "of the token before")):
-            if _all(wrong, lambda a, b, s=source, k=by: _shifted(a, b, s, k), bound, ENOUGH):  # type: ignore[misc]
+            if _all(wrong, partial(_shifted, source=source, by=by), bound, ENOUGH):
                 return Discrepancy(
                     "log-probs-shifted",
                     f"old log-probs of {other} are shifted by one token: a list as long as the tokens begins with the "
@@ -116,7 +118,7 @@ def _old(scene: Scene, link: Link) -> Discrepancy | None:
             (f"{some(names, 'datum')}: old_log_probs and log_probs are the same number at every token",),
             explains,
         )
-    if all(not np.nan_to_num(_at(a, b, OLD)[1]).any() for a, b in wrong):  # type: ignore[index]
+    if all(not np.nan_to_num(its).any() for _, _, (_, its) in differing):
         return Discrepancy(
             "old-log-probs-lost",
             f"old log-probs do not reach {other}, which takes them as 0",

@@ -155,7 +155,7 @@ class RemoteUpdate:
 
     def clip_grad_norm(self, max_norm: float | None) -> Tensor:
         """Refuse: the service clips in its update."""
-        raise NotImplementedError
+        raise NotImplementedError("gradients lie in the service, which clips them in its update")
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield nothing: the parameters lie in the service."""

@@ -16,7 +16,7 @@ from regress.service.client.datums import loss_token_values, rows_of
 
 
 class Reference(Protocol):
-    """What a trainer needs of the reference."""
+    """Interface that a trainer needs of the reference."""
 
     def log_probs(self, microbatches: Sequence[Microbatch]) -> list[Tensor]:
         """Return the reference log-probs of the loss tokens of each microbatch, ``[K]`` each."""

@@ -1,4 +1,4 @@
-"""What each kind of operation does: with the host, and in the journal."""
+"""Kinds of operations: their calls of the host and their entries in the journal."""
 
 from __future__ import annotations
 

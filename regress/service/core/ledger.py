@@ -17,7 +17,7 @@ from regress.service.core.records import packed_result, unpacked_result
 
 @dataclass
 class Point:
-    """What a model is restored from: the folder of a save, and whether with its optimizer."""
+    """Source of a restored model: the folder of a save, with or without its optimizer."""
 
     folder: str
     optimizer: bool

@@ -65,7 +65,7 @@ def create_app(service: Service, settings: Settings) -> FastAPI:
 
 
 class _Door:
-    """What every request passes: its key, its body, its handler, and the operation that it waits for."""
+    """Path of every request: its key, its body, its handler, and the operation that it waits for."""
 
     def __init__(self, service: Service, settings: Settings, wires: Sequence[Wire]) -> None:
         self._service = service

@@ -1,4 +1,4 @@
-"""What a wire protocol is: its routes, and functions that turn a request into a reply."""
+"""Definition of a wire protocol: its routes, and functions that turn a request into a reply."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Reply:
-    """What the client gets."""
+    """Reply that the client gets."""
 
     content: bytes
     status: int = 200

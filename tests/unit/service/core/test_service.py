@@ -39,7 +39,7 @@ def submit(service: CoreService, model: str, seq: int, kind: str) -> Any:
 
 
 def expected(kinds: list[str]) -> list[Any]:
-    """What each operation returns if they run one after another, None for one that fails."""
+    """Return the result of each operation run one after another, None for one that fails."""
     done, pending, found = 0, 0, []
     steps = 0
     for seq, kind in enumerate(kinds, 1):

@@ -142,7 +142,7 @@ def _broken(kind: str, request: PassRequest) -> PassRequest:
     "kind", ["unknown loss", "unknown setting", "NaN", "shape", "token", "overflow", "nothing"]
 )
 def test_a_failed_request_leaves_no_trace(make_host: MakeHost, kind: str) -> None:
-    """Of its gradients nothing stays, although earlier datums of the request were back-propagated already."""
+    """Leave none of its gradients, although earlier datums of the request were back-propagated already."""
     host = make_host()
     host.run_pass("m0", ratio_pass([9, 5], seed=1), {"seq_id": 1})
     before = held(host)
