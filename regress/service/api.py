@@ -73,7 +73,8 @@ class Datum:
     Attributes:
         tokens: ``[T]`` int64, input of the model.
         inputs: arrays of the loss by name, ``[T]`` each: ``target_tokens`` (int64; ``-100`` is left out of the
-            loss) and, as the loss needs them, ``logprobs``, ``advantages``, ``weights``, ``loss_mask``,
+            loss; ``[T, N]`` if a position has N targets, each with a loss of its own, for losses without a ratio)
+            and in the same shape, as the loss needs them, ``logprobs``, ``advantages``, ``weights``, ``loss_mask``,
             ``surrogate_weights``.
         id: the client's own name of the datum.
     """
@@ -104,7 +105,8 @@ class PassResult:
     """Result of a pass.
 
     Attributes:
-        outputs: for each datum ``[T]`` float arrays by name: ``logprobs``, and with a loss ``elementwise_loss``.
+        outputs: for each datum float arrays in the shape of its targets by name: ``logprobs``, and with a loss
+            ``elementwise_loss``.
         metrics: sums and extremes over all datums by ``name:reduction``: ``loss:sum``, ``tokens:sum``, ``weight:sum``,
             and for ratio losses ``ratio:max``, ``clip:sum``, ``logprob_diff_abs:max``, ``logprob_diff_abs:sum``.
     """
