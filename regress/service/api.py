@@ -276,8 +276,11 @@ class Service(Protocol):
     """
 
     def models_offered(self) -> Sequence[OfferedModel]: ...
-    def create_session(self, metadata: Json) -> str:
-        """Return the id of a new session, without ``:`` and ``/``; ``metadata`` is kept with it over a restart."""
+    def create_session(self, metadata: Json, key: str | None = None) -> str:
+        """Return the id of a new session, without ``:`` and ``/``; ``metadata`` is kept with it over a restart.
+
+        With a ``key`` that was seen before it is the session of then, unless that one is finished.
+        """
 
     def session_metadata(self, session_id: str) -> Json:
         """Return what the session was created with; its ``owner`` names the API key that its models belong to."""
@@ -316,8 +319,10 @@ class Service(Protocol):
         """Return ``<session_id>:sample:<number>``, sampler of saved weights or of a base model; again: the same one."""
 
     def sampler_info(self, sampler_id: str) -> SamplerInfo: ...
-    def sample(self, sampler_id: str, request: SamplingRequest) -> Operation:
-        """The result is a `SamplingResult`."""
+    def sample(self, sampler_id: str, request: SamplingRequest, number: int | None = None) -> Operation:
+        """The result is a `SamplingResult`. A ``number`` of the sampler orders nothing: with one that was seen before
+        it is the operation of then, and if the content differs the returned operation has failed.
+        """
 
     def prompt_logprobs(self, sampler_id: str, prompt: Array) -> Operation:
         """The result is ``[P]`` log-probs with NaN first."""

@@ -97,11 +97,11 @@ class CoreService:
         """Return the base models that clients may create."""
         return self._offered
 
-    def create_session(self, metadata: Json) -> str:
-        """Return the id of a new session."""
+    def create_session(self, metadata: Json, key: str | None = None) -> str:
+        """Return the id of a new session, or of the one that a key has brought before."""
         with self._state.changed:
             self._admission.require_open()
-            return self._sessions.create(metadata)
+            return self._sessions.create(metadata, key)
 
     def session_metadata(self, session_id: str) -> Json:
         """Return what a session was created with; it may be finished."""
@@ -192,9 +192,9 @@ class CoreService:
         with self._state.changed:
             return self._sessions.sampler_info(sampler_id, offered)
 
-    def sample(self, sampler_id: str, request: SamplingRequest) -> Operation:
-        """Queue a sampling request."""
-        return self._submit(sampler_id, None, Sample(request))
+    def sample(self, sampler_id: str, request: SamplingRequest, number: int | None = None) -> Operation:
+        """Queue a sampling request; see `Service`."""
+        return self._submit(sampler_id, None, Sample(request), number)
 
     def prompt_logprobs(self, sampler_id: str, prompt: Array) -> Operation:
         """Queue a request for the log-probs of a prompt."""
@@ -278,11 +278,11 @@ class CoreService:
             self._executor.close()
         self._state.close()
 
-    def _submit(self, lane_id: str, seq_id: int | None, job: Job) -> Operation:
+    def _submit(self, lane_id: str, seq_id: int | None, job: Job, number: int | None = None) -> Operation:
         content = content_of(job.kind, job)  # takes long for large requests, and holds nobody up here
         with self._state.changed:
             self._sessions.alive(lane_id)
-            return self._admission.submit(lane_id, seq_id, job, content)
+            return self._admission.submit(lane_id, seq_id, job, content, number)
 
     def _create(self, session_id: str, number: int, job: CreateModel) -> Operation:
         with self._state.changed:

@@ -104,6 +104,8 @@ class _Row:
         self.tokens = self._ids("tokens", datum.tokens)
         self._length()
         self._rows = self._ids("target_tokens", datum.inputs["target_tokens"], targets=True)
+        if self._rows.shape[1:] == (1,):
+            self._rows = self._rows[:, 0]
         self.several = self._rows.ndim == 2
         if self.several and (loss.ratio or request.config.get("entropy_coeff")):
             what = f"loss_fn={request.loss}" if loss.ratio else "entropy_coeff"
@@ -220,6 +222,8 @@ class _Row:
             assert default is not None
             return np.full(self._rows.size, default)
         array = self._datum.inputs[name]
+        if array.shape[1:] == (1,):
+            array = array[:, 0]
         if array.shape != self._rows.shape:
             sizes = f"{list(array.shape)} for {len(self.tokens)} tokens"
             of = f" with targets of the shape {list(self._rows.shape)}" if self.several else ""
