@@ -81,6 +81,7 @@ class RecordCheck:
         adapter, configured = self._suite.adapter, self._suite.configured
         if adapter is None and not configured:
             if found.unsupported is not None:
+                tell_foreign(self._node, ForeignRow("", item.replay.name, found.unsupported))
                 pytest.skip(f"{item.replay.name} is not possible: {found.unsupported}")
             return
         name = " and ".join(configured) if adapter is None else adapter.name

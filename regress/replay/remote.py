@@ -6,6 +6,7 @@ objective. What the wires cannot say is told by `inexpressible`.
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from rich.console import Console
 
 from regress.engine.adapters.settings import base_of
 from regress.engine.config.schema import Config
-from regress.errors import NotSupported
+from regress.errors import NotSupported, reason
 from regress.golden.case import GoldenCase
 from regress.interop.payloads import read_payload
 from regress.replay.configure import case_config, compose
@@ -96,14 +97,14 @@ def replay_remote(
         RegressError: if either side refuses anything.
     """
     found = RemoteReplay.of(variant, folder)
-    reason = inexpressible(case, found.wire)
-    if reason is not None:
-        raise NotSupported(reason)
+    why = inexpressible(case, found.wire)
+    if why is not None:
+        raise NotSupported(why)
     given = {**variant.overrides, **(overrides or {})}
     served = {key: value for key, value in given.items() if key.startswith(SERVED)}
     own = {key: value for key, value in given.items() if key not in served}
     offered = _offered(case, precision, folder / "service", served)
-    with torch_settings(offered.threads), _serving(offered, folder / "service") as (url, key):
+    with torch_settings(offered.threads), _direct(), _serving(offered, folder / "service") as (url, key):
         section = f"service.{found.wire}_service"
         asked = {
             **_client_side(case, folder / "client", found),
@@ -158,11 +159,34 @@ def _offered(case: GoldenCase, precision: Precision, folder: Path, served: Mappi
 
 
 @contextmanager
+def _direct() -> Iterator[None]:
+    """Keep the requests of this process to its own service away from a proxy that the environment names."""
+    before = {name: os.environ.get(name) for name in ("NO_PROXY", "no_proxy")}
+    os.environ |= {name: ",".join(filter(None, (value, "127.0.0.1"))) for name, value in before.items()}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
 def _serving(config: Config, folder: Path) -> Iterator[tuple[str, str]]:
     """Yield address and key of a service of one model."""
-    from regress.service.wires.app import create_app
-    from regress.service.wires.server import ThreadedServer
-    from regress.service.wires.settings import Settings
+    try:
+        import httpx  # noqa: F401  # the client's own
+
+        from regress.service.wires.app import create_app
+        from regress.service.wires.server import ThreadedServer
+        from regress.service.wires.settings import Settings
+    except ImportError as error:
+        raise NotSupported(
+            f"a training service needs packages that are not installed ({reason(error)}); run pip install "
+            "'grpo-regress[service]'"
+        ) from error
 
     key = f"tml-{secrets.token_hex(8)}"
     environ = {

@@ -49,8 +49,7 @@ _ROWS = (
         "remote-weaver-dp2",
         "requests split over the ranks of a service",
         _remote("weaver", parallel__dp=2),
-        BOTH,
-        ("cispo",),
+        cases=("cispo",),
     ),
 )
 

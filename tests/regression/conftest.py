@@ -107,9 +107,3 @@ def judge(tmp_path: Path) -> Callable[..., Judged]:
         return Judged(chosen, [verdict for verdict in verdicts if not verdict.ok])
 
     return run
-
-
-@pytest.fixture
-def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep requests on loopback away from a proxy that the environment names."""
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")

@@ -11,6 +11,7 @@ from regress.replay.cache import ReplayCache
 from regress.replay.matrix import Replay, items
 from regress.replay.remote_variants import REMOTE
 from regress.replay.table import project_variants
+from regress.replay.variants import Precision
 
 ROOT = Path(__file__).parents[2]
 STORE = GoldenStore(ROOT / "golden")
@@ -19,7 +20,7 @@ REPLAYS = [
     Replay(STORE.case(name), variant, precision)
     for variant in REMOTE.values()
     for name in STORE.names()
-    for precision in variant.precisions
+    for precision in dict.fromkeys((*variant.precisions, Precision.FLOAT32))
 ]
 
 
@@ -30,7 +31,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> ReplayCache:
 
 @pytest.mark.extended
 @pytest.mark.parametrize("replay", REPLAYS, ids=lambda replay: replay.name)
-def test_every_case_over_every_wire(replay: Replay, cache: ReplayCache, no_proxy: None) -> None:
+def test_every_case_over_every_wire(replay: Replay, cache: ReplayCache) -> None:
     found = cache.outcome(replay)
     assert found.error is None
     why = NOT_EXPRESSIBLE.get(replay.case.name)
