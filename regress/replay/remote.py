@@ -16,7 +16,7 @@ from typing import Any
 
 from rich.console import Console
 
-from regress.engine.adapters.settings import base_of
+from regress.engine.adapters.settings import base_of, is_adapter, of_directory
 from regress.engine.config.schema import Config
 from regress.errors import NotSupported, reason
 from regress.golden.case import GoldenCase
@@ -111,14 +111,19 @@ def replay_remote(
             f"{section}.base_url": url,
             f"{section}.api_key": key,
             f"{section}.base_model": MODEL,
-            **(
-                {f"{section}.training_mode": "full_ft"}
-                if found.wire == "weaver"
-                else {f"{section}.lora_rank": 0}
-            ),
+            **_trained(case, found.wire, section),
         }
         train(compose(case.config, asked | own, folder / "client"), Console(quiet=True), connect=connect)
     return found
+
+
+def _trained(case: GoldenCase, wire: str, section: str) -> dict[str, Any]:
+    """Return what the client asks to be trained: the adapter that the case's model is, or all parameters."""
+    model = case.folder / "model"
+    if is_adapter(model):
+        mode = {f"{section}.training_mode": "lora"} if wire == "weaver" else {}
+        return {**mode, f"{section}.lora_rank": of_directory(model, "model.path").r}
+    return {f"{section}.training_mode": "full_ft"} if wire == "weaver" else {f"{section}.lora_rank": 0}
 
 
 def _client_side(case: GoldenCase, folder: Path, dumps: RemoteReplay) -> dict[str, Any]:
