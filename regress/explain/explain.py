@@ -59,9 +59,7 @@ def _statements(update: Update, preset: str | None) -> Iterator[Statement]:
     yield from basics.masks(mask)
     yield from entropies(mask, rules(mask))
     advantages = candidates(update)
-    found = search(mask, known, advantages, rules(mask))
-    if not found.matches:
-        found = _supervised(mask, known) or found
+    found = _supervised(mask, known) or search(mask, known, advantages, rules(mask))
     readings = read(found, mask)
     if readings:
         yield from loss.statements(found, readings, mask, known)
@@ -72,7 +70,12 @@ def _statements(update: Update, preset: str | None) -> Iterator[Statement]:
 
 
 def _supervised(mask: Mask, known: Policies) -> Found | None:
-    """Return the matches of an advantage of 1, as of supervised fine-tuning, which has neither ratio nor clip."""
+    """Return the matches of an advantage of 1, as of supervised fine-tuning, which has neither ratio nor clip.
+
+    They come first: a KL term with a huge coefficient beside any advantages would have the same gradients.
+    """
+    if mask.update.get("is_loss_debug/advantages") is not None:
+        return None
     found = search(mask, known, constant(mask.update), rules(mask))
     matches = tuple(match for match in found.matches if not match.factor.clips and not match.penalty)
     return replace(found, matches=matches) if matches else None

@@ -68,6 +68,7 @@ class Cell:
         declared: expected differences.
         updates: number of optimizer updates, from the first recorded one.
         precision: what the system computes in: ``float32``, or ``bfloat16`` for declared mixed precision.
+        warm: the adapter begins with the recorded state of the optimizer, else the optimizer starts without one.
     """
 
     layout: Layout
@@ -76,6 +77,7 @@ class Cell:
     declared: tuple[Declared, ...] = ()
     updates: int = 1
     precision: str = "float32"
+    warm: bool = False
 
     @property
     def name(self) -> str:
@@ -153,8 +155,8 @@ class SystemUnderTest(Protocol):
     def objective(self, cell: Cell) -> Mapping[str, Any]:
         """Return what the system's configuration claims, as dotted keys of the engine's configuration.
 
-        Keys of ``algorithm.`` replace the whole objective of the case; the optimizer starts without a state, and each
-        recorded rollout makes one update, unless a key says otherwise.
+        ``algorithm.preset`` replaces the whole objective of the case, other keys single values of it; see
+        `regress.oracle.truth`. Each recorded rollout batch makes one update, unless a key of ``trainer.`` differs.
         """
         ...
 

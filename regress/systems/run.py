@@ -45,17 +45,18 @@ class Workspace:
             self._exports[case] = export_case(self.store.case(case), self.folder / "exports" / case)
         return self._exports[case]
 
-    def truth(self, case: str, objective: Mapping[str, Any], updates: int) -> Path:
-        """Return the dump of the truth under an objective, computed once."""
+    def truth(self, cell: Cell, objective: Mapping[str, Any]) -> Path:
+        """Return the dump of the truth of a cell under an objective, computed once."""
         from regress.systems.truth import truth
 
-        key = sha256(
-            json.dumps([case, updates, objective], sort_keys=True, default=str).encode()
-        ).hexdigest()[:16]
-        if key not in self._truths:
-            folder = self.folder / "truths" / key
-            self._truths[key] = truth(self.store.case(case), objective, updates, folder)
-        return self._truths[key]
+        key = json.dumps([cell.case, cell.updates, cell.warm, objective], sort_keys=True, default=str)
+        name = sha256(key.encode()).hexdigest()[:16]
+        if name not in self._truths:
+            folder = self.folder / "truths" / name
+            self._truths[name] = truth(
+                self.export(cell.case), objective, cell.updates, folder, warm=cell.warm
+            )
+        return self._truths[name]
 
 
 def chosen(system: SystemUnderTest, patterns: Sequence[str] = ()) -> list[Cell]:
@@ -146,7 +147,7 @@ def row_of(system: SystemUnderTest, cell: Cell, outcome: Outcome, dump: Path, wo
     if outcome.missing:
         return Row(result=Result.ERROR, told=f"the layout is not on: {outcome.missing}", **common)
     try:
-        truth = workspace.truth(cell.case, claimed, cell.updates)
+        truth = workspace.truth(cell, claimed)
         found = judge(truth, dump, cell.declared)
     except RegressError as error:
         return Row(result=Result.ERROR, told=str(error), **common)

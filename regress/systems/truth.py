@@ -3,42 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from regress.golden.case import GoldenCase
-from regress.grpo.presets import make_objective
-from regress.replay.configure import case_config, compose, dump_everything
-from regress.replay.run import run_steps
-from regress.replay.variants import Precision
-
-COLD: Mapping[str, Any] = {"optimizer.state_path": None, "trainer.epochs": 1, "trainer.mini_batch_size": None}
-"""A released trainer starts its optimizer itself, and makes one update of each recorded rollout batch."""
-_SECTION = "algorithm."
+WHOLE: Mapping[str, Any] = {"trainer.epochs": 1, "trainer.mini_batch_size": None}
+"""A released trainer makes one update of each recorded rollout batch, unless the adapter says otherwise."""
 
 
-def truth(case: GoldenCase, objective: Mapping[str, Any], updates: int, folder: Path) -> Path:
-    """Compute the values of a case under another objective, unpadded, on one process, in true float64.
+def truth(
+    export: Path, objective: Mapping[str, Any], updates: int, folder: Path, *, warm: bool = False
+) -> Path:
+    """Compute updates of an exported case under another objective, unpadded, on one process, in true float64.
 
     Args:
-        objective: dotted keys of the engine's configuration; any of ``algorithm.`` replace the case's own objective.
-        updates: number of recorded rollout batches, from the first.
+        objective: overrides as `regress.oracle.truth` takes them.
+        updates: number of optimizer updates, from the first.
         folder: new, for the dump.
+        warm: begin with the optimizer's state of the case; a released trainer starts its own.
 
     Returns:
         The folder of the dump.
 
     Raises:
-        RegressError: if the case is damaged or the objective impossible.
+        RegressError: if the export is damaged or the objective impossible.
     """
-    case.verify_inputs()
-    own = {key.removeprefix(_SECTION): value for key, value in objective.items() if key.startswith(_SECTION)}
-    layers: list[Mapping[str, Any]] = [case_config(case, updates), dump_everything(folder), COLD]
-    config = dict(case.config)
-    if own:
-        config.pop("algorithm", None)
-        if not make_objective(own.pop("preset", None), **own).needs_reference:
-            layers.append({"reference.path": None})
-    layers += [Precision.FLOAT64.overrides, objective]
-    run_steps(compose(config, {key: value for layer in layers for key, value in layer.items()}, folder))
-    return folder / "dump"
+    from regress.oracle.engine import run_program
+    from regress.oracle.exported import ExportedCase, program_of
+
+    program = program_of(ExportedCase(export), {**WHOLE, **objective}, updates, folder)
+    return run_program(program if warm else replace(program, state=None))
