@@ -8,7 +8,17 @@ from importlib import import_module
 import torch
 from rich.console import Console
 
-NAMES = ("checkpoint_overhead", "collection", "compare", "dump_overhead", "packing", "ranks", "scale", "trl")
+NAMES = (
+    "checkpoint_overhead",
+    "collection",
+    "compare",
+    "dump_overhead",
+    "guard",
+    "packing",
+    "ranks",
+    "scale",
+    "trl",
+)
 
 
 def main(names: list[str]) -> None:

@@ -61,6 +61,6 @@ def _sum(group: Any, values: list[float]) -> str:
     if abs(total) <= SHARE * size:
         return ""
     return (
-        f"advantages of group {group} add up to {total:.4g}, {abs(total) / size:.1%} of their magnitudes, and not to 0: "
-        "the baseline is not the mean of this group, or its rows belong to different groups"
+        f"advantages of group {group} add up to {total:.4g}, {abs(total) / size:.1%} of their magnitudes, and not "
+        "to 0: the baseline is not the mean of this group, or its rows belong to different groups"
     )

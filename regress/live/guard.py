@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, distributed, nn
@@ -18,12 +19,12 @@ from torch.optim.optimizer import (
 
 from regress.capture.gradients import listening
 from regress.errors import GuardError
-from regress.live.adapters import attach, model_of
+from regress.live.adapters import Watch, attach, model_of
 from regress.live.groups import GroupSums
 from regress.live.microbatch import Microbatch, Recompute, open_microbatch
 from regress.live.mismatch import TOLERANCE, mismatch
 from regress.live.replicas import differing, replica_groups
-from regress.live.shares import Share, share_of, uneven
+from regress.live.shares import share_of, uneven
 from regress.live.tokens import EPS, not_finite, off_policy
 from regress.live.violation import CHECKS, Violation
 from regress.live.weights import EarlierWeights
@@ -65,10 +66,9 @@ def guard(
         GuardError: for an unknown rule or dtype, or a trainer without a model.
     """
     chosen = tuple(CHECKS if checks is None else checks)
-    for name, known in (
-        *((one, CHECKS) for one in chosen),
-        *([(sampler_dtype, TOLERANCE)] if sampler_dtype else []),
-    ):
+    asked: list[tuple[str, Iterable[str]]] = [(name, CHECKS) for name in chosen]
+    asked += [(sampler_dtype, TOLERANCE)] if sampler_dtype else []
+    for name, known in asked:
         if name not in known:
             raise GuardError(f"guard knows no {name!r}: choose of {', '.join(known)}")
     if action not in ("raise", "warn"):
@@ -118,7 +118,7 @@ class Guard:
 
     def __enter__(self) -> Guard:
         stack = self._stack
-        stack.enter_context(attach(self, self._trained))
+        stack.enter_context(attach(cast(Watch, self), self._trained))
         stack.callback(self._model.register_forward_pre_hook(self._look).remove)
         stack.callback(register_optimizer_step_pre_hook(self._before_step).remove)
         stack.callback(register_optimizer_step_post_hook(self._after_step).remove)
@@ -157,7 +157,8 @@ class Guard:
             samples: an id for each row, the same whenever the row is used; groups: the group of each row.
             on_policy: True if no update lies between ``old_log_probs`` and these.
             routing, sampler_routing: ``[B, T, ...]`` experts of each token.
-            recompute: returns the log-probs of the same tokens again, to prove stale weights; every rank gives it or none.
+            recompute: returns the log-probs of the same tokens again, to prove stale weights; every rank
+                gives it, or none.
 
         Raises:
             GuardError: if a value does not fit the log-probs.
@@ -277,10 +278,13 @@ class Guard:
         }
         if not found:
             return
-        norms = torch.stack([norm.float() for norm in torch._foreach_norm([*found.values()], float("inf"))])
-        wrong = (~torch.isfinite(norms)).nonzero().flatten().tolist()
+        norms = torch.stack([norm.double() for norm in torch._foreach_norm([*found.values()])])
+        suspects = [name for name, norm in zip(found, norms.tolist(), strict=True) if not math.isfinite(norm)]
+        wrong = [
+            name for name in suspects if not bool(torch.isfinite(found[name]).all())
+        ]  # a norm may overflow
         if wrong:
-            name = [*found][wrong[0]]
+            name = wrong[0]
             count = int((~torch.isfinite(found[name])).sum())
             yield (
                 "finite",

@@ -80,7 +80,7 @@ def open_microbatch(
     """
     if log_probs.dim() != 2:
         raise GuardError(
-            f"guard.batch(log_probs=...) has the shape {list(log_probs.shape)}: give one log-prob for each token, [B, T]"
+            f"guard.batch(log_probs=...) has the shape {list(log_probs.shape)}: give one for each token, [B, T]"
         )
     B, T = log_probs.shape
     mask = torch.ones_like(log_probs, dtype=torch.bool) if loss_mask is None else loss_mask != 0

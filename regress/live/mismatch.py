@@ -36,7 +36,10 @@ def mismatch(micro: Microbatch, dtype: str, stale: Callable[[Microbatch], Tensor
     missing = ~torch.isfinite(difference)
     if bool(missing.any()):
         index = int(missing.nonzero()[0])
-        return f"the sampler's log-probs are missing (not finite) at {int(missing.sum())} of {missing.numel()} loss tokens, first at {micro.place(index)}"
+        return (
+            f"the sampler's log-probs are missing (not finite) at {int(missing.sum())} of {missing.numel()} loss "
+            f"tokens, first at {micro.place(index)}"
+        )
     size = _rms(difference)
     if size <= tolerance:
         return None
@@ -75,7 +78,8 @@ def _zero_filled(micro: Microbatch, difference: Tensor, tolerance: float) -> str
     zeros = micro.sampler[micro.mask] == 0
     if not bool(zeros.any()) or _rms(difference[~zeros]) > tolerance:
         return ""
-    return f"{int(zeros.sum())} of them are exactly 0, a filled-in value, and the others agree"
+    rest = "" if bool(zeros.all()) else ", and the others agree"
+    return f"{int(zeros.sum())} of them are exactly 0, a filled-in value{rest}"
 
 
 def _shifted(micro: Microbatch, difference: Tensor, tolerance: float) -> str:
@@ -87,7 +91,8 @@ def _shifted(micro: Microbatch, difference: Tensor, tolerance: float) -> str:
         both = micro.mask[:, here] & micro.mask[:, there]
         gap = (micro.sampler[:, there] - micro.log_probs[:, here])[both].to(torch.float64)
         if gap.numel() >= ENOUGH and _rms(gap) <= tolerance:
-            return f"they are those of the {'next' if shift < 0 else 'previous'} token ({abs(shift)} away): a shift by {shift:+d}"
+            which = "next" if shift < 0 else "previous"
+            return f"they are those of the {which} token ({abs(shift)} away): a shift by {shift:+d}"
     return ""
 
 
@@ -108,7 +113,10 @@ def _truncated(difference: Tensor, tolerance: float) -> str:
     if difference.numel() < ENOUGH or float(difference.min()) < -tolerance:
         return ""
     kept = math.exp(-float(difference.mean()))
-    return f"the sampler's are never lower, as after top-p, top-k or min-p renormalized the kept mass (on average {kept:.3f})"
+    return (
+        "the sampler's are never lower, as after top-p, top-k or min-p renormalized the kept mass "
+        f"(on average {kept:.3f})"
+    )
 
 
 def _rounded(difference: Tensor) -> str:

@@ -1,8 +1,9 @@
 """Weights of the tokens of an update, read from the gradient of the loss by the log-probs.
 
-On tokens that nothing clips, a policy gradient by the log-prob is - weight * advantage * ratio. Where that holds within
-each microbatch, the weights of the microbatches of all ranks have to agree: as weights of tokens, of samples, or of
-microbatches that are averaged each by itself. Whatever else the loss holds (a KL or entropy term) makes the rule silent.
+On tokens that nothing clips, a policy gradient by the log-prob is - weight * advantage * ratio. Where that holds
+within each microbatch, the weights of the microbatches of all ranks have to agree: as weights of tokens, of samples,
+or of microbatches that are averaged each by itself. Whatever else the loss holds (a KL or entropy term) makes the rule
+silent.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from regress.live.microbatch import Microbatch

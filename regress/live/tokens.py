@@ -50,9 +50,9 @@ def off_policy(micro: Microbatch, eps: float) -> str | None:
     index = int(torch.nan_to_num(over, nan=math.inf).argmax())
     count = int((over > 0).sum())
     return (
-        f"the ratio is {math.exp(float(gap[index])):.6g} at {micro.place(index)}, and not 1 at {count} of {gap.numel()} "
-        "loss tokens, although no update lies between the old log-probs and these: look for dropout, another "
-        "temperature, mask or position, or log-probs of other tokens"
+        f"the ratio is {math.exp(float(gap[index])):.6g} at {micro.place(index)}, and not 1 at {count} of "
+        f"{gap.numel()} loss tokens, although no update lies between the old log-probs and these: look for "
+        "dropout, another temperature, mask or position, or log-probs of other tokens"
     )
 
 

@@ -21,6 +21,7 @@ ALLOWED: dict[str, set[str]] = {
     "dump": {"layout"},
     "capture": {"dump", "layout", "grpo"},
     "grpo": set(),
+    "live": {"capture", "dump"},
     "tasks": set(),
     "golden": {"dump", "layout"},
     "interop": {"dump", "layout"},

@@ -1,4 +1,4 @@
-"""A plain GRPO loop under `guard`, with a place for a fault; as a script, one rank of two: ``live_loop.py RANK PORT FAULT``."""
+"""A plain GRPO loop under `guard`, with a place for a fault: ``live_loop.py RANK PORT FAULT`` is one rank of two."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -43,9 +44,17 @@ class Loop:
 def tiny_model(dtype: torch.dtype) -> Qwen3ForCausalLM:
     """A Qwen3 of two layers with the same random weights every time."""
     torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "head_dim": 8}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "initializer_range": 0.35}
-    return Qwen3ForCausalLM(Qwen3Config(vocab_size=VOCABULARY, use_cache=False, **sizes, **heads)).to(dtype)
+    sizes: dict[str, Any] = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "head_dim": 8,
+    }
+    heads: dict[str, Any] = {"num_attention_heads": 2, "num_key_value_heads": 1, "initializer_range": 0.35}
+    model = Qwen3ForCausalLM(Qwen3Config(vocab_size=VOCABULARY, use_cache=False, **sizes, **heads))
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return model
 
 
 def log_probs_of(model: nn.Module, ids: Tensor, temperature: float = 1.0) -> Tensor:
@@ -90,7 +99,7 @@ def run(loop: Loop, model: nn.Module | None = None, rank: int = 0, ranks: int = 
                 }
                 told = faulty.values({**values, "stale": last[rows], "number": number})
                 told = {name: value for name, value in told.items() if name not in ("stale", "number")}
-                watch.batch(**told, recompute=lambda ids=ids[rows]: log_probs_of(plain, ids))
+                watch.batch(**told, recompute=partial(log_probs_of, plain, ids[rows]))
                 loss = _loss(loop, log_probs, values, mask[own], ranks)
                 last_one = number == loop.micros - 1
                 with model.no_sync() if ranks > 1 and not last_one else nullcontext():  # type: ignore[operator]  # DDP
@@ -111,11 +120,14 @@ def _loss(loop: Loop, log_probs: Tensor, values: Values, everywhere: Tensor, ran
             values["stale"] if "stale" in values else values["old_log_probs"] - 0.1 * log_probs.detach().sin()
         )
         losses = losses + loop.kl * ((gap - log_probs).exp() - (gap - log_probs) - 1)
+    loss: Tensor
     if loop.aggregation == "tokens":
-        return (losses * mask).sum() / everywhere.sum()
-    if loop.aggregation == "samples":
-        return ((losses * mask).sum(1) / mask.sum(1)).sum() / len(everywhere)
-    return (losses * mask).sum() / mask.sum() / loop.micros
+        loss = (losses * mask).sum() / everywhere.sum()
+    elif loop.aggregation == "samples":
+        loss = ((losses * mask).sum(1) / mask.sum(1)).sum() / len(everywhere)
+    else:
+        loss = (losses * mask).sum() / mask.sum() / loop.micros
+    return loss
 
 
 def _one_rank_moves(model: nn.Module) -> None:
