@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -33,7 +33,8 @@ class Observed:
 
     Attributes:
         tokens: values by token, free of any layout.
-        samples: the samples, each once; rewards are 0 where there are no rollouts.
+        samples: the samples, each once, by the keys that the records have for them; rewards are 0 where there are no
+            rollouts.
         recorded: number in the frame of each sample, of a repeated one the first; None: the frame has other tokens.
         rollout: all samples of the rollout that they are from, None where nothing tells it.
         own: index of each sample of the update in the rollout; empty without one.
@@ -145,6 +146,12 @@ class Recorded:
                 continue
             began = known.setdefault(number, at)
             samples = [all_of[index] for index in own]
+            if recorded is not None:
+                keys = [tokens.frame.samples[number] for number in recorded]
+                samples = [
+                    replace(one, group_id=key[0], run_id=key[1])
+                    for one, key in zip(samples, keys, strict=True)
+                ]
             return Observed(at, tokens, samples, all_of, own, recorded, began, "the trajectories")
         if rollouts:
             raise OracleError(

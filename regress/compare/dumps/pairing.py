@@ -72,7 +72,7 @@ class Update:
 
     def plan(self, planned: Planned) -> None:
         """Add the units, and verdicts that need headers only."""
-        if not self.options.only.pattern:
+        if not self.options.only.patterns:
             self._lost(planned)
         for stage in (stage.name for stage in STAGES if stage.name != "trajectory"):
             golden, actual = (
@@ -187,6 +187,7 @@ class Update:
             frozenset(copies),
             self.place,
             self.options.only,
+            self.options.common,
             planned.notes,
             [record.name for record in self.golden if record.key.stage in TOLD],
             planned.problems,
