@@ -77,6 +77,7 @@ class Bounds:
         measured: quantity -> precision -> entry of a golden case, before the table; ``case`` is its name.
         overrides: tolerances that the project sets by hand, before both.
         scale: factor on tolerances that are measured, of the table, or set by hand.
+        precision: dtype that the actual side is declared to compute in, in place of those that are recorded.
     """
 
     given: Tolerance | None = None
@@ -84,6 +85,7 @@ class Bounds:
     case: str = ""
     overrides: Overrides = field(default_factory=Overrides)
     scale: float = 1.0
+    precision: str | None = None
 
     @classmethod
     def of_case(cls, case: GoldenCase, overrides: Overrides | None = None) -> Bounds:
@@ -106,7 +108,7 @@ class Bounds:
             return BITWISE if self.given is not None and self.given.bitwise else EXACT
         if self.given is not None:
             return self.given
-        dtype = coarsest(dtypes)
+        dtype = self.precision or coarsest(dtypes)
         by_hand = self.overrides.over(lambda name: self._known(name, dtype), case=self.case, precision=dtype)(
             quantity
         )
