@@ -99,8 +99,16 @@ class Update:
         return None
 
 
-def read_update(dump: DumpReader, step: int | None = None, update: int | None = None) -> Update:
+def read_update(
+    dump: DumpReader,
+    step: int | None = None,
+    update: int | None = None,
+    rollouts: Sequence[Trajectory] = (),
+) -> Update:
     """Read one update of a dump; by default the first that has token gradients.
+
+    Args:
+        rollouts: those of the step, for a dump that has none.
 
     Raises:
         CompareError: if it has no token gradients, they name no samples, or ranks contradict each other.
@@ -125,7 +133,7 @@ def read_update(dump: DumpReader, step: int | None = None, update: int | None = 
         for name in dump.names(stage, place[0])
         if _place(dump, name)[1] in (None, place[1])
     ]
-    return _gather(records, place, dump)
+    return _gather(records, place, dump, rollouts)
 
 
 def _place(dump: DumpReader, name: str) -> tuple[int, int | None]:
@@ -139,7 +147,9 @@ def _named(step: int | None, update: int | None) -> str:
     )
 
 
-def _gather(records: Sequence[Record], place: tuple[int, int | None], dump: DumpReader) -> Update:
+def _gather(
+    records: Sequence[Record], place: tuple[int, int | None], dump: DumpReader, rollouts: Sequence[Trajectory]
+) -> Update:
     gradients = [record for record in records if record.type == "token_gradient"]
     frame = _frame([record for record in records if record.type in _READ], gradients)
     blocks, block_of = _blocks(gradients)
@@ -164,7 +174,8 @@ def _gather(records: Sequence[Record], place: tuple[int, int | None], dump: Dump
                 _put(
                     values.setdefault(f"{record.type}/{name}", np.full(frame.size, np.nan)), flat, own, record
                 )
-    trajectories = [t for r in records if r.type == "trajectory" for t in from_record(r) if not t.is_val]
+    recorded = [t for r in records if r.type == "trajectory" for t in from_record(r) if not t.is_val]
+    trajectories = recorded or [*rollouts]
     rollout, note = _match(trajectories, frame, values)
     return Update(
         *place,
