@@ -17,9 +17,6 @@ _LOCAL = {
     "optimizer.factory": "the service has an optimizer of its own",
     "optimizer.implementation": "the service has an optimizer of its own",
     "optimizer.state_path": "the state of the optimizer lies in the service; give it to regress serve",
-    "trainer.save_steps": "weights and the state of the optimizer lie in the service, which saves them",
-    "trainer.save_updates": "weights and the state of the optimizer lie in the service, which saves them",
-    "trainer.resume_from_checkpoint": "rollouts of a remote trainer cannot be gone on with in the middle of a run",
     "debug.dump_options": (
         "tensors of the training are those of the service; set WEAVER_DEBUG_DUMP_ENABLED=1 there, and "
         "debug.remote_api_dump_options here"

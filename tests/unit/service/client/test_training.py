@@ -114,7 +114,6 @@ def test_entropy_with_one_weight_for_all_tokens_goes_to_weaver(sides: Sides) -> 
     [
         ("parallel.dp=2", "parallel.dp"),
         ("warm_start.steps=3", "warm_start.steps"),
-        ("trainer.save_steps=1", "trainer.save_steps"),
         ("trainer.on_nonfinite=skip", "trainer.on_nonfinite"),
         ("rollout_worker.temperature=0.5", "rollout_worker.temperature"),
         ("optimizer.implementation=fused", "optimizer.implementation"),
