@@ -12,7 +12,7 @@ from rich.console import Console
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import PreTrainedTokenizerBase
 
-from regress.engine import run
+from regress.engine import run, run_log
 from regress.engine.build import (
     Dumping,
     Places,
@@ -118,6 +118,7 @@ def build(
         rollouts = rollout_recorder(config, origin, world, (resumed or {}).get("rollout_mock"))
         worker = resources.enter_context(RecordingWorker(worker, rollouts, meta, world))
         recorders["rollout_mock"] = rollouts
+    run_log.sampled_hotter(config.rollout_worker.temperature)
     policy, optimizer = RemotePolicy(model), RemoteAdamW(config.optimizer)
     scheduler: LRScheduler = build_scheduler(
         optimizer, config.optimizer, updates=config.max_steps * updates_per_rollout(config)

@@ -125,7 +125,7 @@ class WeaverModel:
         return Opened(str(found["id"]), str(found.get("base_model") or base), found.get("tokenizer_path"))
 
     def _pass(self, kind: str, data: Sequence[Datum], loss: str, config: LossConfig) -> PassResult:
-        names = INPUTS.get(loss, RATIO_INPUTS)
+        names = inputs_of(loss, config)
         given: dict[str, Any] = {"loss_fn": loss, "data": [_datum(datum, names) for datum in data]}
         if config:
             given["loss_fn_config"] = dict(config)
@@ -210,6 +210,12 @@ def with_weights(data: Sequence[Datum], name: str, weights: Sequence[Array]) -> 
         Datum(datum.tokens, {**datum.inputs, name: values}, datum.id)
         for datum, values in zip(data, weights, strict=True)
     ]
+
+
+def inputs_of(loss: str, config: LossConfig) -> tuple[str, ...]:
+    """Return the arrays that a loss takes; where entropies are rewarded the mask tells those of which tokens."""
+    found = INPUTS.get(loss, RATIO_INPUTS)
+    return (*found, "loss_mask") if "entropy_coeff" in config and "loss_mask" not in found else found
 
 
 def outputs_of(found: Sequence[Mapping[str, Any]]) -> list[dict[str, Array]]:

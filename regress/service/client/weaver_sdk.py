@@ -14,10 +14,9 @@ from regress.service.client.sdk import told
 from regress.service.client.settings import Endpoint
 from regress.service.client.waiting import only_one
 from regress.service.client.weaver import (
-    INPUTS,
-    RATIO_INPUTS,
     exported,
     inner,
+    inputs_of,
     model_of,
     numbers,
     outputs_of,
@@ -101,7 +100,7 @@ class WeaverSdkModel:
     def _pass(
         self, call: Callable[..., Any], data: Sequence[Datum], loss: str, config: LossConfig
     ) -> PassResult:
-        types, names = self._types, INPUTS.get(loss, RATIO_INPUTS)
+        types, names = self._types, inputs_of(loss, config)
         sent = [
             types.Datum(
                 model_input=types.ModelInput.from_ints(datum.tokens.tolist()),

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +12,11 @@ import pytest
 from rich.console import Console
 
 from regress.engine.checkpoint.saver import Stopped
-from regress.engine.config import load_config
 from regress.errors import CheckpointError, DumpError
 from regress.service.api import ServiceError
 from regress.service.client.run import train
-from regress.service.core.opening import executor_of
-from regress.service.core.service import CoreService
-from regress.service.wires.app import create_app
-from regress.service.wires.server import ThreadedServer
-from regress.service.wires.settings import Settings
-from tests.unit.service.client.conftest import TINY, Sides, rows
+from tests.unit.service.client.conftest import Sides, over_http, rows, serving
 
-KEY = "tml-of-a-test"
 TWO_UPDATES = ("max_steps=3", "trainer.mini_batch_size=4", "evaluation.every_n_steps=1")
 KL = ("algorithm.kl_coef=0.1", "trainer.save_updates=1")
 CURRICULUM = (
@@ -43,45 +35,6 @@ DUMPS = (
 )
 
 
-@contextmanager
-def serving(base: Path, folder: Path) -> Iterator[str]:
-    """Yield the address of a service of one model."""
-    overrides = [*TINY, f"model.path={base}", f"tokenizer.path={base}", f"output_dir={folder}"]
-    config = load_config(overrides=overrides, environ={}).config
-    service = CoreService(executor_of({"base": config}, folder, environ={}), folder)
-    try:
-        with ThreadedServer(create_app(service, Settings({"test": KEY}))) as server:
-            yield server.url
-    finally:
-        service.close()
-
-
-def run(
-    sides: Sides,
-    name: str,
-    wire: str,
-    url: str,
-    *chosen: str,
-    stop_after: int | None = None,
-    allow: Sequence[str] = (),
-) -> Path:
-    section = f"service.{wire}_service"
-    full = f"{section}.training_mode=full_ft" if wire == "weaver" else f"{section}.lora_rank=0"
-    lora = any(key.startswith(f"{section}.lora_rank") for key in chosen)
-    config = sides.config(
-        name,
-        "trainer.type=remote",
-        f"service.train_service.backend={wire}",
-        f"{section}.base_url={url}",
-        f"{section}.api_key={KEY}",
-        f"{section}.client=own",
-        *(() if lora else (full,)),
-        *chosen,
-    )
-    train(config, Console(quiet=True), stop_after=stop_after, allow_change=allow)
-    return sides.root / name
-
-
 def told(folder: Path) -> list[Mapping[str, Any]]:
     """Return what a run computed: the last row of each update or step, without clocks and events of checkpoints."""
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
@@ -98,11 +51,6 @@ def told(folder: Path) -> list[Mapping[str, Any]]:
 
 def dumped(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("step_*.jsonl"))}
-
-
-@pytest.fixture(autouse=True)
-def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
 
 
 @pytest.mark.parametrize(
@@ -131,12 +79,12 @@ def test_a_run_goes_on_as_if_it_had_not_stopped(
     """The last part of the run is another process of the client, and the service was restarted before it."""
     chosen = (*TWO_UPDATES, *DUMPS, *chosen)
     with serving(base, tmp_path / "whole-state") as url:
-        whole = run(sides, "whole", wire, url, *chosen, f"debug.dump_dir={tmp_path / 'whole-dump'}")
+        whole = over_http(sides, "whole", wire, url, *chosen, f"debug.dump_dir={tmp_path / 'whole-dump'}")
     again = (*chosen, f"debug.dump_dir={tmp_path / 'dump'}")
     with serving(base, tmp_path / "state") as url, pytest.raises(Stopped):
-        run(sides, "parts", wire, url, *again, stop_after=stop)
+        over_http(sides, "parts", wire, url, *again, stop_after=stop)
     with serving(base, tmp_path / "state") as url:
-        parts = run(sides, "parts", wire, url, *again, "trainer.resume_from_checkpoint=latest")
+        parts = over_http(sides, "parts", wire, url, *again, "trainer.resume_from_checkpoint=latest")
     assert told(parts) == told(whole)
     before, after = dumped(tmp_path / "whole-dump"), dumped(tmp_path / "dump")
     assert len(before) == 3 + 6 + 6
@@ -150,25 +98,25 @@ def test_a_checkpoint_of_a_run_has_no_weights_but_says_where_they_lie(
     saving = ("max_steps=1", "trainer.save_steps=1", *dumps)
     again = ("max_steps=2", "trainer.save_steps=1", "trainer.resume_from_checkpoint=latest")
     with serving(base, tmp_path / "state") as url:
-        folder = run(sides, "run", "weaver", url, *saving)
+        folder = over_http(sides, "run", "weaver", url, *saving)
         found = folder / "checkpoint-1"
         assert not (found / "model.safetensors").exists()
         remote = json.loads((found / "regress_state.json").read_text())["parts"]["remote"]
         assert remote["path"].startswith("weaver://")
         assert remote["path"].endswith("/checkpoint-1")
         with pytest.raises(CheckpointError, match="saved with wire='weaver', and this run has wire='tinker'"):
-            run(sides, "run", "tinker", url, *again, allow=OTHER_WIRE)
+            over_http(sides, "run", "tinker", url, *again, allow=OTHER_WIRE)
         (changed,) = (tmp_path / "dump" / "datums").glob("*")
         changed.write_text(changed.read_text().replace("1", "2"))
         with pytest.raises(
             DumpError, match="does not hold the 3 files that were written before checkpoint-1"
         ):
-            run(sides, "run", "weaver", url, *again, *dumps)
+            over_http(sides, "run", "weaver", url, *again, *dumps)
     with (
         serving(base, tmp_path / "another") as url,
         pytest.raises(ServiceError, match="does not give back the save checkpoint-1 of the model session-"),
     ):
-        run(sides, "run", "weaver", url, *again)
+        over_http(sides, "run", "weaver", url, *again)
 
 
 def test_a_checkpoint_with_weights_is_none_for_a_service(sides: Sides, base: Path) -> None:
