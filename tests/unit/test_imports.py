@@ -74,6 +74,7 @@ ALLOWED: dict[str, set[str]] = {
     "__main__": {"cli"},
     "cli": {
         "explain",
+        "oracle",
         "systems",
         "doctor",
         "service",
@@ -123,6 +124,8 @@ TORCH_FREE = [
     "regress.report.validation",
     "regress.report.text",
     "regress.report.write",
+    "regress.oracle",
+    "regress.oracle.commands",
     "regress.grpo.objective",
     "regress.grpo.presets",
     "regress.tasks.curriculum",
