@@ -155,7 +155,8 @@ class Guard:
             old_log_probs, sampler_log_probs: ``[B, T]``, at the same places.
             advantages: ``[B]`` or ``[B, T]``.
             samples: an id for each row, the same whenever the row is used; groups: the group of each row.
-            on_policy: True if no update lies between ``old_log_probs`` and these.
+            on_policy: True if no update lies between the rollouts, or ``old_log_probs``, and these. Without it the
+                sampler is compared with ``old_log_probs`` only.
             routing, sampler_routing: ``[B, T, ...]`` experts of each token.
             recompute: returns the log-probs of the same tokens again, to prove stale weights; every rank
                 gives it, or none.
@@ -316,7 +317,7 @@ class Guard:
         return found
 
     def _differs(self, micro: Microbatch) -> bool:
-        if micro.sampler is None:
+        if micro.sampler is None or micro.expected is None:
             return False
         self.checked["sampler"] += 1
         return mismatch(micro, self._sampler_dtype(micro), lambda _: None) is not None

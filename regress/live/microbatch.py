@@ -51,10 +51,9 @@ class Microbatch:
         self.passes += 1
 
     @property
-    def difference(self) -> Tensor:
-        """Log-prob of the sampler minus that of the trainer at the loss tokens, ``[K]``, in nats."""
-        assert self.sampler is not None
-        return (self.sampler - self.log_probs)[self.mask].to(torch.float64)
+    def expected(self) -> Tensor | None:
+        """The trainer's log-probs at the weights that sampled, ``[B, T]``; None if nobody told them."""
+        return self.log_probs if self.old is None and self.on_policy else self.old
 
     def place(self, index: int) -> str:
         """Return words for a loss token, counted over the rows."""

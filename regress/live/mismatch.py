@@ -29,10 +29,11 @@ def mismatch(micro: Microbatch, dtype: str, stale: Callable[[Microbatch], Tensor
         dtype: in which the sampler computes.
         stale: returns the log-probs of the weights before the last update, or None if they cannot be computed.
     """
-    if micro.sampler is None or not bool(micro.mask.any()):
+    expected = micro.expected
+    if micro.sampler is None or expected is None or not bool(micro.mask.any()):
         return None
     tolerance = TOLERANCE[dtype]
-    difference = micro.difference
+    difference = (micro.sampler - expected)[micro.mask].to(torch.float64)
     missing = ~torch.isfinite(difference)
     if bool(missing.any()):
         index = int(missing.nonzero()[0])
@@ -47,7 +48,7 @@ def mismatch(micro: Microbatch, dtype: str, stale: Callable[[Microbatch], Tensor
     told = (
         f"log-probs of the sampler differ from the trainer's by {size:.3g} nats (root mean square over "
         f"{difference.numel()} loss tokens; {dtype} allows {tolerance:g}), most at {micro.place(where)} "
-        f"({float(micro.sampler[micro.mask][where]):.4g} and {float(micro.log_probs[micro.mask][where]):.4g})"
+        f"({float(micro.sampler[micro.mask][where]):.4g} and {float(expected[micro.mask][where]):.4g})"
     )
     return f"{told}: {_cause(micro, difference, tolerance, stale)}"
 
@@ -84,12 +85,13 @@ def _zero_filled(micro: Microbatch, difference: Tensor, tolerance: float) -> str
 
 def _shifted(micro: Microbatch, difference: Tensor, tolerance: float) -> str:
     assert micro.sampler is not None
+    assert micro.expected is not None
     T = micro.mask.shape[1]
     for shift in (1, -1, 2, -2):
         here = slice(max(0, -shift), T - max(0, shift))
         there = slice(max(0, shift), T - max(0, -shift))
         both = micro.mask[:, here] & micro.mask[:, there]
-        gap = (micro.sampler[:, there] - micro.log_probs[:, here])[both].to(torch.float64)
+        gap = (micro.sampler[:, there] - micro.expected[:, here])[both].to(torch.float64)
         if gap.numel() >= ENOUGH and _rms(gap) <= tolerance:
             which = "next" if shift < 0 else "previous"
             return f"they are those of the {which} token ({abs(shift)} away): a shift by {shift:+d}"
