@@ -409,7 +409,7 @@ class _Losses:
     def before_clip(self, tensors: list[Tensor]) -> None:
         """Ignore it."""
 
-    def clip_norm(self, norm: Any) -> None:
+    def clip_norm(self, norm: Any, limit: Any) -> None:
         """Ignore it."""
 
     def after_backward(self) -> None:

@@ -119,10 +119,12 @@ def test_a_fault_stops_training_at_its_step(world: Path, fault: str) -> None:
 
 
 def test_training_is_the_same_bit_for_bit(world: Path) -> None:
-    trainers = [make_trainer(world) for _ in range(2)]
-    scored(trainers[0], healthy)
-    with regress.guard(trainers[0]):
-        trainers[0].train()
-    trainers[1].train()
-    for one, other in zip(trainers[0].model.parameters(), trainers[1].model.parameters(), strict=True):
+    watched = make_trainer(world)
+    scored(watched, healthy)
+    with regress.guard(watched):
+        watched.train()
+    alone = make_trainer(world)
+    scored(alone, healthy)
+    alone.train()
+    for one, other in zip(watched.model.parameters(), alone.model.parameters(), strict=True):
         assert torch.equal(one, other)
