@@ -76,12 +76,16 @@ class Bounds:
         given: the same for all quantities that are no integers or masks; None for those of the table.
         measured: quantity -> precision -> entry of a golden case, before the table; ``case`` is its name.
         overrides: tolerances that the project sets by hand, before both.
+        scale: factor on tolerances that are measured, of the table, or set by hand.
+        precision: dtype that the actual side is declared to compute in, in place of those that are recorded.
     """
 
     given: Tolerance | None = None
     measured: Mapping[str, Mapping[str, ToleranceEntry]] | None = None
     case: str = ""
     overrides: Overrides = field(default_factory=Overrides)
+    scale: float = 1.0
+    precision: str | None = None
 
     @classmethod
     def of_case(cls, case: GoldenCase, overrides: Overrides | None = None) -> Bounds:
@@ -104,12 +108,12 @@ class Bounds:
             return BITWISE if self.given is not None and self.given.bitwise else EXACT
         if self.given is not None:
             return self.given
-        dtype = coarsest(dtypes)
+        dtype = self.precision or coarsest(dtypes)
         by_hand = self.overrides.over(lambda name: self._known(name, dtype), case=self.case, precision=dtype)(
             quantity
         )
         assert by_hand is not None
-        return by_hand
+        return by_hand.scaled(self.scale)
 
     def dtype(self, quantity: str, name: str) -> str | None:
         """Return the name of the dtype that a tensor must have; None for any."""

@@ -72,7 +72,7 @@ class Update:
 
     def plan(self, planned: Planned) -> None:
         """Add the units, and verdicts that need headers only."""
-        if not self.options.only.pattern:
+        if not self.options.only.patterns:
             self._lost(planned)
         for stage in (stage.name for stage in STAGES if stage.name != "trajectory"):
             golden, actual = (
@@ -189,6 +189,7 @@ class Update:
             frozenset(copies),
             self.place,
             self.options.only,
+            self.options.common,
             planned.notes,
             lambda: told_by(self.paths[0], telling, known, self.frame).loss,
             planned.problems,

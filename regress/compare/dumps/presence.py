@@ -67,6 +67,7 @@ class Stage:
     copies: frozenset[SampleKey]
     place: Place
     only: Selection
+    common: bool = False
     notes: list[str] = field(default_factory=list)
     loss_tokens: Callable[[], Mask | None] = lambda: None
     problems: list[str] = field(default_factory=list)
@@ -114,12 +115,25 @@ class Stage:
         if self.golden and self.golden_side.system == "golden" and options and not options.get(self.name):
             self.notes.append(f"{self.name} was not compared: {side.folder} was recorded without it")
             return
-        detail = f"{self.name} was recorded in the {has} dump only: enable it for both, or leave it out with --only"
+        if self.common:
+            self.notes.append(f"{self.name} is in the {has} dump only, so it was not compared")
+            return
+        detail = (
+            f"{self.name} was recorded in the {has} dump only: enable it for both, or compare what both have with "
+            "--common"
+        )
         yield one_sided(has, QUANTITY, self.name, self.place, detail)
 
     def _tensors(self, wanted: Iterable[str]) -> Iterator[Verdict]:
         """Yield verdicts on tensors that only one side has."""
         golden_names, actual_names = self._names(self.golden), self._names(self.actual)
+        if self.common and not {*golden_names} & {*actual_names}:
+            self.problems.append(
+                f"{self.place}: {self.name} has no tensor of the same name in both dumps "
+                f"({next(iter(golden_names))} in the golden, {next(iter(actual_names))} in the actual one)"
+            )
+            return
+        one: dict[str, list[str]] = {}
         for name in [*golden_names, *(name for name in actual_names if name not in golden_names)]:
             if name not in wanted or (name in golden_names and name in actual_names):
                 continue
@@ -130,9 +144,16 @@ class Stage:
                     f"{self.name}/{name} is in the {has} dump only: {side.system} does not write it ({side.folder}), "
                     "so it was not compared"
                 )
+            elif self.common:
+                one.setdefault(has, []).append(name)
             else:
                 detail = f"only in the {has} dump"
                 yield one_sided(has, source.quantity, source.label, self._place_of(name), detail)
+        for has, names in one.items():
+            more = others(len(names), "tensor", _ARE)
+            self.notes.append(
+                f"{self.name}/{names[0]} is in the {has} dump only{more}, so it was not compared"
+            )
 
     def _place_of(self, name: str) -> Place:
         """Return the place of the one record of the actual dump that has a tensor, else that of the stage."""

@@ -130,7 +130,7 @@ def compare_dumps(
     )
     if not comparison.compared and not comparison.failed:
         why = f" ({planned.problems[0]})" if planned.problems else ""
-        only = f": nothing matches --only {asked.only.pattern}" if asked.only.pattern else ""
+        only = f": nothing matches {asked.only.words}" if asked.only.patterns else ""
         raise CompareError(f"not one element of {golden} and {actual} was compared{only}{why}")
     _verify(unit for unit, findings in results if any(not finding.verdict.ok for finding in findings))
     return comparison
