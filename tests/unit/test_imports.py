@@ -62,6 +62,7 @@ ALLOWED: dict[str, set[str]] = {
         "replay",
         "engine",
         "explain",
+        "golden",
         "compare",
         "report",
         "grpo",
