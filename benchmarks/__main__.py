@@ -17,13 +17,11 @@ NAMES = (
     "collection",
     "compare",
     "dump_overhead",
-NAMES = (
     "guard",
     "packing",
     "ranks",
     "scale",
     "service",
-)
     "trl",
 )
 
