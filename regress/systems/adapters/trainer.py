@@ -184,7 +184,7 @@ class Trainer(System):
             loading["distributed_config"] = DistributedConfig(**settings["distributed"])
         arguments = self._arguments()
         if arguments.fsdp:
-            _fsdp_on_cpu()
+            fsdp_on_cpu()
         if "distributed" in settings:
             _meshes_on_cpu()
         self.model = AutoModelForCausalLM.from_pretrained(case.model, dtype=torch.float32, **loading)
@@ -195,7 +195,7 @@ class Trainer(System):
             data_collator=_collator(settings.get("collator", "padded"), case),
         )
         if cell.warm:
-            self.trainer.add_callback(_warm(self.model, case))
+            self.trainer.add_callback(warm(self.model, case))
 
     def _arguments(self) -> Any:
         from transformers import TrainingArguments
@@ -277,7 +277,7 @@ def _collator(name: str, case: ExportedCase) -> Any:
     return DataCollatorForSeq2Seq(tokenizer, pad_to_multiple_of=multiple)
 
 
-def _warm(model: Any, case: ExportedCase) -> Any:
+def warm(model: Any, case: ExportedCase) -> Any:
     """Return a callback that puts the recorded state into the optimizer, once it is prepared."""
     from transformers import TrainerCallback
 
@@ -297,7 +297,7 @@ def _meshes_on_cpu() -> None:
     ParallelismConfig._validate_accelerator = lambda self, accelerator: None
 
 
-def _fsdp_on_cpu() -> None:
+def fsdp_on_cpu() -> None:
     """Have accelerate keep its FSDP plugin on a CPU; every AcceleratorState() would drop it again."""
     from accelerate.state import AcceleratorState
     from accelerate.utils import DistributedType
