@@ -17,6 +17,7 @@ NAMES = (
     "collection",
     "compare",
     "dump_overhead",
+    "guard",
     "packing",
     "ranks",
     "scale",
