@@ -41,7 +41,7 @@ def _idle(scene: Scene, row: Row) -> bool:
 def _sides(scene: Scene, link: Link) -> tuple[list[Row], list[Row]]:
     rows = {
         TRAINER: [*scene.trainer],
-        CLIENT: [] if scene.client is None else scene.client.rows,
+        CLIENT: _sent(scene, link),
         SERVICE: [*(scene.service or ())],
     }
     expected = rows[link.whose[0]]
@@ -49,6 +49,13 @@ def _sides(scene: Scene, link: Link) -> tuple[list[Row], list[Row]]:
         have = {id(row) for row, _ in link.pairs}
         expected = [row for row in expected if id(row) in have or not _idle(scene, row)]
     return expected, rows[link.whose[1]]
+
+
+def _sent(scene: Scene, link: Link) -> list[Row]:
+    """Return the rows of the client as a link has them: as it dumped them, or as the service is to compute them."""
+    if scene.client is None:
+        return []
+    return scene.client.sent if link.whose[0] == CLIENT else scene.client.rows
 
 
 def _between(link: Link, expected: Sequence[Row], found: Sequence[Row]) -> Iterator[Discrepancy]:

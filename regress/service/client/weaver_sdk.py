@@ -10,18 +10,17 @@ import numpy as np
 
 from regress.service.api import AdamParams, Array, Datum, PassResult, SamplingRequest, SamplingResult
 from regress.service.client.backend import LossConfig, Opened
+from regress.service.client.inputs import taken, with_array
 from regress.service.client.sdk import told
 from regress.service.client.settings import Endpoint
 from regress.service.client.waiting import only_one
 from regress.service.client.weaver import (
     exported,
     inner,
-    inputs_of,
     model_of,
     numbers,
     outputs_of,
     sampled,
-    with_weights,
 )
 
 
@@ -54,13 +53,11 @@ class WeaverSdkModel:
 
     def forward_backward(self, data: Sequence[Datum], loss: str, config: LossConfig) -> PassResult:
         """Add the gradient of a loss that the service knows to those since the last step."""
-        if loss == "cross_entropy":
-            data = with_weights(data, "weights", [datum.inputs["advantages"] for datum in data])
         return self._pass(self._training.forward_backward, data, loss, config)
 
     def backward(self, data: Sequence[Datum], gradients: Sequence[Array], config: LossConfig) -> PassResult:
         """Add the gradient of a loss whose derivative by each log-prob is given, ``[T]`` a datum."""
-        weighted = with_weights(data, "surrogate_weights", gradients)
+        weighted = with_array(data, "surrogate_weights", gradients)
         return self._pass(self._training.forward_backward, weighted, "surrogate", config)
 
     def optim_step(self, params: AdamParams) -> Mapping[str, float]:
@@ -100,13 +97,13 @@ class WeaverSdkModel:
     def _pass(
         self, call: Callable[..., Any], data: Sequence[Datum], loss: str, config: LossConfig
     ) -> PassResult:
-        types, names = self._types, inputs_of(loss, config)
+        types = self._types
         sent = [
             types.Datum(
                 model_input=types.ModelInput.from_ints(datum.tokens.tolist()),
-                loss_fn_inputs={name: datum.inputs[name] for name in names if name in datum.inputs},
+                loss_fn_inputs=dict(datum.inputs),
             )
-            for datum in data
+            for datum in taken(data, loss, config)
         ]
         with told(self._endpoint):
             found = inner(call(sent, loss, loss_fn_config=dict(config) or None, wait=True))
