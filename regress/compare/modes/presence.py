@@ -11,6 +11,25 @@ from regress.compare.modes.discrepancy import CLIENT, SERVICE, TRAINER, Discrepa
 from regress.compare.modes.rows import Row
 from regress.compare.modes.scene import Link, Scene
 
+LOST = (
+    "datums-lost",
+    "{other} lacks samples that {one} trains on: a chunk or a request was lost, or a filter drops samples with "
+    "advantages",
+    "with advantages other than 0",
+)
+TWICE = (
+    "datums-twice",
+    "{other} has samples more often than {one}: a request was sent again and executed twice, or a batch was filled up "
+    "with copies",
+    "repeat the tokens of others",
+)
+STRANGE = (
+    "other-samples-sent",
+    "{other} has samples that {one} does not have: another batch, or tokens that were changed on the way",
+    "with tokens of no sample",
+)
+"""Rule, cause and proof of samples that do not correspond to each other."""
+
 
 def presence(scene: Scene) -> Iterator[Discrepancy]:
     """Yield what is wrong with the samples of a step."""
@@ -80,29 +99,18 @@ def _between(link: Link, expected: Sequence[Row], found: Sequence[Row]) -> Itera
             ),
             ("batch_inputs", "coverage", "trajectory"),
         )
-    if lost:
-        yield Discrepancy(
-            "datums-lost",
-            f"{other} lacks samples that {one} trains on: a chunk or a request was lost, or a filter drops samples "
-            "with advantages",
-            (f"{some([row.name for row in lost], 'sample')} with advantages other than 0",),
-            ("coverage", "batch_inputs", "loss", "gradient"),
-        )
-    if twice:
-        yield Discrepancy(
-            "datums-twice",
-            f"{other} has samples more often than {one}: a request was sent again and executed twice, or a batch was "
-            "filled up with copies",
-            (f"{some([row.name for row in twice], 'datum')} repeat the tokens of others",),
-            ("coverage", "batch_inputs", "loss", "gradient"),
-        )
-    if strange:
-        yield Discrepancy(
-            "other-samples-sent",
-            f"{other} has samples that {one} does not have: another batch, or tokens that were changed on the way",
-            (f"{some([row.name for row in strange], 'datum')} with tokens of no sample",),
-            ("coverage", "batch_inputs", "loss", "gradient"),
-        )
+    for rows, word, (rule, cause, proof) in (
+        (lost, "sample", LOST),
+        (twice, "datum", TWICE),
+        (strange, "datum", STRANGE),
+    ):
+        if rows:
+            yield Discrepancy(
+                rule,
+                cause.format(one=one, other=other),
+                (f"{some([row.name for row in rows], word)} {proof}",),
+                ("coverage", "batch_inputs", "loss", "gradient"),
+            )
 
 
 def _cut(lost: Sequence[Row], more: Sequence[Row]) -> list[tuple[Row, Row]]:
