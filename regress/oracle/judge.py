@@ -9,11 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from regress.compare.dumps.session import Comparison
-from regress.compare.request import compare_sources
+from regress.compare.dumps.averaged import averaged
+from regress.compare.dumps.bounds import Bounds
+from regress.compare.dumps.options import Options
+from regress.compare.dumps.selection import Selection
+from regress.compare.dumps.session import Comparison, compare_dumps
+from regress.compare.dumps.sides import open_side
+from regress.compare.verdicts.overrides import read_overrides
 from regress.dump.reader import DumpReader
 from regress.engine.config.schema import FAMILIES, Config
 from regress.errors import OracleError
+from regress.golden.location import project_root
+from regress.oracle.measure import NAME as COARSE
+from regress.oracle.measure import measured_bounds
 from regress.oracle.objective import Claim, claim_of
 from regress.oracle.observed import FROM_GRADIENTS, Recorded, require_complete
 from regress.oracle.repeat import Repetition, judged_types
@@ -72,12 +80,21 @@ def judge_dump(
     claim = claim_of(recorded, str(path), preset, settings or {})
     weights = _weights(recorded, model)
     config = _config(recorded, claim, weights, reference, work)
-    repetition = Repetition(config, recorded, claim.advantage, claim.max_grad_norm)
-    truth = repetition.run()
-    found = compare_sources(
-        truth, path, common=True, precision=precision, ranks_average=ranks_average, only=only
-    )
-    notes = [*claim.notes, *_notes(recorded, config), *repetition.notes]
+    dtype = open_side(str(path)).precision or "float32"
+    rounding = Bounds(precision=precision).of("log_probs", [dtype])
+
+    def repetition(chosen: Config) -> Repetition:
+        return Repetition(chosen, recorded, claim.advantage, claim.max_grad_norm, rounding.relative)
+
+    first = repetition(config)
+    truth = first.run()
+    bounds = Bounds(overrides=read_overrides(project_root()), precision=precision)
+    if (precision or dtype) == COARSE:
+        mixed = recorded.dump.manifest.provenance.config.get("model", {}).get("dtype") != COARSE
+        bounds = measured_bounds(repetition, config, truth, work / "measured", mixed=mixed)
+    options = Options(bounds=bounds, only=Selection.of(*only), common=True)
+    found = compare_dumps(str(truth), averaged(str(path)) if ranks_average else str(path), options)
+    notes = [*claim.notes, *_notes(recorded, config), *first.notes]
     return Judgement(found, truth, claim, tuple(dict.fromkeys(notes)))
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from regress.dump.arrays import Array
 from regress.dump.taps import at, tap_trajectories
 from regress.dump.trajectory import Trajectory
 from regress.engine.adapters.parameters import trained_parameters
-from regress.engine.batch import LossTokens, TokenBatch
+from regress.engine.batch import LossTokens, Microbatch, TokenBatch
 from regress.engine.build import recorded
 from regress.engine.config.schema import Config
 from regress.engine.optimizer_state import put_state
@@ -43,6 +43,10 @@ class Repetition:
         given: the dump of the trainer.
         advantage: one advantage for every loss token, in place of those that follow from rewards.
         max_grad_norm: as the caller says; by default as the trainer was seen to clip.
+        rounding: tolerance of a log-prob, relative to the largest; a ratio that lies within it of the clip range is
+            clipped as the trainer does.
+        perturb: changes the weights for the forward and backward pass of each update.
+        context: returns the context of those passes.
         notes: what is not judged, or taken from the dump itself; a sentence each.
         places: the updates that were repeated.
     """
@@ -51,9 +55,13 @@ class Repetition:
     given: Recorded
     advantage: float | None = None
     max_grad_norm: float | None = None
+    rounding: float = 0.0
+    perturb: Callable[[LocalPolicy], None] | None = None
+    context: Callable[[], AbstractContextManager[object]] = nullcontext
     notes: dict[str, None] = field(default_factory=dict)
     places: list[At] = field(default_factory=list)
     _old: dict[At, list[Array]] = field(default_factory=dict)
+    _theirs: dict[At, dict[int, Array]] = field(default_factory=dict)
 
     def run(self) -> Path:
         """Repeat every update whose weights are known; return the folder of the dump.
@@ -104,9 +112,23 @@ class Repetition:
     def _repeat(
         self, policy: LocalPolicy, reference: Reference | None, update: Observed, before: At | None
     ) -> None:
+        told = self.given.optimizer(update.at)
+        optimizer = self._optimizer(policy, told, before)
+        self._disturb(policy, optimizer)
         samples = [replace(sample, loss_mask=self._mask(sample)) for sample in update.samples]
         batch = TokenBatch(samples)
         micros = batch.microbatches(self._plan(update))
+        with self.context():
+            known = Known(policy, reference, self.config.algorithm, update, self._mask)
+            tokens = self._tokens(known, batch, micros)
+            with at(step=update.at[0], update=update.at[1], rank=0):
+                if update.rollout is not None and update.began == update.at:
+                    tap_trajectories(list(update.rollout))
+                limit = self._limit(told)
+                train_step(policy, optimizer, tokens, micros, self.config.algorithm, max_grad_norm=limit)
+
+    def _tokens(self, known: Known, batch: TokenBatch, micros: Sequence[Microbatch]) -> LossTokens:
+        """Return the loss tokens of an update with everything that precedes it."""
         tokens = batch.loss_tokens()
         weights = weigh(
             tokens,
@@ -114,29 +136,30 @@ class Repetition:
             self.config.algorithm,
             max_completion_length=self.config.data.max_completion_length,
         )
-        known = Known(policy, reference, self.config.algorithm, update, self._mask)
-        old, ref = self._old_log_probs(known), known.reference_log_probs()
+        dtype = known.policy.log_prob_dtype
+        old, ref = self._settled(known, self._old_log_probs(known)), known.reference_log_probs()
         tokens = replace(
             tokens,
             weights=weights,
-            sampler_log_probs=batch.sampler_log_probs(torch.float64),
-            old_log_probs=old,
-            ref_log_probs=ref,
+            sampler_log_probs=batch.sampler_log_probs(dtype),
+            old_log_probs=None if old is None else old.to(dtype),
+            ref_log_probs=None if ref is None else ref.to(dtype),
         )
-        tokens = replace(tokens, advantages=self._advantages(known, tokens))
-        told = self.given.optimizer(update.at)
-        optimizer = self._optimizer(policy, told, before)
-        with at(step=update.at[0], update=update.at[1], rank=0):
-            if update.rollout is not None and update.began == update.at:
-                tap_trajectories(list(update.rollout))
-            train_step(
-                policy,
-                optimizer,
-                tokens,
-                micros,
-                self.config.algorithm,
-                max_grad_norm=self._limit(told),
-            )
+        return replace(tokens, advantages=self._advantages(known, tokens).to(dtype))
+
+    def _disturb(self, policy: LocalPolicy, optimizer: AdamW) -> None:
+        """Perturb the weights, and restore them before the optimizer steps."""
+        if self.perturb is None:
+            return
+        before = {name: parameter.detach().clone() for name, parameter in policy.named_parameters()}
+        self.perturb(policy)
+
+        @torch.no_grad()
+        def restore(*_: object) -> None:
+            for name, parameter in policy.named_parameters():
+                parameter.copy_(before[name])
+
+        optimizer.register_step_pre_hook(restore)
 
     def _mask(self, sample: Trajectory) -> list[int]:
         """Return the loss tokens of a sample under the objective."""
@@ -181,6 +204,31 @@ class Repetition:
             )
         return known.chosen(self._old[update.began])
 
+    def _settled(self, known: Known, old: torch.Tensor | None) -> torch.Tensor | None:
+        """Return denominators of the ratios that are clipped where the trainer clips, as far as rounding decides it."""
+        update, objective = known.update, self.config.algorithm
+        theirs = update.at_loss("forward_data/log_probs", mask=self._mask)
+        if theirs is None or old is None or objective.importance_level != "token":
+            return old
+        before = update.at_loss("is_loss_debug/old_log_probs", "old_log_probs/old_log_probs", mask=self._mask)
+        if before is None and objective.old_log_probs == "recompute":
+            first = self._theirs.setdefault(update.began, {})
+            for number, own in zip(known.own, known.parted(theirs), strict=True):
+                first.setdefault(number, own)
+            before = np.concatenate([first[number] for number in known.own])
+        if before is None:
+            return old
+        now = known.chosen(known.computed()).numpy()
+        found, count = settled_ratios(
+            now, old.numpy(), theirs - before, objective.clip_range, self.rounding * float(np.abs(now).max())
+        )
+        if count:
+            self.notes[
+                f"{named(update.at)}: {count} of {len(now)} ratios lie on the other side of the clip range than in "
+                "float64, and by no more than rounding: they were clipped as the trainer did"
+            ] = None
+        return torch.from_numpy(found)
+
     def _advantages(self, known: Known, tokens: LossTokens) -> torch.Tensor:
         if self.advantage is not None:
             return torch.full((len(tokens),), self.advantage, dtype=torch.float64)
@@ -223,6 +271,27 @@ class Repetition:
                 optimizer, policy, state, f"the state of the optimizer after {named(before or (0, None))}"
             )
         return optimizer
+
+
+def settled_ratios(
+    now: Array, old: Array, theirs: Array, clip: tuple[float, float], rounding: float
+) -> tuple[Array, int]:
+    """Move old log-probs so that ratios lie on the side of the clip range where the trainer has them.
+
+    Args:
+        now, old: true log-probs ``[K]``, and those in the denominator.
+        theirs: the trainer's own log-ratios.
+        clip: bounds of the ratio.
+        rounding: error of a log-prob; a log-ratio has two of them.
+
+    Returns:
+        The denominators, and the number of those that were moved: others differ by more than rounding.
+    """
+    low, high = (np.log(bound) if bound > 0 else -np.inf for bound in clip)
+    true = now - old
+    other = ((true > high) != (theirs > high)) | ((true < low) != (theirs < low))
+    chosen = other & (np.abs(true - theirs) <= 2 * rounding)
+    return np.where(chosen, now - theirs, old), int(chosen.sum())
 
 
 def judged_types(given: Recorded, places: Sequence[At]) -> dict[str, bool]:

@@ -127,7 +127,8 @@ class Bounds:
             return Tolerance(math.inf, basis=entry.basis, reason=f"not judged: {entry.reason}")
         if found is None:
             return _by_dtype(quantity, dtype)
-        return replace(found, reason=f"{found.reason} (golden case {self.case})")
+        case = f" (golden case {self.case})" if self.case else ""
+        return replace(found, reason=f"{found.reason}{case}")
 
 
 @dataclass(frozen=True)

@@ -58,12 +58,12 @@ def forget() -> None:
 
 
 @lru_cache(maxsize=2)
-def golden_at(golden: str, actual: str, step: int, update: int | None) -> Projection:
+def golden_at(golden: str, actual: str, step: int | None, update: int | None) -> Projection:
     """Return the golden values of one update of two sources, able to be projected onto layouts."""
     golden_side = open_side(golden)
     config = merged(open_side(actual).config, golden_side.config)
     if isinstance(golden_side, TruthSide):
-        where = Coordinates(step, update=update).stem
+        where = Coordinates(step or 0, update=update).stem
         return Projection(golden_side.values(where), golden_side.frame(where), golden_side.text, config)
     names = [
         name

@@ -12,7 +12,6 @@ from regress.compare.alignment.locate import TokenText
 from regress.compare.diagnosis.hypotheses import Truth
 from regress.compare.quantities import (
     MICRO_STAGES,
-    STEP_STAGES,
     UPDATE_STAGES,
     Kind,
     Source,
@@ -104,9 +103,11 @@ class TruthSide(readers.Source):
         """Its records, in the order of computation."""
         found = {}
         for where, place in self.places.items():
-            for stage in (*STEP_STAGES, *MICRO_STAGES, *UPDATE_STAGES):
+            for stage in (*MICRO_STAGES, *UPDATE_STAGES):
                 if self._sources(stage, where):
-                    found[f"{stage}/{where}"] = stage, _coordinates(stage, place)
+                    micro = None if stage in UPDATE_STAGES else 0
+                    at = Coordinates(place.step, update=place.update, rank=0, micro=micro)
+                    found[f"{stage}/{where}"] = stage, at
         return found
 
     def read(self, name: str) -> Record:
@@ -130,10 +131,8 @@ class TruthSide(readers.Source):
         return any(type == stage for type, _ in self.entries.values())
 
     def _sources(self, stage: str, where: str) -> list[Source]:
-        recorded = {} if stage in STEP_STAGES else self.recorded(where)
-        return [
-            source for quantity, names in recorded.items() for source in sources_in(stage, quantity, [*names])
-        ]
+        rows = ((quantity, [*names]) for quantity, names in self.recorded(where).items())
+        return [source for row in rows for source in sources_in(stage, *row)]
 
     def _local(self, source: Source, where: str) -> Array:
         values = self.truth(where, source.quantity)[source.name]
@@ -149,11 +148,7 @@ class TruthSide(readers.Source):
 
 
 class HeldTruth(TruthSide):
-    """Canonical values of one update in memory.
-
-    Args:
-        step_stages: stages of a whole step whose values are those of the update.
-    """
+    """Canonical values of one update in memory."""
 
     folder = Path("golden values")
 
@@ -163,9 +158,8 @@ class HeldTruth(TruthSide):
         frame: TokenFrame,
         place: tuple[int, int | None],
         text: TokenText | None = None,
-        step_stages: Iterable[str] = (),
     ) -> None:
-        self._truth, self._frame, self._text, self._step_stages = truth, frame, text, {*step_stages}
+        self._truth, self._frame, self._text = truth, frame, text
         self._place = Coordinates(place[0], update=place[1])
         self._records: dict[str, Record] = {}
 
@@ -201,25 +195,12 @@ class HeldTruth(TruthSide):
             self._records[name] = super().read(name)
         return self._records[name]
 
-    def _sources(self, stage: str, where: str) -> list[Source]:
-        if stage not in self._step_stages:
-            return super()._sources(stage, where)
-        names = self.recorded(where).get(stage, ())
-        return [*sources_in(stage, stage, [*names])]
-
 
 def _by_loss(name: str, stage: str, array: Array, size: int) -> bool:
     """Return True for hidden states of the loss tokens alone."""
     source = source_of(stage, name)
     hidden = source is not None and quantity_named(source.quantity).kind is Kind.HIDDEN
     return hidden and array.shape[1:2] != (size,)
-
-
-def _coordinates(stage: str, place: Coordinates) -> Coordinates:
-    """Return the place of a record of a stage: rank 0, and microbatch 0 of an update that has them."""
-    if stage in STEP_STAGES:
-        return place
-    return Coordinates(place.step, update=place.update, rank=0, micro=None if stage in UPDATE_STAGES else 0)
 
 
 def _placed(frame: TokenFrame) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from regress.compare.alignment.shard_overlap import shard_blocks, words_of
 from regress.compare.alignment.token_overlap import Index, Part
 from regress.compare.diagnosis.failure_context import FailureContext
 from regress.compare.dumps.bounds import Bounds, widened
-from regress.compare.dumps.canonical import golden_update
+from regress.compare.dumps.canonical import golden_at, golden_update
 from regress.compare.dumps.columns import Column
 from regress.compare.dumps.findings import Defect, Finding
 from regress.compare.dumps.golden import text_of
@@ -67,7 +67,8 @@ class Unit:
         suffix: end of a verdict's name, such as ``(golden rank 1)``.
         tensors: those that are compared; by default all.
         elementwise: True if they are compared element by element, because nothing tells their tokens.
-        planned: True for a record of a plan: the golden masks tell its loss tokens, and its own are 0 in padding.
+        planned: True for a record of a plan in the frame of the golden values: these tell its loss tokens, and its own
+            masks are 0 in padding.
     """
 
     golden: str
@@ -220,12 +221,8 @@ class _Work:
         for source in self._sources():
             if quantity_named(source.quantity).kind is Kind.SHARE:
                 continue  # shares belong to microbatches, not to tokens
-            records = [(name, r) for name, r in self.golden.items() if source.tensor in r.tensors]
-            others = [_placed(r, source, self._golden_places[name], loss) for name, r in records]
-            by_loss = any(not isinstance(one, str) and one.by_loss for one in others)
+            golden, by_loss, wrong = self._golden_rows(source, loss)
             found = _placed(self.actual, source, self._actual_places, actual_loss, rows_only=by_loss)
-            golden = [one.part for one in others if not isinstance(one, str)]
-            wrong = next((one for one in others if isinstance(one, str)), None)
             if isinstance(found, str):
                 yield source, found if wrong is None else Defect(wrong)
             elif wrong is not None:
@@ -243,8 +240,21 @@ class _Work:
                     rows = TokenRows(found.part, golden, selected_rows(source, found.part.rows, loss))
                     yield source, Aligned.of_tokens(rows, words, around)
 
+    def _golden_rows(self, source: Source, loss: Mask | None) -> tuple[list[Part], bool, str | None]:
+        """Return golden values as rows, True if these are those of loss tokens, and why some cannot be placed."""
+        if self.unit.planned:
+            part = self._whole_update.part(source)
+            return [part], part.rows.size != self.unit.frame.size, None
+        records = [(name, r) for name, r in self.golden.items() if source.tensor in r.tensors]
+        found = [_placed(r, source, self._golden_places[name], loss) for name, r in records]
+        known = [one for one in found if not isinstance(one, str)]
+        wrong = next((one for one in found if isinstance(one, str)), None)
+        return [one.part for one in known], any(one.by_loss for one in known), wrong
+
     def told(self) -> tuple[Index | None, Mask | None]:
         """Return golden token ids and loss tokens, both ``[frame.size]``, as far as records tell them."""
+        if self.unit.planned:
+            return self._whole_update.locator.token_ids, self._whole_update.known_loss_mask
         return told_by(self.unit.golden, self.unit.telling, self._indices[0], self.unit.frame)[:2]
 
     def tolerance(self, source: Source, *arrays: Array) -> Tolerance:
@@ -296,7 +306,12 @@ class _Work:
 
     @cached_property
     def _whole_update(self) -> Projection:
-        return golden_update(self.unit.golden, self.unit.actual, self.unit.records[0])
+        paths, place = (self.unit.golden, self.unit.actual), self.unit.place
+        return (
+            golden_at(*paths, place.step, place.update)
+            if self.unit.planned
+            else golden_update(*paths, self.unit.records[0])
+        )
 
     @cached_property
     def _golden(self) -> Projection:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 from regress.compare.alignment.keys import Key, norm_of
@@ -15,7 +15,6 @@ from regress.compare.dumps.bounds import StoredBounds
 from regress.compare.dumps.canonical import golden_at
 from regress.compare.dumps.held import HeldRecords, held
 from regress.compare.dumps.listing import header
-from regress.compare.dumps.pairing import TOLD
 from regress.compare.dumps.session import work
 from regress.compare.dumps.shares import Group, ShareUnit
 from regress.compare.dumps.truth import HeldTruth
@@ -83,9 +82,9 @@ def judge_update(
         CompareError: if the golden values are incomplete, or of other samples than the frame's.
     """
     kept, plan = [*records], Plan.of(planned)
-    golden = HeldTruth(truth, frame, place, text, {record.type for record in kept} & {*STEP_STAGES})
+    golden = HeldTruth(truth, frame, place, text)
     actual = HeldRecords(kept, config or {}, plan.root)
-    bounds = StoredBounds(tolerances=tolerances, dtypes=dtype or (lambda *_: None))
+    bounds = StoredBounds(tolerances=cache(tolerances), dtypes=dtype or (lambda *_: None))
     with held(golden, actual) as paths:
         placed = RecordIndex(kept, frame)
         return in_order(_Update(paths, golden, actual, placed, plan, bounds, Place(*place)).verdicts())
@@ -111,7 +110,7 @@ class _Update:
     @cached_property
     def golden(self) -> Projection:
         """The golden values, able to be projected onto layouts."""
-        return golden_at(*self.paths, self.place.step or 0, self.place.update)
+        return golden_at(*self.paths, self.place.step, self.place.update)
 
     @cached_property
     def names(self) -> Names:
@@ -201,10 +200,7 @@ class _Update:
     def _units(self) -> Iterator[Unit | ShareUnit]:
         """Yield the comparisons of what both sides have."""
         golden = {stage: name for name, (stage, _) in self.truth.entries.items()}
-        telling = tuple(golden[stage] for stage in TOLD if stage in golden)
         for key, sources in self.compared.items():
-            if key.stage not in golden:
-                continue
             shares = {s.tensor for s in sources if quantity_named(s.quantity).kind is Kind.SHARE}
             names = tuple(source.tensor for source in sources if source.tensor not in shares)
             record, place = self.actual.name_of(key), replace(self.place, rank=key.rank, micro=key.micro)
@@ -213,12 +209,11 @@ class _Update:
                 yield Unit(
                     *self.paths,
                     record,
-                    (golden[key.stage],),
+                    (golden[key.stage],) if key.stage in UPDATE_STAGES else (),
                     place,
                     key.stage,
                     self.golden.frame,
                     samples,
-                    telling=telling,
                     bounds=self.bounds,
                     tensors=names,
                     planned=True,

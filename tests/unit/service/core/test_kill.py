@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import random
 import signal
 import time
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from host_requests import datums
-from service_calls import GUARD
+from service_calls import GUARD, PROCESSES
 from service_double import LORALESS, PARAMS, opened, request
 from service_process import ADDRESS, KEY, engine, serve
 
@@ -35,11 +34,6 @@ from regress.service.api import (
 from regress.service.core.executor import InProcess
 from regress.service.core.service import CoreService
 
-# processes are forked from one that has imported the engine
-PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(
-    ["regress.service.host.host", "regress.service.core.service", "host_requests"]
-)
 MOST = 150
 """Events up to which a service lives."""
 
