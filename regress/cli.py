@@ -24,6 +24,7 @@ from regress.replay.replay_commands import replay, variants
 from regress.report.compare_commands import compare
 from regress.report.run_commands import report
 from regress.service.commands import serve
+from regress.systems.commands import systems
 
 _BUILT_IN = sorted(path.stem for path in (Path(__file__).parent / "engine/config/conf").glob("*.yaml"))
 
@@ -243,7 +244,18 @@ def renamed(command: click.Command, old: str, new: str) -> click.Command:
 
 for command in (record, export, calibrate, study):
     golden.add_command(command)
-for command in (golden, replay, variants, compare, report, explain, doctor, track, code_option(serve)):
+for command in (
+    golden,
+    replay,
+    variants,
+    compare,
+    report,
+    explain,
+    doctor,
+    track,
+    systems,
+    code_option(serve),
+):
     main.add_command(command)
 main.add_command(renamed(calibrate, "calibrate", "regress golden calibrate CASE"))
 main.add_command(renamed(study, "study", "regress golden validate CASE"))

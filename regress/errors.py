@@ -78,6 +78,10 @@ class DoctorError(RegressError):
     """A run cannot be examined, or a repair cannot be made or taken back."""
 
 
+class SystemsError(RegressError):
+    """A system under test cannot be found, installed, run or judged."""
+
+
 class TrackingError(RegressError):
     """A tracker did not take every row that was sent to it."""
 

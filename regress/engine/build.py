@@ -138,9 +138,8 @@ def build(
         recorders["rollout_mock"] = rollouts
     recorder = None
     if config.debug.enable_data_dump:
-        recorder = _recorder(config, policy, origin, world, (resumed or {}).get("debug"))
+        recorder = recorded(config, policy, origin, world, resources, (resumed or {}).get("debug"))
         recorders["debug"] = recorder
-        _record(recorder, config, policy, resources)
     if config.warm_start.steps and resumed is None:
         advance = progress("warm start", config.warm_start.steps)
         stages = 1 if config.parallel.pp == 1 else config.parallel.pp * config.parallel.pp_stages_per_rank
@@ -164,14 +163,23 @@ def build(
     return assembled(trainer, material, recorder, recorders, resources)
 
 
-def _record(recorder: Recorder, config: Config, policy: LocalPolicy, resources: ExitStack) -> None:
-    """Record what the run taps, and the outputs of modules if they are asked for."""
+def recorded(
+    config: Config,
+    policy: LocalPolicy,
+    origin: Provenance,
+    world: World,
+    resources: ExitStack,
+    start: StartingPlace | None = None,
+) -> Recorder:
+    """Record what the run taps, and the outputs of modules if they are asked for, until ``resources`` close."""
+    recorder = _recorder(config, policy, origin, world, start)
     resources.enter_context(recording(recorder))
     if config.debug.dump_options.activations:
         pattern = config.debug.target_module_pattern
         found = {name: module for name, module in policy.modules().items() if re.search(pattern, name)}
         policy.recorded_modules = frozenset(found)
         resources.enter_context(record_modules(found, policy.output_shard))
+    return recorder
 
 
 def assembled(

@@ -39,6 +39,8 @@ def token_advantages(
     _check(rewards_N, groups_N, sequence_K, objective, kl_penalty_K)
     rewards = rewards_N.detach().double()
     penalties = None if kl_penalty_K is None else kl_penalty_K.detach().double()
+    if objective.advantage == "constant":
+        return torch.ones_like(rewards_N)[sequence_K]
     if objective.advantage == "reinforce_plus_plus":
         returns_K = _token_returns(rewards, sequence_K, objective.gamma, penalties)
         return _whiten(returns_K, objective).to(rewards_N.dtype)

@@ -55,6 +55,9 @@ def _loss_conflicts(o: Objective) -> Iterator[tuple[str, str]]:
     if o.kl_bias_correction and o.kl_in_reward:
         rule = "it corrects the KL of the loss; use kl_placement=loss or set it to false"
         yield "kl_bias_correction with kl_placement=reward", rule
+    if o.advantage == "constant" and o.kl_in_reward:
+        rule = "a constant advantage knows no reward; use kl_placement=loss or set kl_coef to 0"
+        yield "advantage=constant with kl_placement=reward", rule
     if o.norm_length is not None and o.aggregation != "seq-mean-token-sum-norm":
         rule = "it belongs to aggregation=seq-mean-token-sum-norm; set norm_length to null"
         yield f"norm_length with aggregation={o.aggregation}", rule

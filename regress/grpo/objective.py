@@ -7,7 +7,7 @@ denominators, the meaning of a cap), so every one of them is a field here; prese
 from dataclasses import dataclass, field
 from typing import Any
 
-ADVANTAGES = ("grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline")
+ADVANTAGES = ("grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "constant")
 SCALES = ("group", "batch", "none")
 SINGLE_SAMPLE_RULES = ("zero", "raw")
 LOSSES = ("ppo_clip", "cispo", "importance_sampling", "reinforce")
@@ -50,7 +50,8 @@ class Objective:
         "grpo",
         "baseline of the advantage: grpo (mean of the group), rloo (mean of the other samples of the group), "
         "reinforce_plus_plus (token-level returns, whitened), reinforce_plus_plus_baseline (reward minus "
-        "mean of the group, whitened over tokens)",
+        "mean of the group, whitened over tokens), constant (1 whatever the reward: with loss=reinforce the "
+        "negative log-likelihood of supervised fine-tuning)",
         choices=ADVANTAGES,
     )
     scale: str = _value(

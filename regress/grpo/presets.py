@@ -125,10 +125,16 @@ _VERL_MODES: dict[str, dict[str, Any]] = {
     "reinforce_plus_plus_baseline": {"advantage": "reinforce_plus_plus_baseline"},
 }
 
+_SUPERVISED: dict[str, dict[str, Any]] = {
+    # the mean negative log-likelihood of the loss tokens
+    "sft": {"advantage": "constant", "loss": "reinforce"},
+}
+
 PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     _PAPERS
     | {f"trl:{name}": _TRL | values for name, values in _TRL_LOSSES.items()}
     | {f"verl:{name}": _VERL | values for name, values in _VERL_MODES.items()}
+    | _SUPERVISED
 )
 
 

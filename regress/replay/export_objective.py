@@ -115,6 +115,8 @@ def _loss_token(objective: Objective) -> str:
 
 def _advantage(objective: Objective) -> str:
     rule = objective.advantage
+    if rule == "constant":
+        return "1"
     reward = "reward - sum of kl_coef * kl(old_log_prob, ref_log_prob) over the sample's loss tokens"
     if objective.kl_in_reward and rule == "reinforce_plus_plus":
         reward = "reward on the last loss token, minus kl_coef * kl(old_log_prob, ref_log_prob) on each"

@@ -71,7 +71,7 @@ def replay_sent(case: GoldenCase, replay: RemoteReplay, precision: Precision, fo
 
 
 def _requests(replay: RemoteReplay) -> Iterator[PassRequest]:
-    for path in sorted((replay.client / "datums").glob("step_*")):
+    for path in replay.datums:
         payload = read_payload(path)
         extra: Mapping[str, Any] = payload["extra_info"]
         loss = str(extra["loss_fn"])

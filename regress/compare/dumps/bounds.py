@@ -76,12 +76,14 @@ class Bounds:
         given: the same for all quantities that are no integers or masks; None for those of the table.
         measured: quantity -> precision -> entry of a golden case, before the table; ``case`` is its name.
         overrides: tolerances that the project sets by hand, before both.
+        scale: factor on tolerances that are measured, of the table, or set by hand.
     """
 
     given: Tolerance | None = None
     measured: Mapping[str, Mapping[str, ToleranceEntry]] | None = None
     case: str = ""
     overrides: Overrides = field(default_factory=Overrides)
+    scale: float = 1.0
 
     @classmethod
     def of_case(cls, case: GoldenCase, overrides: Overrides | None = None) -> Bounds:
@@ -109,7 +111,7 @@ class Bounds:
             quantity
         )
         assert by_hand is not None
-        return by_hand
+        return by_hand.scaled(self.scale)
 
     def _known(self, quantity: str, dtype: str) -> Tolerance:
         """Return the tolerance measured for the case, else that of the table."""
