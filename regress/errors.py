@@ -50,6 +50,10 @@ class GoldenError(RegressError):
     """A golden case is missing, damaged or without signal, or an update of it cannot be made."""
 
 
+class OracleError(RegressError):
+    """Nothing can be computed in true float64 from a dump: it does not tell enough, or of something else."""
+
+
 class ReplayError(RegressError):
     """Recorded trajectories do not fit the run that asks for them."""
 

@@ -73,6 +73,7 @@ ALLOWED: dict[str, set[str]] = {
     "__main__": {"cli"},
     "cli": {
         "explain",
+        "oracle",
         "systems",
         "doctor",
         "service",
@@ -122,6 +123,8 @@ TORCH_FREE = [
     "regress.report.validation",
     "regress.report.text",
     "regress.report.write",
+    "regress.oracle",
+    "regress.oracle.commands",
     "regress.grpo.objective",
     "regress.grpo.presets",
     "regress.tasks.curriculum",
