@@ -43,7 +43,9 @@ def main() -> int:
         "--clients", type=Path, default=Path("outputs/sdk"), help="folder of the environments"
     )
     parser.add_argument(
-        "--select", default="", help="as pytest's -k: calls, errors, datums, training, or the [seed] of one"
+        "--select",
+        default="",
+        help="as pytest's -k: calls, datums, training, or 'training and 0' for one seed",
     )
     options = parser.parse_args()
     unknown = {*options.names} - {*CLIENTS}

@@ -10,6 +10,7 @@ import json
 import sys
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +43,8 @@ def updated(trainer: Trainer, rows: list[Any], adam: dict[str, float]) -> dict[s
     found = replace(
         batch.loss_tokens(),
         weights=torch.ones(len(batch.sequence), dtype=torch.float64),
-        old_log_probs=torch.tensor(sum(kept, []), dtype=policy.log_prob_dtype),
-        advantages=torch.tensor(sum(advantages, []), dtype=policy.log_prob_dtype),
+        old_log_probs=torch.tensor([*chain(*kept)], dtype=policy.log_prob_dtype),
+        advantages=torch.tensor([*chain(*advantages)], dtype=policy.log_prob_dtype),
     )
     for group in trainer.optimizer.param_groups:
         group |= {"lr": adam["learning_rate"], "betas": (adam["beta1"], adam["beta2"])}
