@@ -46,6 +46,10 @@ class CaptureError(RegressError):
     """A trainer cannot be recorded as it is: something cannot be found, is ambiguous or is not supported."""
 
 
+class GuardError(RegressError):
+    """A rule of a healthy training step does not hold, or a trainer cannot be watched as it is asked."""
+
+
 class GoldenError(RegressError):
     """A golden case is missing, damaged or without signal, or an update of it cannot be made."""
 

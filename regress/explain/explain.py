@@ -40,11 +40,13 @@ def explain_dump(
     """
     if preset is not None:
         preset_values(preset)
-    found = read_update(DumpReader(str(path)), step, update)
+    return explain_update(str(path), read_update(DumpReader(str(path)), step, update), preset)
+
+
+def explain_update(path: str, found: Update, preset: str | None = None) -> Explanation:
+    """Explain an update that was read from a dump."""
     statements = list(_statements(found, preset))
-    return Explanation(
-        str(path), found.step, found.update, tuple(statements), _undetermined(found, statements)
-    )
+    return Explanation(path, found.step, found.update, tuple(statements), _undetermined(found, statements))
 
 
 def _statements(update: Update, preset: str | None) -> Iterator[Statement]:

@@ -103,12 +103,14 @@ def read_update(
     dump: DumpReader,
     step: int | None = None,
     update: int | None = None,
+    rollouts: Sequence[Trajectory] = (),
     *,
     samples_of: str = "token_gradient",
 ) -> Update:
     """Read one update of a dump; by default the first that has token gradients.
 
     Args:
+        rollouts: those of the step, for a dump that has none.
         samples_of: record type whose samples are read, and which has to be there.
 
     Raises:
@@ -136,7 +138,7 @@ def read_update(
         for name in dump.names(stage, place[0])
         if _place(dump, name)[1] in (None, place[1])
     ]
-    return _gather(records, place, dump, samples_of)
+    return _gather(records, place, dump, rollouts, samples_of)
 
 
 def _place(dump: DumpReader, name: str) -> tuple[int, int | None]:
@@ -151,7 +153,11 @@ def _named(step: int | None, update: int | None) -> str:
 
 
 def _gather(
-    records: Sequence[Record], place: tuple[int, int | None], dump: DumpReader, samples_of: str
+    records: Sequence[Record],
+    place: tuple[int, int | None],
+    dump: DumpReader,
+    rollouts: Sequence[Trajectory],
+    samples_of: str,
 ) -> Update:
     gradients = [record for record in records if record.type == samples_of]
     frame = _frame([record for record in records if record.type in _READ], gradients)
@@ -177,7 +183,8 @@ def _gather(
                 _put(
                     values.setdefault(f"{record.type}/{name}", np.full(frame.size, np.nan)), flat, own, record
                 )
-    trajectories = [t for r in records if r.type == "trajectory" for t in from_record(r) if not t.is_val]
+    recorded = [t for r in records if r.type == "trajectory" for t in from_record(r) if not t.is_val]
+    trajectories = recorded or [*rollouts]
     rollout, note = _match(trajectories, frame, values)
     return Update(
         *place,

@@ -89,6 +89,11 @@ class ExportedCase:
         found: Mapping[str, Any] = self.numbers["optimizer"]
         return found
 
+    @property
+    def optimizer_steps(self) -> Mapping[str, int]:
+        """Number of earlier updates of each parameter; empty where the optimizer starts without a state."""
+        return self.numbers["optimizer_steps"] or {}
+
     def learning_rate(self, update: int) -> float:
         """Return the learning rate of an update."""
         return float(self.numbers["updates"][update]["learning_rate"])

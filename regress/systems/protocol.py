@@ -69,6 +69,8 @@ class Cell:
         updates: number of optimizer updates, from the first recorded one.
         precision: what the system computes in: ``float32``, or ``bfloat16`` for declared mixed precision.
         warm: the adapter begins with the recorded state of the optimizer, else the optimizer starts without one.
+        batches: sizes of the batches into which the first samples of the case are cut anew, an update each; for
+            objectives that leave groups out of account. By default the batches are the recorded ones.
     """
 
     layout: Layout
@@ -78,6 +80,7 @@ class Cell:
     updates: int = 1
     precision: str = "float32"
     warm: bool = False
+    batches: tuple[int, ...] = ()
 
     @property
     def name(self) -> str:
@@ -93,7 +96,8 @@ class Cell:
     def from_json(cls, data: Mapping[str, Any]) -> Cell:
         """Rebuild a cell written by `to_json`."""
         declared = tuple(Declared(**one) for one in data["declared"])
-        return cls(**{**data, "layout": Layout(**data["layout"]), "declared": declared})
+        plain = {**data, "batches": tuple(data.get("batches", ()))}
+        return cls(**{**plain, "layout": Layout(**data["layout"]), "declared": declared})
 
 
 @dataclass(frozen=True)

@@ -37,24 +37,32 @@ class Workspace:
     _exports: dict[str, Path] = field(default_factory=dict)
     _truths: dict[str, Path] = field(default_factory=dict)
 
-    def export(self, case: str) -> Path:
-        """Return the folder of an exported case, written once."""
+    def export(self, case: str, batches: Sequence[int] = ()) -> Path:
+        """Return the folder of an exported case, cut into other batches if asked for, written once."""
         from regress.replay.export import export_case
+        from regress.systems.recut import recut
 
-        if case not in self._exports:
-            self._exports[case] = export_case(self.store.case(case), self.folder / "exports" / case)
-        return self._exports[case]
+        name = "-".join([case, *map(str, batches)])
+        if name not in self._exports:
+            folder = self.folder / "exports" / name
+            self._exports[name] = (
+                recut(self.export(case), batches, folder)
+                if batches
+                else export_case(self.store.case(case), folder)
+            )
+        return self._exports[name]
 
     def truth(self, cell: Cell, objective: Mapping[str, Any]) -> Path:
         """Return the dump of the truth of a cell under an objective, computed once."""
         from regress.systems.truth import truth
 
-        key = json.dumps([cell.case, cell.updates, cell.warm, objective], sort_keys=True, default=str)
+        facts = [cell.case, cell.batches, cell.updates, cell.warm, objective]
+        key = json.dumps(facts, sort_keys=True, default=str)
         name = sha256(key.encode()).hexdigest()[:16]
         if name not in self._truths:
             folder = self.folder / "truths" / name
             self._truths[name] = truth(
-                self.export(cell.case), objective, cell.updates, folder, warm=cell.warm
+                self.export(cell.case, cell.batches), objective, cell.updates, folder, warm=cell.warm
             )
         return self._truths[name]
 
@@ -108,7 +116,7 @@ def run_system(
     jobs, dumps = [], []
     for number, cell in enumerate(cells):
         dumps.append(folder / f"cell{number:03d}" / "dump")
-        export = str(workspace.export(cell.case))
+        export = str(workspace.export(cell.case, cell.batches))
         job = Job(location, cell.to_json(), export, str(dumps[-1]), plant, tuple(paths))
         jobs.append((job, cell.layout.ranks))
     rows: list[Row] = []
@@ -146,24 +154,17 @@ def row_of(system: SystemUnderTest, cell: Cell, outcome: Outcome, dump: Path, wo
         return Row(result=Result.ERROR, told=outcome.error, **common)
     if outcome.missing:
         return Row(result=Result.ERROR, told=f"the layout is not on: {outcome.missing}", **common)
+    from regress.systems.explained import explained
+    from regress.systems.exported import ExportedCase
+
     try:
         truth = workspace.truth(cell, claimed)
         found = judge(truth, dump, cell.declared)
     except RegressError as error:
         return Row(result=Result.ERROR, told=str(error), **common)
+    shown = explained(dump, ExportedCase(workspace.export(cell.case, cell.batches)))
     judged: dict[str, Any] = {"told": found.told, "cause": found.cause, "listed": found.listed}
-    return Row(result=found.result, errors=found.errors, explained=explained(dump), **judged, **common)
-
-
-def explained(dump: Path) -> dict[str, str]:
-    """Return what the first recorded step really did, by subject; empty where its dump does not tell."""
-    from regress.explain.explain import explain_dump
-
-    try:
-        found = explain_dump(dump)
-    except RegressError:
-        return {}
-    return {statement.subject: statement.text for statement in found.statements}
+    return Row(result=found.result, errors=found.errors, explained=shown, **judged, **common)
 
 
 def _shims(system: SystemUnderTest, cell: Cell) -> list[str]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from regress.compare.metrics import ulps
 from regress.compare.quantities import Kind, quantity_named
 from regress.compare.verdicts.overrides import Overrides
-from regress.compare.verdicts.tolerance import BITWISE, EXACT, Tolerance, tolerance_of
+from regress.compare.verdicts.tolerance import BITWISE, EXACT, Tolerance, Tolerances, tolerance_of
 from regress.dump.arrays import DTYPES, is_float
 from regress.golden.case import GoldenCase
 from regress.golden.tolerance import ToleranceEntry
@@ -115,6 +115,10 @@ class Bounds:
         assert by_hand is not None
         return by_hand.scaled(self.scale)
 
+    def dtype(self, quantity: str, name: str) -> str | None:
+        """Return the name of the dtype that a tensor must have; None for any."""
+        return None
+
     def _known(self, quantity: str, dtype: str) -> Tolerance:
         """Return the tolerance measured for the case, else that of the table."""
         entry = (self.measured or {}).get(quantity, {}).get(dtype)
@@ -125,6 +129,27 @@ class Bounds:
             return _by_dtype(quantity, dtype)
         case = f" (golden case {self.case})" if self.case else ""
         return replace(found, reason=f"{found.reason}{case}")
+
+
+@dataclass(frozen=True)
+class StoredBounds(Bounds):
+    """The tolerances of a replay, of which the quantity alone decides.
+
+    Attributes:
+        tolerances: tolerance of a quantity; None for one that is not judged.
+        dtypes: name of the dtype that a tensor must have, by golden quantity and name; None for any.
+    """
+
+    tolerances: Tolerances = lambda _: None
+    dtypes: Callable[[str, str], str | None] = lambda *_: None
+
+    def of(self, quantity: str, dtypes: Sequence[str]) -> Tolerance:
+        """Return the tolerance of a quantity that is judged."""
+        return self.tolerances(quantity) or EXACT
+
+    def dtype(self, quantity: str, name: str) -> str | None:
+        """Return the name of the dtype that a tensor must have; None for any."""
+        return self.dtypes(quantity, name)
 
 
 def widened(tolerance: Tolerance, tensor: str, *sides: Iterable[Mapping[str, Any]]) -> Tolerance:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from regress.compare.alignment.keys import Key
 from regress.compare.alignment.local_shard import others, uncovered
 from regress.compare.alignment.locate import Locator
-from regress.compare.dumps.listing import Listed, told_by
+from regress.compare.alignment.places import Mask
+from regress.compare.dumps.listing import Listed
 from regress.compare.dumps.match import Matching
 from regress.compare.dumps.selection import Selection
 from regress.compare.dumps.sides import Side
@@ -50,7 +51,7 @@ class Stage:
 
     Attributes:
         index, actual_index: sample of the one or the other side -> its number in the frame.
-        telling: golden records that tell loss tokens.
+        loss_tokens: finds the loss tokens ``[frame.size]`` of the golden side.
         copies: samples that only repeat others; they need not be anywhere.
         problems: receives defects of the golden records that prevent a comparison.
     """
@@ -68,7 +69,7 @@ class Stage:
     only: Selection
     common: bool = False
     notes: list[str] = field(default_factory=list)
-    telling: Sequence[str] = ()
+    loss_tokens: Callable[[], Mask | None] = lambda: None
     problems: list[str] = field(default_factory=list)
 
     def verdicts(self) -> Iterator[Verdict]:
@@ -187,7 +188,7 @@ class Stage:
         if (
             self.golden_side.system == "golden" and self.name in LOSS_STAGES
         ):  # a case has no values of other tokens
-            loss = told_by(self.golden_side.read, self.telling, self.index, self.frame).loss
+            loss = self.loss_tokens()
             wanted &= True if loss is None else loss
         verdict = judge_coverage(self.name, actual, self.frame, self.place, locator, wanted=wanted)
         yield verdict

@@ -18,7 +18,7 @@ from regress.compare.dumps.sides import Side, open_side
 from regress.compare.dumps.single import SingleUnit, check_single
 from regress.compare.dumps.units import Unit, compare_unit
 from regress.compare.dumps.unknown import unknown
-from regress.compare.updates.golden import in_order
+from regress.compare.verdicts.sequence import in_order
 from regress.compare.verdicts.verdict import Verdict
 from regress.errors import CompareError
 

@@ -87,6 +87,10 @@ def _precision(config: Mapping[str, Any]) -> str | None:
     return min(known, key=lambda name: DTYPES[name].itemsize, default=None)
 
 
+HELD: dict[str, Side] = {}
+"""Sources in memory, by the names under which they are opened."""
+
+
 @lru_cache(maxsize=8)
 def open_side(path: str) -> Side:
     """Open the dump, golden case, file or checkpoint that a path or a URL names.
@@ -94,6 +98,8 @@ def open_side(path: str) -> Side:
     Raises:
         DumpError: if there is none, or it is incomplete.
     """
+    if path in HELD:
+        return HELD[path]
     if is_golden(path):
         return GoldenSide(path)
     if is_sent(path):
