@@ -13,6 +13,7 @@ from regress.systems.protocol import SystemUnderTest
 GROUP = "regress.systems"
 
 BUILT_IN: Mapping[str, str] = {
+    "deepspeed": "regress.systems.adapters.deepspeed:DeepSpeed",
     "trainer": "regress.systems.adapters.trainer:Trainer",
 }
 """Adapters of this package, as `pyproject.toml` registers them: known where its metadata is stale, too."""
