@@ -18,7 +18,7 @@ BUILT_IN: Mapping[str, str] = {
 }
 """Adapters of this package, as `pyproject.toml` registers them: known where its metadata is stale, too."""
 
-_MEMBERS = ("name", "version_of", "requirements", "modules", "shims", "environ")
+_MEMBERS = ("name", "version_of", "requirements", "modules", "shims", "environ", "builds")
 _METHODS = ("cells", "objective", "prepare", "step", "engaged", "close")
 
 

@@ -83,6 +83,7 @@ class DeepSpeed(System):
     modules = ("transformers.models.auto.modeling_auto", "regress.capture.recording")
     shims: tuple[Shim, ...] = ()
     environ: Mapping[str, str] = {"DS_ACCELERATOR": "cpu", "DS_SKIP_CUDA_CHECK": "1"}
+    builds = "from deepspeed.comm.torch import build_shm_op; build_shm_op()"
 
     def cells(self) -> Iterator[Cell]:
         """Yield the cells of the table."""
