@@ -18,6 +18,7 @@ from regress.engine.tracking.commands import track
 from regress.errors import RegressError
 from regress.explain.commands import explain
 from regress.golden.commands import code_option, golden, hint_at
+from regress.oracle.commands import oracle
 from regress.replay.commands import calibrate, record, study
 from regress.replay.export_commands import export
 from regress.replay.replay_commands import replay, variants
@@ -251,6 +252,7 @@ for command in (
     compare,
     report,
     explain,
+    oracle,
     doctor,
     track,
     systems,

@@ -69,7 +69,8 @@ class Microbatch:
         varlen: the segments, for attention kernels that see no padding.
         local: ``[K]`` flat local index at which the values of each loss token are recorded.
         predictors: ``[K]`` flat local index of the hidden state that predicts it.
-        effective: ``[K]`` 1 for loss tokens that count; others have a weight of 0 and only show their log-probs.
+        effective: ``[K]`` 1 for loss tokens that count; on others the loss does not depend, which only show their
+            log-probs.
         select: ``[K]`` index among the mini-batch's loss tokens.
         sequence: ``[K]`` index of the token's sample in ``sample_ids``, non-decreasing.
         sample_ids: key ``(group_id, run_id)`` of each sample whose loss tokens may lie in this microbatch.

@@ -90,6 +90,10 @@ class _Vocabulary:
         return 1
 
 
+NO_TOKENIZER = _Vocabulary()
+"""Stands for the tokenizer of a model whose samples are token ids."""
+
+
 def run_program(program: Program) -> Path:
     """Make the updates of a program; return the folder of the dump.
 
@@ -118,8 +122,8 @@ def _ending(updates: int | None) -> Callable[[StepOutcome, int, float], None]:
 
 def _trainer(program: Program, resources: ExitStack) -> Trainer:
     config, world = program.config, SingleProcess()
-    policy = build_policy(config, _Vocabulary(), world)
-    frozen = build_reference(config, _Vocabulary(), policy)
+    policy = build_policy(config, NO_TOKENIZER, world)
+    frozen = build_reference(config, NO_TOKENIZER, policy)
     optimizer = _optimizer(program, policy)
     origin = provenance(config, None)
     recorded(config, policy, origin, world, resources)

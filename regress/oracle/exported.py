@@ -136,7 +136,7 @@ def program_of(
         raise GoldenError(
             f"{case.folder} holds {len(case.updates)} updates, not {count}; ask for 1 to {len(case.updates)}"
         )
-    given = _advantages(overrides)
+    given = advantage_in(overrides)
     chosen = {key: value for key, value in overrides.items() if key != ADVANTAGES}
     _require_known(chosen)
     steps = dict.fromkeys(int(update["step"]) for update in case.updates[:count])
@@ -157,7 +157,8 @@ def program_of(
     return program
 
 
-def _advantages(overrides: Mapping[str, Any]) -> float | None:
+def advantage_in(overrides: Mapping[str, Any]) -> float | None:
+    """Return the advantage that is given for every loss token, if any."""
     value = overrides.get(ADVANTAGES)
     if value is None or isinstance(value, int | float):
         return None if value is None else float(value)

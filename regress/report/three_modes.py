@@ -48,6 +48,6 @@ def pairs_of(dirs: Directories) -> dict[str, tuple[str, str]]:
 
 def found_between(dirs: Directories, options: Options) -> Found:
     """Return the discrepancies between the modes; none where a part was asked for that they do not belong to."""
-    if options.only.pattern:
+    if options.only.patterns:
         return Found(notes=["--only was given, so discrepancies between the three modes were not looked for"])
     return discrepancies(dirs.self_hosted, dirs.remote_api, dirs.weaver, steps_in(dirs, options))

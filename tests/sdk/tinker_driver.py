@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tinker
 from tinker import types
+
+ADAM = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 1e-2, "grad_clip_norm": 1.0}
 
 
 class TinkerDriver:
@@ -37,21 +39,41 @@ class TinkerDriver:
         ).result()
         return [(list(sequence.tokens), list(sequence.logprobs)) for sequence in found.sequences]
 
+    def draw(
+        self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], max_tokens: int, temperature: float
+    ) -> list[Any]:
+        """Return tokens and log-probs of one completion of each prompt; all requests are on their way at once."""
+        futures = [
+            self._sampler.sample(
+                prompt=types.ModelInput.from_ints(list(prompt)),
+                num_samples=1,
+                sampling_params=types.SamplingParams(
+                    max_tokens=max_tokens, temperature=temperature, seed=seed
+                ),
+            )
+            for prompt, seed in zip(prompts, seeds, strict=True)
+        ]
+        found = [future.result().sequences[0] for future in futures]
+        return [(list(sequence.tokens), list(sequence.logprobs)) for sequence in found]
+
     def prompt_log_probs(self, prompt: Sequence[int]) -> list[Any]:
         """Return the log-probs of a prompt."""
         return list(self._sampler.compute_logprobs(types.ModelInput.from_ints(list(prompt))).result())
 
-    def step(self, rows: Sequence[Any], learning_rate: float) -> dict[str, float]:
-        """Make a step with importance sampling, both requests on their way before one is awaited."""
+    def step(
+        self,
+        rows: Sequence[Any],
+        learning_rate: float,
+        adam: Mapping[str, float] = ADAM,
+        entropy_coeff: float = 0.0,
+    ) -> dict[str, float]:
+        """Make a step with importance sampling, both requests on their way before one is awaited.
+
+        NexRL passes no coefficient of the entropy here.
+        """
+        assert not entropy_coeff
         passed = self.trainer.forward_backward([_datum(*row) for row in rows], loss_fn="importance_sampling")
-        params = types.AdamParams(
-            learning_rate=learning_rate,
-            beta1=0.9,
-            beta2=0.95,
-            eps=1e-8,
-            weight_decay=1e-2,
-            grad_clip_norm=1.0,
-        )
+        params = types.AdamParams(learning_rate=learning_rate, **adam)
         updated = self.trainer.optim_step(params)
         return {**passed.result().metrics, **updated.result().metrics}
 

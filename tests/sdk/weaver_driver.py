@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from weaver import ServiceClient, types
 from weaver.types.tensor import tensor_payload
+
+ADAM = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 1e-2, "grad_clip_norm": 1.0}
+"""Those of NexRL."""
 
 
 class WeaverDriver:
@@ -43,26 +46,34 @@ class WeaverDriver:
         )
         return [(sequence["tokens"], sequence["logprobs"]) for sequence in found["sequences"]]
 
+    def draw(
+        self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], max_tokens: int, temperature: float
+    ) -> list[Any]:
+        """Return tokens and log-probs of one completion of each prompt."""
+        return [
+            self.sample(prompt, 1, max_tokens, temperature, seed)[0]
+            for prompt, seed in zip(prompts, seeds, strict=True)
+        ]
+
     def prompt_log_probs(self, prompt: Sequence[int]) -> list[Any]:
         """Return the log-probs of a prompt."""
         return list(self._sampler.compute_logprobs(prompt=types.ModelInput.from_ints(list(prompt))))
 
-    def step(self, rows: Sequence[Any], learning_rate: float) -> dict[str, float]:
+    def step(
+        self,
+        rows: Sequence[Any],
+        learning_rate: float,
+        adam: Mapping[str, float] = ADAM,
+        entropy_coeff: float = 1e-4,
+    ) -> dict[str, float]:
         """Make a step with importance sampling; a row has tokens, log-probs, loss mask and advantage."""
         passed = self.trainer.forward_backward(
             [_datum(*row) for row in rows],
             loss_fn="importance_sampling",
-            loss_fn_config={"entropy_coeff": 1e-4, "enable_debug_dump": False},
+            loss_fn_config={"entropy_coeff": entropy_coeff, "enable_debug_dump": False},
             wait=True,
         )
-        params = types.AdamParams(
-            learning_rate=learning_rate,
-            beta1=0.9,
-            beta2=0.95,
-            weight_decay=1e-2,
-            eps=1e-8,
-            grad_clip_norm=1.0,
-        )
+        params = types.AdamParams(learning_rate=learning_rate, **adam)
         updated = self.trainer.optim_step(params, wait=True)
         return {**passed["result"]["metrics"], **updated["metrics"]}
 

@@ -79,6 +79,7 @@ class Projection:
         self.frame = frame
         self._text = text
         self._scales: dict[tuple[str, str], float] = {}
+        self._stages: dict[str, list[Source]] = {}
         self._parts: dict[tuple[str, str], Part] = {}
         self._pools: dict[tuple[str, str], NDArray[np.float64] | None] = {}
         self._config = config or {}
@@ -130,11 +131,10 @@ class Projection:
 
     def stage(self, stage: str) -> list[Source]:
         """Return the tensors that a record of this stage has to hold."""
-        return [
-            source
-            for name, tensors in self.truth.items()
-            for source in sources_in(stage, name, list(tensors))
-        ]
+        if stage not in self._stages:
+            rows = ((name, [*tensors]) for name, tensors in self.truth.items())
+            self._stages[stage] = [source for row in rows for source in sources_in(stage, *row)]
+        return self._stages[stage]
 
     def shape(self, source: Source, places: Places) -> tuple[int, ...]:
         """Return the expected shape of a tensor of a microbatch: rows of tokens with a row and a column each.
@@ -172,7 +172,7 @@ class Projection:
         hidden = quantity_named(source.quantity).kind is Kind.HIDDEN
         if found != wanted and not (hidden and found == (wanted[0] * wanted[1], *wanted[2:])):
             return _other_shape(wanted, shard.layout)
-        golden, around = self._part(source), partial(context, source, shard.layout)
+        golden, around = self.part(source), partial(context, source, shard.layout)
         inner, by_loss = found[len(found) - len(wanted) + 2 :], golden.rows.size != self.frame.size
         tokens = places.loss_rows(self.loss_mask) if by_loss else places.tokens
         words_of_rows = self.locator.rows(tokens, inner, None if by_loss else places.grid[1])
@@ -236,7 +236,7 @@ class Projection:
         found = self.around.whole(source.quantity, source.name)
         return found if part.is_whole else found.part(part)
 
-    def _part(self, source: Source) -> Part:
+    def part(self, source: Source) -> Part:
         """Return golden values as rows: one for each token, or one for each loss token."""
         key = source.quantity, source.name
         if key not in self._parts:

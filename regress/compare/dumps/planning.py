@@ -189,7 +189,11 @@ class _Step:
             return
         side, has = (self.sides[1], "golden") if own else (self.sides[0], "actual")
         if side.writes("trajectory"):
-            if self.options.only.has(TRAJECTORY, TRAJECTORY):
+            if self.options.common:
+                self.planned.notes.append(
+                    f"step {self.step}: rollouts are in the {has} dump only, so they were not compared"
+                )
+            elif self.options.only.has(TRAJECTORY, TRAJECTORY):
                 detail = f"rollouts were recorded in the {has} dump only: enable trajectory for both"
                 self.planned.verdicts.append(one_sided(has, TRAJECTORY, TRAJECTORY, step, detail))
             return

@@ -19,7 +19,7 @@ from regress.compare.alignment.shard_overlap import shard_blocks
 from regress.compare.dumps.bounds import Bounds
 from regress.compare.dumps.canonical import golden_update
 from regress.compare.dumps.findings import Finding
-from regress.compare.dumps.listing import listed
+from regress.compare.dumps.listing import header
 from regress.compare.dumps.match import numbered
 from regress.compare.dumps.selection import Selection
 from regress.compare.dumps.sides import Side, open_side
@@ -135,7 +135,7 @@ def _judged(
     def plain(status: Status, detail: str) -> Finding:
         return Finding(Verdict(status, QUANTITY, source.label, group.place, detail), tolerance)
 
-    if group.samples is not None and actual:
+    if group.samples is not None and actual and golden:
         return _summed(unit, group, source, records[1][0], tolerance)
     if len(golden) < len(records[0]) or len(actual) < len(records[1]):
         lacking = "golden dump" if len(golden) < len(records[0]) else "actual dump"
@@ -164,7 +164,7 @@ def _summed(unit: ShareUnit, group: Group, source: Source, record: Record, toler
     """Compare one share with the sum of golden weights times terms of its tokens."""
     golden = golden_update(unit.golden, unit.actual, group.golden[0])
     index = numbered(group.samples or {}, golden.frame.index)
-    actual, spans = record.tensors[source.tensor], listed("", record).spans
+    actual, spans = record.tensors[source.tensor], header(unit.actual, group.actual[0]).spans
     none = np.zeros(0, np.int64)
     canonical = none if spans is None else spans.layout(index, golden.frame).indices(golden.frame.offsets)[0]
     expected, scale, words = golden.share(source.name, canonical)
@@ -176,6 +176,7 @@ def _summed(unit: ShareUnit, group: Group, source: Source, record: Record, toler
         name=source.label,
         place=group.place,
         scale=scale,
+        dtype=unit.bounds.dtype(QUANTITY, source.name),
         locate=words,
     )
     return Finding(verdict, tolerance)

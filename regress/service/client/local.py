@@ -69,29 +69,32 @@ class LocalModel:
         found = self._result(self._service.optim_step(self.opened.model_id, self._next(), params))
         return dict(found.metrics)
 
-    def sampler(self, name: str) -> LocalSampler:
-        """Save the weights as they are under a name, and return a sampler of them."""
-        saved = self._result(self._service.save(self.opened.model_id, self._next(), name, SaveKind.SAMPLER))
-        return self._sampler(saved.path, None)
+    def export(self, name: str) -> str:
+        """Save the weights as they are for samplers, under a name, and return the path of the save."""
+        return self._saved(name, SaveKind.SAMPLER)
 
-    def base_sampler(self) -> LocalSampler:
-        """Return a sampler of the model that this one began as, without adapters."""
-        return self._sampler(None, self.opened.base_model)
+    def sampler(self, path: str | None) -> LocalSampler:
+        """Return a sampler of exported weights; None: of the model that this one began as, without adapters."""
+        self._samplers += 1
+        base = self.opened.base_model if path is None else None
+        found = self._service.create_sampler(self._session, self._samplers, path=path, base_model=base)
+        return LocalSampler(self._service, found)
 
     def save(self, name: str, *, optimizer: bool) -> str:
         """Save the weights, perhaps with the state of the optimizer, and return the path of the save."""
-        kind = SaveKind.STATE if optimizer else SaveKind.WEIGHTS
-        path: str = self._result(self._service.save(self.opened.model_id, self._next(), name, kind)).path
-        return path
+        return self._saved(name, SaveKind.STATE if optimizer else SaveKind.WEIGHTS)
+
+    def load(self, path: str) -> None:
+        """Take the weights and the state of the optimizer of a save."""
+        self._result(self._service.load(self.opened.model_id, self._next(), path, optimizer=True))
 
     def close(self) -> None:
         """End the session with the service."""
         self._service.finish_session(self._session)
 
-    def _sampler(self, path: str | None, base_model: str | None) -> LocalSampler:
-        self._samplers += 1
-        found = self._service.create_sampler(self._session, self._samplers, path=path, base_model=base_model)
-        return LocalSampler(self._service, found)
+    def _saved(self, name: str, kind: SaveKind) -> str:
+        path: str = self._result(self._service.save(self.opened.model_id, self._next(), name, kind)).path
+        return path
 
     def _pass(self, request: PassRequest) -> PassResult:
         found: PassResult = self._result(self._service.run_pass(self.opened.model_id, self._next(), request))

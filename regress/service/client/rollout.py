@@ -32,7 +32,7 @@ class CurrentSampler:
         made = self._updates()
         if self._found is None or self._found[0] != made:
             name = f"step_{made:06d}" if made else "initial"
-            self._found = made, self._model.sampler(name)
+            self._found = made, self._model.sampler(self._model.export(name))
         return self._found[1]
 
 

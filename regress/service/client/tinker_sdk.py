@@ -75,24 +75,28 @@ class TinkerSdkModel:
             found = self._training.optim_step(self._sdk.AdamParams(**vars(params))).result()
         return {str(name): float(value) for name, value in (found.metrics or {}).items()}
 
-    def sampler(self, name: str) -> TinkerSdkSampler:
-        """Save the weights as they are under a name, and return a sampler of them."""
+    def export(self, name: str) -> str:
+        """Save the weights as they are for samplers, under a name, and return the path of the save."""
         with told(self._endpoint):
-            path = self._training.save_weights_for_sampler(name=name).result().path
-            return TinkerSdkSampler(
-                self._service.create_sampling_client(model_path=path), self._sdk, self._endpoint
-            )
+            return str(self._training.save_weights_for_sampler(name=name).result().path)
 
-    def base_sampler(self) -> TinkerSdkSampler:
-        """Return a sampler of the model that this one began as, without adapters."""
+    def sampler(self, path: str | None) -> TinkerSdkSampler:
+        """Return a sampler of exported weights; None: of the model that this one began as, without adapters."""
+        of = {"base_model": self.opened.base_model} if path is None else {"model_path": path}
         with told(self._endpoint):
-            client = self._service.create_sampling_client(base_model=self.opened.base_model)
-        return TinkerSdkSampler(client, self._sdk, self._endpoint)
+            return TinkerSdkSampler(
+                self._service.create_sampling_client(**of), self._sdk.types, self._endpoint
+            )
 
     def save(self, name: str, *, optimizer: bool) -> str:
         """Save the weights with the state of the optimizer, which this protocol always keeps with them."""
         with told(self._endpoint):
             return str(self._training.save_state(name).result().path)
+
+    def load(self, path: str) -> None:
+        """Take the weights and the state of the optimizer of a save."""
+        with told(self._endpoint):
+            self._training.load_state_with_optimizer(path).result()
 
     def close(self) -> None:
         """End the session with the service; nothing that was saved is lost."""

@@ -77,16 +77,21 @@ class WeaverModel:
         found = self._done(self._post(f"{self._path}/optimizer-steps", {"payload": body}))
         return numbers(inner(found).get("metrics") or {})
 
-    def sampler(self, name: str) -> WeaverSampler:
-        """Save the weights as they are under a name, and return a sampler of them."""
+    def export(self, name: str) -> str:
+        """Save the weights as they are for samplers, under a name, and return the path of the save."""
         found = self._done(self._post(f"{self._path}/export-sampler", {"seq_id": self._next(), "path": name}))
-        told = inner(found)
-        path = told.get("model_path") or told.get("path")
-        return self._sampler({"model_path": path, "model_id": self.opened.model_id})
+        return exported(found)
 
-    def base_sampler(self) -> WeaverSampler:
-        """Return a sampler of the model that this one began as, without adapters."""
-        return self._sampler({})
+    def sampler(self, path: str | None) -> WeaverSampler:
+        """Return a sampler of exported weights; None: of the model that this one began as, without adapters."""
+        self._samplers += 1
+        of = {} if path is None else {"model_path": path, "model_id": model_of(path) or self.opened.model_id}
+        body = {"sampling_session_seq_id": self._samplers, "base_model": self.opened.base_model, **of}
+        found = self.http.post(f"{API}/sessions/{self.session}/sampling-sessions", body).json()
+        if "sync_operation" in found:
+            self._done(found["sync_operation"])
+            found = found["sampling_session"]
+        return WeaverSampler(self, str(found["id"]))
 
     def save(self, name: str, *, optimizer: bool) -> str:
         """Save the weights, perhaps with the state of the optimizer, and return the path of the save."""
@@ -94,6 +99,10 @@ class WeaverModel:
         return str(
             inner(self._done(self._post(f"{self._path}/checkpoints", {"type": kind, "name": name})))["path"]
         )
+
+    def load(self, path: str) -> None:
+        """Take the weights and the state of the optimizer of a save."""
+        self._done(self._post(f"{self._path}/load", {"path": path, "include_optimizer": True}))
 
     def close(self) -> None:
         """End the session with the service; nothing that was saved is lost."""
@@ -115,17 +124,8 @@ class WeaverModel:
         found = self.http.post(f"{API}/sessions/{self.session}/models", body).json()
         return Opened(str(found["id"]), str(found.get("base_model") or base), found.get("tokenizer_path"))
 
-    def _sampler(self, of: Mapping[str, Any]) -> WeaverSampler:
-        self._samplers += 1
-        body = {"sampling_session_seq_id": self._samplers, "base_model": self.opened.base_model, **of}
-        found = self.http.post(f"{API}/sessions/{self.session}/sampling-sessions", body).json()
-        if "sync_operation" in found:
-            self._done(found["sync_operation"])
-            found = found["sampling_session"]
-        return WeaverSampler(self, str(found["id"]))
-
     def _pass(self, kind: str, data: Sequence[Datum], loss: str, config: LossConfig) -> PassResult:
-        names = INPUTS.get(loss, RATIO_INPUTS)
+        names = inputs_of(loss, config)
         given: dict[str, Any] = {"loss_fn": loss, "data": [_datum(datum, names) for datum in data]}
         if config:
             given["loss_fn_config"] = dict(config)
@@ -212,6 +212,12 @@ def with_weights(data: Sequence[Datum], name: str, weights: Sequence[Array]) -> 
     ]
 
 
+def inputs_of(loss: str, config: LossConfig) -> tuple[str, ...]:
+    """Return the arrays that a loss takes; where entropies are rewarded the mask tells those of which tokens."""
+    found = INPUTS.get(loss, RATIO_INPUTS)
+    return (*found, "loss_mask") if "entropy_coeff" in config and "loss_mask" not in found else found
+
+
 def outputs_of(found: Sequence[Mapping[str, Any]]) -> list[dict[str, Array]]:
     """Return the arrays of each datum's output; its id is none."""
     return [
@@ -228,6 +234,17 @@ def inner(response: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return what an operation returned, which lies under ``result`` or not."""
     found: Mapping[str, Any] = response.get("result") or response
     return found
+
+
+def exported(response: Mapping[str, Any]) -> str:
+    """Return the path of weights that were exported for samplers."""
+    told = inner(response)
+    return str(told.get("model_path") or told["path"])
+
+
+def model_of(path: str) -> str:
+    """Return the id of the model whose save a path ``weaver://<model>/checkpoints/<name>`` is."""
+    return path.partition("://")[2].partition("/")[0]
 
 
 def _chunks(tokens: Array) -> dict[str, Any]:

@@ -14,9 +14,10 @@ from regress.service.client.sdk import told
 from regress.service.client.settings import Endpoint
 from regress.service.client.waiting import only_one
 from regress.service.client.weaver import (
-    INPUTS,
-    RATIO_INPUTS,
+    exported,
     inner,
+    inputs_of,
+    model_of,
     numbers,
     outputs_of,
     sampled,
@@ -68,16 +69,18 @@ class WeaverSdkModel:
             found = self._training.optim_step(self._types.AdamParams(**vars(params)), wait=True)
         return numbers(inner(found).get("metrics") or {})
 
-    def sampler(self, name: str) -> WeaverSdkSampler:
-        """Save the weights as they are under a name, and return a sampler of them."""
+    def export(self, name: str) -> str:
+        """Save the weights as they are for samplers, under a name, and return the path of the save."""
         with told(self._endpoint):
             path = self._training.save_weights_for_sampler(name=name)
-        found = path if isinstance(path, str) else inner(path).get("model_path") or inner(path)["path"]
-        return self._sampler(model_path=found, model_id=self.opened.model_id)
+        return path if isinstance(path, str) else exported(path)
 
-    def base_sampler(self) -> WeaverSdkSampler:
-        """Return a sampler of the model that this one began as, without adapters."""
-        return self._sampler()
+    def sampler(self, path: str | None) -> WeaverSdkSampler:
+        """Return a sampler of exported weights; None: of the model that this one began as, without adapters."""
+        of = {} if path is None else {"model_path": path, "model_id": model_of(path) or self.opened.model_id}
+        with told(self._endpoint):
+            client = self._service.create_sampling_client(base_model=self.opened.base_model, **of)
+        return WeaverSdkSampler(client, self._types, self._endpoint)
 
     def save(self, name: str, *, optimizer: bool) -> str:
         """Save the weights with the state of the optimizer, and return the path of the save."""
@@ -85,19 +88,19 @@ class WeaverSdkModel:
             found = self._training.save_state(name=name)
         return str(getattr(found, "path", None) or inner(found)["path"])
 
+    def load(self, path: str) -> None:
+        """Take the weights and the state of the optimizer of a save."""
+        with told(self._endpoint):
+            self._training.load_state_with_optimizer(path, wait=True)
+
     def close(self) -> None:
         """End the session with the service; nothing that was saved is lost."""
         self._service.close()
 
-    def _sampler(self, **of: Any) -> WeaverSdkSampler:
-        with told(self._endpoint):
-            client = self._service.create_sampling_client(base_model=self.opened.base_model, **of)
-        return WeaverSdkSampler(client, self._types, self._endpoint)
-
     def _pass(
         self, call: Callable[..., Any], data: Sequence[Datum], loss: str, config: LossConfig
     ) -> PassResult:
-        types, names = self._types, INPUTS.get(loss, RATIO_INPUTS)
+        types, names = self._types, inputs_of(loss, config)
         sent = [
             types.Datum(
                 model_input=types.ModelInput.from_ints(datum.tokens.tolist()),

@@ -35,7 +35,7 @@ class Prepared:
     """Request as the engine takes it.
 
     Attributes:
-        counted: ``[K]`` True for loss tokens that count.
+        counted: ``[K]`` True for loss tokens that count: the loss depends on no other.
         places: for each datum the positions of its loss tokens among its targets, ``[T]`` or, row after row,
             ``[T, N]``.
         several: True if a datum has several targets at a position.
@@ -129,8 +129,8 @@ class _Row:
             )
         kept = np.ones(len(targets), bool) if mask is None else mask
         counted = kept & (targets != IGNORED)
-        if mask is None and loss.advantages is not None:
-            counted &= values != 0
+        if mask is None and loss.advantages is not None and loss.function is None:
+            counted &= values != 0  # all losses but those of their own are multiples of the advantage
         self.counted = counted
         self.weights = kept[self.place].astype(np.float64)
         self.advantages = np.where(kept, loss.sign * values, 0.0)[self.place]

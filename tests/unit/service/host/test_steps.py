@@ -35,24 +35,30 @@ OBJECTIVES = {
 
 
 def self_hosted(host: EngineHost, requests: list[PassRequest], objective: Objective) -> dict[str, Tensor]:
-    """Train the model ``m1`` of a host with `train_step` on the datums of all requests; return what it holds."""
+    """Train the model ``m1`` of a host with `train_step` on the datums of all requests; return what it holds.
+
+    Like any trainer of whole sequences it computes nothing of tokens that are not in the loss.
+    """
     model = host._models["m1"]
     found = [datum for request in requests for datum in request.data]
+    counted = [np.asarray(d.inputs.get("loss_mask", d.inputs["advantages"])) != 0 for d in found]
     samples = [
         Trajectory(
             "g",
             i,
             [*d.tokens.tolist(), int(d.inputs["target_tokens"][-1])],
-            [0] + [1] * len(d.tokens),
+            [0, *kept.astype(int).tolist()],
             0.0,
             1,
         )
-        for i, d in enumerate(found)
+        for i, (d, kept) in enumerate(zip(found, counted, strict=True))
     ]
     batch = TokenBatch(samples)
 
     def of(name: str) -> Tensor:
-        return torch.from_numpy(np.concatenate([datum.inputs[name] for datum in found]))
+        return torch.from_numpy(
+            np.concatenate([d.inputs[name][kept] for d, kept in zip(found, counted, strict=True)])
+        )
 
     tokens = replace(
         batch.loss_tokens(),

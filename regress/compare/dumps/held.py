@@ -1,0 +1,69 @@
+"""Records in memory as a source."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from regress.compare.alignment.keys import Key, key_of
+from regress.compare.dumps.canonical import forget
+from regress.compare.dumps.sides import HELD, Side, open_side
+from regress.dump.coordinates import Coordinates
+from regress.dump.record import Record
+from regress.interop.readers import Source
+
+
+class HeldRecords(Source):
+    """The records of an update.
+
+    Args:
+        root: the rank whose tokens a rank repeats.
+    """
+
+    system = "regress"
+    folder = Path("records in memory")
+
+    def __init__(
+        self, records: Sequence[Record], config: Mapping[str, Any], root: Callable[[int], int]
+    ) -> None:
+        self.config = config
+        self._records = {f"{record.type}/{number}": record for number, record in enumerate(records)}
+        self._names = {key_of(record): name for name, record in reversed(self._records.items())}
+        self._root = root
+
+    @property
+    def entries(self) -> Mapping[str, tuple[str, Coordinates]]:
+        """Type and place of each record."""
+        return {name: (record.type, record.where) for name, record in self._records.items()}
+
+    def read(self, name: str) -> Record:
+        """Return one record."""
+        return self._records[name]
+
+    def name_of(self, key: Key) -> str:
+        """Return the name of the first record at a place that has one."""
+        return self._names[key]
+
+    def root(self, rank: int) -> int:
+        """Return the rank whose tokens a rank repeats."""
+        return self._root(rank)
+
+    def writes(self, stage: str, tensor: str | None = None) -> bool:
+        """Return True: nothing limits what is recorded."""
+        return True
+
+
+@contextmanager
+def held(golden: Side, actual: Side) -> Iterator[tuple[str, str]]:
+    """Give two sources in memory names under which they are opened, as long as the context lasts."""
+    names = f"memory:golden-{id(golden)}", f"memory:actual-{id(actual)}"
+    HELD.update(zip(names, (golden, actual), strict=True))
+    try:
+        yield names
+    finally:
+        for name in names:
+            del HELD[name]
+        open_side.cache_clear()
+        forget()
