@@ -134,14 +134,14 @@ class Trainer(System):
 
     name = "trainer"
     version_of = "transformers"
-    requirements = ("transformers==5.23.0", "accelerate==1.15.0")
-    modules = (
+    requirements: tuple[str, ...] = ("transformers==5.23.0", "accelerate==1.15.0")
+    modules: tuple[str, ...] = (
         "transformers.trainer",
         "transformers.models.auto.modeling_auto",
         "accelerate",
         "regress.capture.recording",
     )
-    shims = (
+    shims: tuple[Shim, ...] = (
         Shim(
             "accelerate keeps its FSDP plugin on a CPU",
             6,
@@ -188,7 +188,7 @@ class Trainer(System):
         if "distributed" in settings:
             _meshes_on_cpu()
         self.model = AutoModelForCausalLM.from_pretrained(case.model, dtype=torch.float32, **loading)
-        self.trainer = HFTrainer(
+        self.trainer: Any = HFTrainer(
             model=self.model,
             args=arguments,
             train_dataset=[{"input_ids": one.tokens, "labels": one.labels} for one in samples],
