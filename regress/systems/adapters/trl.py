@@ -45,8 +45,6 @@ def _loss(
     return Setting({"loss_type": loss_type, **arguments}, {"algorithm.preset": preset, **(truth or {})})
 
 
-_TWICE = {"num_iterations": 2}
-_OLD = {"trainer.epochs": 2, "algorithm.old_log_probs": "recompute"}
 SETTINGS: Mapping[str, Setting] = {
     "trl:grpo": _loss("trl:grpo", "grpo"),
     "trl:dapo": _loss("trl:dapo", "dapo"),
@@ -66,17 +64,6 @@ SETTINGS: Mapping[str, Setting] = {
     "trl:dapo T=1.3": _loss("trl:dapo", "dapo", temperature=1.3, truth={"rollout_worker.temperature": 1.3}),
     "trl:grpo T=0.7": _loss("trl:grpo", "grpo", temperature=0.7, truth={"rollout_worker.temperature": 0.7}),
     "trl:grpo beta=0.05": _loss("trl:grpo", "grpo", beta=0.05, truth={"algorithm.kl_coef": 0.05}),
-    "trl:dapo twice": _loss("trl:dapo", "dapo", **_TWICE, truth=_OLD),
-    "trl:gspo twice": _loss(
-        "trl:gspo",
-        "grpo",
-        importance_sampling_level="sequence",
-        epsilon=3e-4,
-        epsilon_high=4e-4,
-        **_TWICE,
-        truth=_OLD,
-    ),
-    "trl:cispo twice": _loss("trl:cispo", "cispo", epsilon_high=5.0, **_TWICE, truth=_OLD),
     "trl:grpo without router loss": _loss("trl:grpo", "grpo", router_aux_loss_coef=0.0),
     "trl:dapo without router loss": _loss("trl:dapo", "dapo", router_aux_loss_coef=0.0),
     "trl:rloo": Setting(
@@ -108,8 +95,7 @@ FSDP_ACCUMULATION = _layout(
 )
 
 CELLS = (
-    *(Cell(PADDED, name) for name in SETTINGS if "twice" not in name and "router" not in name),
-    *(Cell(PADDED, name, updates=2) for name in SETTINGS if "twice" in name),
+    *(Cell(PADDED, name) for name in SETTINGS if "router" not in name),
     Cell(PADDED, "trl:dapo", "tied", updates=2),
     Cell(PADDED, "trl:grpo without router loss", "moe"),
     Cell(PADDED, "trl:dapo", "tools"),
@@ -122,7 +108,6 @@ CELLS = (
     Cell(CHECKPOINTING, "trl:dapo"),
     Cell(WIDE, "trl:grpo"),
     *(Cell(DDP, name) for name in ("trl:grpo", "trl:dapo", "trl:dr_grpo", "trl:luspo", "trl:rloo")),
-    Cell(DDP, "trl:dapo twice", updates=2),
     Cell(DDP_ACCUMULATION, "trl:dapo", updates=2),
     Cell(DDP_ACCUMULATION, "trl:dapo", "tied"),
     Cell(DDP4, "trl:grpo"),
@@ -166,7 +151,7 @@ class TRL(Trainer):
         arguments = self._grpo_arguments(getattr(trl, setting.trainer.replace("Trainer", "Config")), setting)
         if arguments.fsdp:
             fsdp_on_cpu()
-        rollouts = Rollouts(case.steps[: cell.updates // arguments.num_iterations], arguments.process_index)
+        rollouts = Rollouts(case.steps[: cell.updates], arguments.process_index)
         self.model = AutoModelForCausalLM.from_pretrained(case.model, dtype=torch.float32)
         own: dict[str, Any] = {"rollout_func": rollouts.generate} if setting.trainer == "GRPOTrainer" else {}
         self.trainer = getattr(trl, setting.trainer)(
