@@ -48,6 +48,7 @@ def test_an_adapter_is_trained_saved_and_restored(make_host: MakeHost, tmp_path:
         host.load("full", str(tmp_path / "state"), optimizer=True)
 
 
+@pytest.mark.extended
 def test_an_adapter_of_other_weights_is_refused(make_host: MakeHost, tmp_path: Path) -> None:
     make = make_host("seed=1", models=0)
     make.create("m0", SPEC)
@@ -105,7 +106,9 @@ def test_an_adapter_that_cannot_be_is_refused(make_host: MakeHost, lora: LoraSpe
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("family", ["gpt2", "llama", "qwen3_moe"])
+@pytest.mark.parametrize(
+    "family", ["qwen3_moe", *(pytest.param(name, marks=pytest.mark.extended) for name in ("gpt2", "llama"))]
+)
 def test_layers_of_other_families_are_found(make_host: MakeHost, family: str) -> None:
     sizes = "model.config={}" if family == "gpt2" else "model.config.num_hidden_layers=2"
     host = make_host(f"model.family={family}", "~model.config", sizes, models=0)

@@ -153,6 +153,7 @@ def test_a_request_may_ask_for_its_dump(tmp_path: Path) -> None:
     assert last.types == ()
 
 
+@pytest.mark.extended
 def test_only_every_n_th_step_is_recorded(tmp_path: Path) -> None:
     host = hosted(tmp_path, WEAVER_DEBUG_DUMP_EVERY_N="2", WEAVER_DEBUG_DUMP_OPTIONS="loss")
     for step in range(3):
@@ -163,6 +164,7 @@ def test_only_every_n_th_step_is_recorded(tmp_path: Path) -> None:
     assert [line.step for line in read_requests(tmp_path / "dump")] == [0, 0, 1, 1, 2, 2]
 
 
+@pytest.mark.extended
 def test_a_second_model_has_a_dump_of_its_own(tmp_path: Path) -> None:
     host, dump = hosted(tmp_path, models=2), tmp_path / "dump"
     for number in (1, 0):

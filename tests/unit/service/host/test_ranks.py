@@ -57,10 +57,8 @@ def _weights(folder: Path) -> dict[str, Any]:
     return {**found, **record.tensors}
 
 
-@pytest.mark.parametrize(
-    "layout",
-    ["dp2", *(pytest.param(name, marks=pytest.mark.extended) for name in LAYOUTS if name != "dp2")],
-)
+@pytest.mark.extended
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_layout_computes_what_one_process_does(pool: RankPool, tmp_path: Path, layout: str) -> None:
     """Two passes, one that fails between them, a step, a save that another model goes on from, and a sample."""
     chosen = LAYOUTS[layout]
@@ -121,7 +119,11 @@ def test_requests_cut_in_chunks_are_the_whole_request_bit_for_bit(pool: RankPool
 
 @pytest.mark.parametrize(
     "batching",
-    [["micro_batch_size=2"], ["row_order=longest_first"], ["layout=packed", "max_tokens_per_microbatch=60"]],
+    [
+        ["layout=packed", "max_tokens_per_microbatch=60"],
+        pytest.param(["micro_batch_size=2"], marks=pytest.mark.extended),
+        pytest.param(["row_order=longest_first"], marks=pytest.mark.extended),
+    ],
     ids=lambda keys: keys[0],
 )
 def test_microbatches_of_several_datums_do_not_follow_the_cuts(batching: list[str]) -> None:

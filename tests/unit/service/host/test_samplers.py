@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from host_requests import ADAM, VOCABULARY, ratio_pass
+from host_requests import ADAM, VOCABULARY, offer, ratio_pass
 
 from regress.engine.rollout import TRAIN, HFRolloutWorker, Prompt
 from regress.engine.sampling import SamplingParams
+from regress.engine.world import SingleProcess
 from regress.service.api import Datum, PassRequest, SamplingRequest, SaveKind, ServiceError
 from regress.service.host.host import EngineHost
 from regress.service.host.samplers import KEPT
@@ -38,7 +39,10 @@ def host(make_host: MakeHost) -> EngineHost:
     return found
 
 
-@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.7, "top_p": 0.8, "top_k": 5}])
+@pytest.mark.parametrize(
+    "sampling",
+    [pytest.param({}, marks=pytest.mark.extended), {"temperature": 0.7, "top_p": 0.8, "top_k": 5}],
+)
 def test_draws_are_those_of_a_self_hosted_rollout(host: EngineHost, sampling: dict[str, Any]) -> None:
     base = host._bases["tiny"]
     tokenizer = base.tokenizer
@@ -146,6 +150,14 @@ def test_many_samplers_share_one_model_and_keep_apart(host: EngineHost, tmp_path
         host.prompt_logprobs("s0", PROMPT)
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> EngineHost:
+    """A host that no test changes."""
+    found = EngineHost({"tiny": offer()}, SingleProcess(), tmp_path_factory.mktemp("host"))
+    found.open_sampler("s", None, "tiny")
+    return found
+
+
 @pytest.mark.parametrize(
     ("wrong", "named"),
     [
@@ -162,7 +174,7 @@ def test_many_samplers_share_one_model_and_keep_apart(host: EngineHost, tmp_path
         ({"prompt": np.zeros(48, dtype=np.int64)}, "max_tokens"),
     ],
 )
-def test_what_cannot_be_sampled_is_named(host: EngineHost, wrong: dict[str, Any], named: str) -> None:
+def test_what_cannot_be_sampled_is_named(shared: EngineHost, wrong: dict[str, Any], named: str) -> None:
     request = replace(SamplingRequest(PROMPT), **wrong)
     with pytest.raises(ServiceError, match=named):
-        host.sample("s", request)
+        shared.sample("s", request)

@@ -85,7 +85,10 @@ def self_hosted(host: EngineHost, requests: list[PassRequest], objective: Object
     return {**held(host, "m1"), "loss": torch.tensor(outcome.loss), "norm": torch.tensor(outcome.grad_norm)}
 
 
-@pytest.mark.parametrize("loss", OBJECTIVES)
+@pytest.mark.parametrize(
+    "loss",
+    ["ppo", *(pytest.param(name, marks=pytest.mark.extended) for name in OBJECTIVES if name != "ppo")],
+)
 def test_a_request_is_the_step_of_a_trainer_bit_for_bit(make_host: MakeHost, loss: str) -> None:
     host = make_host(models=2)
     request = PassRequest(datums([9, 5, 12], mask=loss != "ppo"), loss)
