@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from regress.faults import loss
+from regress.faults.patch import Fault
 from regress.golden.store import GoldenStore
 from regress.replay.cache import ReplayCache
 from regress.replay.matrix import Replay, items
@@ -42,3 +44,12 @@ def test_every_case_over_every_wire(replay: Replay, cache: ReplayCache) -> None:
     assert found.failed == []
     for item in items(replay):
         assert found.outcomes[str(item.place), item.quantity].tensors, item.id
+
+
+@pytest.mark.extended
+def test_a_fault_of_the_service_is_found(tmp_path: Path) -> None:
+    with Fault(loss.ratio_inverted).injected():
+        replay = Replay(STORE.case("cispo"), REMOTE["remote-weaver"], Precision.FLOAT32)
+        found = ReplayCache(tmp_path, project_variants(ROOT)).outcome(replay)
+    assert found.error is None
+    assert found.failed[0].quantity in ("gradient", "grad_norm", "log_probs", "param")

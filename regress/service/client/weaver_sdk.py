@@ -47,8 +47,8 @@ class WeaverSdkModel(SdkModel):
         call = getattr(self._training, "forward", None)
         if call is None:
             raise ConfigError(
-                "the installed nex-weaver has no forward pass, which log-probs before an update and losses computed here "
-                "need; install a later one, or set service.weaver_service.client=own"
+                "the installed nex-weaver has no forward pass, which log-probs before an update and losses computed "
+                "here need; install a later one, or set service.weaver_service.client=own"
             )
         return self._pass(call, data, "forward_logprob", {})
 

@@ -133,7 +133,6 @@ def test_an_sdk_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
         open_model(Endpoint("weaver", "http://127.0.0.1:1", KEY, None, None, 0, "sdk", 1.0))
 
 
-@pytest.mark.parametrize(("wire", "missing"), [("weaver", "httpx"), ("tinker", "google.protobuf")])
 def test_an_old_sdk_without_forward_passes_is_named() -> None:
     """nex-weaver 1.4.0 has none; 1.10.0 has."""
     model = object.__new__(WeaverSdkModel)
@@ -142,6 +141,7 @@ def test_an_old_sdk_without_forward_passes_is_named() -> None:
         model.forward([])
 
 
+@pytest.mark.parametrize(("wire", "missing"), [("weaver", "httpx"), ("tinker", "google.protobuf")])
 def test_a_missing_package_is_named_with_the_extra_that_has_it(
     monkeypatch: pytest.MonkeyPatch, wire: str, missing: str
 ) -> None:
