@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from regress.compare.alignment.aligned import TokenRows
 from regress.compare.alignment.canonical import canonicalize
+from regress.compare.alignment.keys import key_of
 from regress.compare.alignment.local_shard import whole_layout
 from regress.compare.alignment.places import Places
 from regress.compare.alignment.project import Projection
@@ -82,8 +83,9 @@ def test_projection_gives_the_local_tensors_back(
                     continue
                 part = golden.part(source)
                 by_loss = part.rows.size != world.frame.size
-                tokens = places.loss_rows(world.loss_mask) if by_loss else places.tokens
-                local = token_part(array, whole_layout(array.shape), tokens, array.ndim - 1 if by_loss else 2)
+                where = name, key_of(record)
+                tokens, lead = places.rows(array.shape, world.loss_mask, rows_only=by_loss, name=where)
+                local = token_part(array, whole_layout(array.shape), tokens, lead)
                 count = 0
                 for block in TokenRows(local, [part], np.flatnonzero(local.rows >= 0)).blocks():
                     np.testing.assert_array_equal(block.actual, block.golden)
