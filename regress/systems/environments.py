@@ -125,7 +125,7 @@ def install(system: SystemUnderTest, *, newest: bool = False, again: bool = Fals
         if again or not (folder / READY).is_file():
             shutil.rmtree(folder, ignore_errors=True)
             try:
-                _make(folder, wanted)
+                _make(folder, wanted, system)
             except BaseException:
                 shutil.rmtree(folder, ignore_errors=True)
                 raise
@@ -155,15 +155,19 @@ def _version(name: str) -> str:
 
 def _opened(folder: Path) -> Environment:
     installed = tuple(json.loads((folder / READY).read_text())["installed"])
-    variables = {
+    return Environment(folder / "bin" / "python", folder, _variables(folder), installed)
+
+
+def _variables(folder: Path) -> dict[str, str]:
+    """Return the variables of an environment: its programs first, and caches of its own."""
+    return {
         "PATH": os.pathsep.join([str(folder / "bin"), os.environ.get("PATH", os.defpath)]),
         "TORCH_EXTENSIONS_DIR": str(folder / "extensions"),
         "TRITON_CACHE_DIR": str(folder / "triton"),
     }
-    return Environment(folder / "bin" / "python", folder, variables, installed)
 
 
-def _make(folder: Path, wanted: Sequence[str]) -> None:
+def _make(folder: Path, wanted: Sequence[str], system: SystemUnderTest) -> None:
     _run([sys.executable, "-m", "venv", "--without-pip", str(folder)], f"a Python at {folder} cannot be made")
     site = Path(sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)}))
     site.mkdir(parents=True, exist_ok=True)
@@ -178,6 +182,10 @@ def _make(folder: Path, wanted: Sequence[str]) -> None:
         else [*tool, *target, "install", "--no-deps", "--no-build-isolation", "--ignore-installed", *wanted]
     )
     _run(command, f"{', '.join(wanted)} cannot be installed")
+    if system.builds:
+        variables = {**os.environ, **_variables(folder), **system.environ}
+        python = str(folder / "bin" / "python")
+        _run([python, "-c", system.builds], f"{system.name} cannot compile what it needs", variables)
     (folder / READY).write_text(json.dumps({"installed": list(wanted)}, indent=1) + "\n")
 
 
@@ -189,10 +197,10 @@ def _shared() -> list[Path]:
     return list(dict.fromkeys([*found, own]))
 
 
-def _run(command: Sequence[str], what: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def _run(command: Sequence[str], what: str, variables: Mapping[str, str] | None = None) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=variables)
     if done.returncode:
         tail = " / ".join((done.stderr or done.stdout).strip().splitlines()[-4:])
         raise SystemsError(
-            f"{what} ({tail}): correct the pins of the adapter, or the access to the package index"
+            f"{what} ({tail}): correct the pins of the adapter, or the access to packages and compilers"
         )

@@ -7,7 +7,9 @@ standard output tells the result of each, as soon as it is there.
 from __future__ import annotations
 
 import json
+import os
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ MARK = "regress-result "
 
 def main(path: str) -> None:
     """Run the jobs of a file: ``{"modules": [...], "timeout": s, "jobs": [{"ranks": n, "log": ..., **Job}]}``."""
+    threading.Thread(target=_end_with_the_caller, daemon=True).start()
     work = json.loads(Path(path).read_text())
     with RankPool(tuple(work["modules"])) as pool:
         for number, one in enumerate(work["jobs"]):
@@ -29,6 +32,13 @@ def main(path: str) -> None:
                 pool, Job(**{**one, "paths": tuple(one["paths"])}), ranks, log, float(work["timeout"])
             )
             print(MARK + json.dumps({"number": number, **result}), flush=True)
+
+
+def _end_with_the_caller() -> None:
+    """End as soon as the caller is gone, however it ended; the ranks end with this process."""
+    while os.read(0, 1):  # not by sys.stdin, whose lock the end of the interpreter needs
+        pass
+    os._exit(1)
 
 
 def _run(pool: RankPool, job: Job, ranks: int, log: Path, timeout: float) -> dict[str, Any]:

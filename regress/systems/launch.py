@@ -70,6 +70,7 @@ def run_jobs(
     with (folder / "host.log").open("wb") as log:
         process = subprocess.Popen(
             [str(python), "-m", "regress.systems.host", str(path)],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
             env={**os.environ, **_paths(jobs), **(environ or {})},

@@ -143,6 +143,7 @@ class SystemUnderTest(Protocol):
         modules: modules that are imported once before the ranks are forked.
         shims: what the adapter replaces.
         environ: variables that must be set before the modules are imported.
+        builds: Python code that compiles what the system needs, run once in its environment; empty for none.
     """
 
     name: str
@@ -151,6 +152,7 @@ class SystemUnderTest(Protocol):
     modules: tuple[str, ...]
     shims: tuple[Shim, ...]
     environ: Mapping[str, str]
+    builds: str
 
     def cells(self) -> Iterable[Cell]:
         """Yield the cells of the table."""
@@ -193,6 +195,7 @@ class System:
     modules: tuple[str, ...] = ()
     shims: tuple[Shim, ...] = ()
     environ: Mapping[str, str] = {}
+    builds: str = ""
 
     def close(self) -> None:
         """Release nothing."""

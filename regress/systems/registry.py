@@ -13,11 +13,12 @@ from regress.systems.protocol import SystemUnderTest
 GROUP = "regress.systems"
 
 BUILT_IN: Mapping[str, str] = {
+    "deepspeed": "regress.systems.adapters.deepspeed:DeepSpeed",
     "trainer": "regress.systems.adapters.trainer:Trainer",
 }
 """Adapters of this package, as `pyproject.toml` registers them: known where its metadata is stale, too."""
 
-_MEMBERS = ("name", "version_of", "requirements", "modules", "shims", "environ")
+_MEMBERS = ("name", "version_of", "requirements", "modules", "shims", "environ", "builds")
 _METHODS = ("cells", "objective", "prepare", "step", "engaged", "close")
 
 

@@ -53,6 +53,7 @@ class Row:
         facts: proof that the layout was on.
         shims: titles of the shims that the cell needs; those through which numbers pass begin with an exclamation mark.
         listed: what only one side has, a sentence each.
+        notes: traceback and output of the rank that failed.
         versions: of the system and what it ran on.
     """
 
@@ -68,6 +69,7 @@ class Row:
     facts: Mapping[str, Any] = field(default_factory=dict)
     shims: Sequence[str] = ()
     listed: Sequence[str] = ()
+    notes: Sequence[str] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -83,7 +85,7 @@ class Row:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values, the inverse of `from_json`."""
-        return {**asdict(self), "result": str(self.result), "shims": [*self.shims], "listed": [*self.listed]}
+        return {**asdict(self), "result": str(self.result), "shims": [*self.shims]}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Row:

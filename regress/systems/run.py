@@ -151,7 +151,7 @@ def row_of(system: SystemUnderTest, cell: Cell, outcome: Outcome, dump: Path, wo
         "versions": outcome.versions,
     }
     if outcome.error:
-        return Row(result=Result.ERROR, told=outcome.error, **common)
+        return Row(result=Result.ERROR, told=outcome.error, notes=outcome.notes, **common)
     if outcome.missing:
         return Row(result=Result.ERROR, told=f"the layout is not on: {outcome.missing}", **common)
     from regress.systems.explained import explained

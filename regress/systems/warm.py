@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch.distributed.tensor import distribute_tensor
+from torch.distributed.tensor import DTensor
 
+from regress.dump.placements import of
 from regress.errors import SystemsError
 from regress.systems.exported import ExportedCase
 
@@ -43,7 +44,10 @@ def plain_names(model: nn.Module) -> dict[str, nn.Parameter]:
 
 def _like(value: Tensor, p: Any, name: str) -> Tensor:
     if hasattr(p, "placements"):
-        found: Tensor = distribute_tensor(value, p.device_mesh, p.placements)
+        local = torch.from_numpy(of(p).project(value.numpy()).copy())
+        found: Tensor = DTensor.from_local(
+            local, p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride()
+        )
         return found
     if value.shape != p.shape:
         raise SystemsError(
