@@ -27,9 +27,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     _thin(items)
     if config.getoption("--extended") or EXTENDED in config.getoption("-m"):
         return
-    left = [item for item in items if item.get_closest_marker(EXTENDED)]
+    kept, left = [], []
+    for item in items:
+        (left if item.get_closest_marker(EXTENDED) else kept).append(item)
     config.hook.pytest_deselected(items=left)
-    items[:] = [item for item in items if not item.get_closest_marker(EXTENDED)]
+    items[:] = kept
 
 
 def pytest_regress_keywords() -> tuple[str, ...]:

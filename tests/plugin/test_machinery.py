@@ -38,7 +38,10 @@ from regress.dump.reader import DumpReader
 
 sys.path.insert(0, {targets!r})
 import rank_targets
+import regress.replay.pool
 from regress.replay.pool import shared_pool
+
+regress.replay.pool.MODULES = ("torch.distributed", "regress.parallel.launch.rank", "regress.dump")  # no model here
 
 HERE = Path(__file__).parent
 FAULTS = {{

@@ -363,6 +363,7 @@ def test_a_copy_has_experts_of_its_own(ranks: Any) -> None:
     assert all(ranks.run(copied))
 
 
+@pytest.mark.extended  # a run of two ranks with compiled blocks is one of those that train the same model
 def test_compiled_blocks_compute_the_same(ranks: Any) -> None:
     assert all(ranks.run(compiled))
 
