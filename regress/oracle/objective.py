@@ -105,6 +105,14 @@ def _statement(path: str, at: tuple[int, int | None]) -> Statement | None:
         found = explain_dump(path, step=at[0], update=at[1])
     except CompareError:
         return None
+    bonus = next(
+        (one for one in found.statements if one.subject == "entropy" and one.values != ("none",)), None
+    )
+    if bonus is not None:
+        raise OracleError(
+            f"the loss of {named(at)} of {path} has an entropy term ({bonus.text}), which no preset names; give "
+            "--preset and --set algorithm.entropy_coef=VALUE"
+        )
     return next((one for one in found.statements if one.subject == "preset" and one.values), None)
 
 
@@ -119,7 +127,9 @@ def _coefficients(found: Statement) -> dict[str, Any]:
     Raises:
         OracleError: if one is none.
     """
-    values: dict[str, Any] = {}
+    values: dict[str, Any] = {
+        "kl_coef": 0.0
+    }  # whatever the preset has, the gradients have none but what follows
     if "norm_length" in found.evidence:
         values["norm_length"] = int(found.evidence["norm_length"])
     if "kl_coef" in found.evidence:

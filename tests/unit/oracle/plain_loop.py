@@ -54,6 +54,7 @@ def train(
     ddof: int = 1,
     order: Iterable[int] | None = None,
     repeated: bool = False,
+    entropy: float = 0.0,
     **options: Any,
 ) -> None:
     """Make updates with a token mean; ``told`` says what is tapped: rewards, advantages, mask.
@@ -83,6 +84,7 @@ def train(
                     counted[first : first + size],
                     total,
                     told,
+                    entropy,
                 )
             torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
             optimizer.step()
@@ -96,18 +98,20 @@ def _backward(
     counted: list[bool],
     total: int,
     told: Iterable[str],
+    entropy: float,
 ) -> None:
     width = max(len(sample.tokens) for sample in samples)
     pad: Callable[[list[int]], list[int]] = lambda row: row + [0] * (width - len(row))  # noqa: E731
     ids = torch.tensor([pad(sample.tokens) for sample in samples])
     mask = torch.tensor([pad(sample.loss_mask) for sample in samples]).float()
     attention = torch.tensor([pad([1] * len(sample.tokens)) for sample in samples])
-    log_probs = model(input_ids=ids, attention_mask=attention).logits[:, :-1].log_softmax(-1)
-    log_probs = log_probs.gather(-1, ids[:, 1:, None])[..., 0]
+    every = model(input_ids=ids, attention_mask=attention).logits[:, :-1].log_softmax(-1)
+    log_probs = every.gather(-1, ids[:, 1:, None])[..., 0]
+    spread = -(every.exp() * every).sum(-1)
     tapped: dict[str, Any] = {"advantages": advantages} if "advantages" in told else {}
     tapped |= {"loss_mask": mask} if "mask" in told else {}
     if tapped:
         tap_batch(**tapped)
     used = mask[:, 1:] * torch.tensor(counted).float()[:, None]
     ratio = (log_probs - log_probs.detach()).exp()
-    (-(ratio * advantages[:, None] * used).sum() / total).backward()
+    (-((ratio * advantages[:, None] + entropy * spread) * used).sum() / total).backward()

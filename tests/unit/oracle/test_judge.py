@@ -60,12 +60,23 @@ def test_wrong_deviation_is_found_though_log_probs_hold(tmp_path: Path) -> None:
     assert "log_probs" not in failed
 
 
+@pytest.mark.extended
 def test_objective_is_read_from_the_gradients(healthy: Path, tmp_path: Path) -> None:
     found = judged(healthy, tmp_path, preset=None)
 
     assert found.comparison.exit_code == 0
     assert "as its gradients prove" in found.claim.words
     assert any("give --preset to say what it should be" in note for note in found.notes)
+
+
+@pytest.mark.extended
+def test_entropy_bonus_is_not_overlooked(tmp_path: Path) -> None:
+    train(tmp_path / "dump", updates=1, entropy=0.05)
+
+    with pytest.raises(OracleError, match=r"has an entropy term .* give --preset"):
+        judged(tmp_path / "dump", tmp_path / "work", preset=None)
+    settings = {"algorithm.entropy_coef": 0.05}
+    assert judged(tmp_path / "dump", tmp_path / "work", settings=settings).comparison.exit_code == 0
 
 
 def test_later_update_begins_with_the_recorded_weights(healthy: Path, tmp_path: Path) -> None:
@@ -80,9 +91,15 @@ def test_later_update_begins_with_the_recorded_weights(healthy: Path, tmp_path: 
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param({"order": (5, 2, 7, 0, 3, 6, 1, 4)}, id="rows in another order"),
+        pytest.param(
+            {"order": (5, 2, 7, 0, 3, 6, 1, 4)}, id="rows in another order", marks=pytest.mark.extended
+        ),
         pytest.param({"repeated": True}, id="a row that fills the batch up"),
-        pytest.param({"told": ("advantages", "mask")}, id="advantages tapped in place of rewards"),
+        pytest.param(
+            {"told": ("advantages", "mask")},
+            id="advantages tapped in place of rewards",
+            marks=pytest.mark.extended,
+        ),
     ],
 )
 def test_other_batches_of_the_same_samples(tmp_path: Path, options: dict[str, Any]) -> None:
