@@ -42,7 +42,6 @@ CELLS = (
     Cell(_zero(2, "non-contiguous", contiguous_gradients=False), "grpo"),
     Cell(_zero(1, "small-buckets", reduce_bucket_size=512, allgather_bucket_size=512), "grpo"),
     Cell(_zero(2, "small-buckets", reduce_bucket_size=512), "grpo"),
-    Cell(_zero(2, "round-robin", round_robin_gradients=True), "grpo"),
     Cell(_zero(1, ranks=4), "grpo"),
     Cell(_zero(2, ranks=4), "grpo", "tied"),
     Cell(_zero(3, ranks=4), "grpo"),
@@ -152,7 +151,9 @@ class DeepSpeed(System):
         from regress.dump.taps import at, recording
 
         mesh = {"world_size": self.cell.layout.ranks, "dp": self.data_ranks, "tp": self.tensor}
-        origin = Provenance(config={"model": {"dtype": "float32"}}, mesh=mesh)
+        origin = Provenance(
+            config={"model": {"dtype": "float32"}, "capture": {"system": self.name}}, mesh=mesh
+        )
         options = dict.fromkeys(_TYPES, True)
         recorder = Recorder(
             str(self.folder), options=options, provenance=origin, rank=self.rank, gather=self._gather
