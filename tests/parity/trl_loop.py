@@ -235,7 +235,9 @@ def _population_deviation(trainer: Any) -> Any:
 
 @contextlib.contextmanager
 def _no_temperature(trainer: Any) -> Any:
-    trainer.temperature = 1.0
+    from trl.trainer.utils import add_fused_lm_head
+
+    add_fused_lm_head(trainer.model, temperature=1.0, outputs=("log_probs", "entropy"))
     yield
 
 

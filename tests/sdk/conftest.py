@@ -70,9 +70,15 @@ def self_hosted(
 
 
 @pytest.fixture(scope="session")
-def service_url(configurations: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def service_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of the service; its saves are in ``state/saves``."""
+    return tmp_path_factory.mktemp("service")
+
+
+@pytest.fixture(scope="session")
+def service_url(configurations: Path, service_folder: Path) -> Iterator[str]:
     """URL of a service that offers a model for each seed, for as long as the tests run."""
-    folder = tmp_path_factory.mktemp("service")
+    folder = service_folder
     command = [os.environ[SERVICE_PYTHON], "-m", "regress", "serve", "--port", "0"]
     command += [f"--model=seed-{seed}={configurations / f'seed-{seed}.yaml'}" for seed in SEEDS]
     command += ["--state-dir", str(folder / "state"), "--hole-timeout", "5", "--drain-timeout", "5"]

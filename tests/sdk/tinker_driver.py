@@ -21,6 +21,8 @@ class TinkerDriver:
         assert self.trainer.get_info().is_lora is False
         self.tokenizer = self.trainer.get_tokenizer()
         self._sampler: Any = None
+        self.log_probs: list[list[float]] = []
+        """Those of the targets of each datum, as the last step has returned them."""
 
     def publish(self, name: str) -> str:
         """Save weights for sampling, and sample with them from now on; returns their path."""
@@ -75,6 +77,7 @@ class TinkerDriver:
         passed = self.trainer.forward_backward([_datum(*row) for row in rows], loss_fn="importance_sampling")
         params = types.AdamParams(learning_rate=learning_rate, **adam)
         updated = self.trainer.optim_step(params)
+        self.log_probs = [list(output["logprobs"].data) for output in passed.result().loss_fn_outputs]
         return {**passed.result().metrics, **updated.result().metrics}
 
     def refused(self) -> str:
@@ -86,6 +89,10 @@ class TinkerDriver:
         except Exception as error:
             return str(error)
         raise AssertionError("an unknown setting is no error")
+
+    def save(self, name: str) -> None:
+        """Save weights and optimizer."""
+        self.trainer.save_state(name=name).result()
 
     def save_and_load(self) -> None:
         """Save weights and optimizer, load them again, and go on from them in another model."""

@@ -23,6 +23,8 @@ class WeaverDriver:
         self.trainer = self._service.create_model(base_model=model, training_mode="full_ft")
         self.tokenizer = self.trainer.get_tokenizer()
         self._sampler: Any = None
+        self.log_probs: list[list[float]] = []
+        """Those of the targets of each datum, as the last step has returned them."""
 
     def publish(self, name: str) -> str:
         """Save weights for sampling, and sample with them from now on; returns their path."""
@@ -75,6 +77,7 @@ class WeaverDriver:
         )
         params = types.AdamParams(learning_rate=learning_rate, **adam)
         updated = self.trainer.optim_step(params, wait=True)
+        self.log_probs = [list(output["logprobs"]["data"]) for output in passed["result"]["loss_fn_outputs"]]
         return {**passed["result"]["metrics"], **updated["metrics"]}
 
     def refused(self) -> str:
@@ -86,6 +89,10 @@ class WeaverDriver:
         except Exception as error:
             return str(error)
         raise AssertionError("an unknown setting is no error")
+
+    def save(self, name: str) -> None:
+        """Save weights and optimizer."""
+        self.trainer.save_state(name=name, checkpoint_type="weight_and_optimizer")
 
     def save_and_load(self) -> None:
         """Save weights and optimizer, and load them again."""

@@ -2,36 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from regress.compare.alignment.keys import Key, key_of
+from regress.compare.alignment.places import Places
 from regress.compare.dumps.canonical import forget
 from regress.compare.dumps.sides import HELD, Side, open_side
+from regress.compare.updates.record_index import RecordIndex
 from regress.dump.coordinates import Coordinates
 from regress.dump.record import Record
 from regress.interop.readers import Source
+from regress.layout import TokenLayout
 
 
 class HeldRecords(Source):
     """The records of an update.
 
     Args:
-        root: the rank whose tokens a rank repeats.
+        placed: the same by place, in the samples of the golden values.
     """
 
     system = "regress"
     folder = Path("records in memory")
 
-    def __init__(
-        self, records: Sequence[Record], config: Mapping[str, Any], root: Callable[[int], int]
-    ) -> None:
+    def __init__(self, records: Sequence[Record], placed: RecordIndex, config: Mapping[str, Any]) -> None:
         self.config = config
+        self._placed = placed
         self._records = {f"{record.type}/{number}": record for number, record in enumerate(records)}
         self._names = {key_of(record): name for name, record in reversed(self._records.items())}
-        self._root = root
 
     @property
     def entries(self) -> Mapping[str, tuple[str, Coordinates]]:
@@ -46,9 +47,14 @@ class HeldRecords(Source):
         """Return the name of the first record at a place that has one."""
         return self._names[key]
 
-    def root(self, rank: int) -> int:
-        """Return the rank whose tokens a rank repeats."""
-        return self._root(rank)
+    def places(self, name: str) -> Places:
+        """Return the tokens at the places of a record that has a layout."""
+        return self._placed.places(key_of(self._records[name]))
+
+    def layouts(self, name: str) -> tuple[TokenLayout, TokenLayout]:
+        """Return the layout of a record, and that of its rows of loss tokens."""
+        key = key_of(self._records[name])
+        return self._placed.layouts[key], self._placed.rows(key)
 
     def writes(self, stage: str, tensor: str | None = None) -> bool:
         """Return True: nothing limits what is recorded."""

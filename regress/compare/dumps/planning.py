@@ -163,6 +163,13 @@ class _Step:
                 f"{where}: {matching.by_place} rows were matched by rank, microbatch and row: one side does not tell "
                 "their tokens"
             )
+        if matching.repeated:
+            names = ", ".join(map(_named, matching.repeated[:3]))
+            more = " ..." if len(matching.repeated) > 3 else ""
+            self.planned.notes.append(
+                f"{where}: {len(matching.repeated)} samples only repeat others without a gradient of their own "
+                f"({names}{more}), as rows do that fill a batch up, and were not compared"
+            )
         if matching.ambiguous:
             names = ", ".join(map(_named, matching.ambiguous[:3]))
             more = " ..." if len(matching.ambiguous) > 3 else ""

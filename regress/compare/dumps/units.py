@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 
@@ -26,6 +27,7 @@ from regress.compare.dumps.canonical import golden_at, golden_update
 from regress.compare.dumps.columns import Column
 from regress.compare.dumps.findings import Defect, Finding
 from regress.compare.dumps.golden import text_of
+from regress.compare.dumps.held import HeldRecords
 from regress.compare.dumps.listing import Listed, header, told_by
 from regress.compare.dumps.match import numbered
 from regress.compare.dumps.moments import decided
@@ -67,8 +69,6 @@ class Unit:
         suffix: end of a verdict's name, such as ``(golden rank 1)``.
         tensors: those that are compared; by default all.
         elementwise: True if they are compared element by element, because nothing tells their tokens.
-        planned: True for a record of a plan in the frame of the golden values: these tell its loss tokens, and its own
-            masks are 0 in padding.
     """
 
     golden: str
@@ -87,7 +87,6 @@ class Unit:
     suffix: str = ""
     tensors: tuple[str, ...] | None = None
     elementwise: bool = False
-    planned: bool = False
 
     @property
     def golden_names(self) -> tuple[str, ...]:
@@ -151,14 +150,11 @@ class _Work:
 
     def whole(self) -> Iterator[Finding]:
         """Yield findings on full tensors and shards of them."""
+        own, key = [(key_of(record), record) for record in self.golden.values()], key_of(self.actual)
         for source in self._sources():
-            known = [
-                local_shard(key_of(record), record, source.tensor)
-                for record in self.golden.values()
-                if source.tensor in record.tensors
-            ]
+            known = [local_shard(*one, source.tensor) for one in own if source.tensor in one[1].tensors]
             try:
-                actual = local_shard(key_of(self.actual), self.actual, source.tensor)
+                actual = local_shard(key, self.actual, source.tensor)
             except CompareError as error:
                 yield self._plain(Status.COVERAGE, source, str(error))
                 continue
@@ -214,7 +210,7 @@ class _Work:
         """Yield tensors of tokens beside their golden counterparts, or the reason why one cannot be placed."""
         ids, loss = self.told()
         actual_loss = loss
-        if not self.unit.planned:
+        if self._held is None:
             telling = self.unit.actual, self.unit.actual_telling
             actual_loss = told_by(*telling, self._indices[1], self.unit.frame).loss
         locator = Locator(self.unit.frame, ids, text_of(self.golden_side, self.actual_side))
@@ -234,7 +230,7 @@ class _Work:
                 whole = locator.rows(found.tokens, found.part.inner.shape, found.columns)
                 words, around = words_of(found.layout, whole), partial(self._around, source, found)
                 mask = source.quantity == "batch_inputs" and source.name.endswith("_mask")
-                if mask and self.unit.planned:
+                if mask and self._held is not None:
                     yield source, _everywhere(found, golden[0], words, around)
                 else:
                     rows = TokenRows(found.part, golden, selected_rows(source, found.part.rows, loss))
@@ -242,7 +238,7 @@ class _Work:
 
     def _golden_rows(self, source: Source, loss: Mask | None) -> tuple[list[Part], bool, str | None]:
         """Return golden values as rows, True if these are those of loss tokens, and why some cannot be placed."""
-        if self.unit.planned:
+        if self._held is not None:
             part = self._whole_update.part(source)
             return [part], part.rows.size != self.unit.frame.size, None
         records = [(name, r) for name, r in self.golden.items() if source.tensor in r.tensors]
@@ -253,19 +249,30 @@ class _Work:
 
     def told(self) -> tuple[Index | None, Mask | None]:
         """Return golden token ids and loss tokens, both ``[frame.size]``, as far as records tell them."""
-        if self.unit.planned:
+        if self._held is not None:
             return self._whole_update.locator.token_ids, self._whole_update.known_loss_mask
         return told_by(self.unit.golden, self.unit.telling, self._indices[0], self.unit.frame)[:2]
 
     def tolerance(self, source: Source, *arrays: Array) -> Tolerance:
         """Return the tolerance of a tensor, widened by the error of estimated values."""
         found = self._tolerance(source.quantity, *arrays).of(source.name)
-        if self.unit.bounds.given is not None:
+        if self.unit.bounds.given is not None or not self._estimates:
             return found
         return widened(found, source.tensor, [self.actual.meta], [r.meta for r in self.golden.values()])
 
     @cached_property
+    def _estimates(self) -> bool:
+        return any("accuracy" in record.meta for record in (self.actual, *self.golden.values()))
+
+    @cached_property
+    def _held(self) -> HeldRecords | None:
+        """Records of a plan: golden values tell their loss tokens, and masks count in padding; None for others."""
+        return self.actual_side if isinstance(self.actual_side, HeldRecords) else None
+
+    @cached_property
     def _actual_places(self) -> Places | str:
+        if self._held is not None:
+            return self._held.places(self.unit.record)
         found = header(self.unit.actual, self.unit.record)
         return _places(found, self._indices[1], self.unit.frame)
 
@@ -281,7 +288,7 @@ class _Work:
         return {**index, **numbered(self.unit.alias, index)}, numbered(self.unit.golden_of, index)
 
     def _sources(self) -> Iterator[Source]:
-        chosen = self.unit.tensors
+        chosen = None if self.unit.tensors is None else {*self.unit.tensors}
         for name in self.actual.tensors:
             source = source_or_other(self.unit.stage, name)
             if (chosen is None or name in chosen) and self.unit.only.has(source.quantity, source.label):
@@ -306,25 +313,27 @@ class _Work:
 
     @cached_property
     def _whole_update(self) -> Projection:
-        paths, place = (self.unit.golden, self.unit.actual), self.unit.place
-        return (
-            golden_at(*paths, place.step, place.update)
-            if self.unit.planned
-            else golden_update(*paths, self.unit.records[0])
-        )
+        unit = self.unit
+        if self._held is not None:
+            return golden_at(unit.golden, unit.actual, unit.place.step, unit.place.update)
+        return golden_update(unit.golden, unit.actual, unit.records[0])
 
     @cached_property
     def _golden(self) -> Projection:
         """The golden update, restricted to the samples with a token here."""
         whole = self._whole_update
-        if self.unit.stage in UPDATE_STAGES or self.unit.planned:
+        if self.unit.stage in UPDATE_STAGES or self._held is not None:
             return whole
         return whole.of_samples(sorted({*numbered(self.unit.golden_of, whole.frame.index).values()}))
 
     def _around(self, source: Source, placed: Placed) -> FailureContext:
         """Return the failure context of a tensor of tokens."""
-        found, golden = header(self.unit.actual, self.unit.record), self._golden
-        layout, rows = found.layouts(numbered(self.unit.golden_of, golden.frame.index), golden.frame)
+        golden, name = self._golden, self.unit.record
+        if self._held is not None:
+            layout, rows = self._held.layouts(name)
+        else:
+            index = numbered(self.unit.golden_of, golden.frame.index)
+            layout, rows = header(self.unit.actual, name).layouts(index, golden.frame)
         return golden.context(source, placed.layout, layout, rows, rows_only=placed.by_loss)
 
     def _around_whole(self, source: Source, part: ShardLayout) -> FailureContext:
@@ -332,6 +341,16 @@ class _Work:
         return self._golden.context_of_whole(source, part)
 
     def _tolerance(self, quantity: str, *arrays: Array) -> Tolerance:
+        key = quantity, *(array.dtype for array in arrays)
+        if key not in self._tolerances:
+            self._tolerances[key] = self._tolerance_of(quantity, arrays)
+        return self._tolerances[key]
+
+    @cached_property
+    def _tolerances(self) -> dict[tuple[Any, ...], Tolerance]:
+        return {}
+
+    def _tolerance_of(self, quantity: str, arrays: Sequence[Array]) -> Tolerance:
         models = [
             side.precision for side in (self.golden_side, self.actual_side) if side.precision is not None
         ]

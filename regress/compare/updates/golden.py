@@ -14,7 +14,6 @@ from regress.compare.diagnosis.hypotheses import Truth
 from regress.compare.dumps.bounds import StoredBounds
 from regress.compare.dumps.canonical import golden_at
 from regress.compare.dumps.held import HeldRecords, held
-from regress.compare.dumps.listing import header
 from regress.compare.dumps.session import work
 from regress.compare.dumps.shares import Group, ShareUnit
 from regress.compare.dumps.truth import HeldTruth
@@ -83,10 +82,10 @@ def judge_update(
     """
     kept, plan = [*records], Plan.of(planned)
     golden = HeldTruth(truth, frame, place, text)
-    actual = HeldRecords(kept, config or {}, plan.root)
+    placed = RecordIndex(kept, frame)
+    actual = HeldRecords(kept, placed, config or {})
     bounds = StoredBounds(tolerances=cache(tolerances), dtypes=dtype or (lambda *_: None))
     with held(golden, actual) as paths:
-        placed = RecordIndex(kept, frame)
         return in_order(_Update(paths, golden, actual, placed, plan, bounds, Place(*place)).verdicts())
 
 
@@ -204,7 +203,6 @@ class _Update:
             shares = {s.tensor for s in sources if quantity_named(s.quantity).kind is Kind.SHARE}
             names = tuple(source.tensor for source in sources if source.tensor not in shares)
             record, place = self.actual.name_of(key), replace(self.place, rank=key.rank, micro=key.micro)
-            samples = {sample: sample for sample in header(self.paths[1], record).samples}
             if names:
                 yield Unit(
                     *self.paths,
@@ -213,13 +211,11 @@ class _Update:
                     place,
                     key.stage,
                     self.golden.frame,
-                    samples,
                     bounds=self.bounds,
                     tensors=names,
-                    planned=True,
                 )
             if shares:
-                group = Group((golden[key.stage],), (record,), place, "", samples)
+                group = Group((golden[key.stage],), (record,), place, "", {})
                 rest = frozenset(
                     {*self.truth.read(golden[key.stage]).tensors, *self.actual.read(record).tensors} - shares
                 )

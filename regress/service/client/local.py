@@ -23,6 +23,7 @@ from regress.service.api import (
     Status,
 )
 from regress.service.client.backend import LossConfig, Opened
+from regress.service.client.inputs import taken, with_array
 
 WAIT = 10.0
 
@@ -52,17 +53,12 @@ class LocalModel:
 
     def forward_backward(self, data: Sequence[Datum], loss: str, config: LossConfig) -> PassResult:
         """Add the gradient of a loss that the service knows to those since the last step."""
-        if loss == "cross_entropy":
-            data = [Datum(d.tokens, {**d.inputs, "weights": d.inputs["advantages"]}, d.id) for d in data]
-        return self._pass(PassRequest(data, loss, dict(config)))
+        return self._pass(PassRequest(taken(data, loss, config), loss, dict(config)))
 
     def backward(self, data: Sequence[Datum], gradients: Sequence[Array], config: LossConfig) -> PassResult:
         """Add the gradient of a loss whose derivative by each log-prob is given, ``[T]`` a datum."""
-        weighted = [
-            Datum(d.tokens, {**d.inputs, "surrogate_weights": values}, d.id)
-            for d, values in zip(data, gradients, strict=True)
-        ]
-        return self._pass(PassRequest(weighted, "surrogate", dict(config)))
+        weighted = with_array(data, "surrogate_weights", gradients)
+        return self._pass(PassRequest(taken(weighted, "surrogate", config), "surrogate", dict(config)))
 
     def optim_step(self, params: AdamParams) -> Mapping[str, float]:
         """Make one update, and return its metrics."""

@@ -21,6 +21,7 @@ from regress.service.api import (
     ServiceError,
 )
 from regress.service.client.backend import LossConfig, Opened
+from regress.service.client.inputs import taken, with_array
 from regress.service.client.settings import Endpoint
 from regress.service.client.transport import Transport
 from regress.service.client.waiting import Deadline, only_one
@@ -29,13 +30,6 @@ API = "/api/v1"
 POLL = 0.005
 SLOWEST_POLL = 0.5
 HEARTBEAT = 30.0
-INPUTS = {
-    "forward_logprob": ("target_tokens",),
-    "surrogate": ("target_tokens", "surrogate_weights"),
-    "cross_entropy": ("target_tokens", "weights"),
-}
-"""Arrays that a loss takes; the losses of ratios take target_tokens, logprobs, loss_mask and advantages."""
-RATIO_INPUTS = ("target_tokens", "logprobs", "loss_mask", "advantages")
 
 
 class WeaverModel:
@@ -62,13 +56,11 @@ class WeaverModel:
 
     def forward_backward(self, data: Sequence[Datum], loss: str, config: LossConfig) -> PassResult:
         """Add the gradient of a loss that the service knows to those since the last step."""
-        if loss == "cross_entropy":
-            data = with_weights(data, "weights", [datum.inputs["advantages"] for datum in data])
         return self._pass("forward_backward", data, loss, config)
 
     def backward(self, data: Sequence[Datum], gradients: Sequence[Array], config: LossConfig) -> PassResult:
         """Add the gradient of a loss whose derivative by each log-prob is given, ``[T]`` a datum."""
-        weighted = with_weights(data, "surrogate_weights", gradients)
+        weighted = with_array(data, "surrogate_weights", gradients)
         return self._pass("forward_backward", weighted, "surrogate", config)
 
     def optim_step(self, params: AdamParams) -> Mapping[str, float]:
@@ -125,8 +117,7 @@ class WeaverModel:
         return Opened(str(found["id"]), str(found.get("base_model") or base), found.get("tokenizer_path"))
 
     def _pass(self, kind: str, data: Sequence[Datum], loss: str, config: LossConfig) -> PassResult:
-        names = inputs_of(loss, config)
-        given: dict[str, Any] = {"loss_fn": loss, "data": [_datum(datum, names) for datum in data]}
+        given: dict[str, Any] = {"loss_fn": loss, "data": [_datum(d) for d in taken(data, loss, config)]}
         if config:
             given["loss_fn_config"] = dict(config)
         body: dict[str, Any] = {
@@ -204,20 +195,6 @@ class WeaverSampler:
         return [np.asarray([np.nan if v is None else v for v in values], np.float32) for values in found]
 
 
-def with_weights(data: Sequence[Datum], name: str, weights: Sequence[Array]) -> list[Datum]:
-    """Return datums with an array of weights, ``[T]`` each."""
-    return [
-        Datum(datum.tokens, {**datum.inputs, name: values}, datum.id)
-        for datum, values in zip(data, weights, strict=True)
-    ]
-
-
-def inputs_of(loss: str, config: LossConfig) -> tuple[str, ...]:
-    """Return the arrays that a loss takes; where entropies are rewarded the mask tells those of which tokens."""
-    found = INPUTS.get(loss, RATIO_INPUTS)
-    return (*found, "loss_mask") if "entropy_coeff" in config and "loss_mask" not in found else found
-
-
 def outputs_of(found: Sequence[Mapping[str, Any]]) -> list[dict[str, Array]]:
     """Return the arrays of each datum's output; its id is none."""
     return [
@@ -251,13 +228,11 @@ def _chunks(tokens: Array) -> dict[str, Any]:
     return {"chunks": [{"type": "encoded_text", "tokens": tokens.tolist()}]}
 
 
-def _datum(datum: Datum, names: Sequence[str]) -> dict[str, Any]:
+def _datum(datum: Datum) -> dict[str, Any]:
     inputs = {}
-    for name in names:
-        if name in datum.inputs:
-            values = datum.inputs[name]
-            dtype = "int64" if name == "target_tokens" else "float32"
-            inputs[name] = {"data": values.astype(dtype).tolist(), "dtype": dtype}
+    for name, values in datum.inputs.items():
+        dtype = "int64" if name == "target_tokens" else "float32"
+        inputs[name] = {"data": values.astype(dtype).tolist(), "dtype": dtype}
     found: dict[str, Any] = {"model_input": _chunks(datum.tokens), "loss_fn_inputs": inputs}
     return found if datum.id is None else {**found, "datum_id": datum.id}
 
