@@ -34,7 +34,9 @@ class Judgement:
     listed: tuple[str, ...] = ()
 
 
-def judge(truth: Path, dump: Path, declared: Sequence[Declared] = ()) -> Judgement:
+def judge(
+    truth: Path, dump: Path, declared: Sequence[Declared] = (), precision: str = "float32"
+) -> Judgement:
     """Judge the dump of a cell by its truth.
 
     Forward quantities are judged for each rank and microbatch, gradients and parameters for each rank and update.
@@ -42,7 +44,8 @@ def judge(truth: Path, dump: Path, declared: Sequence[Declared] = ()) -> Judgeme
     Raises:
         RegressError: if the dumps cannot be compared at all.
     """
-    found = _shared(compare_sources(str(truth), str(dump)))
+    stated = None if precision == "float32" else precision
+    found = _shared(compare_sources(str(truth), str(dump), precision=stated))
     errors = errors_of(found.verdicts)
     listed = (*found.notes, *(f"{one} is in the system's dump only" for one in found.actual_only))
     if found.problems:

@@ -159,7 +159,7 @@ def row_of(system: SystemUnderTest, cell: Cell, outcome: Outcome, dump: Path, wo
 
     try:
         truth = workspace.truth(cell, claimed)
-        found = judge(truth, dump, cell.declared)
+        found = judge(truth, dump, cell.declared, cell.precision)
     except RegressError as error:
         return Row(result=Result.ERROR, told=str(error), **common)
     shown = explained(dump, ExportedCase(workspace.export(cell.case, cell.batches)))

@@ -11,7 +11,6 @@ import math
 import os
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +27,9 @@ def _zero(stage: int, name: str = "", ranks: int = 2, per_device: int = 1, **opt
     return _layout(title, ranks, stage=stage, per_device=per_device, zero=options)
 
 
-_ALONE = {"stage": 0, "per_device": 3}
 _PERSIST = {"stage3_param_persistence_threshold": 0}
 
 CELLS = (
-    Cell(_layout("one-rank", 1, **_ALONE), "grpo", updates=2),
     Cell(_zero(0), "grpo", updates=2),
     Cell(_zero(1), "grpo", updates=2),
     Cell(_zero(2), "grpo", updates=2),
@@ -45,7 +42,6 @@ CELLS = (
     Cell(_zero(2, "non-contiguous", contiguous_gradients=False), "grpo"),
     Cell(_zero(1, "small-buckets", reduce_bucket_size=512, allgather_bucket_size=512), "grpo"),
     Cell(_zero(2, "small-buckets", reduce_bucket_size=512), "grpo"),
-    Cell(_zero(2, "round-robin", round_robin_gradients=True), "grpo"),
     Cell(_zero(1, ranks=4), "grpo"),
     Cell(_zero(2, ranks=4), "grpo", "tied"),
     Cell(_zero(3, ranks=4), "grpo"),
@@ -80,14 +76,14 @@ class DeepSpeed(System):
         "annotated-types==0.8.0",
         "typing-inspection==0.4.5",
     )
-    modules = ("transformers.models.auto.modeling_auto", "regress.capture.recording")
+    modules = ("deepspeed", "transformers.models.auto.modeling_auto", "regress.capture.recording")
     shims: tuple[Shim, ...] = ()
     environ: Mapping[str, str] = {"DS_ACCELERATOR": "cpu", "DS_SKIP_CUDA_CHECK": "1"}
     builds = "from deepspeed.comm.torch import build_shm_op; build_shm_op()"
 
     def cells(self) -> Iterator[Cell]:
         """Yield the cells of the table."""
-        yield from (replace(cell, warm=True) for cell in CELLS)
+        yield from CELLS
 
     def objective(self, cell: Cell) -> Mapping[str, Any]:
         """Return the loss of the loop: GRPO as a token mean without a KL term, or the likelihood."""
@@ -115,8 +111,6 @@ class DeepSpeed(System):
         self.tensor = int(settings.get("tensor", 1))
         self.data_ranks = cell.layout.ranks // self.tensor
         os.environ.setdefault("CCL_LOCAL_RANK", os.environ.get("LOCAL_RANK", "0"))
-        if cell.layout.ranks == 1:
-            os.environ.update(_FREE)
         deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False, verbose=False)
         options = {"experts_implementation": "eager"} if case.name == "moe" else {}
         model = AutoModelForCausalLM.from_pretrained(case.model, dtype=torch.float32, **options)
@@ -132,8 +126,6 @@ class DeepSpeed(System):
             model=model, optimizer=optimizer, config=self._config(), dist_init_required=False
         )
         self.names = dict(self.engine.module.named_parameters())
-        if cell.warm:
-            _warm(self.engine, self.names, case, int(settings["stage"]))
 
     def _config(self) -> dict[str, Any]:
         settings = self.cell.layout.settings
@@ -159,7 +151,9 @@ class DeepSpeed(System):
         from regress.dump.taps import at, recording
 
         mesh = {"world_size": self.cell.layout.ranks, "dp": self.data_ranks, "tp": self.tensor}
-        origin = Provenance(config={"model": {"dtype": "float32"}}, mesh=mesh)
+        origin = Provenance(
+            config={"model": {"dtype": "float32"}, "capture": {"system": self.name}}, mesh=mesh
+        )
         options = dict.fromkeys(_TYPES, True)
         recorder = Recorder(
             str(self.folder), options=options, provenance=origin, rank=self.rank, gather=self._gather
@@ -193,7 +187,8 @@ class DeepSpeed(System):
         }
         whole = {name: self._whole(name, value) for name, value in gradients.items() if value is not None}
         self.engine.step()
-        tap("gradient", whole, meta={"grad_norm": float(self.engine.get_global_grad_norm())})
+        norm = self.engine.get_global_grad_norm()
+        tap("gradient", whole, meta=None if norm is None else {"grad_norm": float(norm)})
         after = {name: p if stage == 0 else safe_get_full_fp32_param(p) for name, p in self.names.items()}
         tap("param", {name: self._whole(name, value) for name, value in after.items() if value is not None})
 
@@ -288,8 +283,6 @@ class DeepSpeed(System):
 
 _TYPES = ("batch_inputs", "forward_data", "loss", "token_gradient", "gradient", "param")
 _SPLIT = {"LinearLayer", "LinearAllreduce", "LmHeadLinearAllreduce"}
-_FREE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-"""What DeepSpeed asks for on a single rank, too; port 0 is a free one."""
 
 
 def _advantages(samples: Sequence[Sample]) -> list[float]:
@@ -317,25 +310,3 @@ def _old(sample: Sample) -> list[float]:
 
 def _count(shape: tuple[int, ...]) -> int:
     return math.prod(shape)
-
-
-def _warm(engine: Any, names: Mapping[str, Any], case: ExportedCase, stage: int) -> None:
-    """Put the recorded state into the optimizer, by DeepSpeed's own door where it holds flat parts."""
-    import torch
-    from deepspeed.utils import safe_set_full_optimizer_state
-    from safetensors.torch import load_file
-
-    from regress.systems.warm import MOMENTS, put_state
-
-    if stage == 0:
-        put_state(engine.optimizer, engine.module, case)
-        return
-    moments = load_file(case.folder / "optimizer.safetensors")
-    for name, p in names.items():
-        for key in MOMENTS:
-            safe_set_full_optimizer_state(p, moments[f"{name}/{key}"], key)
-    steps = set(case.optimizer_steps.values())
-    assert len(steps) == 1, "flat parts have one count of steps"
-    inner = engine.optimizer.optimizer
-    for state in inner.state.values():
-        state["step"] = torch.tensor(float(next(iter(steps))))
