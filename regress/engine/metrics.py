@@ -29,7 +29,12 @@ BASELINES = {
     "rloo": "none: mean reward of the others of the group",
     "reinforce_plus_plus": "none: returns whitened over tokens",
     "reinforce_plus_plus_baseline": "none: mean reward of the group, whitened over tokens",
+    "opo": "none: mean reward of the group, weighted by length",
+    "gpg": "none: mean reward of the group",
+    "grpo_passk": "none: second best reward of the group",
+    "gdpo": "none: mean of each reward in the group, whitened over tokens",
 }
+"""Baselines of the estimators that a training can have."""
 
 
 def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:

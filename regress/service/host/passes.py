@@ -23,7 +23,7 @@ from regress.grpo.objective import Objective
 from regress.service.api import Array, Json, PassRequest, PassResult, ServiceError
 from regress.service.host.datums import Limits, Prepared, prepare, split
 from regress.service.host.dumps import parts_of
-from regress.service.host.losses import LOG_PROBS, Loss, function_of, loss_of, objective_of, wants_dump
+from regress.service.host.losses import LOG_PROBS, Loss, loss_of, objective_of, wants_dump
 from regress.service.host.model import Model
 
 
@@ -42,7 +42,6 @@ def run_pass(model: Model, request: PassRequest, where: Json, world: World) -> P
     """
     loss = loss_of(request)
     objective = objective_of(request, loss)
-    function = function_of(request, loss)
     asked = wants_dump(request)
     model.check_dump()
     policy = model.policy
@@ -65,7 +64,7 @@ def run_pass(model: Model, request: PassRequest, where: Json, world: World) -> P
             receiving(records if policy.computes_losses else None),
             at(step=model.step, rank=world.rank, micro=first),
         ):
-            part = passes(policy, prepared.tokens, micros, objective, loss_function=function, watch=values)
+            part = passes(policy, prepared.tokens, micros, objective, watch=values)
         outcome = _settled(world, part)
         result = _result(request, loss, prepared, outcome.loss, values.whole(world))
         line = _line(model, request, objective, where, prepared, result)
