@@ -67,6 +67,7 @@ class _Given:
     reference: Tensor | None
     sampler: Tensor | None
     entropy: Tensor | None
+    correction: Tensor | None
     samples: Samples
 
 
@@ -84,6 +85,7 @@ def token_loss(
     sum_over_context_parallel: SumOverContextParallel = alone,
     marks: Marks | None = None,
     entropy_scale_K: Tensor | None = None,
+    correction_K: Tensor | None = None,
 ) -> TokenLoss:
     """Return the loss to minimize for each loss token of a batch or microbatch that holds whole samples.
 
@@ -95,6 +97,7 @@ def token_loss(
             tokens given are compared with each other.
         entropy_scale_K: weight of each token's entropy over the weight of its loss, where the two differ
             (``entropy_aggregation="token-mean"``), marks that are given included.
+        correction_K: sampler weights that were computed before, such as those normalized over a whole rollout.
 
     Raises:
         InputError: shapes or order that do not match, values that are not finite, or log-probs that the
@@ -112,6 +115,7 @@ def token_loss(
         sampler_log_probs_K=sampler_log_probs_K,
         entropy_K=entropy_K,
         entropy_scale_K=entropy_scale_K,
+        correction_K=correction_K,
     )
     for name, values_K in (
         ("log_probs", log_probs_K),
@@ -120,9 +124,8 @@ def token_loss(
     ):
         check_finite(f"{name}_K", values_K)
     samples = Samples(sequence_K, num_sequences, sum_over_context_parallel)
-    given = _Given(
-        old_log_probs_K, advantages_K.detach(), ref_log_probs_K, sampler_log_probs_K, entropy_K, samples
-    )
+    rest = ref_log_probs_K, sampler_log_probs_K, entropy_K, correction_K
+    given = _Given(old_log_probs_K, advantages_K.detach(), *rest, samples)
     found = _marks(log_probs_K, given, objective) if marks is None else marks
     if marks is None:
         entropy_scale_K = _scale_of_kept(entropy_scale_K, found, objective)
@@ -135,7 +138,7 @@ def _token_loss(
     samples, advantages_K = given.samples, given.advantages
     of_samples = samples.sequence_K, samples.count
     ratio_K = importance_ratio(log_probs_K, given.old, *of_samples, objective, samples.complete)
-    correction_K = _correction(log_probs_K, given, marks, objective)
+    correction_K = _correction(log_probs_K, given, objective)
     inputs = PolicyInputs(log_probs_K, given.old, ratio_K, advantages_K, samples, correction_K, marks)
     policy_K = _policy_loss(log_probs_K, ratio_K, advantages_K, objective, inputs)
     policy_K, dual_clipped_K = _dual_clip(policy_K, advantages_K, objective)
@@ -215,15 +218,13 @@ def _clipped(t: PolicyInputs, objective: ObjectiveFields) -> tuple[Tensor, Tenso
     return below & (t.advantages < 0), above & (t.advantages > 0)
 
 
-def _correction(
-    log_probs_K: Tensor, given: _Given, marks: Marks, objective: ObjectiveFields
-) -> Tensor | None:
-    """Return the sampler weights, those of the marks if there are any."""
+def _correction(log_probs_K: Tensor, given: _Given, objective: ObjectiveFields) -> Tensor | None:
+    """Return the sampler weights, those that were given if there are any."""
     if objective.sampler_correction == "none":
         return None
+    if given.correction is not None:
+        return given.correction.detach()
     sampler = _required("sampler_log_probs_K", given.sampler, "sampler_correction", "none")
-    if marks.correction_K is not None:
-        return marks.correction_K
     policy_K = log_probs_K if objective.correction_policy == "current" else given.old
     samples = given.samples
     return sampler_weights(policy_K, sampler, samples.sequence_K, samples.count, objective, samples.complete)

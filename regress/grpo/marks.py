@@ -26,12 +26,10 @@ class Marks:
     Attributes:
         kept_K: False where the policy loss is left out.
         penalized_K: True where kl_cov adds its penalty.
-        correction_K: sampler weights, normalized over the tokens that were compared.
     """
 
     kept_K: Tensor | None = None
     penalized_K: Tensor | None = None
-    correction_K: Tensor | None = None
 
     def select(self, index: Tensor) -> Marks:
         """Return the marks of the tokens at ``index``."""

@@ -1,7 +1,7 @@
 """A tiny policy over random ragged batches, in float64, to test properties of objectives on."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -92,17 +92,19 @@ def batch_advantages(batch: Batch, anchor: Tensor, objective: Objective) -> Tens
     )
 
 
-def batch_marks(batch: Batch, anchor: Tensor, advantages: Tensor, objective: Objective) -> Marks | None:
-    """Marks of the whole batch, where the objective wants its tokens compared."""
+def batch_marks(
+    batch: Batch, anchor: Tensor, advantages: Tensor, objective: Objective
+) -> tuple[Marks | None, Tensor | None]:
+    """Marks and normalized sampler weights of the whole batch, where the objective wants its tokens compared."""
     if not objective.compares_tokens or objective.statistics_scope == "microbatch":
-        return None
+        return None, None
     old = anchor + batch.old_shift
     entropy = batch.log_probs(batch.weight)[1].detach()
     samples = Samples(batch.sequence, batch.num_sequences)
     compared = Compared(anchor, old, advantages, samples, entropy, old + batch.sampler_shift)
     marks = marks_of(compared, objective)
     weights = normalized_weights(compared, objective) if objective.correction_normalize else None
-    return replace(marks, correction_K=weights)
+    return (None if marks.kept_K is None and marks.penalized_K is None else marks), weights
 
 
 def batch_gradient(
@@ -115,7 +117,7 @@ def batch_gradient(
     weights = batch_weights(
         *of_batch, max_completion_length=LONGEST, partition=parts, completion_lengths=batch.lengths.tolist()
     )
-    marks, scale = batch_marks(batch, anchor, advantages, objective), None
+    (marks, correction), scale = batch_marks(batch, anchor, advantages, objective), None
     own = entropy_weights(*of_batch, partition=parts, kept_K=None if marks is None else marks.kept_K)
     if own is not None:
         scale = entropy_scale(weights, own)
@@ -137,6 +139,7 @@ def batch_gradient(
             entropy_K=out.entropy,
             marks=None if marks is None else marks.select(tokens),
             entropy_scale_K=None if scale is None else scale[tokens],
+            correction_K=None if correction is None else correction[tokens],
         )
         share = (shares * loss.loss_K).sum()
         share.backward()

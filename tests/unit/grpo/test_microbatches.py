@@ -22,12 +22,15 @@ EXTRAS: dict[str, Any] = {
     "off_policy_threshold": 0.1,
 }
 CORRECTION: dict[str, Any] = {"sampler_correction": "sequence_truncate", "correction_max": 1.2}
+BYPASS: dict[str, Any] = {"rejection": "seq_mean_k1:0.8:1.3,token_k3:0.05", "correction_policy": "current"}
 
 
 def extras(name: str) -> dict[str, Any]:
     """Every term and mask that the preset can have."""
-    bypass = make_objective(name).old_log_probs == "sampler"
-    return EXTRAS if bypass else EXTRAS | CORRECTION
+    objective = make_objective(name)
+    if objective.correction_policy == "current":
+        return EXTRAS | BYPASS | {"correction_normalize": True}
+    return EXTRAS | (BYPASS if objective.old_log_probs == "sampler" else CORRECTION)
 
 
 WHOLE_BATCH = ("reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae", "gdpo", "gpg")
