@@ -58,6 +58,11 @@ class TokenLoss:
     kept_K: Tensor | None = None
 
 
+def entropy_in_loss(loss: TokenLoss) -> Tensor | None:
+    """Return the entropy of each token as it enters the loss, None without any."""
+    return loss.entropy_K if loss.entropy_term_K is None else loss.entropy_term_K
+
+
 @dataclass(frozen=True)
 class _Given:
     """Values of the tokens beside the log-probs of the policy, None where nobody gave them."""

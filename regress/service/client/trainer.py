@@ -134,7 +134,8 @@ class RemoteTrainer(Trainer):
         assert mini.tokens.weights is not None
         wire = self.policy.model.wire
         settings: dict[str, float | bool] = {}
-        coefficient = entropy_coefficient(self.config.algorithm, mini.tokens.weights, wire, direct)
+        own = mini.tokens.weights if mini.tokens.entropy_weights is None else mini.tokens.entropy_weights
+        coefficient = entropy_coefficient(self.config.algorithm, own, wire, direct)
         if coefficient is not None:
             settings["entropy_coeff"] = coefficient
         if wire == "weaver" and self.config.debug.enable_data_dump:
