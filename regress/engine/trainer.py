@@ -171,7 +171,8 @@ class Trainer:
 
     def _adapt(self, outcome: StepOutcome) -> None:
         """Let the coefficient of the entropy bonus follow the entropy of the update."""
-        entropy = outcome.metrics.get("entropy/kept", outcome.metrics.get("entropy"))
+        name = "entropy/kept" if self.config.algorithm.top_entropy_quantile < 1.0 else "entropy"
+        entropy = outcome.metrics.get(name)
         if self.config.algorithm.entropy_controller == "adaptive" and entropy is not None and entropy.count:
             self.coefficients.after_update(entropy.value)
 

@@ -156,6 +156,10 @@ def _term_conflicts(o: ObjectiveFields) -> Conflicts:
     if marked and o.entropy_scope != o.statistics_scope:
         rule = "the bonus is a mean over the tokens that the quantile keeps; set both scopes to the same"
         yield f"entropy_scope={o.entropy_scope} with statistics_scope={o.statistics_scope}", rule
+    other = o.off_policy_threshold is not None or o.loss == "clip_cov" or o.correction_policy == "current"
+    if o.entropy_controller == "adaptive" and o.top_entropy_quantile < 1.0 and other:
+        rule = "the tokens of the bonus are then not those that masks keep; set top_entropy_quantile=1"
+        yield "entropy_controller=adaptive with top_entropy_quantile and another mask", rule
     if o.entropy_coef_min > o.entropy_coef_max:
         yield f"entropy_coef_min={o.entropy_coef_min:g}", "it must not exceed entropy_coef_max"
 
