@@ -18,6 +18,7 @@ from regress.engine.tracking.commands import track
 from regress.errors import RegressError
 from regress.explain.commands import explain
 from regress.golden.commands import code_option, golden, hint_at
+from regress.grpo.commands import objective
 from regress.replay.commands import calibrate, record, study
 from regress.replay.export_commands import export
 from regress.replay.replay_commands import replay, variants
@@ -243,7 +244,18 @@ def renamed(command: click.Command, old: str, new: str) -> click.Command:
 
 for command in (record, export, calibrate, study):
     golden.add_command(command)
-for command in (golden, replay, variants, compare, report, explain, doctor, track, code_option(serve)):
+for command in (
+    golden,
+    replay,
+    variants,
+    compare,
+    report,
+    explain,
+    objective,
+    doctor,
+    track,
+    code_option(serve),
+):
     main.add_command(command)
 main.add_command(renamed(calibrate, "calibrate", "regress golden calibrate CASE"))
 main.add_command(renamed(study, "study", "regress golden validate CASE"))

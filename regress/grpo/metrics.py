@@ -52,7 +52,7 @@ def token_metrics(loss: TokenLoss) -> dict[str, Metric]:
     - ``approx_kl/k1``, ``approx_kl/k3``: KL of the old policy from the new one, mean of -x and of
       exp(x) - 1 - x with x = log p - log p_old. J. Schulman, "Approximating KL divergence".
     - ``ratio/mean``, ``ratio/min``, ``ratio/max``: importance ratio at the objective's level.
-    - ``kept``, ``entropy/kept``: share of tokens that the masks of the objective leave to the policy loss, and their mean
+    - ``kept``, ``entropy/kept``: share of tokens that masks of the objective leave to the policy loss, and their mean
       entropy; where there are such masks.
     - ``policy_loss``: mean over tokens whatever the aggregation; ``kl``, ``entropy`` (nats) and
       ``sampler_weight``: where there are such.
