@@ -5,6 +5,7 @@ by default.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from importlib.metadata import entry_points
 
 import pytest
@@ -49,7 +50,9 @@ def _thin(items: list[pytest.Item]) -> None:
         seen[test] += 1
 
 
-@pytest.fixture(autouse=True)
-def _no_summary_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep reports of tests out of the run that GitHub shows."""
-    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
+@pytest.fixture(scope="session", autouse=True)
+def _no_summary_of_the_step() -> Iterator[None]:
+    """Keep reports of tests out of the run that GitHub shows; once, as there are tens of thousands of them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("GITHUB_STEP_SUMMARY", raising=False)
+        yield

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from regress.layout.shards import ShardLayout as ShardLayout
     from regress.layout.tokens import Segment as Segment
     from regress.layout.tokens import TokenLayout as TokenLayout
+    from regress.live.guard import Guard as Guard
+    from regress.live.guard import guard as guard
     from regress.plugin.closeness import assert_close as assert_close
     from regress.replay.export import export_case as export_case
     from regress.replay.variants import Variant as Variant
@@ -45,6 +47,7 @@ _HOMES = {
     "DumpReader": "dump.reader",
     "GoldenCase": "golden.case",
     "GoldenStore": "golden.store",
+    "Guard": "live.guard",
     "NotSupported": "errors",
     "Record": "dump.record",
     "Recorder": "dump.recorder",
@@ -62,6 +65,7 @@ _HOMES = {
     "compare_sources": "compare.request",
     "explain_dump": "explain.explain",
     "export_case": "replay.export",
+    "guard": "live.guard",
     "record": "capture.recording",
     "recording": "dump.taps",
     "tap": "dump.taps",

@@ -19,12 +19,14 @@ from regress.errors import RegressError
 from regress.explain.commands import explain
 from regress.golden.commands import code_option, golden, hint_at
 from regress.grpo.commands import objective
+from regress.oracle.commands import oracle
 from regress.replay.commands import calibrate, record, study
 from regress.replay.export_commands import export
 from regress.replay.replay_commands import replay, variants
 from regress.report.compare_commands import compare
 from regress.report.run_commands import report
 from regress.service.commands import serve
+from regress.systems.commands import systems
 
 _BUILT_IN = sorted(path.stem for path in (Path(__file__).parent / "engine/config/conf").glob("*.yaml"))
 
@@ -252,8 +254,10 @@ for command in (
     report,
     explain,
     objective,
+    oracle,
     doctor,
     track,
+    systems,
     code_option(serve),
 ):
     main.add_command(command)

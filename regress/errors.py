@@ -46,8 +46,16 @@ class CaptureError(RegressError):
     """A trainer cannot be recorded as it is: something cannot be found, is ambiguous or is not supported."""
 
 
+class GuardError(RegressError):
+    """A rule of a healthy training step does not hold, or a trainer cannot be watched as it is asked."""
+
+
 class GoldenError(RegressError):
     """A golden case is missing, damaged or without signal, or an update of it cannot be made."""
+
+
+class OracleError(RegressError):
+    """Nothing can be computed in true float64 from a dump: it does not tell enough, or of something else."""
 
 
 class ReplayError(RegressError):
@@ -76,6 +84,10 @@ class NotSupported(RegressError):  # noqa: N818  # reads as what an adapter says
 
 class DoctorError(RegressError):
     """A run cannot be examined, or a repair cannot be made or taken back."""
+
+
+class SystemsError(RegressError):
+    """A system under test cannot be found, installed, run or judged."""
 
 
 class TrackingError(RegressError):

@@ -24,8 +24,8 @@ class Listener(Protocol):
     def before_clip(self, tensors: list[Tensor]) -> None:
         """Handle that gradients, some of these tensors, are about to be measured or clipped."""
 
-    def clip_norm(self, norm: Any) -> None:
-        """Handle the norm by which gradients are clipped."""
+    def clip_norm(self, norm: Any, limit: Any) -> None:
+        """Handle the total norm of gradients, and the one that they are clipped to."""
 
     def before_backward(self, roots: Any, gradients: Any) -> None:
         """Handle the start of a backward pass at these tensors."""
@@ -103,7 +103,7 @@ def _clipping(original: Callable[..., Any]) -> Callable[..., Any]:
     def wrapper(parameters: Any, max_norm: Any, total_norm: Any, *args: Any, **kwargs: Any) -> Any:
         found = [parameters] if isinstance(parameters, Tensor) else list(parameters)
         _tell("before_clip", [p.grad for p in found if p.grad is not None])
-        _tell("clip_norm", total_norm)
+        _tell("clip_norm", total_norm, max_norm)
         return original(found, max_norm, total_norm, *args, **kwargs)
 
     return wrapper
@@ -113,7 +113,7 @@ def _fsdp_clip(original: Callable[..., Any]) -> Callable[..., Any]:
     def wrapper(module: Any, *args: Any, **kwargs: Any) -> Any:
         _tell("before_clip", [p.grad for p in module.parameters() if p.grad is not None])
         norm = original(module, *args, **kwargs)
-        _tell("clip_norm", norm)
+        _tell("clip_norm", norm, args[0] if args else kwargs.get("max_norm"))
         return norm
 
     return wrapper

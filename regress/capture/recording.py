@@ -14,6 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from regress.capture.anatomy import Head, dissect
 from regress.capture.batch import sessions
 from regress.capture.gradients import listening
+from regress.capture.initial_weights import FOLDER, write_initial_weights
 from regress.capture.inputs import Find, Finders
 from regress.capture.session import Session
 from regress.capture.settings import Classify, Samples, Settings
@@ -35,6 +36,7 @@ def record(
     gradient: bool | str = True,
     param: bool | str = True,
     optimizer_state: bool | str = True,
+    initial_weights: bool = False,
     temperature: float | None = None,
     samples: Samples = None,
     classify: Classify | None = None,
@@ -68,6 +70,8 @@ def record(
             products of the size of the head.
         activations: regular expression of module names whose outputs are kept.
         gradient, param, optimizer_state: True to keep them, or a regular expression of parameter names.
+        initial_weights: keep the weights as they are now, too, as a checkpoint of transformers in the dump, from which
+            `regress oracle` computes what the trainer should have.
         temperature: divisor of the trainer's logits. By default log-probs are those of 1.0, and the token
             gradient finds it.
         samples: name of a forward argument that holds an id for each sample, or a function of all forward
@@ -127,11 +131,12 @@ def record(
         gather=world.gather,
     )
     session = Session(anatomy, settings, world, recorder)
+    weights = write_initial_weights(anatomy, world, recorder.folder) if initial_weights else {}
     with recording(recorder):
         with _hooked(session):
             yield recorder
             session.finish_step()
-        _tell(session, provenance, system)
+        _tell(session, provenance, system, weights)
 
 
 @contextmanager
@@ -153,7 +158,7 @@ def _eager(hook: Callable[..., None]) -> Callable[..., None]:
     return hook if compiler is None else compiler.disable(hook)
 
 
-def _tell(session: Session, provenance: Provenance, system: str) -> None:
+def _tell(session: Session, provenance: Provenance, system: str, weights: Mapping[str, str]) -> None:
     """Complete what the manifest tells of the run.
 
     Raises:
@@ -171,6 +176,8 @@ def _tell(session: Session, provenance: Provenance, system: str) -> None:
         "system": system or type(anatomy.root).__module__.partition(".")[0],
         **precision.to_json(),
     }
+    if weights:
+        told["initial_weights"] = {"folder": FOLDER, "sha256": dict(weights)}
     if session.left_out:
         told["activations_left_out"] = list(session.left_out)
     provenance.config = {"model": {"dtype": precision.dtype}, "capture": told}

@@ -119,9 +119,9 @@ class Session:
         if self._live:
             self.updates.before_clip(tensors)
 
-    def clip_norm(self, norm: Any) -> None:
-        """Note the trainer's own total norm."""
-        self.updates.clip_norm(norm)
+    def clip_norm(self, norm: Any, limit: Any) -> None:
+        """Note the trainer's own total norm, and the largest one that it allows."""
+        self.updates.clip_norm(norm, limit)
 
     def scaled(self, scaler: Any) -> None:
         """Note that a GradScaler multiplied the loss."""

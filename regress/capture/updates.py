@@ -47,6 +47,7 @@ class Updates:
     _before: dict[str, tuple[int, int]] = field(default_factory=dict)
     _snapshot: dict[str, Part] | None = None
     _norm: float | None = None
+    _limit: float | None = None  # of the norm that the trainer allows
     _done: set[str] = field(default_factory=set)
 
     def dropped(self) -> bool:
@@ -88,8 +89,14 @@ class Updates:
         if any(id(tensor) in known for tensor in tensors):
             self._snapshot = self._copied(own)
 
-    def clip_norm(self, norm: Any) -> None:
-        """Note the trainer's own total norm; to read a distributed one would take a collective."""
+    def clip_norm(self, norm: Any, limit: Any) -> None:
+        """Note the trainer's own total norm; to read a distributed one would take a collective.
+
+        Args:
+            limit: the largest norm that it allows.
+        """
+        if isinstance(limit, int | float):
+            self._limit = float(limit)
         if isinstance(norm, Tensor) and not hasattr(norm, "placements") and norm.numel() == 1:
             self._norm = float(norm.detach())
 
@@ -158,11 +165,15 @@ class Updates:
                 for key, value in optimizer.state.get(p, {}).items()
                 if isinstance(value, Tensor | int | float)
             }
-            self._emit_parts("optimizer", state, {"learning_rates": _rates(optimizer, named)})
+            told: dict[str, Any] = {"learning_rates": _rates(optimizer, named), **_settings(optimizer, named)}
+            if self._limit is not None:
+                told["max_grad_norm"] = self._limit
+            self._emit_parts("optimizer", state, told)
 
     def finished(self) -> None:
         """End the step."""
         self._versions, self._snapshot, self._norm, self.factor = None, None, None, 1.0
+        self._limit = None
         self._before = {}
         self._done = set()
 
@@ -213,6 +224,30 @@ def _rates(optimizer: Optimizer, named: Mapping[str, Any]) -> dict[str, float]:
     names = {id(p): name for name, p in named.items()}
     rates = [(group.get("lr"), p) for group in optimizer.param_groups for p in group["params"]]
     return {names[id(p)]: float(rate) for rate, p in rates if rate is not None and id(p) in names}
+
+
+_ADAM = ("betas", "eps", "weight_decay", "amsgrad", "maximize")
+
+
+def _settings(optimizer: Optimizer, named: Mapping[str, Any]) -> dict[str, Any]:
+    """Return class and settings of an optimizer, those of AdamW by the name of each parameter."""
+    found: dict[str, Any] = {"optimizer_type": f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"}
+    names = {id(p): name for name, p in named.items()}
+    for key in _ADAM:
+        values = [(group.get(key), p) for group in optimizer.param_groups for p in group["params"]]
+        told = {names[id(p)]: plain_number(v) for v, p in values if v is not None and id(p) in names}
+        if told and len({str(value) for value in told.values()}) == 1:
+            found[key] = next(iter(told.values()))
+        elif told:
+            found[key] = told
+    return found
+
+
+def plain_number(value: Any) -> Any:
+    """Return a setting of an optimizer as JSON."""
+    if isinstance(value, tuple | list):
+        return [plain_number(part) for part in value]
+    return value if isinstance(value, bool) else float(value)
 
 
 def _matches(wanted: bool | str, name: str) -> bool:

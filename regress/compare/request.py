@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from regress.compare.dumps import checked
+from regress.compare.dumps.averaged import averaged
 from regress.compare.dumps.bounds import Bounds
 from regress.compare.dumps.golden import located
 from regress.compare.dumps.options import Options
@@ -20,13 +23,19 @@ from regress.golden.location import open_store, project_root
 if TYPE_CHECKING:
     from regress.compare.verdicts.verdict import Verdict
 
+PRECISIONS = ("float64", "float32", "bfloat16", "float16")
+"""Dtypes that a trainer can be declared to compute in."""
+
 
 def compare_sources(
     golden: str | Path,
     actual: str | Path,
     *,
     steps: tuple[int, int] | None = None,
-    only: str = "",
+    only: str | Sequence[str] = "",
+    common: bool = False,
+    ranks_average: bool = False,
+    precision: str | None = None,
     rtol: float | None = None,
     atol: float | None = None,
     bitwise: bool = False,
@@ -41,7 +50,11 @@ def compare_sources(
     Args:
         golden, actual: the sources; folders may be URLs.
         steps: the first and the last step; by default all that both have.
-        only: a pattern of ``quantity/tensor``, such as ``gradient/*q_proj*``.
+        only: a pattern of ``quantity/tensor``, such as ``gradient/*q_proj*``, or several of them.
+        common: what only one side has is told in the notes, and is no difference.
+        ranks_average: the actual losses and token gradients add up to the number of ranks times those of the
+            mini-batch, since each rank reports its own mean: divide them by it.
+        precision: dtype that the actual side is declared to compute in, whatever was recorded of it.
         rtol: bound as a fraction of the largest absolute golden value of each tensor.
         atol: absolute bound, added to that.
         bitwise: compare bytes.
@@ -54,11 +67,16 @@ def compare_sources(
         ConfigError: for options that exclude each other, or cannot be meant.
     """
     folder = None if golden_dir is None else Path(golden_dir)
-    bounds = bounds_of(rtol, atol, bitwise, tolerances, folder)
-    if not isinstance(only, str):
-        raise ConfigError(f"only={only!r} is no pattern: give a text such as 'gradient/*q_proj*'")
-    options = Options(_known_steps(steps), bounds=bounds, only=Selection(only))
-    return compare_dumps(located(str(golden), folder), located(str(actual), folder), options)
+    bounds = bounds_of(rtol, atol, bitwise, tolerances, folder, precision=precision)
+    patterns = [only] if isinstance(only, str) else [*only]
+    for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise ConfigError(f"only={pattern!r} is no pattern: give a text such as 'gradient/*q_proj*'")
+    options = Options(_known_steps(steps), bounds=bounds, only=Selection.of(*patterns), common=common)
+    theirs = located(str(actual), folder)
+    if ranks_average:
+        theirs = averaged(theirs)
+    return compare_dumps(located(str(golden), folder), theirs, options)
 
 
 def _known_steps(steps: object) -> tuple[int, int] | None:
@@ -83,7 +101,13 @@ def check_dump(path: str | Path) -> list[Verdict]:
 
 
 def bounds_of(
-    rtol: float | None, atol: float | None, bitwise: bool, case: str | None, golden_dir: Path | None
+    rtol: float | None,
+    atol: float | None,
+    bitwise: bool,
+    case: str | None,
+    golden_dir: Path | None,
+    *,
+    precision: str | None = None,
 ) -> Bounds:
     """Return the bounds of a comparison: numbers, bytes, those of a golden case, or general ones.
 
@@ -94,6 +118,12 @@ def bounds_of(
     for name, value in (("rtol", rtol), ("atol", atol)):
         if value is not None and not (isinstance(value, int | float) and 0 <= value < math.inf):
             raise ConfigError(f"{name}={value} is no bound: give a finite number that is not negative")
+    if precision is not None and precision not in PRECISIONS:
+        raise ConfigError(f"precision={precision!r} is none of {', '.join(PRECISIONS)}: give one of them")
+    if precision is not None and (rtol is not None or atol is not None or bitwise):
+        raise ConfigError(
+            "--precision chooses the bounds, as --rtol, --atol and --bitwise do: give one of them"
+        )
     by_number = rtol is not None or atol is not None
     if sum([by_number, bitwise, case is not None]) > 1:
         raise ConfigError(
@@ -106,5 +136,5 @@ def bounds_of(
         return Bounds(Tolerance(rtol or 0.0, atol or 0.0, reason=reason))
     overrides = read_overrides(project_root())
     if case is None:
-        return Bounds(overrides=overrides)
-    return Bounds.of_case(open_store(golden_dir).case(case), overrides)
+        return Bounds(overrides=overrides, precision=precision)
+    return replace(Bounds.of_case(open_store(golden_dir).case(case), overrides), precision=precision)

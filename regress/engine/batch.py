@@ -71,10 +71,12 @@ class Microbatch:
         input_ids, position_ids: ``[B, T]``.
         response_mask: ``[B, T]`` 1 at loss tokens that count, where the inputs lie.
         target_ids: ``[B, T]`` token ids where the values of the loss lie; 0 where there is no token.
+        targets: ``[K]`` token ids that the model has to predict.
         varlen: the segments, for attention kernels that see no padding.
         local: ``[K]`` flat local index at which the values of each loss token are recorded.
         predictors: ``[K]`` flat local index of the hidden state that predicts it.
-        effective: ``[K]`` 1 for loss tokens that count; others have a weight of 0 and only show their log-probs.
+        effective: ``[K]`` 1 for loss tokens that count; on others the loss does not depend, which only show their
+            log-probs.
         select: ``[K]`` index among the mini-batch's loss tokens.
         sequence: ``[K]`` index of the token's sample in ``sample_ids``, non-decreasing.
         sample_ids: key ``(group_id, run_id)`` of each sample whose loss tokens may lie in this microbatch.
@@ -86,6 +88,7 @@ class Microbatch:
     position_ids: Tensor
     response_mask: Tensor
     target_ids: Tensor
+    targets: Tensor
     varlen: VarlenSegments
     local: Tensor
     predictors: Tensor
@@ -100,17 +103,15 @@ class Microbatch:
         """Layout of the inputs."""
         return self.place.tokens
 
-    @property
-    def targets(self) -> Tensor:
-        """``[K]`` token ids that the model has to predict."""
-        return self.target_ids.reshape(-1)[self.local]
-
     def samples_of(self, layout: TokenLayout) -> tuple[SampleKey, ...]:
         """Return the key of the sample of each segment."""
         return tuple(self.keys[segment.sample] for segment in layout.segments)
 
     def scatter(self, values: Tensor) -> Tensor:
-        """Return ``[K]`` values of the loss tokens as a ``[B, T]`` tensor, each at its place, 0 elsewhere."""
+        """Return ``[K]`` values of the loss tokens as a ``[B, T]`` tensor, each at its place, 0 elsewhere.
+
+        Where a position has several targets only one of their values is shown.
+        """
         out = values.new_zeros(self.place.targets.shape)
         out.view(-1)[self.local] = values
         return out
@@ -124,6 +125,8 @@ class TokenBatch:
         loss_masks: the positions that enter the loss, one list per sample; by default the trajectories' own.
         targets: the token ids that the model has to predict, in place of the samples' own, one list per sample.
         effective: the positions of the loss that count, one list per sample; by default all of them.
+        choices: for each sample, the token ids that the model is scored against at each position, one or more where
+            the loss mask is set: each is a loss token of its own. By default the one of ``targets``.
         device: device of the tensors.
 
     Attributes:
@@ -144,6 +147,7 @@ class TokenBatch:
         loss_masks: Sequence[Sequence[int]] | None = None,
         targets: Sequence[Sequence[int]] | None = None,
         effective: Sequence[Sequence[int]] | None = None,
+        choices: Sequence[Sequence[Sequence[int]]] | None = None,
         device: torch.device | None = None,
     ) -> None:
         self.trajectories = trajectories
@@ -156,8 +160,16 @@ class TokenBatch:
         self.tokens = _flat([trajectory.tokens for trajectory in trajectories], np.int64)
         self.targets = self.tokens if targets is None else _flat(targets, np.int64)
         self.effective = self.mask if effective is None else self.mask & _flat(effective, np.bool_)
+        self._counts = self.mask.astype(np.int64)  # loss tokens at each position
+        self._scored = self.targets[self.mask]
+        if choices is not None:
+            numbers = _flat([[len(here) for here in row] for row in choices], np.int64)
+            self._counts *= numbers
+            self._scored = _flat([here for row in choices for here in row], np.int64)[
+                np.repeat(self.mask, numbers)
+            ]
         sample = np.repeat(np.arange(len(trajectories)), self.lengths)
-        self.sequence = self._tensor(sample[self.mask])
+        self.sequence = self._tensor(np.repeat(sample, self._counts))
 
     def loss_tokens(self) -> LossTokens:
         """Return the ``K`` loss tokens of the batch, without quantities yet."""
@@ -173,9 +185,9 @@ class TokenBatch:
 
     def microbatches(self, plan: BatchPlan, ranks: RankPlan | None = None, rank: int = 0) -> list[Microbatch]:
         """Return the microbatches of a rank under a plan: every token lies in exactly one, on one of the ranks."""
-        order = np.cumsum(self.mask) - 1
+        starts = np.cumsum(self._counts) - self._counts
         places = plan_ranks(self.lengths, plan, ranks or RankPlan())[rank]
-        return [self._project(place, order) for place in places]
+        return [self._project(place, starts) for place in places]
 
     def partition(self, plan: BatchPlan, ranks: RankPlan | None = None) -> list[list[int]]:
         """Return the samples of each microbatch that has some, of all ranks that hold different samples."""
@@ -191,15 +203,18 @@ class TokenBatch:
         ]
         return [samples for samples in found if samples]
 
-    def _project(self, place: RankLayout, order: NDArray[np.int64]) -> Microbatch:
+    def _project(self, place: RankLayout, starts: NDArray[np.int64]) -> Microbatch:
         canonical, local = place.targets.indices(self.offsets)
-        wanted = self.mask[canonical]
-        canonical, local = canonical[wanted], local[wanted]
+        counts = self._counts[canonical]
+        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        select = np.repeat(starts[canonical], counts) + within
         present = [
             segment.sample for segment in place.whole.segments
         ]  # the same numbers on all ranks that share them
         number = {sample: index for index, sample in enumerate(present)}
         sequence = [np.full(s.stop - s.start, number[s.sample]) for s in place.targets.segments]
+        samples = np.repeat(np.concatenate([np.zeros(0, np.int64), *sequence]), counts)
+        canonical, local = np.repeat(canonical, counts), np.repeat(local, counts)
         shifted = place.targets is not place.tokens  # values lie where their token is predicted
         return Microbatch(
             place=place,
@@ -207,12 +222,13 @@ class TokenBatch:
             position_ids=self._tensor(place.tokens.position_ids),
             response_mask=self._tensor(place.tokens.scatter(self.effective.astype(np.int64), self.offsets)),
             target_ids=self._tensor(place.targets.scatter(self.targets, self.offsets)),
+            targets=self._tensor(self._scored[select]),
             varlen=VarlenSegments.of(place.tokens, self._tensor(place.tokens.indices(self.offsets)[1])),
             local=self._tensor(local),
             predictors=self._tensor(local if shifted else local - 1),
             effective=self._tensor(self.effective[canonical].astype(np.int64)),
-            select=self._tensor(order[canonical]),
-            sequence=self._tensor(np.concatenate([np.zeros(0, np.int64), *sequence])[wanted]),
+            select=self._tensor(select),
+            sequence=self._tensor(samples),
             sample_ids=tuple(self.keys[sample] for sample in present),
             keys=self.keys,
         )

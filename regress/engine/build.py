@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from torch.optim import Optimizer
 from transformers import PreTrainedTokenizerBase
 
-from regress.dump.continuation import StartingPlace
+from regress.dump.continuation import Place, Position, StartingPlace
 from regress.dump.hooks import matching_modules, matching_parameters, record_modules
 from regress.dump.location import Location, location
 from regress.dump.manifest import MANIFEST, Provenance
@@ -55,17 +55,31 @@ class Stateful(Protocol):
         """Continue from a state that `state_dict` has returned."""
 
 
+class Dumping(Protocol):
+    """Writer of a dump that a later process can continue."""
+
+    @property
+    def folder(self) -> Location | None: ...
+
+    def position(self, place: Place) -> Position:
+        """Return what is written that lies before a place in the run."""
+
+
 @dataclass(frozen=True)
 class RemoteParts:
     """Parts of a run whose model lies in a service.
 
     Attributes:
         dump_dir: directory of what the client dumps; None if it dumps nothing.
-        save: saves the final weights there, and returns what says where they are, as JSON.
+        finish: saves the final weights there, and returns what says where they are, as JSON.
+        save: saves weights and optimizer there under a name, and returns what `restore` needs, as JSON.
+        restore: goes on from what `save` has returned.
     """
 
     dump_dir: Location | None
-    save: Callable[[], Mapping[str, Any]]
+    finish: Callable[[], Mapping[str, Any]]
+    save: Callable[[str], Mapping[str, Any]]
+    restore: Callable[[Mapping[str, Any]], None]
 
 
 @dataclass(frozen=True)
@@ -75,7 +89,7 @@ class Run:
     Attributes:
         curriculum: ``None`` without one.
         recorder: ``None`` when nothing is dumped.
-        recorders: every recorder of the run, by the section of the configuration that asks for it.
+        recorders: every writer of a dump, by the section of the configuration that asks for it.
         parts: what else has a state that a checkpoint keeps, by name.
         remote: what a run has whose model lies in a service.
     """
@@ -87,7 +101,7 @@ class Run:
     evaluation: Evaluation
     curriculum: Curriculum | None
     recorder: Recorder | None
-    recorders: dict[str, Recorder] = field(default_factory=dict)
+    recorders: Mapping[str, Dumping] = field(default_factory=dict)
     parts: dict[str, Stateful] = field(default_factory=dict)
     remote: RemoteParts | None = None
 
@@ -138,9 +152,8 @@ def build(
         recorders["rollout_mock"] = rollouts
     recorder = None
     if config.debug.enable_data_dump:
-        recorder = _recorder(config, policy, origin, world, (resumed or {}).get("debug"))
+        recorder = recorded(config, policy, origin, world, resources, (resumed or {}).get("debug"))
         recorders["debug"] = recorder
-        _record(recorder, config, policy, resources)
     if config.warm_start.steps and resumed is None:
         advance = progress("warm start", config.warm_start.steps)
         stages = 1 if config.parallel.pp == 1 else config.parallel.pp * config.parallel.pp_stages_per_rank
@@ -164,21 +177,30 @@ def build(
     return assembled(trainer, material, recorder, recorders, resources)
 
 
-def _record(recorder: Recorder, config: Config, policy: LocalPolicy, resources: ExitStack) -> None:
-    """Record what the run taps, and the outputs of modules if they are asked for."""
+def recorded(
+    config: Config,
+    policy: LocalPolicy,
+    origin: Provenance,
+    world: World,
+    resources: ExitStack,
+    start: StartingPlace | None = None,
+) -> Recorder:
+    """Record what the run taps, and the outputs of modules if they are asked for, until ``resources`` close."""
+    recorder = _recorder(config, policy, origin, world, start)
     resources.enter_context(recording(recorder))
     if config.debug.dump_options.activations:
         pattern = config.debug.target_module_pattern
         found = {name: module for name, module in policy.modules().items() if re.search(pattern, name)}
         policy.recorded_modules = frozenset(found)
         resources.enter_context(record_modules(found, policy.output_shard))
+    return recorder
 
 
 def assembled(
     trainer: Trainer,
     material: Material,
     recorder: Recorder | None,
-    recorders: dict[str, Recorder],
+    recorders: Mapping[str, Dumping],
     resources: ExitStack,
 ) -> Run:
     """Return the run of a trainer, with its evaluation and what a checkpoint keeps of its parts."""

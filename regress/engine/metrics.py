@@ -28,6 +28,7 @@ BASELINES = {
     "grpo": "none: mean reward of the group",
     "rloo": "none: mean reward of the others of the group",
     "reinforce_plus_plus": "none: returns whitened over tokens",
+    "constant": "none: 1 for every token",
     "reinforce_plus_plus_baseline": "none: mean reward of the group, whitened over tokens",
     "opo": "none: mean reward of the group, weighted by length",
     "gpg": "none: mean reward of the group",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -30,7 +31,17 @@ def load_state(optimizer: torch.optim.Optimizer, policy: LocalPolicy, path: str 
         ConfigError: if the file cannot be read, or is not the whole state of exactly these parameters.
     """
     stated = f"optimizer.state_path={str(path)!r}"
-    tensors = _read(Path(path), stated)
+    put_state(optimizer, policy, _read(Path(path), stated), stated)
+
+
+def put_state(
+    optimizer: torch.optim.Optimizer, policy: LocalPolicy, tensors: Mapping[str, Array], stated: str
+) -> None:
+    """Give the optimizer a state of the form ``<parameter>/<state>``; ``stated`` says where it is from.
+
+    Raises:
+        ConfigError: if it is not the whole state of exactly these parameters.
+    """
     whole = dict(trained_parameters(policy.architecture))
     _check_names(tensors, whole, stated)
     state = {
@@ -61,7 +72,7 @@ def _read(path: Path, stated: str) -> dict[str, Array]:
     return record.tensors
 
 
-def _check_names(tensors: dict[str, Array], parameters: dict[str, nn.Parameter], stated: str) -> None:
+def _check_names(tensors: Mapping[str, Array], parameters: dict[str, nn.Parameter], stated: str) -> None:
     wanted = {f"{name}/{key}" for name in parameters for key in STATES}
     for verb, names in (("lacks", wanted - tensors.keys()), ("has additional", tensors.keys() - wanted)):
         if names:

@@ -135,13 +135,13 @@ class _Losses:
             self._problems.append(kind(f"{_named(index, micro)} has no loss, so no update was made: {error}"))
             return _no_loss(out)
         weights = part.weights.to(terms.loss_K.dtype)
-        share = (weights * terms.loss_K).sum()
+        share = _sum(micro, weights * terms.loss_K)
         metrics = token_metrics(terms)
         scale = self._policy.backward_scale
         taps.loss(micro, part, out, terms, share, metrics, self._tokens, self._objective, scale)
         if self._watch is not None:
             self._watch(micro, out, terms)
-        return share, Share(share.detach(), metrics, _terms(terms, weights, self._objective))
+        return share, Share(share.detach(), metrics, _terms(micro, terms, weights, self._objective))
 
     def _terms(self, part: LossTokens, old: Tensor, out: TokenLogProbs) -> TokenLoss:
         assert part.advantages is not None
@@ -200,7 +200,13 @@ def _no_loss(out: TokenLogProbs) -> tuple[Tensor, Share]:
     return share, Share(share.detach(), {})
 
 
-def _terms(loss: TokenLoss, weights: Tensor, objective: Objective) -> dict[str, float]:
+def _sum(micro: Microbatch, values: Tensor) -> Tensor:
+    """Return the sum of ``[K]`` values over the loss tokens that count; others would change its rounding."""
+    counted = micro.effective.bool()
+    return (values if bool(counted.all()) else values[counted]).sum()
+
+
+def _terms(micro: Microbatch, loss: TokenLoss, weights: Tensor, objective: Objective) -> dict[str, float]:
     """Return the share of each term in a microbatch's loss, coefficients included."""
     terms = {
         "policy": (1.0, loss.policy_K),
@@ -208,7 +214,7 @@ def _terms(loss: TokenLoss, weights: Tensor, objective: Objective) -> dict[str, 
         "entropy": (-objective.entropy_coef, entropy_in_loss(loss)),
     }
     return {
-        name: coefficient * float((weights * values.detach()).sum())
+        name: coefficient * float(_sum(micro, weights * values.detach()))
         for name, (coefficient, values) in terms.items()
         if values is not None and coefficient != 0.0
     }

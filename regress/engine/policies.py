@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Protocol
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from regress.engine.config.schema import Config, LoraConfig, ModelConfig
 from regress.engine.models import build_model, place
@@ -14,7 +15,22 @@ from regress.engine.world import World, raise_on_all_ranks
 from regress.errors import ConfigError
 
 
-def build_policy(config: Config, tokenizer: PreTrainedTokenizerBase, world: World) -> LocalPolicy:
+class Vocabulary(Protocol):
+    """Properties of a tokenizer that a model has to fit; every tokenizer of transformers has them."""
+
+    def __len__(self) -> int:
+        """Return the number of tokens."""
+
+    @property
+    def pad_token_id(self) -> int:
+        """Token that fills rows."""
+
+    @property
+    def eos_token_id(self) -> int:
+        """Token that ends a completion."""
+
+
+def build_policy(config: Config, tokenizer: Vocabulary, world: World) -> LocalPolicy:
     """Build the policy before any training, on its device or devices.
 
     Raises:
@@ -29,9 +45,7 @@ def build_policy(config: Config, tokenizer: PreTrainedTokenizerBase, world: Worl
     )
 
 
-def build_reference(
-    config: Config, tokenizer: PreTrainedTokenizerBase, policy: LocalPolicy
-) -> PreTrainedModel | None:
+def build_reference(config: Config, tokenizer: Vocabulary, policy: LocalPolicy) -> PreTrainedModel | None:
     """Build the model of ``reference.path``, in the policy's dtype and attention; ``None`` without a path.
 
     Raises:
@@ -52,7 +66,7 @@ def build_reference(
     return model
 
 
-def reference_model(config: Config, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+def reference_model(config: Config, tokenizer: Vocabulary) -> PreTrainedModel:
     """Build the model of ``reference.path``, in the policy's dtype and attention.
 
     Raises:
@@ -64,9 +78,7 @@ def reference_model(config: Config, tokenizer: PreTrainedTokenizerBase) -> PreTr
     return _model(config, chosen, tokenizer, "reference")
 
 
-def _model(
-    config: Config, chosen: ModelConfig, tokenizer: PreTrainedTokenizerBase, key: str
-) -> PreTrainedModel:
+def _model(config: Config, chosen: ModelConfig, tokenizer: Vocabulary, key: str) -> PreTrainedModel:
     model = build_model(
         chosen,
         seed=config.seed,

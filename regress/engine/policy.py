@@ -205,8 +205,9 @@ class LocalPolicy:
             hidden: hidden states from the previous stage, in place of token ids.
         """
         model = self.model if model is None else model
+        counted = micro.effective.bool()
         if self.log_prob_chunk_size is None:
-            with arithmetic(self.dtype), logits_at(model, micro.predictors):
+            with arithmetic(self.dtype), logits_at(model, micro.predictors, counted):
                 logits = self._run(model, micro, hidden).squeeze(0)
             return self._of_logits(logits, micro.targets, entropy)
         with arithmetic(self.dtype), joined(dim=1):
@@ -218,6 +219,7 @@ class LocalPolicy:
                 micro.targets,
                 functools.partial(self._of_logits, entropy=entropy),
                 chunk=self.log_prob_chunk_size,
+                counted=counted,
             )
 
     def _of_logits(self, logits: Tensor, targets: Tensor, entropy: Entropy) -> TokenLogProbs:

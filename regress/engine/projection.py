@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Literal
 
 import torch
@@ -21,19 +21,51 @@ Entropy = bool | Literal["no_grad"]
 
 
 @contextmanager
-def logits_at(model: PreTrainedModel, index: Tensor) -> Iterator[None]:
+def logits_at(model: PreTrainedModel, index: Tensor, counted: Tensor | None = None) -> Iterator[None]:
     """Make the model return logits ``[1, K, V]`` of the flat positions ``index`` only.
 
     The selection happens on the hidden states, before the output projection, so any later operation of the
     model on its logits still runs.
+
+    Args:
+        counted: ``[K]`` True for the rows that the loss depends on. The others are projected apart and without a
+            graph, since the number of rows in a matrix product may change the rounding of each of them. A head whose
+            input is split over ranks projects all rows together. None: all of them.
     """
 
     def keep(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         hidden, *rest = args
         return (_rows(hidden, index), *rest)
 
-    with _before_head(model, keep):
+    apart: AbstractContextManager[None] = nullcontext()
+    if counted is not None and not bool(counted.all()):
+        apart = _projected_apart(model.get_output_embeddings(), counted)
+    with _before_head(model, keep), apart:
         yield
+
+
+@contextmanager
+def _projected_apart(head: nn.Module, counted: Tensor) -> Iterator[None]:
+    project: Callable[[Tensor], Tensor] = head.forward
+    previous = vars(head).get("forward")
+    kept, shown = counted.nonzero()[:, 0], (~counted).nonzero()[:, 0]
+
+    def forward(rows: Tensor) -> Tensor:
+        if type(rows) is not Tensor:
+            return project(rows)
+        with torch.no_grad():
+            others = project(rows.index_select(1, shown))
+            whole = others.new_empty(1, len(counted), others.shape[-1]).index_copy_(1, shown, others)
+        return whole.index_copy(1, kept, project(rows.index_select(1, kept)))
+
+    head.forward = forward  # between the hooks of the module, which stay as they are
+    try:
+        yield
+    finally:
+        if previous is None:
+            del head.forward
+        else:
+            head.forward = previous
 
 
 @contextmanager
@@ -59,12 +91,43 @@ def chunked_log_probs(
     log_probs: Callable[[Tensor, Tensor], TokenLogProbs],
     *,
     chunk: int,
+    counted: Tensor | None = None,
 ) -> TokenLogProbs:
     """Return ``log_probs(logits, targets)`` of the projected hidden states ``[1, K, H]``, ``chunk`` rows at a time.
 
     Logits of a chunk are dropped once its log-probs are known, and computed again in the backward pass. The
     mathematics is the same; the gradient of the projection's weight is summed chunk by chunk.
+
+    Args:
+        counted: ``[K]`` True for the rows that the loss depends on; chunks hold these or the others. None: all.
     """
+    if counted is None or bool(counted.all()):
+        return _in_chunks(model, hidden, targets, log_probs, chunk)
+    kept, shown = counted.nonzero()[:, 0], (~counted).nonzero()[:, 0]
+
+    def part(index: Tensor) -> TokenLogProbs:
+        return _in_chunks(model, hidden.index_select(1, index), targets[index], log_probs, chunk)
+
+    with torch.no_grad():
+        others = part(shown)
+    own = part(kept)
+
+    def joined(first: Tensor, second: Tensor) -> Tensor:
+        return first.new_empty(len(counted)).index_copy_(0, shown, first).index_copy(0, kept, second)
+
+    entropy = None
+    if own.entropy is not None and others.entropy is not None:
+        entropy = joined(others.entropy, own.entropy)
+    return TokenLogProbs(joined(others.log_probs, own.log_probs), entropy)
+
+
+def _in_chunks(
+    model: PreTrainedModel,
+    hidden: Tensor,
+    targets: Tensor,
+    log_probs: Callable[[Tensor, Tensor], TokenLogProbs],
+    chunk: int,
+) -> TokenLogProbs:
     head = model.get_output_embeddings()
 
     def project(rows: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor | None]:

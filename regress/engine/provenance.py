@@ -14,15 +14,15 @@ _SUPERSEDED = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 """Variables made irrelevant by the number of threads in force, which is recorded too."""
 
 
-def provenance(config: Config, tokenizer: str, mesh: Mesh | None = None) -> Provenance:
-    """Return configuration, versions, determinism environment, tokenizer fingerprint and ranks of this run."""
+def provenance(config: Config, tokenizer: str | None, mesh: Mesh | None = None) -> Provenance:
+    """Return configuration, versions, determinism environment, tokenizer fingerprint (if any) and ranks of a run."""
     ranks = mesh or Mesh()
     found = environment(config.device, config.threads)
     found["variables"] |= config.system_envs  # a variable set for a run is assumed to matter
     return Provenance(
         config=to_plain(config),
         environment=found,
-        tokenizer={"fingerprint": tokenizer},
+        tokenizer={} if tokenizer is None else {"fingerprint": tokenizer},
         mesh={"world_size": ranks.world_size, **(ranks.sizes if ranks.world_size > 1 else {})},
     )
 
@@ -36,4 +36,4 @@ def settings(found: Provenance) -> dict[str, Any]:
 
 def trajectory_meta(found: Provenance) -> dict[str, Any]:
     """Return the metadata stored with recorded trajectories, so that a single file can be checked too."""
-    return {"tokenizer": found.tokenizer["fingerprint"], "environment": settings(found)}
+    return {"tokenizer": found.tokenizer.get("fingerprint"), "environment": settings(found)}

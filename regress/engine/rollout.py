@@ -201,15 +201,8 @@ class HFRolloutWorker(SampledRollouts):
     The other arguments are those of `SampledRollouts`.
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        params: SamplingParams,
-        score: Score,
-        **settings: Any,
-    ) -> None:
-        super().__init__(tokenizer, params, score, **settings)
+    def __init__(self, model: PreTrainedModel, **settings: Any) -> None:
+        super().__init__(**settings)
         self._model = model
 
     def complete(

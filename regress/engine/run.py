@@ -127,7 +127,7 @@ def train(
 def _save(run: Run, outputs: Outputs | None) -> None:
     """Save the model of a run at its end, in ``final/`` or where it lies; all ranks call this together."""
     if run.remote is not None:
-        told = run.remote.save()
+        told = run.remote.finish()
         if outputs is not None:
             outputs.save_elsewhere(told, run.tokenizer)
         return

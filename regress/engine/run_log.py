@@ -51,6 +51,16 @@ def printed(console: Console, main: bool) -> Iterator[None]:
         LOGGER.setLevel(level)
 
 
+def sampled_hotter(temperature: float) -> None:
+    """Log that completions are drawn from another distribution than the one that a service trains."""
+    if temperature != 1.0:
+        LOGGER.info(
+            "rollout_worker.temperature=%g is that of the service's sampler; log-probs of the training are at 1, as "
+            "its protocol defines them",
+            temperature,
+        )
+
+
 def lengths(config: Config) -> None:
     """Log the lengths that every part of the run uses."""
     data = config.data

@@ -43,6 +43,11 @@ def candidates(update: Update) -> list[Advantages]:
     return [*_of_objective(update), *_of_samples(update), *_of_tokens(update)]
 
 
+def constant(update: Update) -> list[Advantages]:
+    """Return the rule of supervised fine-tuning, which needs no rewards."""
+    return [Advantages("1 for every sample", np.ones(update.frame.size), {"advantage": "constant"})]
+
+
 def named(update: Update, tokens: Ints, tolerance: float) -> list[Advantages]:
     """Return rules that give the recorded advantages of some tokens; none without rewards."""
     recorded = update.get("is_loss_debug/advantages")

@@ -10,13 +10,13 @@ import numpy as np
 
 from regress.dump.reader import DumpReader
 from regress.explain import basics, clip, loss
-from regress.explain.advantages import candidates
+from regress.explain.advantages import candidates, constant
 from regress.explain.centred import centred
 from regress.explain.entropy import entropies
 from regress.explain.mask import Mask, find_mask
 from regress.explain.presets import agreements
 from regress.explain.readings import read
-from regress.explain.search import search
+from regress.explain.search import Found, search
 from regress.explain.statement import Explanation, Statement
 from regress.explain.terms import Policies, policies
 from regress.explain.update import Floats, Update, read_update
@@ -40,11 +40,13 @@ def explain_dump(
     """
     if preset is not None:
         preset_values(preset)
-    found = read_update(DumpReader(str(path)), step, update)
+    return explain_update(str(path), read_update(DumpReader(str(path)), step, update), preset)
+
+
+def explain_update(path: str, found: Update, preset: str | None = None) -> Explanation:
+    """Explain an update that was read from a dump."""
     statements = list(_statements(found, preset))
-    return Explanation(
-        str(path), found.step, found.update, tuple(statements), _undetermined(found, statements)
-    )
+    return Explanation(path, found.step, found.update, tuple(statements), _undetermined(found, statements))
 
 
 def _statements(update: Update, preset: str | None) -> Iterator[Statement]:
@@ -59,7 +61,7 @@ def _statements(update: Update, preset: str | None) -> Iterator[Statement]:
     yield from basics.masks(mask)
     yield from entropies(mask, rules(mask))
     advantages = candidates(update)
-    found = search(mask, known, advantages, rules(mask))
+    found = _supervised(mask, known) or search(mask, known, advantages, rules(mask))
     readings = read(found, mask)
     if readings:
         yield from loss.statements(found, readings, mask, known)
@@ -67,6 +69,18 @@ def _statements(update: Update, preset: str | None) -> Iterator[Statement]:
         yield from agreements(mask, known, readings, found, preset)
     elif not advantages:
         yield from centred(mask, known)
+
+
+def _supervised(mask: Mask, known: Policies) -> Found | None:
+    """Return the matches of an advantage of 1, as of supervised fine-tuning, which has neither ratio nor clip.
+
+    They come first: a KL term with a huge coefficient beside any advantages would have the same gradients.
+    """
+    if mask.update.get("is_loss_debug/advantages") is not None:
+        return None
+    found = search(mask, known, constant(mask.update), rules(mask))
+    matches = tuple(match for match in found.matches if not match.factor.clips and not match.penalty)
+    return replace(found, matches=matches) if matches else None
 
 
 def _with_clipped(mask: Mask) -> tuple[Mask, Policies]:

@@ -99,13 +99,26 @@ class Update:
         return None
 
 
-def read_update(dump: DumpReader, step: int | None = None, update: int | None = None) -> Update:
+def read_update(
+    dump: DumpReader,
+    step: int | None = None,
+    update: int | None = None,
+    rollouts: Sequence[Trajectory] = (),
+    *,
+    samples_of: str = "token_gradient",
+) -> Update:
     """Read one update of a dump; by default the first that has token gradients.
+
+    Args:
+        rollouts: those of the step, for a dump that has none.
+        samples_of: record type whose samples are read, and which has to be there.
 
     Raises:
         CompareError: if it has no token gradients, they name no samples, or ranks contradict each other.
     """
-    found = [_place(dump, name) for name in dump.names("token_gradient")]
+    found = [_place(dump, name) for name in dump.names(samples_of)]
+    if not found and samples_of != "token_gradient":
+        raise CompareError(f"{dump.folder} has no {samples_of}: record the training step, too")
     if not found:
         raise CompareError(
             f"{dump.folder} has no token gradients, which tell what the loss does: record them with "
@@ -125,7 +138,7 @@ def read_update(dump: DumpReader, step: int | None = None, update: int | None = 
         for name in dump.names(stage, place[0])
         if _place(dump, name)[1] in (None, place[1])
     ]
-    return _gather(records, place, dump)
+    return _gather(records, place, dump, rollouts, samples_of)
 
 
 def _place(dump: DumpReader, name: str) -> tuple[int, int | None]:
@@ -139,8 +152,14 @@ def _named(step: int | None, update: int | None) -> str:
     )
 
 
-def _gather(records: Sequence[Record], place: tuple[int, int | None], dump: DumpReader) -> Update:
-    gradients = [record for record in records if record.type == "token_gradient"]
+def _gather(
+    records: Sequence[Record],
+    place: tuple[int, int | None],
+    dump: DumpReader,
+    rollouts: Sequence[Trajectory],
+    samples_of: str,
+) -> Update:
+    gradients = [record for record in records if record.type == samples_of]
     frame = _frame([record for record in records if record.type in _READ], gradients)
     blocks, block_of = _blocks(gradients)
     block = np.full(frame.size, -1, np.int64)
@@ -150,7 +169,7 @@ def _gather(records: Sequence[Record], place: tuple[int, int | None], dump: Dump
         if record.type not in _READ:
             continue
         flat, local = _indices(record, frame, index)
-        if record.type == "token_gradient":
+        if record.type == samples_of:
             block[flat] = block_of[record.rank or 0, record.micro or 0]
         for name in _READ[record.type]:
             tensor = record.tensors.get(name)
@@ -164,7 +183,8 @@ def _gather(records: Sequence[Record], place: tuple[int, int | None], dump: Dump
                 _put(
                     values.setdefault(f"{record.type}/{name}", np.full(frame.size, np.nan)), flat, own, record
                 )
-    trajectories = [t for r in records if r.type == "trajectory" for t in from_record(r) if not t.is_val]
+    recorded = [t for r in records if r.type == "trajectory" for t in from_record(r) if not t.is_val]
+    trajectories = recorded or [*rollouts]
     rollout, note = _match(trajectories, frame, values)
     return Update(
         *place,
@@ -172,7 +192,7 @@ def _gather(records: Sequence[Record], place: tuple[int, int | None], dump: Dump
         values,
         block,
         blocks,
-        [record.meta for record in gradients],
+        [record.meta for record in records if record.type == "token_gradient"],
         _losses(records, block_of),
         {float(t) for r in records if r.type == "forward_data" and (t := _number(r.meta.get("temperature")))},
         trajectories if (rollout >= 0).all() and trajectories else [],
@@ -202,7 +222,7 @@ def _frame(records: Sequence[Record], gradients: Sequence[Record]) -> TokenFrame
     for record in gradients:
         if not _segments(record):
             raise CompareError(
-                f"the token gradients of {record.where.stem} say of no token whose it is: record them with a token "
+                f"{_words(record)} of {record.where.stem} say of no token whose it is: record them with a token "
                 "layout and the samples of its segments"
             )
     lengths: dict[SampleKey, int] = {}
@@ -213,6 +233,10 @@ def _frame(records: Sequence[Record], gradients: Sequence[Record]) -> TokenFrame
             if key in lengths:
                 lengths[key] = max(lengths[key], stop)
     return TokenFrame(tuple(lengths), tuple(lengths.values()))
+
+
+def _words(record: Record) -> str:
+    return "the token gradients" if record.type == "token_gradient" else f"the values of {record.type}"
 
 
 def _blocks(

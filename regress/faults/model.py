@@ -61,7 +61,7 @@ def reference_is_the_policy(patch: Patch) -> None:
 def logits_one_late(patch: Patch) -> None:
     """The logits are those at a token, not those that predict it."""
     right: Any = logits_at
-    patch.setattr(policy, "logits_at", lambda model, index: right(model, index + 1))
+    patch.setattr(policy, "logits_at", lambda model, index, *rest: right(model, index + 1, *rest))
 
 
 def targets_one_early(patch: Patch) -> None:

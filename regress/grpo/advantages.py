@@ -68,7 +68,9 @@ def token_advantages(
     weights_F = weights_of(rewards_NF, reward_weights)
     penalties = None if kl_penalty_K is None else kl_penalty_K.detach().double()
     samples = _Samples(rewards_NF, weights_F, groups_N, sequence_K, objective, penalties)
-    if objective.advantage == "gae":
+    if objective.advantage == "constant":
+        advantages_K = torch.ones(len(sequence_K), dtype=torch.float64, device=sequence_K.device)
+    elif objective.advantage == "gae":
         values = _given("values_K", values_K, sequence_K, objective)
         advantages_K, _ = gae(samples.token_rewards(), values, sequence_K, objective)
     elif objective.advantage == "reinforce_plus_plus":

@@ -57,6 +57,10 @@ ADVANTAGES: Parts = MappingProxyType(
             "R - mean(R of the group), whitened over tokens",
             "arXiv 2501.03262; verl 0.9 reinforce_plus_plus_baseline",
         ),
+        "constant": Part(
+            "1 whatever the reward: with loss=reinforce the negative log-likelihood of supervised fine-tuning",
+            "supervised fine-tuning",
+        ),
         "opo": Part(
             "R - sum(length R) / sum(length) over the group, length in loss tokens",
             "arXiv 2505.23585; verl 0.9 opo",

@@ -110,7 +110,7 @@ def _advantage_conflicts(o: ObjectiveFields) -> Conflicts:
             yield f"{name}={getattr(o, name):g}", f"a {word} is at most 1"
     if o.gpg_norm <= 0.0:
         yield f"gpg_norm={o.gpg_norm:g}", "it divides advantages; give a number greater than 0"
-    if o.normalize_advantages and o.advantage in (*_WHITENED, *_BY_TOKEN):
+    if o.normalize_advantages and o.advantage in (*_WHITENED, *_BY_TOKEN, "constant"):
         rule = "it is for one advantage a sample; set it to false"
         yield f"normalize_advantages with advantage={o.advantage}", rule
     if o.reward_min is not None and o.reward_max is not None and o.reward_min > o.reward_max:
@@ -121,6 +121,9 @@ def _advantage_conflicts(o: ObjectiveFields) -> Conflicts:
     if o.missing_rewards == "exclude" and o.advantage in (*_WHITENED, *_BY_TOKEN):
         rule = "it compares tokens, of which none can be left out; use missing_rewards=refuse"
         yield f"missing_rewards=exclude with advantage={o.advantage}", rule
+    if o.advantage == "constant" and o.kl_in_reward:
+        rule = "a constant advantage knows no reward; use kl_placement=loss or set kl_coef to 0"
+        yield "advantage=constant with kl_placement=reward", rule
     separate = "reward_aggregation=normalize_then_sum" if o.reward_aggregation == "normalize_then_sum" else ""
     separate = "advantage=gdpo" if o.advantage == "gdpo" else separate
     if separate and o.kl_in_reward:

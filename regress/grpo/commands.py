@@ -68,11 +68,8 @@ def field_lines() -> list[str]:
 
 def part_lines() -> list[str]:
     """Return every part as text: field, name, formula and source."""
-    return [
-        f"{kind}={name}: {part.text} ({part.source})"
-        for kind, known in CATALOGUE.items()
-        for name, part in known.items()
-    ]
+    pairs = [(kind, name, part) for kind, known in CATALOGUE.items() for name, part in known.items()]
+    return [f"{kind}={name}: {part.text} ({part.source})" for kind, name, part in pairs]
 
 
 def _text(value: object) -> str:

@@ -296,4 +296,11 @@ VERL_RECIPES: dict[str, Recipe] = {
     "verl:tir_optimal_token_baseline": _estimated("tir_optimal_token_baseline"),
 }
 
-RECIPES: Mapping[str, Recipe] = MappingProxyType(PAPERS | TRL_RECIPES | VERL_RECIPES)
+SUPERVISED: dict[str, Recipe] = {
+    "sft": _paper(
+        "supervised fine-tuning: the mean negative log-likelihood of the loss tokens",
+        advantage="constant",
+        loss="reinforce",
+    )
+}
+RECIPES: Mapping[str, Recipe] = MappingProxyType(PAPERS | TRL_RECIPES | VERL_RECIPES | SUPERVISED)

@@ -11,21 +11,20 @@ _SHOWN = 5
 
 def supported(rows: Iterable[ForeignRow]) -> bool:
     """Return True if anything was judged, or if there was no test of such a replay."""
-    told = list(rows)
+    told = [row for row in rows if row.adapter]
     return not told or any(row.unsupported is None for row in told)
 
 
 def foreign_lines(rows: Iterable[ForeignRow]) -> Iterator[str]:
     """Yield sentences on replays that were left out, by reason, and on quantities that were not recorded."""
-    told = list(rows)
+    every = list(rows)
+    yield from _not_possible(row for row in every if not row.adapter)
+    told = [row for row in every if row.adapter]
     if not told:
         return
     adapter = told[0].adapter
     replays = dict.fromkeys(row.replay for row in told)
-    reasons: dict[str, dict[str, None]] = {}
-    for row in told:
-        if row.unsupported is not None:
-            reasons.setdefault(row.unsupported, {})[row.replay] = None
+    reasons = _reasons(told)
     left_out = sum(len(names) for names in reasons.values())
     if left_out:
         yield f"{adapter} does not support {left_out} of {len(replays)} replays:"
@@ -36,6 +35,21 @@ def foreign_lines(rows: Iterable[ForeignRow]) -> Iterator[str]:
         yield f"{adapter} did not record {', '.join(str(name) for name in missing)}"
     if left_out == len(replays):
         yield f"nothing was compared: {adapter} supports none of the replays, so the session fails"
+
+
+def _not_possible(rows: Iterable[ForeignRow]) -> Iterator[str]:
+    """Yield sentences on replays that the engine of this package left out, by reason."""
+    for reason, names in _reasons(rows).items():
+        yield f"not possible, and left out: {_named(names)}: {reason}"
+
+
+def _reasons(rows: Iterable[ForeignRow]) -> dict[str, dict[str, None]]:
+    """Return the replays that were left out, in order, by reason."""
+    reasons: dict[str, dict[str, None]] = {}
+    for row in rows:
+        if row.unsupported is not None:
+            reasons.setdefault(row.unsupported, {})[row.replay] = None
+    return reasons
 
 
 def _named(names: Iterable[str]) -> str:

@@ -109,4 +109,6 @@ def spell_out(config: pytest.Config, parser: pytest.Parser, args: list[str]) -> 
     found = [f"{arg}={DEFAULTS[arg]}" if arg in DEFAULTS else arg for arg in args[:end]]
     if found != args[:end]:
         args[:end] = found
+        top = config.known_args_namespace.confcutdir  # which pytest has found since it parsed the arguments
         config.known_args_namespace = parser.parse_known_args(args, namespace=copy.copy(config.option))
+        config.known_args_namespace.confcutdir = top

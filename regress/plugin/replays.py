@@ -77,9 +77,12 @@ class RecordCheck:
             pytest.fail(headline, pytrace=False)
 
     def _leave_out(self, item: Item, found: ReplayOutcome) -> None:
-        """Skip, and count, what a user's own trainer does not support."""
+        """Skip, and count, what a user's own trainer, or a wire between trainer and service, does not support."""
         adapter, configured = self._suite.adapter, self._suite.configured
         if adapter is None and not configured:
+            if found.unsupported is not None:
+                tell_foreign(self._node, ForeignRow("", item.replay.name, found.unsupported))
+                pytest.skip(f"{item.replay.name} is not possible: {found.unsupported}")
             return
         name = " and ".join(configured) if adapter is None else adapter.name
         replay, reason = item.replay.name, found.unsupported

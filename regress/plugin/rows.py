@@ -63,7 +63,11 @@ def tell_calls(node: pytest.Item, calls: Iterable[Call]) -> None:
 
 @dataclass(frozen=True)
 class ForeignRow:
-    """A test of a replay by a user's own trainer: the reason a variant is unsupported, or the unrecorded quantity."""
+    """A test of a replay by a user's own trainer: the reason a variant is unsupported, or the unrecorded quantity.
+
+    Attributes:
+        adapter: name of the trainer; empty for the engine of this package, which tells only of what is not possible.
+    """
 
     adapter: str
     replay: str

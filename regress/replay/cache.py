@@ -15,12 +15,12 @@ from regress.dump.files import remove_tree, write_atomically
 from regress.dump.location import Location
 from regress.dump.manifest import MANIFEST
 from regress.dump.reader import DumpReader, files_within
-from regress.errors import NotSupported, ReplayError, reason
+from regress.errors import ConfigError, NotSupported, ReplayError, reason
 from regress.golden.case import GoldenCase
 from regress.parallel.launch.imports import imported_for_good
 from regress.replay.cpu_slots import CpuSlots
 from regress.replay.interprocess_lock import interprocess_lock, stated
-from regress.replay.matrix import Replay, items
+from regress.replay.matrix import Replay, items, place_of_test
 from regress.replay.outcome import FILE, ReplayOutcome
 from regress.replay.run_context import run_context_of
 from regress.replay.settings import conflict, scene_with
@@ -28,6 +28,11 @@ from regress.replay.variants import Precision, Variant
 
 if TYPE_CHECKING:
     from regress.replay.foreign import ForeignReplays
+    from regress.replay.remote import RemoteReplay
+
+SERVED = "served"
+"""File that tells that the dumps of a replay through a service are complete."""
+REMOTE_FOLDERS = ("client", "service", "reference")
 
 
 def _run_here(replay: Replay, folder: Path) -> DumpReader:
@@ -39,6 +44,13 @@ def _run_here(replay: Replay, folder: Path) -> DumpReader:
     from regress.replay.run import replay as run
 
     return run(replay.case, replay.variant, replay.precision, folder)
+
+
+def _serve_here(replay: Replay, folder: Path) -> RemoteReplay:
+    _import_engine()
+    from regress.replay.remote import replay_remote
+
+    return replay_remote(replay.case, replay.variant, replay.precision, folder)
 
 
 @cache
@@ -62,6 +74,7 @@ class ReplayCache:
         run: function that replays a case under a variant in a precision, into a folder; by default the engine
             of this package, on ranks of its pool.
         foreign: replays by a user's own trainer, in place of `run`.
+        serve: function that replays a case under a variant through a training service of this machine.
         settings: settings applied to every variant; a replay in which one would not take effect is left out.
     """
 
@@ -75,6 +88,7 @@ class ReplayCache:
     golden: Callable[[GoldenCase], GoldenCase] = lambda case: case
     run: Callable[[Replay, Path], DumpReader] = _run_here
     foreign: ForeignReplays | None = None
+    serve: Callable[[Replay, Path], RemoteReplay] = _serve_here
     settings: Mapping[str, Any] = field(default_factory=dict)
     _outcomes: dict[str, ReplayOutcome] = field(default_factory=dict)
 
@@ -86,6 +100,11 @@ class ReplayCache:
 
     def dump(self, replay: Replay) -> DumpReader:
         """Return the dump of a replay, which stays until the session ends; raises `RegressError` if it cannot run."""
+        if replay.variant.wire is not None:
+            raise ConfigError(
+                f"{replay.variant.name} trains through a service, which writes dumps of another form; take them with "
+                "--regress-keep-dumps and regress compare"
+            )
         folder = self._folder(replay)
         with interprocess_lock(folder, replay.name):
             (folder / "keep").touch()
@@ -99,7 +118,7 @@ class ReplayCache:
                 return ReplayOutcome.loads(path.read_text())
             try:
                 self._require_in_force(replay)
-                found = self._judge(replay) if self.foreign is None else self._judge_foreign(replay)
+                found = self._judged(replay)
             except NotSupported as error:
                 found = ReplayOutcome(unsupported=str(error))
             except Exception as error:  # any error would occur again with each of the replay's tests
@@ -107,6 +126,11 @@ class ReplayCache:
             write_atomically(path, [found.dumps().encode()])
             self._leave(replay)
         return found
+
+    def _judged(self, replay: Replay) -> ReplayOutcome:
+        if self.foreign is not None:
+            return self._judge_foreign(replay)
+        return self._judge(replay) if replay.variant.wire is None else self._judge_remote(replay)
 
     def _judge(self, replay: Replay) -> ReplayOutcome:
         from regress.replay.judge import judge_replay, judge_twin, stored_tolerances
@@ -138,6 +162,8 @@ class ReplayCache:
         """Return why a variant of the whole program cannot be replayed here; None if it can."""
         if variant.program and self.foreign is not None:
             return "it is about the program around the steps, which is that of this package"
+        if variant.wire is not None and self.foreign is not None:
+            return "it is about the training service, which is that of this package"
         trackers = variant.overrides.get("tracking.trackers")
         if not trackers:
             return None
@@ -149,7 +175,7 @@ class ReplayCache:
         )
 
     def _judge_foreign(self, replay: Replay) -> ReplayOutcome:
-        from regress.replay.foreign import foreign_items, foreign_scene, place_of_test
+        from regress.replay.foreign import foreign_items, foreign_scene
         from regress.replay.judge import stored_tolerances
 
         assert self.foreign is not None
@@ -159,6 +185,49 @@ class ReplayCache:
         tested = {(str(item.place), item.quantity) for item in foreign_items(replay)}
         scene = scene_with(foreign_scene(replay), self.settings)
         return ReplayOutcome.of(verdicts, tested, scene, place_of_test)
+
+    def _judge_remote(self, replay: Replay) -> ReplayOutcome:
+        """Judge a replay through a service: in float32 by the truth, else by the engine's step on what was sent."""
+        from regress.replay.remote_judge import compare_with_reference, compare_with_truth, judged, scene_of
+        from regress.replay.remote_reference import replay_sent
+
+        folder, golden = self._folder(replay), self.golden(replay.case)
+        found = self._remote(replay)
+        if replay.precision is Precision.FLOAT32:
+            compared = compare_with_truth(golden, found, scale=self.scale, overrides=self.overrides)
+        else:
+            reference = replay_sent(replay.case, found, replay.precision, folder / "reference")
+            compared = compare_with_reference(reference, found, replay.precision)
+        tested = {(str(item.place), item.quantity) for item in items(replay)}
+        scene = scene_with(scene_of(replay, compared), self.settings)
+        return ReplayOutcome.of(judged(replay, compared, masked=found.masked), tested, scene, place_of_test)
+
+    def _remote(self, replay: Replay) -> RemoteReplay:
+        """Return the dumps of a replay through a service; that in float32 is the bitwise one, too, and runs once."""
+        if replay.precision is not Precision.BITWISE:
+            return self._served(replay)
+        shared = Replay(replay.case, replay.variant, Precision.FLOAT32)
+        folder = self._folder(shared)
+        with interprocess_lock(folder, shared.name):
+            (folder / "keep").touch()
+            return self._served(shared)
+
+    def _served(self, replay: Replay) -> RemoteReplay:
+        """Run a replay through a service unless its dumps are there; the caller holds its lock."""
+        from regress.replay.remote import RemoteReplay
+
+        folder = self._folder(replay)
+        if (folder / SERVED).is_file():
+            return RemoteReplay.of(replay.variant, folder)
+        for name in REMOTE_FOLDERS:
+            remove_tree(folder / name)
+        try:
+            with CpuSlots(self.root / ".slots").taken(replay.world_size, replay.name):
+                found = self.serve(replay, folder)
+            (folder / SERVED).touch()
+        finally:
+            self._keep(folder, replay)
+        return found
 
     def _twin(self, replay: Replay) -> DumpReader | None:
         if replay.precision is not Precision.BITWISE:
@@ -197,8 +266,14 @@ class ReplayCache:
 
     def _leave(self, replay: Replay) -> None:
         """Remove the dump of a judged replay; that of a bitwise reference stays until the session ends."""
-        if not (self._folder(replay) / "keep").exists():
-            remove_tree(self._place(replay))
+        folder = self._folder(replay)
+        if (folder / "keep").exists():
+            return
+        remove_tree(self._place(replay))
+        if replay.variant.wire is not None:
+            (folder / SERVED).unlink(missing_ok=True)
+            for name in REMOTE_FOLDERS:
+                remove_tree(folder / name)
 
     def _folder(self, replay: Replay) -> Path:
         folder = self.root / replay.name

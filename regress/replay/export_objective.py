@@ -118,6 +118,8 @@ def _loss_token(objective: Objective) -> str:
 
 def _advantage(objective: Objective) -> str:
     rule = objective.advantage
+    if rule == "constant":
+        return "1"
     if rule not in _WRITTEN:
         return f"{ADVANTAGES[rule].text}, by {ADVANTAGES[rule].source}"
     reward = "reward - sum of kl_coef * kl(old_log_prob, ref_log_prob) over the sample's loss tokens"

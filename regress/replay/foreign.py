@@ -144,11 +144,6 @@ def foreign_scene(replay: Replay) -> RunContext:
     return replace(run_context_of(replay, whole_config(replay)), micros=None, commands=commands)
 
 
-def place_of_test(place: Place) -> Place:
-    """Return the place of the test for a verdict: rank and microbatch are left to the trainer."""
-    return Place(place.step, place.update)
-
-
 def whole_config(one: Replay) -> dict[str, Any]:
     """Return the configuration of a replay, defaults included, nested: the objective of the golden values."""
     from regress.engine.config import to_plain

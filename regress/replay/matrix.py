@@ -18,6 +18,7 @@ from regress.errors import ConfigError
 from regress.golden.case import GoldenCase
 from regress.layout import RankLayout
 from regress.replay.plan import PlannedUpdate, plan_replay
+from regress.replay.remote_variants import quantities
 from regress.replay.size import world_size
 from regress.replay.variants import Extent, Precision, Variant
 
@@ -127,10 +128,28 @@ def items(replay: Replay) -> Iterator[Item]:
             f"{replay.name} makes the optimizer updates {', '.join(planned) or 'none'}, but recorded are "
             f"{', '.join(recorded) or 'none'}; leave trainer.epochs and trainer.mini_batch_size to the case"
         )
+    if replay.variant.wire is not None:
+        yield from _items_over_a_wire(replay)
+        return
     for step in dict.fromkeys(update.step for update in replay.plan):
         yield Item(replay, Place(step), "trajectory")
         for update in (update for update in replay.plan if update.step == step):
             yield from _items_of_update(replay, update)
+
+
+def _items_over_a_wire(replay: Replay) -> Iterator[Item]:
+    """Yield the tests of a replay through a service, whose ranks and microbatches are its own."""
+    for update in replay.plan:
+        place, recorded = Place(update.step, update.update), {*replay.case.quantities(update.where)}
+        for quantity in (q.name for q in QUANTITIES):
+            over_wire = quantity in quantities(replay.precision) and quantity in recorded
+            if quantity == "coverage" or (over_wire and _judged(replay, quantity)):
+                yield Item(replay, place, quantity)
+
+
+def place_of_test(place: Place) -> Place:
+    """Return the place of the test for a verdict where ranks and microbatches are not ours to plan."""
+    return Place(place.step, place.update)
 
 
 def _items_of_update(replay: Replay, update: PlannedUpdate) -> Iterator[Item]:

@@ -6,6 +6,7 @@ objective. What the wires cannot say is told by `inexpressible`.
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,11 +16,14 @@ from typing import Any
 
 from rich.console import Console
 
-from regress.engine.adapters.settings import base_of
+from regress.engine.adapters.settings import base_of, is_adapter, of_directory
 from regress.engine.config.schema import Config
+from regress.errors import NotSupported, reason
 from regress.golden.case import GoldenCase
+from regress.interop.payloads import read_payload
 from regress.replay.configure import case_config, compose
-from regress.replay.variants import Precision
+from regress.replay.run import torch_settings
+from regress.replay.variants import Precision, Variant
 from regress.service.client.connect import connect
 from regress.service.client.run import train
 from regress.service.core.opening import executor_of
@@ -27,6 +31,8 @@ from regress.service.core.service import CoreService
 
 MODEL = "golden"
 """Name under which the service offers the model of a case."""
+SERVED = ("parallel.", "model.", "batching.", "device", "threads")
+"""Sections and keys that a variant sets in the service; the others are the client's."""
 DUMPED = "forward_data,loss,is_loss_debug,batch_inputs,gradient,param"
 
 
@@ -37,6 +43,27 @@ class RemoteReplay:
     wire: str
     client: Path
     service: Path
+
+    @classmethod
+    def of(cls, variant: Variant, folder: Path) -> RemoteReplay:
+        """Return where the dumps of a variant's replay in a folder lie."""
+        assert variant.wire is not None
+        return cls(variant.wire, folder / "client" / "dump", folder / "service" / "dump")
+
+    @property
+    def masked(self) -> bool:
+        """True if the wire carried the loss mask of every update."""
+        asked = {read_payload(path)["extra_info"]["loss_fn"] for path in self.datums}
+        return self.wire == "weaver" and asked <= {*MASKED}
+
+    @property
+    def datums(self) -> list[Path]:
+        """Files of what the client sent, an update each, in order."""
+        return sorted((self.client / "datums").glob("step_*"))
+
+
+MASKED = ("importance_sampling", "ppo", "cispo", "dro")
+"""Losses with which Weaver's protocol carries a loss mask."""
 
 
 def inexpressible(case: GoldenCase, wire: str) -> str | None:
@@ -52,42 +79,54 @@ def inexpressible(case: GoldenCase, wire: str) -> str | None:
 
 def replay_remote(
     case: GoldenCase,
-    wire: str,
+    variant: Variant,
     precision: Precision,
     folder: Path,
     *,
-    parallel: Mapping[str, Any] | None = None,
-    client: str = "auto",
+    overrides: Mapping[str, Any] | None = None,
 ) -> RemoteReplay:
     """Replay all steps of a case through a service that lives for this replay.
 
     Args:
-        wire: ``weaver`` or ``tinker``.
+        variant: tells the wire, the ranks of the service and settings of the client.
         precision: what the service computes in; the wire carries float32 whatever it is.
-        parallel: ``parallel.*`` of the service.
-        client: ``auto``, ``own`` or ``sdk``, as of ``service.<wire>_service.client``.
+        overrides: configuration specific to this machine, such as the device of the service.
 
     Raises:
+        NotSupported: if the wire cannot say what the case trains.
         RegressError: if either side refuses anything.
     """
-    offered = _offered(case, precision, folder / "service", parallel or {})
-    with _serving(offered, folder / "service") as (url, key):
-        section = f"service.{wire}_service"
-        overrides = {
-            **_client_side(case, folder / "client"),
-            "service.train_service.backend": wire,
+    found = RemoteReplay.of(variant, folder)
+    why = inexpressible(case, found.wire)
+    if why is not None:
+        raise NotSupported(why)
+    given = {**variant.overrides, **(overrides or {})}
+    served = {key: value for key, value in given.items() if key.startswith(SERVED)}
+    own = {key: value for key, value in given.items() if key not in served}
+    offered = _offered(case, precision, folder / "service", served)
+    with torch_settings(offered.threads), _direct(), _serving(offered, folder / "service") as (url, key):
+        section = f"service.{found.wire}_service"
+        asked = {
+            **_client_side(case, folder / "client", found),
             f"{section}.base_url": url,
             f"{section}.api_key": key,
-            f"{section}.client": client,
             f"{section}.base_model": MODEL,
-            **({f"{section}.training_mode": "full_ft"} if wire == "weaver" else {f"{section}.lora_rank": 0}),
+            **_trained(case, found.wire, section),
         }
-        config = compose(case.config, overrides, folder / "client")
-        train(config, Console(quiet=True), connect=connect)
-    return RemoteReplay(wire, Path(config.debug.dump_dir), folder / "service" / "dump")
+        train(compose(case.config, asked | own, folder / "client"), Console(quiet=True), connect=connect)
+    return found
 
 
-def _client_side(case: GoldenCase, folder: Path) -> dict[str, Any]:
+def _trained(case: GoldenCase, wire: str, section: str) -> dict[str, Any]:
+    """Return what the client asks to be trained: the adapter that the case's model is, or all parameters."""
+    model = case.folder / "model"
+    if is_adapter(model):
+        mode = {f"{section}.training_mode": "lora"} if wire == "weaver" else {}
+        return {**mode, f"{section}.lora_rank": of_directory(model, "model.path").r}
+    return {f"{section}.training_mode": "full_ft"} if wire == "weaver" else {f"{section}.lora_rank": 0}
+
+
+def _client_side(case: GoldenCase, folder: Path, dumps: RemoteReplay) -> dict[str, Any]:
     found = case_config(case, len(case.trajectories()))
     model = found.pop("model.path")
     found.pop("optimizer.state_path", None)
@@ -103,7 +142,7 @@ def _client_side(case: GoldenCase, folder: Path) -> dict[str, Any]:
         "model.dtype": "float32",
         "output_dir": str(folder),
         "debug.enable_data_dump": True,
-        "debug.dump_dir": str(folder / "dump"),
+        "debug.dump_dir": str(dumps.client),
         **{
             f"debug.remote_api_dump_options.{name}": True
             for name in ("prepared_trajectories", "datums", "training_metrics")
@@ -111,23 +150,48 @@ def _client_side(case: GoldenCase, folder: Path) -> dict[str, Any]:
     }
 
 
-def _offered(case: GoldenCase, precision: Precision, folder: Path, parallel: Mapping[str, Any]) -> Config:
-    """Return the configuration of the model that the service offers."""
+def _offered(case: GoldenCase, precision: Precision, folder: Path, served: Mapping[str, Any]) -> Config:
+    """Return the configuration of the model that the service offers, with overrides by dotted key."""
     files = case_config(case, 1)
     kept = ("model.path", "optimizer.state_path")
     own = {key: value for key, value in files.items() if key in kept}
     sections: dict[str, Any] = {
-        name: case.config[name] for name in ("seed", "model", "task", "data") if name in case.config
+        name: case.config[name]
+        for name in ("seed", "threads", "model", "task", "data")
+        if name in case.config
     }
-    return compose(sections, {**own, **precision.overrides, **parallel}, folder)
+    return compose(sections, {**own, **served, **precision.overrides}, folder)
+
+
+@contextmanager
+def _direct() -> Iterator[None]:
+    """Keep the requests of this process to its own service away from a proxy that the environment names."""
+    before = {name: os.environ.get(name) for name in ("NO_PROXY", "no_proxy")}
+    os.environ |= {name: ",".join(filter(None, (value, "127.0.0.1"))) for name, value in before.items()}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 @contextmanager
 def _serving(config: Config, folder: Path) -> Iterator[tuple[str, str]]:
     """Yield address and key of a service of one model."""
-    from regress.service.wires.app import create_app
-    from regress.service.wires.server import ThreadedServer
-    from regress.service.wires.settings import Settings
+    try:
+        import httpx  # noqa: F401  # the client's own
+
+        from regress.service.wires.app import create_app
+        from regress.service.wires.server import ThreadedServer
+        from regress.service.wires.settings import Settings
+    except ImportError as error:
+        raise NotSupported(
+            f"a training service needs packages that are not installed ({reason(error)}); run pip install "
+            "'grpo-regress[service]'"
+        ) from error
 
     key = f"tml-{secrets.token_hex(8)}"
     environ = {

@@ -2,95 +2,90 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
 
-from regress.compare.dumps.session import Comparison
-from regress.compare.request import compare_sources
-from regress.compare.verdicts.verdict import Verdict
+from regress.compare.diagnosis.run_context import RunContext
+from regress.compare.dumps.bounds import Bounds
+from regress.compare.dumps.options import Options
+from regress.compare.dumps.session import Comparison, compare_dumps
+from regress.compare.verdicts.overrides import Overrides
+from regress.compare.verdicts.tolerance import BITWISE, Tolerance
+from regress.compare.verdicts.verdict import Place, Verdict
 from regress.errors import CompareError
 from regress.golden.case import GoldenCase
+from regress.replay.matrix import Replay
 from regress.replay.remote import RemoteReplay
+from regress.replay.remote_variants import quantities
+from regress.replay.run_context import commands
 from regress.replay.variants import Precision
+from regress.report.comparison import run_context_of
 
-SAME = ("batch_inputs", "log_probs", "entropy", "gradient", "grad_norm", "param")
-"""Quantities that are the same whichever loss of a wire an objective became: the wires' losses have no denominators,
-and the custom loss has no ratio."""
-MASK = "response_mask"
-"""Tensor of the inputs that no wire carries for the custom loss: a weight of 0 leaves a token out."""
-SEMANTICS = 1e-12
+MASKS = ("response_mask", "effective_valid")
+"""Tensors of the inputs that Weaver's losses of ratios alone have: elsewhere a weight of 0 leaves a token out."""
+SEMANTICS = Tolerance(
+    1e-12, reason="float64: a service and the engine's step on the same datums differ by rounding only"
+)
 
 
-@dataclass(frozen=True)
-class RemoteVariant:
-    """One way to train a golden case through the service.
+def compare_with_truth(
+    case: GoldenCase, found: RemoteReplay, *, scale: float = 1.0, overrides: Overrides | None = None
+) -> Comparison:
+    """Compare what a float32 service computed with the truth of a case, within measured tolerances.
 
-    Attributes:
-        wire: protocol between client and service.
-        parallel: ranks of the service.
+    Args:
+        scale: factor on the tolerances.
+        overrides: tolerances that the project sets by hand.
     """
-
-    name: str
-    why: str
-    wire: str
-    parallel: Mapping[str, Any] = field(default_factory=dict)
+    bounds = replace(Bounds.of_case(case, overrides), scale=scale)
+    return compare_dumps(f"golden:{case.folder}", str(found.service), Options(bounds=bounds))
 
 
-REMOTE_VARIANTS: Mapping[str, RemoteVariant] = {
-    variant.name: variant
-    for variant in (
-        RemoteVariant("remote-weaver", "datums, losses and settings of the optimizer as JSON", "weaver"),
-        RemoteVariant(
-            "remote-tinker", "the same as protobuf, and the other sign of the custom loss", "tinker"
-        ),
-        RemoteVariant(
-            "remote-weaver-dp2", "requests split over the ranks of a service", "weaver", {"parallel.dp": 2}
-        ),
-    )
-}
-"""Variants of the golden cases over the wire, by name."""
+def compare_with_reference(reference: str, found: RemoteReplay, precision: Precision) -> Comparison:
+    """Compare what a service computed with the engine's step on the same datums: every quantity of both.
+
+    Every byte has to be the same, but in float64, where other ranks may add in another order.
+    """
+    given = SEMANTICS if precision is Precision.FLOAT64 else BITWISE
+    return compare_dumps(reference, str(found.service), Options(bounds=Bounds(given)))
 
 
-def by_truth(case: GoldenCase, replay: RemoteReplay) -> list[Verdict]:
-    """Judge what a float32 service computed by the case's truth, within measured tolerances."""
-    found = compare_sources(f"golden:{case.name}", replay.service, golden_dir=case.folder.parent)
-    return _complete(found, SAME)
+def judged(one: Replay, found: Comparison, *, masked: bool) -> list[Verdict]:
+    """Return the verdicts of a comparison at the places of the case.
 
-
-def by_reference(
-    reference: str, replay: RemoteReplay, precision: Precision, *, same_layout: bool
-) -> list[Verdict]:
-    """Judge what a service computed by the engine's step on the same datums: every quantity of both.
-
-    In the same layout every byte has to be the same, whatever the precision; under other ranks float64 agrees within
-    1e-12.
+    Args:
+        masked: True if the wire carried the loss mask.
 
     Raises:
-        CompareError: if a quantity that both have was not compared, or for other ranks in another precision.
+        CompareError: if anything could not be compared, or a quantity of the case was not.
     """
-    if not same_layout and precision is not Precision.FLOAT64:
-        raise CompareError(
-            f"a service on other ranks rounds otherwise in {precision}; judge it in float64, or by the truth"
-        )
-    found = (
-        compare_sources(reference, replay.service, bitwise=True)
-        if same_layout
-        else compare_sources(reference, replay.service, rtol=SEMANTICS)
-    )
-    return _complete(found, (*SAME, "advantages", "token_loss", "loss"), every=True)
-
-
-def _complete(found: Comparison, wanted: Sequence[str], *, every: bool = False) -> list[Verdict]:
-    """Return the verdicts on these quantities, or all, none of which may be missing."""
     if found.problems:
         raise CompareError(found.problems[0])
-    kept = (*wanted, "coverage")
-    verdicts = [v for v in found.verdicts if every or (v.quantity in kept and v.name != MASK)]
-    missing = {*wanted} - {verdict.quantity for verdict in verdicts}
+    kept = [v for v in found.verdicts if _belongs(one, v, masked)]
+    missing = {*quantities(one.precision)} - {verdict.quantity for verdict in kept}
     if missing:
         raise CompareError(
             f"{min(missing)} was not compared: the service's dump {found.actual} has none of it; dump it with "
             "WEAVER_DEBUG_DUMP_OPTIONS"
         )
-    return verdicts
+    planned = [Place(update.step, update.update) for update in one.plan]
+    return [replace(verdict, place=_of_case(verdict.place, planned)) for verdict in kept]
+
+
+def _belongs(one: Replay, verdict: Verdict, masked: bool) -> bool:
+    if one.precision is not Precision.FLOAT32:
+        return True
+    known = masked or verdict.name.rpartition("/")[2] not in MASKS
+    return known and verdict.quantity in (*quantities(one.precision), "coverage")
+
+
+def _of_case(place: Place, planned: Sequence[Place]) -> Place:
+    """Return the place of an update in the case; a service counts its updates and knows no rollouts."""
+    if place.step is None or place.update is not None or not 0 <= place.step < len(planned):
+        return place
+    return replace(place, step=planned[place.step].step, update=planned[place.step].update)
+
+
+def scene_of(one: Replay, found: Comparison) -> RunContext:
+    """Return the facts of a replay, for its diagnosis: those that the two compared dumps tell."""
+    return replace(run_context_of(found), commands=commands(one))

@@ -71,17 +71,18 @@ def replay_sent(case: GoldenCase, replay: RemoteReplay, precision: Precision, fo
 
 
 def _requests(replay: RemoteReplay) -> Iterator[PassRequest]:
-    for path in sorted((replay.client / "datums").glob("step_*")):
+    for path in replay.datums:
         payload = read_payload(path)
         extra: Mapping[str, Any] = payload["extra_info"]
         loss = str(extra["loss_fn"])
         config = {
             name: value for name, value in extra["loss_fn_config"].items() if name != "enable_debug_dump"
         }
-        yield PassRequest([_datum(item, loss, replay.wire) for item in payload["datums"]], loss, config)
+        masked = replay.wire == "weaver" and (loss not in TAKES or "entropy_coeff" in config)
+        yield PassRequest([_datum(item, loss, masked) for item in payload["datums"]], loss, config)
 
 
-def _datum(item: Mapping[str, Any], loss: str, wire: str) -> Datum:
+def _datum(item: Mapping[str, Any], loss: str, masked: bool) -> Datum:
     given = {
         name: np.asarray(values, np.int64 if name == "target_tokens" else np.float32)
         for name, values in item["loss_fn_inputs"].items()
@@ -91,5 +92,5 @@ def _datum(item: Mapping[str, Any], loss: str, wire: str) -> Datum:
         inputs["weights" if loss == "cross_entropy" else TAKES[loss]] = given[TAKES[loss]]
     else:
         inputs |= {name: given[name] for name in ("advantages", "logprobs")}
-        inputs |= {"loss_mask": given["loss_mask"]} if wire == "weaver" else {}
+    inputs |= {"loss_mask": given["loss_mask"]} if masked else {}
     return Datum(np.asarray(item["input_tokens"], np.int64), inputs, item["datum_id"])

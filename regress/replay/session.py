@@ -35,6 +35,7 @@ from regress.report.tokens import TokenTable
 if TYPE_CHECKING:
     from regress.dump.reader import DumpReader
     from regress.replay.foreign import ForeignReplays
+    from regress.replay.remote import RemoteReplay
 
 
 @dataclass
@@ -212,6 +213,7 @@ class Machine:
                     keep=self.keep,
                     tokens=self.tokens,
                     run=self._run,
+                    serve=self._serve,
                     foreign=self._foreign(folder),
                     settings=self.settings,
                 )
@@ -233,6 +235,7 @@ class Machine:
     def attend(self, replay: Replay) -> None:
         """Run the ranks of a node that does not judge."""
         assert self.launch is not None
+        self._require_here(replay)
         overrides = self._overrides(replay)
         steps = len(replay.case.trajectories())
         with Workspace() as folder:
@@ -250,6 +253,21 @@ class Machine:
             launch=self.launch,
             overrides=self._overrides(replay),
         )
+
+    def _serve(self, replay: Replay, folder: Path) -> RemoteReplay:
+        from regress.replay.remote import replay_remote
+
+        self._require_here(replay)
+        overrides = None if self.device is None else {"device": self.device}
+        return replay_remote(replay.case, replay.variant, replay.precision, folder, overrides=overrides)
+
+    def _require_here(self, replay: Replay) -> None:
+        """Raise `ConfigError` for a replay through a service, which has its ranks, where a launcher starts ranks."""
+        if replay.variant.wire is not None and (self.launch is not None or self.work is not None):
+            raise ConfigError(
+                f"variant {replay.variant.name} trains through a service that starts its ranks on this machine; leave "
+                "it out, or --launcher and --work away"
+            )
 
     def _overrides(self, replay: Replay) -> dict[str, str]:
         """Return the configuration that a replay has on this machine, by dotted key."""

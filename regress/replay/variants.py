@@ -99,6 +99,10 @@ class Variant:
             asks for are made on problems of the case's task that are not trained on. With ``curriculum.enable`` the
             stage of each step is told by the recording.
         twin: bitwise reference, the variant whose bytes it has to reproduce, if ``precisions`` has ``bitwise``.
+
+    A variant with ``trainer.type=remote`` trains through a service, and ``parallel``, ``batching`` and ``model`` are
+    those of the service. Its reference, in float64 and bit for bit, is the step of its twin fed with the datums that
+    the client sent, which wires round to float32.
     """
 
     name: str
@@ -111,6 +115,13 @@ class Variant:
     resume_at: int | None = None
     before: Mapping[str, Any] | None = None
     program: bool = False
+
+    @property
+    def wire(self) -> str | None:
+        """Protocol of the service that it trains through, None where the engine trains in its own process."""
+        if self.overrides.get("trainer.type") != "remote":
+            return None
+        return str(self.overrides.get("service.train_service.backend", "weaver"))
 
     def applies_to(self, case: str, extent: Extent = Extent.DEFAULT) -> bool:
         """Return True if the variant is replayed on the case of that name."""

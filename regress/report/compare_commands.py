@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +41,21 @@ _SHOWN = 8
     "--step", metavar="N|A:B", help="One step, or those from A to B; by default all that both dumps have."
 )
 @click.option(
-    "--only", metavar="PATTERN", default="", help="Quantities or tensors: log_probs, gradient/*q_proj*."
+    "--only",
+    metavar="PATTERN",
+    multiple=True,
+    help="Quantities or tensors: log_probs, gradient/*q_proj*. May be given several times.",
+)
+@click.option("--common", is_flag=True, help="What only one of the two has is listed, and is no difference.")
+@click.option(
+    "--precision",
+    type=click.Choice(["float64", "float32", "bfloat16", "float16"]),
+    help="What ACTUAL is declared to compute in, whatever was recorded of it; its bounds are used.",
+)
+@click.option(
+    "--ranks-average",
+    is_flag=True,
+    help="Each rank of ACTUAL reports the mean of its own loss: divide losses and token gradients by the ranks.",
 )
 @click.option(
     "--rtol", type=click.FloatRange(0), help="Tolerated error, relative to the largest golden value."
@@ -100,7 +115,10 @@ def compare(
     golden: str | None,
     actual: str | None,
     step: str | None,
-    only: str,
+    only: tuple[str, ...],
+    common: bool,
+    precision: str | None,
+    ranks_average: bool,
     rtol: float | None,
     atol: float | None,
     bitwise: bool,
@@ -137,13 +155,15 @@ def compare(
 
     Exit codes: 0 equal within tolerance, 1 they differ, 2 something could not be compared.
     """
+    from regress.compare.dumps.averaged import averaged
     from regress.compare.request import bounds_of
 
     try:
         pairs, dirs = _pairs(golden, actual, self_hosted_dir, remote_api_dir, weaver_dir, golden_dir)
-        options = _options(
-            step, only, num_ranks, num_micros, bounds_of(rtol, atol, bitwise, tolerances, golden_dir)
-        )
+        bounds = bounds_of(rtol, atol, bitwise, tolerances, golden_dir, precision=precision)
+        options = replace(_options(step, only, num_ranks, num_micros, bounds), common=common)
+        if ranks_average:
+            pairs = {name: (one, averaged(other)) for name, (one, other) in pairs.items()}
         work = engine_named(engine, workers=workers, address=ray_address, tell=_warn)
         if dirs is not None:
             dirs, pairs = _modes(dirs, options)
@@ -151,7 +171,7 @@ def compare(
         told = _sections(dirs, options)
         modes = _between(dirs, options)
         tables = _tables(found, options) if report is not None or json_file is not None else []
-        code = _tell(found, told, tables, modes, report, json_file)
+        code = tell(found, told, tables, modes, report, json_file)
     except RegressError as error:
         sentences = " | ".join([str(error), *getattr(error, "__notes__", ())])
         click.echo(f"error: {' '.join(sentences.splitlines())}", err=True)
@@ -189,7 +209,9 @@ def _pairs(
     return pairs, Directories(self_hosted, remote_api, weaver)
 
 
-def _options(step: str | None, only: str, ranks: int | None, micros: int | None, bounds: Bounds) -> Options:
+def _options(
+    step: str | None, only: Sequence[str], ranks: int | None, micros: int | None, bounds: Bounds
+) -> Options:
     from regress.compare.dumps.options import Options
     from regress.compare.dumps.selection import Selection
 
@@ -201,7 +223,7 @@ def _options(step: str | None, only: str, ranks: int | None, micros: int | None,
         steps = int(match[1]), int(match[2] or match[1])
         if steps[0] > steps[1]:
             raise ConfigError(f"--step {step} begins after it ends: write {steps[1]}:{steps[0]}")
-    return Options(steps, ranks, micros, bounds, Selection(only))
+    return Options(steps, ranks, micros, bounds, Selection.of(*only))
 
 
 def _warn(text: str) -> None:
@@ -261,28 +283,34 @@ def _tables(found: Mapping[str, Comparison], options: Options) -> list[TokenTabl
     return [table for name, one in found.items() for table in comparison_tables(name, one, options)]
 
 
-def _tell(
+def tell(
     found: Mapping[str, Comparison],
-    sections: Mapping[str, Any],
-    tokens: Sequence[TokenTable],
-    modes: Found | None,
-    folder: Path | None,
-    json_file: Path | None,
+    sections: Mapping[str, Any] | None = None,
+    tokens: Sequence[TokenTable] = (),
+    modes: Found | None = None,
+    folder: Path | None = None,
+    json_file: Path | None = None,
 ) -> int:
+    """Print comparisons, write their reports, and return the exit code.
+
+    Args:
+        found: the comparisons by name.
+        folder, json_file: where the report is written, if anywhere.
+    """
     from regress.dump.files import write_atomically
     from regress.report.comparison import MODES, report_of
     from regress.report.documented_text import lines_of
     from regress.report.terminal import colourful, screen
     from regress.report.write import write_report
 
-    report = report_of(found, sections, tokens, modes)
+    report = report_of(found, sections or {}, tokens, modes)
     for name, where in report.environment.items():
         click.echo(f"{name}: {where}")
     console = Console()
     width = console.width if console.is_terminal else _WIDTH
     colour = colourful(console.is_terminal)
     click.echo(screen(report, width=width, height=40, colour=colour, causes=False), nl=False)
-    for line in lines_of(sections):
+    for line in lines_of(sections or {}):
         click.echo(line)
     for one in report.diagnoses.get(MODES, ()):
         click.echo(str(one))

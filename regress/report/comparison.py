@@ -68,7 +68,8 @@ def report_of(
                 diagnoses[name] = diagnose(divergence, scene)
     first = next(iter(found.values()))
     environment = {"golden": original(first.golden)} | {
-        f"actual ({name})" if several else "actual": comparison.actual for name, comparison in found.items()
+        f"actual ({name})" if several else "actual": original(comparison.actual)
+        for name, comparison in found.items()
     }
     return Report(
         "regress compare",

@@ -67,7 +67,7 @@ def sections(dirs: Directories, options: Options) -> dict[str, Any]:
         "step": steps[0] if steps else None,
         "self_hosted_dir": original(dirs.self_hosted),
         "remote_api_dir": dirs.remote_api,
-        "weaver_dir": dirs.weaver,
+        "weaver_dir": None if dirs.weaver is None else original(dirs.weaver),
         "num_ranks": options.ranks,
         "num_micros": options.micros,
         "sections": [with_statistics(section) for section in found],

@@ -5,30 +5,46 @@ from __future__ import annotations
 from dataclasses import replace
 
 from regress.compare.dumps.options import Options
-from regress.compare.dumps.sent import ACTIVE, RECORDED, flags_of, is_sent, sent
+from regress.compare.dumps.sent import ACTIVE, CUSTOM, RECORDED, flags_of, is_sent, original, sent
 from regress.compare.dumps.sides import open_side
 from regress.compare.modes.find import Found, discrepancies
-from regress.compare.modes.form import flags_for
+from regress.compare.modes.form import flags_for, is_custom
 from regress.compare.modes.scene import is_indexed
-from regress.errors import RegressError
+from regress.errors import CompareError, RegressError
 from regress.report.documented import Directories, steps_in
 
 REMOTE, WEAVER, BETWEEN = "remote API", "weaver", "client and service"
 
 
 def comparable(dirs: Directories, options: Options) -> Directories:
-    """Return the directories with the view of the self-hosted dump that the others can be compared with.
+    """Return the directories with the views of self-hosted and service's dump that can be compared.
 
     Damaged dumps are left to the comparison, which names the damage.
+
+    Raises:
+        CompareError: if the self-hosted run made several updates a rollout step.
     """
+    others = [path for path in (dirs.remote_api, dirs.weaver) if path is not None]
     try:
         known = [open_side(path) if path is not None else None for path in (dirs.remote_api, dirs.weaver)]
         whole = open_side(dirs.self_hosted)
-        flags = flags_for(whole, known[0], known[1], steps_in(dirs, options))
-        flags |= {RECORDED} if whole.system == "regress" else set()
+        several = any(where.update for _, where in whole.entries.values())
     except RegressError:
         return dirs
-    return replace(dirs, self_hosted=sent(dirs.self_hosted, flags))
+    if several and others:
+        raise CompareError(
+            f"{dirs.self_hosted} has several optimizer updates in a rollout step, and {others[0]} counts updates, so "
+            "that its steps are others; compare runs of one update a step (trainer.epochs=1, "
+            "trainer.mini_batch_size=null)"
+        )
+    try:
+        flags = flags_for(whole, known[0], known[1], steps_in(dirs, options))
+        flags |= {RECORDED} if whole.system == "regress" else set()
+        custom = is_custom(known[0], known[1], steps_in(dirs, options))
+    except RegressError:
+        return dirs
+    weaver = sent(dirs.weaver, {CUSTOM}) if custom and dirs.weaver is not None else dirs.weaver
+    return replace(dirs, self_hosted=sent(dirs.self_hosted, flags), weaver=weaver)
 
 
 def pairs_of(dirs: Directories) -> dict[str, tuple[str, str]]:
@@ -41,13 +57,13 @@ def pairs_of(dirs: Directories) -> dict[str, tuple[str, str]]:
         found[REMOTE] = sent(whole, flags - {ACTIVE}), dirs.remote_api
     if dirs.weaver is not None:
         found[WEAVER] = dirs.self_hosted, dirs.weaver
-    if dirs.remote_api is not None and dirs.weaver is not None and is_indexed(dirs.weaver):
+    if dirs.remote_api is not None and dirs.weaver is not None and is_indexed(original(dirs.weaver)):
         found[BETWEEN] = sent(dirs.remote_api, flags & {ACTIVE}), dirs.weaver
     return found
 
 
 def found_between(dirs: Directories, options: Options) -> Found:
     """Return the discrepancies between the modes; none where a part was asked for that they do not belong to."""
-    if options.only.pattern:
+    if options.only.patterns:
         return Found(notes=["--only was given, so discrepancies between the three modes were not looked for"])
     return discrepancies(dirs.self_hosted, dirs.remote_api, dirs.weaver, steps_in(dirs, options))

@@ -73,7 +73,8 @@ class Datum:
     Attributes:
         tokens: ``[T]`` int64, input of the model.
         inputs: arrays of the loss by name, ``[T]`` each: ``target_tokens`` (int64; ``-100`` is left out of the
-            loss) and, as the loss needs them, ``logprobs``, ``advantages``, ``weights``, ``loss_mask``,
+            loss; ``[T, N]`` if a position has N targets, each with a loss of its own, for losses without a ratio)
+            and in the same shape, as the loss needs them, ``logprobs``, ``advantages``, ``weights``, ``loss_mask``,
             ``surrogate_weights``.
         id: the client's own name of the datum.
     """
@@ -104,7 +105,8 @@ class PassResult:
     """Result of a pass.
 
     Attributes:
-        outputs: for each datum ``[T]`` float arrays by name: ``logprobs``, and with a loss ``elementwise_loss``.
+        outputs: for each datum float arrays in the shape of its targets by name: ``logprobs``, and with a loss
+            ``elementwise_loss``.
         metrics: sums and extremes over all datums by ``name:reduction``: ``loss:sum``, ``tokens:sum``, ``weight:sum``,
             and for ratio losses ``ratio:max``, ``clip:sum``, ``logprob_diff_abs:max``, ``logprob_diff_abs:sum``.
     """
@@ -274,8 +276,11 @@ class Service(Protocol):
     """
 
     def models_offered(self) -> Sequence[OfferedModel]: ...
-    def create_session(self, metadata: Json) -> str:
-        """Return the id of a new session, without ``:`` and ``/``; ``metadata`` is kept with it over a restart."""
+    def create_session(self, metadata: Json, key: str | None = None) -> str:
+        """Return the id of a new session, without ``:`` and ``/``; ``metadata`` is kept with it over a restart.
+
+        With a ``key`` that was seen before it is the session of then, unless that one is finished.
+        """
 
     def session_metadata(self, session_id: str) -> Json:
         """Return what the session was created with; its ``owner`` names the API key that its models belong to."""
@@ -314,8 +319,10 @@ class Service(Protocol):
         """Return ``<session_id>:sample:<number>``, sampler of saved weights or of a base model; again: the same one."""
 
     def sampler_info(self, sampler_id: str) -> SamplerInfo: ...
-    def sample(self, sampler_id: str, request: SamplingRequest) -> Operation:
-        """The result is a `SamplingResult`."""
+    def sample(self, sampler_id: str, request: SamplingRequest, number: int | None = None) -> Operation:
+        """The result is a `SamplingResult`. A ``number`` of the sampler orders nothing: with one that was seen before
+        it is the operation of then, and if the content differs the returned operation has failed.
+        """
 
     def prompt_logprobs(self, sampler_id: str, prompt: Array) -> Operation:
         """The result is ``[P]`` log-probs with NaN first."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ import click
 from regress.errors import ConfigError
 from regress.service.core.limits import Limits
 from regress.service.core.operation_log import FORMATS
+from regress.service.wires.settings import Limits as RequestLimits
 
 if TYPE_CHECKING:
     from regress.engine.config.schema import Config
@@ -21,27 +22,66 @@ _LIMITS: dict[str, str] = {
     "operation_timeout": "Seconds that one operation may run.",
     "hole_timeout": "Seconds to wait for a missing seq_id before those that wait for it fail.",
     "queue_length": "Operations of one model that may wait.",
+    "queue_bytes": "Bytes of all requests that may wait.",
+    "results_bytes": "Bytes of results that are kept; while as many are unread, requests are refused.",
     "models": "Models that may be open at the same time.",
     "samplers": "Samplers whose weights are in memory at the same time.",
+    "sessions": "Sessions that may be open at the same time.",
     "result_ttl": "Seconds for which a result that nobody reads is kept.",
     "session_ttl": "Seconds without a sign of life after which a client's models are closed.",
 }
 
-_OPTIONS = {"models": "open_models", "samplers": "open_samplers"}
+_REQUEST_LIMITS: dict[str, str] = {
+    "body_bytes": "Bytes of a request's body as it is sent.",
+    "expanded_bytes": "Bytes of a body after zstd is undone.",
+    "held_bytes": "Bytes of all bodies that are held at once; further clients wait.",
+    "body_seconds": "Seconds in which a body must arrive.",
+    "data": "Datums of a request.",
+    "tokens": "Tokens of a request: those of all datums, or of a prompt times the completions.",
+    "tensor_elements": "Elements of a tensor, as its shape says.",
+    "samples": "Completions of a sampling request.",
+    "connections": "Connections at one moment; beyond them the answer is 503.",
+    "answer_seconds": "Seconds that a request waits for its operation before it is answered as pending.",
+    "poll_seconds": "Seconds that a poll waits for the end of an operation.",
+}
+
+_OPTIONS = {
+    "models": "open_models",
+    "samplers": "open_samplers",
+    "sessions": "open_sessions",
+    "body_bytes": "request_bytes",
+    "data": "request_datums",
+    "tokens": "request_tokens",
+    "samples": "request_completions",
+}
 """Options that are not called as their limit."""
+_PATIENCE = 40.0
+"""Seconds that an answer may take: clients give up after 45."""
+_MOST = {"answer_seconds": _PATIENCE, "poll_seconds": _PATIENCE}
 
 
-def _limit_options(command: Any) -> Any:
-    """Add an option for each limit that users set."""
-    defaults = {field.name: field.default for field in fields(Limits)}
-    for name, text in reversed(_LIMITS.items()):
-        default = defaults[name]
-        kind = click.IntRange(min=1) if isinstance(default, int) else click.FloatRange(min=0, min_open=True)
-        option = f"--{_OPTIONS.get(name, name).replace('_', '-')}"
-        command = click.option(option, name, type=kind, default=default, show_default=True, help=text)(
-            command
-        )
-    return command
+def _limit_options(
+    limits: type[Limits] | type[RequestLimits], texts: Mapping[str, str]
+) -> Callable[[Any], Any]:
+    """Return a decorator that adds an option for each limit that users set."""
+    defaults = {field.name: field.default for field in fields(limits)}
+
+    def add(command: Any) -> Any:
+        for name, text in reversed([*texts.items()]):
+            default = defaults[name]
+            whole = isinstance(default, int)
+            kind = (
+                click.IntRange(min=1)
+                if whole
+                else click.FloatRange(min=0, min_open=True, max=_MOST.get(name))
+            )
+            option = f"--{_OPTIONS.get(name, name).replace('_', '-')}"
+            command = click.option(option, name, type=kind, default=default, show_default=True, help=text)(
+                command
+            )
+        return command
+
+    return add
 
 
 @click.command()
@@ -85,7 +125,8 @@ def _limit_options(command: Any) -> Any:
     show_default=True,
     help="Seconds in which SIGTERM lets what is queued be executed.",
 )
-@_limit_options
+@_limit_options(Limits, _LIMITS)
+@_limit_options(RequestLimits, _REQUEST_LIMITS)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.pass_context
 def serve(ctx: click.Context, /, **options: Any) -> None:
@@ -112,6 +153,12 @@ def serve(ctx: click.Context, /, **options: Any) -> None:
     begins with tml-. /healthz and /metrics (Prometheus) tell how the service does.
     SIGTERM executes what is queued and exits with 0. After a kill, the same command goes
     on from the last save of each model, and fails by name what was lost.
+
+    \b
+    Limits are options below. A request beyond one that is its own is refused by name; one that
+    finds queues or memory full waits, and is then told to come again: no seq_id is spent.
+    Longer contexts than a request may hold:
+      regress serve --config-name big --request-tokens 16000000 --request-bytes 268435456
     """
     from regress.engine.environment import export_environment
     from regress.service.keys import api_keys
@@ -132,6 +179,7 @@ def serve(ctx: click.Context, /, **options: Any) -> None:
             port=options["port"],
             wires=None if wires is None else [name.strip() for name in wires.split(",")],
             limits=Limits(**{name: options[name] for name in _LIMITS}),
+            requests=RequestLimits(**{name: options[name] for name in _REQUEST_LIMITS}),
             drain_timeout=options["drain_timeout"],
             log=options["log"],
         )

@@ -22,6 +22,7 @@ from regress.service.core.opening import executor_of, launched_rank, opened_host
 from regress.service.core.operation_log import OperationLog
 from regress.service.core.service import CoreService
 from regress.service.core.torchrun import follow
+from regress.service.wires.settings import Limits as RequestLimits
 
 if TYPE_CHECKING:
     import uvicorn
@@ -40,6 +41,8 @@ class Serving:
         api_keys: keys by the name of their owner.
         state: the state directory.
         wires: names of protocols, None: all.
+        limits: limits of queues, models and times.
+        requests: limits of one request and of its answer.
         drain_timeout: seconds in which a service that is asked to stop executes what is queued.
         log: format of the log of operations.
     """
@@ -51,6 +54,7 @@ class Serving:
     port: int
     wires: Sequence[str] | None
     limits: Limits
+    requests: RequestLimits
     drain_timeout: float
     log: str
 
@@ -71,7 +75,7 @@ def serve(serving: Serving) -> int:
     wires = _wires()
     wires.chosen(serving.wires)
     sockets = [wires.listen(serving.host, serving.port)]
-    settings = wires.Settings(serving.api_keys, serving.wires)
+    settings = wires.Settings(serving.api_keys, serving.wires, serving.requests)
     executor = executor_of(serving.configs, serving.state)
     with _stop_asked() as stop:
         service = CoreService(executor, serving.state, serving.limits, OperationLog(serving.log))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -30,6 +31,26 @@ def run(folder: Path, *command: str | Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+FORKS = """
+import json, os, runpy, sys
+import torch, transformers.models.qwen3.modeling_qwen3, regress.capture.session
+
+for command in json.loads(sys.argv[1]):
+    if os.fork() == 0:
+        sys.argv[:] = command
+        sys.path[0] = os.path.dirname(os.path.abspath(command[0]))
+        runpy.run_path(command[0], run_name="__main__")
+        break
+    if os.wait()[1]:
+        sys.exit(1)
+"""
+
+
+def run_each(folder: Path, *commands: tuple[str | Path, ...]) -> None:
+    """Run scripts one after the other, each in a process forked from one that has imported what all of them need."""
+    run(folder, "-c", FORKS, json.dumps([[*map(str, command)] for command in commands]))
+
+
 def quantities(found: Comparison) -> set[str]:
     return {verdict.quantity for verdict in found.verdicts}
 
@@ -43,15 +64,16 @@ def equal(folder: Path, golden: str, actual: str) -> None:
 
 def test_a_plain_loop(tmp_path: Path) -> None:
     """Catches a layout that is inferred wrongly, and a denominator of the microbatch that nobody sees."""
-    run(tmp_path, EXAMPLES / "plain_loop.py", "padded")
-    run(tmp_path, EXAMPLES / "plain_loop.py", "packed", "packed", "3")
-    equal(tmp_path, "padded", "packed")
-    source = (EXAMPLES / "plain_loop.py").read_text()
+    loop = EXAMPLES / "plain_loop.py"
+    source = loop.read_text()
     faulty = source.replace("/ total", "/ sum(len(ids) - first for ids, _, _, first in own)")
     assert faulty != source
     (tmp_path / "faulty.py").write_text(faulty)
     (tmp_path / "tiny_model.py").symlink_to(EXAMPLES / "tiny_model.py")
-    run(tmp_path, "faulty.py", "wrong", "packed", "3")
+    run_each(
+        tmp_path, (loop, "padded"), (loop, "packed", "packed", "3"), ("faulty.py", "wrong", "packed", "3")
+    )
+    equal(tmp_path, "padded", "packed")
     found = compare_sources(str(tmp_path / "padded"), str(tmp_path / "wrong"))
     assert found.exit_code == 1
     first = {verdict.quantity for verdict in found.failed if verdict.place.step == 0}

@@ -116,6 +116,68 @@ def test_the_three_modes_are_equal(base: Base, tmp_path: Path, monkeypatch: pyte
     assert done.exit_code == 0, done.output
 
 
+CUSTOM = ("algorithm.kl_coef=0.05", "algorithm.entropy_coef=0")
+
+
+def customized(base: Base, root: Path) -> Base:
+    """The same model, trained in this process with a loss that no wire names."""
+    options = [f"debug.dump_options.{name}=true" for name in OWN]
+    train(config(root / "self", *_of(base.model), *options, *CUSTOM), QUIET)
+    return replace(base, self_hosted=root / "self" / "dump")
+
+
+def test_a_loss_that_the_client_computes_is_equal(
+    base: Base, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = compared(customized(base, tmp_path), tmp_path, monkeypatch, *CUSTOM)
+    assert done.exit_code == 0, done.output
+
+
+class Shifted(LocalModel):
+    """A client's custom loss whose weights begin with the first token, which nothing predicts."""
+
+    def backward(self, data: Sequence[Datum], gradients: Any, config: Any) -> PassResult:
+        return super().backward(data, [moved(values) for values in gradients], config)
+
+
+class OtherSign(LocalModel):
+    """A custom loss sent as that of the other protocol."""
+
+    def backward(self, data: Sequence[Datum], gradients: Any, config: Any) -> PassResult:
+        return super().backward(data, [-values for values in gradients], config)
+
+
+@pytest.mark.parametrize(
+    ("model", "rule"),
+    [
+        (OtherSign, "advantages-sign"),
+        pytest.param(Shifted, "advantages-shifted", marks=pytest.mark.extended),
+    ],
+)
+def test_weights_of_a_custom_loss_are_judged(
+    base: Base, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: type[LocalModel], rule: str
+) -> None:
+    done = compared(customized(base, tmp_path), tmp_path, monkeypatch, *CUSTOM, model=model)
+    told = " ".join(done.output.split())
+    assert done.exit_code == 1, done.output
+    assert told.count("found: step") == 1, done.output
+    assert "weights of log-probs of the service" in told
+    assert f"(rule {rule};" in told
+    assert "probably:" not in told
+
+
+def test_several_updates_of_a_rollout_are_refused(
+    base: Base, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client and a service count updates, so that their step 1 would be compared with another rollout."""
+    twice = ("trainer.mini_batch_size=8", "algorithm.entropy_coef=0")
+    train(config(tmp_path / "self", *_of(base.model), "debug.dump_options.loss=true", *twice), QUIET)
+    done = compared(replace(base, self_hosted=tmp_path / "self" / "dump"), tmp_path, monkeypatch, *twice)
+    assert done.exit_code == 2
+    assert "several optimizer updates in a rollout step" in " ".join(done.output.split())
+    assert "trainer.epochs=1, trainer.mini_batch_size=null" in " ".join(done.output.split())
+
+
 class WithoutMasks(LocalModel):
     """A wire without masks: advantages tell which tokens count."""
 

@@ -326,7 +326,7 @@ def test_estimators(name: str, seed: int, data: st.DataObject) -> None:
     penalty = ragged.normal(0.2) * ragged.mask if name != "gdpo" and data.draw(st.booleans()) else None
     rewards = ragged.token_rewards if penalty is None else ragged.token_rewards - penalty
     components = torch.rand(ragged.rows, 2, generator=ragged.generator, dtype=torch.float64).float().double()
-        tensors = rewards, old, squares, values, baselines, weights, components
+    tensors = rewards, old, squares, values, baselines, weights, components
     theirs = their_advantages(name, ragged, *tensors, gamma, lam, norm)
     ours = token_advantages(
         components if name == "gdpo" else ragged.scores,

@@ -72,8 +72,13 @@ def make_world(work: Path) -> Path:
     return work
 
 
-def make_trainer(work: Path, peft: bool = False, dtype: str = "float32", **changes: Any) -> Any:
-    """An unmodified GRPOTrainer; its ``rollout_func`` gives the recorded completions."""
+def make_trainer(
+    work: Path, peft: bool = False, dtype: str = "float32", told: bool = False, **changes: Any
+) -> Any:
+    """An unmodified GRPOTrainer; its ``rollout_func`` gives the recorded completions.
+
+    ``told``: rollouts and rewards are tapped.
+    """
     import torch
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
@@ -103,8 +108,27 @@ def make_trainer(work: Path, peft: bool = False, dtype: str = "float32", **chang
             "logprobs": [[0.0] * len(completion) for completion in completions],
         }
 
-    def reward(prompts: list[str], completions: Any, completion_ids: Any, **_: Any) -> list[float]:
-        return [one["reward"] for one in numbered(prompts)]
+    def reward(
+        prompts: list[str], completions: Any, completion_ids: Any, trainer_state: Any, **_: Any
+    ) -> list[float]:
+        rewards = [one["reward"] for one in numbered(prompts)]
+        if told:
+            tap_rollouts(prompts, completion_ids, rewards, trainer_state.global_step)
+        return rewards
+
+    def tap_rollouts(
+        prompts: list[str], completions: list[list[int]], rewards: list[float], step: int
+    ) -> None:
+        from regress import Trajectory, at, tap_trajectories
+
+        found = []
+        for number, (prompt, ids, reward) in enumerate(zip(prompts, completions, rewards, strict=True)):
+            given = tokenizer(prompt)["input_ids"]
+            mask = [0] * len(given) + [1] * len(ids)
+            place = prompt, number % GROUP_SIZE
+            found.append(Trajectory(*place, given + list(ids), mask, reward, len(given)))
+        with at(step=step):
+            tap_trajectories(found)
 
     set_seed(7)
     model = AutoModelForCausalLM.from_pretrained(work, dtype=getattr(torch, dtype))
@@ -148,13 +172,17 @@ def make_trainer(work: Path, peft: bool = False, dtype: str = "float32", **chang
     )
 
 
-def train(folder: Path, work: Path, fault: str | None = None, **changes: Any) -> Any:
-    """Train under `record` and return the trainer."""
+def train(folder: Path, work: Path, fault: str | None = None, told: bool = False, **changes: Any) -> Any:
+    """Train under `record` and return the trainer; ``told``: with all that `regress oracle` asks for."""
     from regress import record
 
-    trainer = make_trainer(work, **changes)
+    trainer = make_trainer(work, told=told, **changes)
+    claimed: dict[str, Any] = {}
+    if told:
+        claimed = {"initial_weights": True, "temperature": trainer.args.temperature}
+    recorded = record(folder, trainer.model, token_gradient=True, **claimed)
     planted = FAULTS[fault](trainer) if fault else contextlib.nullcontext()
-    with planted, record(folder, trainer.model, token_gradient=True):
+    with recorded, planted:
         trainer.train()
     return trainer
 
@@ -193,7 +221,65 @@ def _mask_without_the_last_token(trainer: Any) -> Any:
     yield
 
 
+@contextlib.contextmanager
+def _population_deviation(trainer: Any) -> Any:
+    own = trainer._generate_and_score_completions
+
+    def faulty(inputs: Any) -> Any:
+        found = own(inputs)
+        return {**found, "advantages": found["advantages"] * (GROUP_SIZE / (GROUP_SIZE - 1)) ** 0.5}
+
+    trainer._generate_and_score_completions = faulty
+    yield
+
+
+@contextlib.contextmanager
+def _no_temperature(trainer: Any) -> Any:
+    from trl.trainer.utils import add_fused_lm_head
+
+    add_fused_lm_head(trainer.model, temperature=1.0, outputs=("log_probs", "entropy"))
+    yield
+
+
+@contextlib.contextmanager
+def _norm_with_another_epsilon(trainer: Any) -> Any:
+    for module in trainer.model.modules():
+        if hasattr(module, "variance_epsilon"):
+            module.variance_epsilon = 1e-3
+    yield
+
+
+@contextlib.contextmanager
+def _norms_counted_twice(trainer: Any) -> Any:
+    own = [p for name, p in trainer.model.named_parameters() if "q_norm" in name or "k_norm" in name]
+    handles = [parameter.register_hook(lambda gradient: 2 * gradient) for parameter in own]
+    yield
+    for handle in handles:
+        handle.remove()
+
+
+@contextlib.contextmanager
+def _decay_of_weights_that_nobody_asked_for(trainer: Any) -> Any:
+    import torch
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+    def decay(optimizer: Any, *_: Any) -> None:
+        with torch.no_grad():
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    parameter.mul_(1 - 0.1 * group["lr"])
+
+    handle = register_optimizer_step_pre_hook(decay)
+    yield
+    handle.remove()
+
+
 FAULTS: dict[str, Any] = {
+    "deviation": _population_deviation,
+    "temperature": _no_temperature,
+    "epsilon": _norm_with_another_epsilon,
+    "norms": _norms_counted_twice,
+    "decay": _decay_of_weights_that_nobody_asked_for,
     "forward": _scaled_value_projection,
     "denominator": _denominator_of_the_microbatch,
     "mask": _mask_without_the_last_token,

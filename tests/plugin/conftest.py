@@ -179,7 +179,10 @@ ALIKE = {
     "test_the_others_are_written_when_one_test_fails",
     "test_a_golden_directory_that_cannot_be_written_is_told",
 }
-"""Modules and tests in which workers make little difference: with workers they are extended tests."""
+"""Modules and tests in which workers make little difference: with workers they are extended tests.
+
+Those with pytest-xdist and no workers are, too, but for one module, which shows what a session of this kind does.
+"""
 
 
 def pytest_regress_keywords() -> tuple[str, ...]:
@@ -192,5 +195,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark those."""
     for item in items:
         alike = {item.path.stem, item.name.partition("[")[0]} & ALIKE
-        if item.path.parent == Path(__file__).parent and alike and "[n2" in item.name:
+        modes = ("[n2",) if item.path.stem == "test_update" else ("[n2", "[n0")
+        if item.path.parent == Path(__file__).parent and alike and any(mode in item.name for mode in modes):
             item.add_marker(pytest.mark.extended)

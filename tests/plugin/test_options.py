@@ -154,6 +154,16 @@ def test_an_option_without_a_value_leaves_the_path_that_follows_alone(project: A
     assert not (project.folder / "one/index.html").exists()
 
 
+def test_an_option_without_a_value_leaves_conftests_above_the_project_alone(alone: Any) -> None:
+    (alone.folder / "pytest.ini").unlink()
+    alone.write("conftest.py", "raise ValueError('of another project')")
+    alone.write("below/pytest.ini", "[pytest]")
+    alone.write("below/test_it.py", PASSING)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(alone.folder / "below")
+        alone.passes("--update-golden", count=1)
+
+
 def test_options_start_from_the_current_folder_and_ini_keys_from_their_file(
     alone: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

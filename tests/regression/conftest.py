@@ -19,7 +19,7 @@ from regress.parallel.launch.pool import RankPool
 from regress.replay.judge import judge_replay
 from regress.replay.matrix import Replay
 from regress.replay.plan import PlannedUpdate
-from regress.replay.pool import MODULES
+from regress.replay.pool import shared_pool
 from regress.replay.variants import VARIANTS, Precision
 
 if TYPE_CHECKING:
@@ -28,11 +28,10 @@ if TYPE_CHECKING:
 GOLDEN = Path(__file__).parents[2] / "golden"
 
 
-@pytest.fixture(scope="module")
-def pool() -> Iterator[RankPool]:
-    """Ranks of this module alone."""
-    with RankPool(MODULES) as pool:
-        yield pool
+@pytest.fixture(scope="session")
+def pool() -> RankPool:
+    """Return the ranks that replays of golden cases have, too; each job has fresh processes."""
+    return shared_pool()
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import json
 import os
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,10 @@ import pytest
 
 SERVICE_PYTHON = "SDK_SERVICE_PYTHON"
 KEY = "tml-loopback"
-MODEL = "reverse_string"
+SEEDS = (0, 1, 2)
+SELF_HOSTED = "SDK_SELF_HOSTED"
+"""Folder of the self-hosted trainings; without it they are made when they are needed."""
+HERE = Path(__file__).parent
 
 collect_ignore_glob = [] if SERVICE_PYTHON in os.environ else ["*"]
 
@@ -34,10 +37,50 @@ def _announced(process: subprocess.Popen[str], log: Path) -> str:
 
 
 @pytest.fixture(scope="session")
-def service_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """URL of a service that offers `MODEL`, for as long as the tests run."""
-    folder = tmp_path_factory.mktemp("service")
-    command = [os.environ[SERVICE_PYTHON], "-m", "regress", "serve", "--config-name", MODEL, "--port", "0"]
+def configurations(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of the training's configurations, one for each seed."""
+    folder = tmp_path_factory.mktemp("configurations")
+    for seed in SEEDS:
+        (folder / f"seed-{seed}.yaml").write_text(f"{(HERE / 'grpo.yaml').read_text()}\nseed: {seed}\n")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def self_hosted(
+    configurations: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[int], dict[str, Any]]:
+    """The self-hosted training of a seed, which the service's environment makes."""
+    folder = Path(os.environ.get(SELF_HOSTED) or tmp_path_factory.mktemp("self-hosted"))
+
+    def trained(seed: int) -> dict[str, Any]:
+        found = folder / f"seed-{seed}.json"
+        if not found.exists():
+            made = found.with_suffix(".part")
+            command = [
+                os.environ[SERVICE_PYTHON],
+                HERE / "self_hosted.py",
+                configurations / f"seed-{seed}.yaml",
+            ]
+            subprocess.run([*command, made], cwd=folder, check=True)
+            made.replace(found)
+        content: dict[str, Any] = json.loads(found.read_text())
+        return content
+
+    return trained
+
+
+@pytest.fixture(scope="session")
+def service_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of the service; its saves are in ``state/saves``."""
+    return tmp_path_factory.mktemp("service")
+
+
+@pytest.fixture(scope="session")
+def service_url(configurations: Path, service_folder: Path) -> Iterator[str]:
+    """URL of a service that offers a model for each seed, for as long as the tests run."""
+    folder = service_folder
+    command = [os.environ[SERVICE_PYTHON], "-m", "regress", "serve", "--port", "0"]
+    command += [f"--model=seed-{seed}={configurations / f'seed-{seed}.yaml'}" for seed in SEEDS]
     command += ["--state-dir", str(folder / "state"), "--hole-timeout", "5", "--drain-timeout", "5"]
     environ = {**os.environ, "GRPO_REGRESS_API_KEY": KEY, "OMP_NUM_THREADS": "1"}
     with (folder / "log").open("w") as log:
@@ -54,15 +97,27 @@ def service_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture
-def driver(service_url: str) -> Iterator[Any]:
-    """The SDK that is installed here, connected to the service with a model in full parameters."""
+def make_driver(service_url: str) -> Iterator[Callable[[str], Any]]:
+    """Function that connects the SDK that is installed here to the service, with a model in full parameters."""
     if find_spec("weaver") is not None:
         from weaver_driver import WeaverDriver as Driver
     else:
         from tinker_driver import TinkerDriver as Driver  # type: ignore[assignment]
-    connected = Driver(service_url, KEY, MODEL)
-    yield connected
-    connected.close()
+    made = []
+
+    def connect(model: str) -> Any:
+        made.append(Driver(service_url, KEY, model))
+        return made[-1]
+
+    yield connect
+    for driver in made:
+        driver.close()
+
+
+@pytest.fixture
+def driver(make_driver: Callable[[str], Any]) -> Any:
+    """The SDK, connected with the model of the first seed."""
+    return make_driver(f"seed-{SEEDS[0]}")
 
 
 @pytest.fixture(autouse=True)

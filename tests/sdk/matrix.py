@@ -9,6 +9,7 @@ import argparse
 import os
 import subprocess
 import sys
+import tempfile
 import venv
 from pathlib import Path
 
@@ -41,11 +42,23 @@ def main() -> int:
     parser.add_argument(
         "--clients", type=Path, default=Path("outputs/sdk"), help="folder of the environments"
     )
-    parser.add_argument("--select", default="", help="as pytest's -k")
+    parser.add_argument(
+        "--select",
+        default="",
+        help="as pytest's -k: calls, datums, training, or 'training and 0' for one seed",
+    )
     options = parser.parse_args()
     unknown = {*options.names} - {*CLIENTS}
     if unknown:
         parser.error(f"{', '.join(sorted(unknown))} is none of {', '.join(CLIENTS)}")
+    with tempfile.TemporaryDirectory() as self_hosted:  # one self-hosted training of a seed serves all SDKs
+        failed = _failed(options, {"SDK_SERVICE_PYTHON": sys.executable, "SDK_SELF_HOSTED": self_hosted})
+    print(f"failed: {', '.join(failed) or 'none'}")
+    return int(bool(failed))
+
+
+def _failed(options: argparse.Namespace, settings: dict[str, str]) -> list[str]:
+    """Run the tests with one SDK after the other; returns the names of those that failed."""
     failed = []
     for name in options.names or CLIENTS:
         print(f"== {name}", flush=True)
@@ -59,11 +72,9 @@ def main() -> int:
             "-rP",
         ]
         command += [f"--rootdir={HERE}", str(HERE), "-k", options.select]
-        environ = {**os.environ, "SDK_SERVICE_PYTHON": sys.executable}
-        if subprocess.run(command, env=environ, check=False).returncode:
+        if subprocess.run(command, env={**os.environ, **settings}, check=False).returncode:
             failed.append(name)
-    print(f"failed: {', '.join(failed) or 'none'}")
-    return int(bool(failed))
+    return failed
 
 
 if __name__ == "__main__":

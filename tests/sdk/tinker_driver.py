@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tinker
 from tinker import types
+
+ADAM = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 1e-2, "grad_clip_norm": 1.0}
 
 
 class TinkerDriver:
@@ -19,6 +21,8 @@ class TinkerDriver:
         assert self.trainer.get_info().is_lora is False
         self.tokenizer = self.trainer.get_tokenizer()
         self._sampler: Any = None
+        self.log_probs: list[list[float]] = []
+        """Those of the targets of each datum, as the last step has returned them."""
 
     def publish(self, name: str) -> str:
         """Save weights for sampling, and sample with them from now on; returns their path."""
@@ -37,22 +41,43 @@ class TinkerDriver:
         ).result()
         return [(list(sequence.tokens), list(sequence.logprobs)) for sequence in found.sequences]
 
+    def draw(
+        self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], max_tokens: int, temperature: float
+    ) -> list[Any]:
+        """Return tokens and log-probs of one completion of each prompt; all requests are on their way at once."""
+        futures = [
+            self._sampler.sample(
+                prompt=types.ModelInput.from_ints(list(prompt)),
+                num_samples=1,
+                sampling_params=types.SamplingParams(
+                    max_tokens=max_tokens, temperature=temperature, seed=seed
+                ),
+            )
+            for prompt, seed in zip(prompts, seeds, strict=True)
+        ]
+        found = [future.result().sequences[0] for future in futures]
+        return [(list(sequence.tokens), list(sequence.logprobs)) for sequence in found]
+
     def prompt_log_probs(self, prompt: Sequence[int]) -> list[Any]:
         """Return the log-probs of a prompt."""
         return list(self._sampler.compute_logprobs(types.ModelInput.from_ints(list(prompt))).result())
 
-    def step(self, rows: Sequence[Any], learning_rate: float) -> dict[str, float]:
-        """Make a step with importance sampling, both requests on their way before one is awaited."""
+    def step(
+        self,
+        rows: Sequence[Any],
+        learning_rate: float,
+        adam: Mapping[str, float] = ADAM,
+        entropy_coeff: float = 0.0,
+    ) -> dict[str, float]:
+        """Make a step with importance sampling, both requests on their way before one is awaited.
+
+        NexRL passes no coefficient of the entropy here.
+        """
+        assert not entropy_coeff
         passed = self.trainer.forward_backward([_datum(*row) for row in rows], loss_fn="importance_sampling")
-        params = types.AdamParams(
-            learning_rate=learning_rate,
-            beta1=0.9,
-            beta2=0.95,
-            eps=1e-8,
-            weight_decay=1e-2,
-            grad_clip_norm=1.0,
-        )
+        params = types.AdamParams(learning_rate=learning_rate, **adam)
         updated = self.trainer.optim_step(params)
+        self.log_probs = [list(output["logprobs"].data) for output in passed.result().loss_fn_outputs]
         return {**passed.result().metrics, **updated.result().metrics}
 
     def refused(self) -> str:
@@ -64,6 +89,10 @@ class TinkerDriver:
         except Exception as error:
             return str(error)
         raise AssertionError("an unknown setting is no error")
+
+    def save(self, name: str) -> None:
+        """Save weights and optimizer."""
+        self.trainer.save_state(name=name).result()
 
     def save_and_load(self) -> None:
         """Save weights and optimizer, load them again, and go on from them in another model."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from weaver import ServiceClient, types
 from weaver.types.tensor import tensor_payload
+
+ADAM = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 1e-2, "grad_clip_norm": 1.0}
+"""Those of NexRL."""
 
 
 class WeaverDriver:
@@ -20,6 +23,8 @@ class WeaverDriver:
         self.trainer = self._service.create_model(base_model=model, training_mode="full_ft")
         self.tokenizer = self.trainer.get_tokenizer()
         self._sampler: Any = None
+        self.log_probs: list[list[float]] = []
+        """Those of the targets of each datum, as the last step has returned them."""
 
     def publish(self, name: str) -> str:
         """Save weights for sampling, and sample with them from now on; returns their path."""
@@ -43,27 +48,36 @@ class WeaverDriver:
         )
         return [(sequence["tokens"], sequence["logprobs"]) for sequence in found["sequences"]]
 
+    def draw(
+        self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], max_tokens: int, temperature: float
+    ) -> list[Any]:
+        """Return tokens and log-probs of one completion of each prompt."""
+        return [
+            self.sample(prompt, 1, max_tokens, temperature, seed)[0]
+            for prompt, seed in zip(prompts, seeds, strict=True)
+        ]
+
     def prompt_log_probs(self, prompt: Sequence[int]) -> list[Any]:
         """Return the log-probs of a prompt."""
         return list(self._sampler.compute_logprobs(prompt=types.ModelInput.from_ints(list(prompt))))
 
-    def step(self, rows: Sequence[Any], learning_rate: float) -> dict[str, float]:
+    def step(
+        self,
+        rows: Sequence[Any],
+        learning_rate: float,
+        adam: Mapping[str, float] = ADAM,
+        entropy_coeff: float = 1e-4,
+    ) -> dict[str, float]:
         """Make a step with importance sampling; a row has tokens, log-probs, loss mask and advantage."""
         passed = self.trainer.forward_backward(
             [_datum(*row) for row in rows],
             loss_fn="importance_sampling",
-            loss_fn_config={"entropy_coeff": 1e-4, "enable_debug_dump": False},
+            loss_fn_config={"entropy_coeff": entropy_coeff, "enable_debug_dump": False},
             wait=True,
         )
-        params = types.AdamParams(
-            learning_rate=learning_rate,
-            beta1=0.9,
-            beta2=0.95,
-            weight_decay=1e-2,
-            eps=1e-8,
-            grad_clip_norm=1.0,
-        )
+        params = types.AdamParams(learning_rate=learning_rate, **adam)
         updated = self.trainer.optim_step(params, wait=True)
+        self.log_probs = [list(output["logprobs"]["data"]) for output in passed["result"]["loss_fn_outputs"]]
         return {**passed["result"]["metrics"], **updated["metrics"]}
 
     def refused(self) -> str:
@@ -75,6 +89,10 @@ class WeaverDriver:
         except Exception as error:
             return str(error)
         raise AssertionError("an unknown setting is no error")
+
+    def save(self, name: str) -> None:
+        """Save weights and optimizer."""
+        self.trainer.save_state(name=name, checkpoint_type="weight_and_optimizer")
 
     def save_and_load(self) -> None:
         """Save weights and optimizer, and load them again."""

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from regress.compare.alignment.keys import key_of
+from regress.compare.alignment.keys import Key, key_of
 from regress.compare.alignment.local_shard import local_shard
 from regress.compare.alignment.spans import PADDING
 from regress.compare.alignment.token_overlap import Index, Part, token_part
@@ -69,13 +69,14 @@ class Places:
         return len(shape) > 1 and shape[:-1] in ((1, count), (count,))
 
     def rows(
-        self, shape: tuple[int, ...], loss: Mask | None, *, rows_only: bool, name: str
+        self, shape: tuple[int, ...], loss: Mask | None, *, rows_only: bool, name: tuple[str, Key]
     ) -> tuple[Index, int]:
         """Return the token of each row of a whole tensor, and how many of its dimensions are places.
 
         Args:
             loss: ``[frame.size]``; None where nothing tells it.
             rows_only: True if the tensor is known to have rows of loss tokens only.
+            name: the tensor, and the place of its record.
 
         Raises:
             CompareError: if the shape is neither that of the places nor one row for each loss token.
@@ -86,8 +87,8 @@ class Places:
         if loss is not None and self.by_loss(shape, loss):
             return self.loss_rows(loss), len(shape) - 1
         raise CompareError(
-            f"{name} has the shape {list(shape)}, which is neither that of its tokens {list(self.grid)} nor one row "
-            "for each loss token"
+            f"{name[0]} in {name[1]} has the shape {list(shape)}, which is neither that of its tokens "
+            f"{list(self.grid)} nor one row for each loss token"
         )
 
 
@@ -124,7 +125,7 @@ def placed(
         record.meta.get(source.tensor), str
     )  # "rows of the loss tokens, in order"
     shard = local_shard(key_of(record), record, source.tensor)
-    name = f"{source.tensor} in {shard.key}"
+    name = source.tensor, shard.key
     tokens, lead = places.rows(shard.layout.shape, loss, rows_only=rows_only, name=name)
     by_loss, part = tokens is not places.tokens, token_part(shard.array, shard.layout, tokens, lead)
     logits = source.tensor.endswith("lm_head") or source.quantity == "logit_gradient"

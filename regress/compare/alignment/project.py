@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from regress.compare.alignment.aligned import Aligned, TokenRows
-from regress.compare.alignment.local_shard import Shard, whole_layout
+from regress.compare.alignment.local_shard import whole_layout
 from regress.compare.alignment.locate import Locator, TokenText
-from regress.compare.alignment.places import Places, selected_rows
-from regress.compare.alignment.shard_overlap import shard_blocks, words_of
-from regress.compare.alignment.token_overlap import Part, token_part
+from regress.compare.alignment.token_overlap import Part
 from regress.compare.diagnosis.failure_context import FailureContext
 from regress.compare.diagnosis.failure_contexts import FailureContexts
 from regress.compare.diagnosis.hypotheses import Truth
@@ -28,14 +25,12 @@ from regress.compare.quantities import (
     quantity_named,
     sources_in,
 )
-from regress.compare.verdicts.case import Locate, element
+from regress.compare.verdicts.case import Locate
 from regress.dump.arrays import Array
 from regress.errors import CompareError
 from regress.layout import ShardLayout, TokenFrame, TokenLayout
 
-Context = Callable[[Source, ShardLayout], FailureContext]
-"""Finder of the failure context of a tensor, given its layout as a part of the whole."""
-
+_MASK = "without it nothing tells the loss tokens"
 _POOL = 1 << 20
 """Most tokens of a quantity whose values are searched for among those of other tokens."""
 
@@ -79,6 +74,7 @@ class Projection:
         self.frame = frame
         self._text = text
         self._scales: dict[tuple[str, str], float] = {}
+        self._stages: dict[str, list[Source]] = {}
         self._parts: dict[tuple[str, str], Part] = {}
         self._pools: dict[tuple[str, str], NDArray[np.float64] | None] = {}
         self._config = config or {}
@@ -120,7 +116,7 @@ class Projection:
     @cached_property
     def loss_mask(self) -> NDArray[np.bool_]:
         """``[frame.size]`` True at loss tokens."""
-        mask = self._golden("batch_inputs", "response_mask", "without it nothing tells the loss tokens")
+        mask = self._golden("batch_inputs", "response_mask", _MASK)
         return np.asarray(mask, bool)
 
     @property
@@ -130,79 +126,10 @@ class Projection:
 
     def stage(self, stage: str) -> list[Source]:
         """Return the tensors that a record of this stage has to hold."""
-        return [
-            source
-            for name, tensors in self.truth.items()
-            for source in sources_in(stage, name, list(tensors))
-        ]
-
-    def shape(self, source: Source, places: Places) -> tuple[int, ...]:
-        """Return the expected shape of a tensor of a microbatch: rows of tokens with a row and a column each.
-
-        Raises:
-            CompareError: if the golden values needed are missing or do not fit the frame.
-        """
-        kind, values = quantity_named(source.quantity).kind, self.truth[source.quantity][source.name]
-        if kind is Kind.SHARE:
-            return ()
-        by_loss = kind is Kind.HIDDEN and values.shape[:1] != (self.frame.size,)
-        self._check_rows(source, values, (int(self.loss_mask.sum()) if by_loss else self.frame.size,))
-        return (
-            (1, places.loss_rows(self.loss_mask).size, *values.shape[1:])
-            if by_loss
-            else (
-                *places.grid,
-                *values.shape[1:],
-            )
-        )
-
-    def tokens(self, source: Source, shard: Shard, places: Places, context: Context) -> Aligned | str:
-        """Return a tensor of tokens beside its golden values, or what is wrong with its shape.
-
-        Rows of tokens may come as ``[B, T, ...]`` or ``[B * T, ...]``, rows of loss tokens as ``[1, K, V]`` or
-        ``[K, V]``; everything else has one shape.
-
-        Args:
-            context: finds the failure context of a tensor of the shard's layout.
-
-        Raises:
-            CompareError: as `shape`.
-        """
-        found, wanted = shard.layout.shape, self.shape(source, places)
-        hidden = quantity_named(source.quantity).kind is Kind.HIDDEN
-        if found != wanted and not (hidden and found == (wanted[0] * wanted[1], *wanted[2:])):
-            return _other_shape(wanted, shard.layout)
-        golden, around = self._part(source), partial(context, source, shard.layout)
-        inner, by_loss = found[len(found) - len(wanted) + 2 :], golden.rows.size != self.frame.size
-        tokens = places.loss_rows(self.loss_mask) if by_loss else places.tokens
-        words_of_rows = self.locator.rows(tokens, inner, None if by_loss else places.grid[1])
-        words = words_of(shard.layout, words_of_rows)
-        if source.quantity == "batch_inputs" and source.name.endswith("_mask"):  # which padding is not in
-            return self._everywhere(shard, golden.array, places, words, around)
-        part = token_part(shard.array, shard.layout, tokens, len(found) - len(inner))
-        loss = self.loss_mask if quantity_named(source.quantity).kind is Kind.TOKEN else None
-        rows = TokenRows(part, (golden,), selected_rows(source, part.rows, loss))
-        return Aligned.of_tokens(rows, words, around)
-
-    def _everywhere(
-        self, shard: Shard, values: Array, places: Places, words: Locate, around: Callable[[], FailureContext]
-    ) -> Aligned:
-        """Return a mask beside its golden values, which are 0 in padding."""
-        known = np.where(places.tokens >= 0, values[places.tokens], values.dtype.type(0)).reshape(places.grid)
-        pairs = partial(shard_blocks, shard, (Shard(known, ShardLayout.whole(places.grid)),))
-        return Aligned(shard.array, values, pairs, words, around)
-
-    def whole(self, source: Source, shard: Shard) -> Aligned | str:
-        """Return a full tensor of an update, or a shard of one, beside its golden values; or what is wrong with it."""
-        values, part = self.truth[source.quantity][source.name], shard.layout
-        if part.shape != values.shape:
-            return _other_shape(values.shape, part)
-        golden = (Shard(values, whole_layout(values.shape)),)
-        words_of_whole = partial(element, shape=values.shape, name=source.label)
-        around = partial(self.context_of_whole, source, part)
-        return Aligned(
-            shard.array, values, partial(shard_blocks, shard, golden), words_of(part, words_of_whole), around
-        )
+        if stage not in self._stages:
+            rows = ((name, [*tensors]) for name, tensors in self.truth.items())
+            self._stages[stage] = [source for row in rows for source in sources_in(stage, *row)]
+        return self._stages[stage]
 
     def context(
         self,
@@ -236,13 +163,20 @@ class Projection:
         found = self.around.whole(source.quantity, source.name)
         return found if part.is_whole else found.part(part)
 
-    def _part(self, source: Source) -> Part:
-        """Return golden values as rows: one for each token, or one for each loss token."""
+    def part(self, source: Source) -> Part:
+        """Return golden values as rows: one for each token, or one for each loss token.
+
+        Raises:
+            CompareError: if they are not those of the frame, or nothing tells its loss tokens.
+        """
         key = source.quantity, source.name
         if key not in self._parts:
-            values = self.truth[source.quantity][source.name]
-            by_token = values.shape[0] == self.frame.size
-            rows = np.arange(self.frame.size) if by_token else np.flatnonzero(self.loss_mask)
+            values, kind = self.truth[source.quantity][source.name], quantity_named(source.quantity).kind
+            by_loss = kind is Kind.HIDDEN and values.shape[:1] != (self.frame.size,)
+            rows = np.flatnonzero(self.loss_mask) if by_loss else np.arange(self.frame.size)
+            self._check_rows(source, values, rows.size)
+            if kind is Kind.TOKEN and self.known_loss_mask is None:
+                self._golden("batch_inputs", "response_mask", _MASK)
             self._parts[key] = Part(values, rows, whole_layout(values.shape[1:]), values.shape)
         return self._parts[key]
 
@@ -306,11 +240,11 @@ class Projection:
         if found is None:
             label = quantity if name is None else f"{quantity}/{name}"
             raise CompareError(f"the golden values lack {label}, but {why}; record them with it")
-        self._check_rows(Source("", quantity, quantity, name or quantity), found, (self.frame.size,))
+        self._check_rows(Source("", quantity, quantity, name or quantity), found, self.frame.size)
         return found
 
-    def _check_rows(self, source: Source, values: Array, allowed: tuple[int, ...]) -> None:
-        if not values.ndim or values.shape[0] not in allowed:
+    def _check_rows(self, source: Source, values: Array, wanted: int) -> None:
+        if values.shape[:1] != (wanted,):
             raise CompareError(
                 f"the golden {source.label} has the shape {list(values.shape)}, but the samples of this update have "
                 f"{self.frame.size} tokens; golden values and rollouts are not of one recording"
@@ -322,7 +256,3 @@ class Projection:
         if key not in self._scales:
             self._scales[key] = largest(self.truth[source.quantity][source.name])
         return self._scales[key]
-
-
-def _other_shape(golden: tuple[int, ...], actual: ShardLayout) -> str:
-    return f"golden {list(golden)}, actual {'' if actual.is_whole else 'a part of '}{list(actual.shape)}"

@@ -35,6 +35,7 @@ class Divergence:
         independent: quantity -> tensors that fail, too, and do not depend on it.
         patterns: patterns common to all failing tensors of this quantity in this update.
         kinds: kinds of tensors that were judged, see `regress.compare.diagnosis.patterns.NAMES`.
+        agree: quantities of the update that were judged, and all of whose tensors hold.
     """
 
     first: Verdict
@@ -45,6 +46,7 @@ class Divergence:
     independent: Mapping[str, int] = field(default_factory=dict)
     patterns: tuple[Pattern, ...] = ()
     kinds: tuple[str, ...] = ()
+    agree: tuple[str, ...] = ()
 
     @property
     def affected(self) -> str:
@@ -80,6 +82,7 @@ class Divergence:
             "independent": dict(self.independent),
             "patterns": [pattern.to_json() for pattern in self.patterns],
             "kinds": [*self.kinds],
+            "agree": [*self.agree],
         }
 
     @classmethod
@@ -94,6 +97,7 @@ class Divergence:
             dict(data["independent"]),
             tuple(Pattern(**pattern) for pattern in data["patterns"]),
             tuple(data["kinds"]),
+            tuple(data.get("agree", ())),
         )
 
 
@@ -117,7 +121,16 @@ def find_divergence(verdicts: Sequence[Verdict], scene: RunContext | None = None
         independent,
         tuple(find_patterns(wrong, alike, scene or RunContext())),
         kinds_of({verdict.name for verdict in verdicts}),
+        _agreeing(there),
     )
+
+
+def _agreeing(there: Iterable[Verdict]) -> tuple[str, ...]:
+    """Return the quantities without a failing tensor."""
+    ok: dict[str, bool] = {}
+    for verdict in there:
+        ok[verdict.quantity] = ok.get(verdict.quantity, True) and verdict.ok
+    return tuple(quantity for quantity, held in ok.items() if held)
 
 
 def name_of(verdict: Verdict) -> str:

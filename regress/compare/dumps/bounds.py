@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from regress.compare.metrics import ulps
 from regress.compare.quantities import Kind, quantity_named
 from regress.compare.verdicts.overrides import Overrides
-from regress.compare.verdicts.tolerance import BITWISE, EXACT, Tolerance, tolerance_of
+from regress.compare.verdicts.tolerance import BITWISE, EXACT, Tolerance, Tolerances, tolerance_of
 from regress.dump.arrays import DTYPES, is_float
 from regress.golden.case import GoldenCase
 from regress.golden.tolerance import ToleranceEntry
@@ -76,12 +76,16 @@ class Bounds:
         given: the same for all quantities that are no integers or masks; None for those of the table.
         measured: quantity -> precision -> entry of a golden case, before the table; ``case`` is its name.
         overrides: tolerances that the project sets by hand, before both.
+        scale: factor on tolerances that are measured, of the table, or set by hand.
+        precision: dtype that the actual side is declared to compute in, in place of those that are recorded.
     """
 
     given: Tolerance | None = None
     measured: Mapping[str, Mapping[str, ToleranceEntry]] | None = None
     case: str = ""
     overrides: Overrides = field(default_factory=Overrides)
+    scale: float = 1.0
+    precision: str | None = None
 
     @classmethod
     def of_case(cls, case: GoldenCase, overrides: Overrides | None = None) -> Bounds:
@@ -104,12 +108,16 @@ class Bounds:
             return BITWISE if self.given is not None and self.given.bitwise else EXACT
         if self.given is not None:
             return self.given
-        dtype = coarsest(dtypes)
+        dtype = self.precision or coarsest(dtypes)
         by_hand = self.overrides.over(lambda name: self._known(name, dtype), case=self.case, precision=dtype)(
             quantity
         )
         assert by_hand is not None
-        return by_hand
+        return by_hand.scaled(self.scale)
+
+    def dtype(self, quantity: str, name: str) -> str | None:
+        """Return the name of the dtype that a tensor must have; None for any."""
+        return None
 
     def _known(self, quantity: str, dtype: str) -> Tolerance:
         """Return the tolerance measured for the case, else that of the table."""
@@ -119,7 +127,29 @@ class Bounds:
             return Tolerance(math.inf, basis=entry.basis, reason=f"not judged: {entry.reason}")
         if found is None:
             return _by_dtype(quantity, dtype)
-        return replace(found, reason=f"{found.reason} (golden case {self.case})")
+        case = f" (golden case {self.case})" if self.case else ""
+        return replace(found, reason=f"{found.reason}{case}")
+
+
+@dataclass(frozen=True)
+class StoredBounds(Bounds):
+    """The tolerances of a replay, of which the quantity alone decides.
+
+    Attributes:
+        tolerances: tolerance of a quantity; None for one that is not judged.
+        dtypes: name of the dtype that a tensor must have, by golden quantity and name; None for any.
+    """
+
+    tolerances: Tolerances = lambda _: None
+    dtypes: Callable[[str, str], str | None] = lambda *_: None
+
+    def of(self, quantity: str, dtypes: Sequence[str]) -> Tolerance:
+        """Return the tolerance of a quantity that is judged."""
+        return self.tolerances(quantity) or EXACT
+
+    def dtype(self, quantity: str, name: str) -> str | None:
+        """Return the name of the dtype that a tensor must have; None for any."""
+        return self.dtypes(quantity, name)
 
 
 def widened(tolerance: Tolerance, tensor: str, *sides: Iterable[Mapping[str, Any]]) -> Tolerance:

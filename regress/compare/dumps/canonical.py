@@ -6,7 +6,7 @@ Only failing tensors are asked for. A dump whose tensors are too large for it yi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -17,9 +17,10 @@ from regress.compare.alignment.keys import key_of
 from regress.compare.alignment.local_shard import local_shard
 from regress.compare.alignment.places import Mask, placed
 from regress.compare.alignment.project import Projection
-from regress.compare.dumps.golden import GoldenSide
+from regress.compare.dumps import listing
 from regress.compare.dumps.listing import Listed, headers, lengths_of
 from regress.compare.dumps.sides import Side, open_side
+from regress.compare.dumps.truth import Tensors, TruthSide
 from regress.compare.quantities import (
     EVERYWHERE,
     MICRO_STAGES,
@@ -39,36 +40,6 @@ LIMIT = 1 << 22
 """Most elements of a tensor that is put together."""
 
 
-class Tensors(Mapping[str, Array]):
-    """Lazily read tensors of one quantity; those that cannot be put together are absent."""
-
-    def __init__(self, names: Iterable[str], load: Callable[[str], Array | None]) -> None:
-        self._names = [*names]
-        self._load = load
-        self._known: dict[str, Array | None] = {}
-
-    def __getitem__(self, name: str) -> Array:
-        """Raise `KeyError` for one that is unknown, or cannot be put together."""
-        if name not in self._names:
-            raise KeyError(name)
-        if name not in self._known:
-            self._known[name] = self._load(name)
-        found = self._known[name]
-        if found is None:
-            self._names.remove(name)
-            raise KeyError(name)
-        return found
-
-    def __iter__(self) -> Iterator[str]:
-        return (name for name in [*self._names] if name in self)
-
-    def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and self.get(name) is not None
-
-    def __len__(self) -> int:
-        return len([*iter(self)])
-
-
 def golden_update(golden: str, actual: str, record: str) -> Projection:
     """Return the update that a golden record belongs to, able to project its values onto layouts.
 
@@ -77,21 +48,23 @@ def golden_update(golden: str, actual: str, record: str) -> Projection:
         record: name of a golden record.
     """
     place = open_side(golden).entries[record][1]
-    return _update(golden, actual, place.step, place.update)
+    return golden_at(golden, actual, place.step, place.update)
 
 
 def forget() -> None:
     """Forget what was read: it may have changed since."""
-    _update.cache_clear()
+    golden_at.cache_clear()
+    listing.forget()
 
 
 @lru_cache(maxsize=2)
-def _update(golden: str, actual: str, step: int, update: int | None) -> Projection:
+def golden_at(golden: str, actual: str, step: int | None, update: int | None) -> Projection:
+    """Return the golden values of one update of two sources, able to be projected onto layouts."""
     golden_side = open_side(golden)
     config = merged(open_side(actual).config, golden_side.config)
-    if isinstance(golden_side, GoldenSide):
-        where = Coordinates(step, update=update).stem
-        return Projection(_of_case(golden_side, where), golden_side.frame(where), golden_side.text, config)
+    if isinstance(golden_side, TruthSide):
+        where = Coordinates(step or 0, update=update).stem
+        return Projection(golden_side.values(where), golden_side.frame(where), golden_side.text, config)
     names = [
         name
         for name, (type, place) in golden_side.entries.items()
@@ -99,13 +72,6 @@ def _update(golden: str, actual: str, step: int, update: int | None) -> Projecti
     ]
     found = _Recorded(golden_side, headers(golden_side, names))
     return Projection(found.truth(), found.frame, None, config)
-
-
-def _of_case(side: GoldenSide, where: str) -> dict[str, Mapping[str, Array]]:
-    def loader(quantity: str) -> Callable[[str], Array | None]:
-        return lambda name: side.truth(where, quantity)[name]
-
-    return {quantity: Tensors(names, loader(quantity)) for quantity, names in side.recorded(where).items()}
 
 
 def merged(config: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from regress.compare.dumps.single import check_single, lost_ranks, single_units
 from regress.compare.quantities import STEP_STAGES, source_or_other
 from regress.compare.updates.checked import QUANTITY, REASON
 from regress.compare.updates.coverage import QUANTITY as COVERAGE
-from regress.compare.updates.golden import in_order
+from regress.compare.verdicts.sequence import in_order
 from regress.compare.verdicts.verdict import Place, Status, Verdict
 from regress.errors import CompareError
 

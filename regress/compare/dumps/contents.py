@@ -20,7 +20,14 @@ from regress.layout import SampleKey
 TELLING = ("batch_inputs", "forward_data")
 """Records that hold token ids; those that are likelier to hold all of a sample come first."""
 
-APART = (("forward_data", "log_probs"), ("is_loss_debug", "advantages"), ("is_loss_debug", "old_log_probs"))
+APART = (
+    ("forward_data", "log_probs"),
+    ("is_loss_debug", "advantages"),
+    ("is_loss_debug", "old_log_probs"),
+    ("token_gradient", "token_gradient"),
+    ("is_loss_debug", "effective_valid"),
+    ("forward_data", "response_mask"),
+)
 """Token values that tell identical rollouts apart."""
 
 

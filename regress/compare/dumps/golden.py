@@ -1,21 +1,14 @@
-"""A golden case as a source: its truth as if one rank had recorded every update in one packed row."""
+"""A golden case as a source of its recorded updates and rollouts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from regress.compare.quantities import (
-    MICRO_STAGES,
-    STEP_STAGES,
-    UPDATE_STAGES,
-    Kind,
-    Source,
-    quantity_named,
-    sources_in,
-)
+from regress.compare.alignment.locate import TokenText
+from regress.compare.dumps.truth import TruthSide
 from regress.dump.arrays import Array
 from regress.dump.coordinates import Coordinates
 from regress.dump.record import Record
@@ -26,7 +19,6 @@ from regress.golden.location import golden_directory
 from regress.golden.names import parse_where
 from regress.golden.pending import pending_of
 from regress.golden.store import GoldenStore
-from regress.interop import readers
 from regress.layout import TokenFrame
 
 PREFIX = "golden:"
@@ -67,14 +59,8 @@ def golden_case(source: str) -> GoldenCase:
     return case
 
 
-class GoldenSide(readers.Source):
-    """The recorded updates of a case; see `regress.compare.dumps.sides.Side`.
-
-    Attributes:
-        system: ``golden``, unlike a dump's: values are of whole updates in float64, in no rank's layout.
-    """
-
-    system = "golden"
+class GoldenSide(TruthSide):
+    """The recorded updates of a case, and its rollouts."""
 
     def __init__(self, source: str) -> None:
         self.case = golden_case(source)
@@ -89,38 +75,23 @@ class GoldenSide(readers.Source):
     @cached_property
     def entries(self) -> Mapping[str, tuple[str, Coordinates]]:
         """Its records, in the order of computation."""
-        found = {
-            f"trajectory/{Coordinates(step).stem}": ("trajectory", Coordinates(step))
-            for step in self._trajectories
-        }
-        for where, place in self.places.items():
-            for stage in (*MICRO_STAGES, *UPDATE_STAGES):
-                if self._sources(stage, where):
-                    micro = None if stage in UPDATE_STAGES else 0
-                    place = Coordinates(place.step, update=place.update, rank=0, micro=micro)
-                    found[f"{stage}/{where}"] = (stage, place)
-        return found
+        places = (Coordinates(step) for step in self._trajectories)
+        rollouts = {f"trajectory/{place.stem}": ("trajectory", place) for place in places}
+        return rollouts | {**super().entries}
+
+    def read(self, name: str) -> Record:
+        """Read one record."""
+        stage, place = self.entries[name]
+        return (
+            to_record(self._trajectories[place.step], place.step)
+            if stage == "trajectory"
+            else super().read(name)
+        )
 
     @cached_property
     def places(self) -> dict[str, Coordinates]:
         """Step and number of each recorded update, by its name in the case."""
         return {where: place for where in self.case.wheres() if (place := parse_where(where)) is not None}
-
-    def read(self, name: str) -> Record:
-        """Read one record: token values ``[1, tokens]``, hidden states ``[1, tokens, ...]``, logits ``[1, K, V]``."""
-        stage, where = name.split("/")
-        place = self.entries[name][1]
-        if stage == "trajectory":
-            return to_record(self._trajectories[place.step], place.step)
-        tensors = {source.tensor: self._local(source, where) for source in self._sources(stage, where)}
-        meta: dict[str, Any] = {}
-        if stage not in UPDATE_STAGES:
-            meta = _placed(self.frame(where))
-        elif stage == "gradient" and "grad_norm" in self._recorded[where]:
-            meta = {"grad_norm": float(self.truth(where, "grad_norm")["grad_norm"])}
-        return Record(
-            stage, place.step, tensors, meta, update=place.update, rank=place.rank, micro=place.micro
-        )
 
     def frame(self, where: str) -> TokenFrame:
         """Return the samples of an update.
@@ -152,13 +123,9 @@ class GoldenSide(readers.Source):
         return self._recorded[where]
 
     @cached_property
-    def text(self) -> Callable[[int], str] | None:
+    def text(self) -> TokenText | None:
         """Text of a token id, if the case holds a tokenizer."""
         return token_text(self.case)
-
-    def writes(self, stage: str, tensor: str | None = None) -> bool:
-        """Return True if a stage was recorded; any tensor of a recorded stage counts as recorded."""
-        return any(type == stage for type, _ in self.entries.values())
 
     @cached_property
     def _trajectories(self) -> dict[int, list[Trajectory]]:
@@ -186,44 +153,14 @@ class GoldenSide(readers.Source):
                 found[Coordinates(step, update=update).stem] = frame
         return found
 
-    def _sources(self, stage: str, where: str) -> list[Source]:
-        if stage in STEP_STAGES:
-            return []
-        recorded = self._recorded[where]
-        return [
-            source for quantity, names in recorded.items() for source in sources_in(stage, quantity, names)
-        ]
 
-    def _local(self, source: Source, where: str) -> Array:
-        values = self.truth(where, source.quantity)[source.name]
-        kind = quantity_named(source.quantity).kind
-        whole = kind is Kind.SHARE or source.stage in UPDATE_STAGES
-        size = self.frame(where).size
-        if not whole and kind is not Kind.HIDDEN and values.shape != (size,):
-            raise GoldenError(
-                f"{self.folder}: {source.label} of {where} has the shape {list(values.shape)}, but its samples have "
-                f"{size} tokens; record the case again"
-            )
-        return values if whole else values[None]
-
-
-def text_of(*sides: object) -> Callable[[int], str] | None:
+def text_of(*sides: object) -> TokenText | None:
     """Return a function from token ids to text, from the first golden source with a tokenizer; None without one."""
-    found = (side.text for side in sides if isinstance(side, GoldenSide))
+    found = (side.text for side in sides if isinstance(side, TruthSide))
     return next((text for text in found if text is not None), None)
 
 
-def _placed(frame: TokenFrame) -> dict[str, Any]:
-    """Return the metadata of token records: all samples end to end in one row."""
-    offsets = frame.offsets.tolist()
-    segments = [[i, 0, length, 0, offsets[i]] for i, length in enumerate(frame.lengths) if length]
-    return {
-        "layout": {"shape": [1, frame.size], "segments": segments},
-        "samples": [[*frame.samples[segment[0]]] for segment in segments],
-    }
-
-
-def token_text(case: GoldenCase) -> Callable[[int], str] | None:
+def token_text(case: GoldenCase) -> TokenText | None:
     """Return a function from token ids to text; None if the case holds no tokenizer."""
     path = Path(case.folder) / "model" / "tokenizer.json"
     if not path.is_file():

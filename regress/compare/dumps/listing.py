@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from regress.compare.alignment.keys import Key, key_of
 from regress.compare.alignment.places import Places, Told, told_tokens
 from regress.compare.alignment.spans import Spans
+from regress.compare.dumps.sides import open_side
 from regress.compare.quantities import UPDATE_STAGES
 from regress.dump.arrays import dtype_name
 from regress.dump.record import Record
@@ -18,6 +20,9 @@ from regress.layout import SampleKey, ShardLayout, TokenFrame, TokenLayout
 
 PLACES = 1 << 24
 """Number of tokens that a layout may have, however small the tensors of its record are."""
+
+FEW = 1 << 14
+"""Most tokens of a frame that is remembered by what was read of it."""
 
 LIGHT = (
     "weights_sha256",
@@ -154,15 +159,35 @@ def headers(side: Source, names: Iterable[str]) -> list[Listed]:
     return [listed(name, side.read(name)) for name in names]
 
 
-def told_by(
-    read: Callable[[str], Record], names: Iterable[str], index: Mapping[SampleKey, int], frame: TokenFrame
-) -> Told:
-    """Return what some records of a side tell of the tokens of a frame.
+@lru_cache(maxsize=1024)
+def header(path: str, name: str) -> Listed:
+    """Return the header of a record of the source that a path names."""
+    return listed(name, open_side(path).read(name))
+
+
+def told_by(path: str, names: Iterable[str], index: Mapping[SampleKey, int], frame: TokenFrame) -> Told:
+    """Return what some records of a source tell of the tokens of a frame.
 
     Args:
-        read: reads a record.
-        index: the frame's number of each sample of that side.
+        index: the frame's number of each sample of that source.
     """
-    records = ((record, listed(name, record)) for name in names for record in [read(name)])
-    placed = ((r, header.places(index, frame)) for r, header in records if header.spans is not None)
+    read = _told_once if frame.size <= FEW else _told
+    return read(path, tuple(names), tuple(index.items()), frame)
+
+
+def _told(
+    path: str, names: tuple[str, ...], index: tuple[tuple[SampleKey, int], ...], frame: TokenFrame
+) -> Told:
+    numbers = dict(index)
+    records = ((open_side(path).read(name), header(path, name)) for name in names)
+    placed = ((r, found.places(numbers, frame)) for r, found in records if found.spans is not None)
     return told_tokens(placed, frame.size)
+
+
+_told_once = lru_cache(maxsize=256)(_told)
+
+
+def forget() -> None:
+    """Forget what was read: it may have changed since."""
+    header.cache_clear()
+    _told_once.cache_clear()

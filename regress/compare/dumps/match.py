@@ -40,6 +40,9 @@ ValuesOf = Mapping[str, NDArray[np.float64]]
 Values = Callable[[str, SampleKey], ValuesOf]
 """The values of a sample on the side ``"golden"`` or ``"actual"``."""
 
+TRAINED = ("token_gradient", "effective_valid", "response_mask")
+"""Values that are 0 at all tokens of a sample that is not trained on, the most telling first."""
+
 EXHAUSTIVE = 6
 """Most identical rollouts that are paired by trying all permutations; more of them are paired greedily."""
 
@@ -71,6 +74,7 @@ class Matching:
         alias: golden key of a copy -> that of the sample it repeats.
         golden_only, actual_only: samples without a counterpart.
         ambiguous: identical rollouts that could have been paired otherwise; the closest values were.
+        repeated: further copies of matched samples that are not trained on, by which a batch was filled up.
         by_content: number of samples found by tokens, not by id; ``by_place`` by rank, microbatch and row.
     """
 
@@ -79,6 +83,7 @@ class Matching:
     golden_only: tuple[SampleKey, ...] = ()
     actual_only: tuple[SampleKey, ...] = ()
     ambiguous: tuple[SampleKey, ...] = ()
+    repeated: tuple[SampleKey, ...] = ()
     by_content: int = 0
     by_place: int = 0
 
@@ -123,15 +128,46 @@ def match_samples(
     taken = set(pairs.values())
     copies = {s.key: pairs[s.copy_of] for s in actual if s.copy_of is not None and s.copy_of in pairs}
     alias = {s.key: s.copy_of for s in golden if s.copy_of is not None}
+    surplus, further = _repeated(own, theirs, pairs, values)
     return Matching(
         {**pairs, **copies},
-        alias,
-        tuple(key for key in own if key not in taken),
-        tuple(s.key for s in actual if s.key not in pairs and s.key not in copies),
+        {**alias, **surplus},
+        tuple(key for key in own if key not in taken and key not in surplus),
+        tuple(s.key for s in actual if s.key not in pairs and s.key not in copies and s.key not in further),
         tuple(ambiguous),
+        (*surplus, *further),
         len(found),
         len(placed),
     )
+
+
+def _repeated(
+    golden: Mapping[SampleKey, Sample],
+    actual: Mapping[SampleKey, Sample],
+    pairs: Mapping[SampleKey, SampleKey],
+    values: Values | None,
+) -> tuple[dict[SampleKey, SampleKey], list[SampleKey]]:
+    """Return the golden samples that only repeat a matched one, with that one, and such actual samples."""
+    matched = {own.content: key for key in pairs.values() if (own := golden[key]).content is not None}
+    taken = set(pairs.values())
+    surplus = {
+        key: matched[sample.content]
+        for key, sample in golden.items()
+        if key not in taken and sample.content in matched and _idle("golden", key, values)
+    }
+    further = [
+        key
+        for key, sample in actual.items()
+        if key not in pairs and sample.content in matched and _idle("actual", key, values)
+    ]
+    return surplus, further
+
+
+def _idle(side: str, key: SampleKey, values: Values | None) -> bool:
+    """Return True if the records prove that a sample is not trained on: by its gradient, else by its mask."""
+    told = {} if values is None else values(side, key)
+    found = next((told[name] for name in TRAINED if name in told), None)
+    return found is not None and not np.nan_to_num(found).any()
 
 
 def _by_place(

@@ -22,6 +22,7 @@ class Options:
     Attributes:
         steps: the first and the last; None for all that both dumps have.
         ranks, micros: number of ranks of the actual dump to compare, and of microbatches of each; None for all.
+        common: quantities and tensors that one side alone has are listed, and are no difference.
     """
 
     steps: tuple[int, int] | None = None
@@ -29,6 +30,7 @@ class Options:
     micros: int | None = None
     bounds: Bounds = field(default_factory=Bounds)
     only: Selection = field(default_factory=Selection)
+    common: bool = False
 
 
 @dataclass

@@ -10,7 +10,7 @@ from typing import TypeAlias
 from regress.compare.alignment.spans import Spans
 from regress.compare.dumps.elementwise import Elementwise, is_share, layouts_of, told_notes
 from regress.compare.dumps.holders import Holders
-from regress.compare.dumps.listing import Listed, has_rows_of_loss_tokens
+from regress.compare.dumps.listing import Listed, has_rows_of_loss_tokens, told_by
 from regress.compare.dumps.match import Matching, numbered
 from regress.compare.dumps.options import Options, Planned
 from regress.compare.dumps.presence import Stage, one_sided
@@ -72,7 +72,7 @@ class Update:
 
     def plan(self, planned: Planned) -> None:
         """Add the units, and verdicts that need headers only."""
-        if not self.options.only.pattern:
+        if not self.options.only.patterns:
             self._lost(planned)
         for stage in (stage.name for stage in STAGES if stage.name != "trajectory"):
             golden, actual = (
@@ -176,19 +176,22 @@ class Update:
         ) in self.matching.golden_of.items():  # the first of a golden sample's actual copies counts
             copies |= {key} if to in seen else set()
             seen.add(to)
+        known = {**index, **numbered(self.matching.alias, index)}
+        telling = [record.name for record in self.golden if record.key.stage in TOLD]
         return Stage(
             name,
             *self.sides,
             golden,
             actual,
             self.frame,
-            {**index, **numbered(self.matching.alias, index)},
+            known,
             numbered(self.matching.golden_of, index),
             frozenset(copies),
             self.place,
             self.options.only,
+            self.options.common,
             planned.notes,
-            [record.name for record in self.golden if record.key.stage in TOLD],
+            lambda: told_by(self.paths[0], telling, known, self.frame).loss,
             planned.problems,
         )
 

@@ -163,6 +163,13 @@ class _Step:
                 f"{where}: {matching.by_place} rows were matched by rank, microbatch and row: one side does not tell "
                 "their tokens"
             )
+        if matching.repeated:
+            names = ", ".join(map(_named, matching.repeated[:3]))
+            more = " ..." if len(matching.repeated) > 3 else ""
+            self.planned.notes.append(
+                f"{where}: {len(matching.repeated)} samples only repeat others without a gradient of their own "
+                f"({names}{more}), as rows do that fill a batch up, and were not compared"
+            )
         if matching.ambiguous:
             names = ", ".join(map(_named, matching.ambiguous[:3]))
             more = " ..." if len(matching.ambiguous) > 3 else ""
@@ -189,7 +196,11 @@ class _Step:
             return
         side, has = (self.sides[1], "golden") if own else (self.sides[0], "actual")
         if side.writes("trajectory"):
-            if self.options.only.has(TRAJECTORY, TRAJECTORY):
+            if self.options.common:
+                self.planned.notes.append(
+                    f"step {self.step}: rollouts are in the {has} dump only, so they were not compared"
+                )
+            elif self.options.only.has(TRAJECTORY, TRAJECTORY):
                 detail = f"rollouts were recorded in the {has} dump only: enable trajectory for both"
                 self.planned.verdicts.append(one_sided(has, TRAJECTORY, TRAJECTORY, step, detail))
             return

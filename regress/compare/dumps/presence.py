@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from regress.compare.alignment.keys import Key
 from regress.compare.alignment.local_shard import others, uncovered
 from regress.compare.alignment.locate import Locator
-from regress.compare.dumps.listing import Listed, told_by
+from regress.compare.alignment.places import Mask
+from regress.compare.dumps.listing import Listed
 from regress.compare.dumps.match import Matching
 from regress.compare.dumps.selection import Selection
 from regress.compare.dumps.sides import Side
@@ -50,7 +51,7 @@ class Stage:
 
     Attributes:
         index, actual_index: sample of the one or the other side -> its number in the frame.
-        telling: golden records that tell loss tokens.
+        loss_tokens: finds the loss tokens ``[frame.size]`` of the golden side.
         copies: samples that only repeat others; they need not be anywhere.
         problems: receives defects of the golden records that prevent a comparison.
     """
@@ -66,8 +67,9 @@ class Stage:
     copies: frozenset[SampleKey]
     place: Place
     only: Selection
+    common: bool = False
     notes: list[str] = field(default_factory=list)
-    telling: Sequence[str] = ()
+    loss_tokens: Callable[[], Mask | None] = lambda: None
     problems: list[str] = field(default_factory=list)
 
     def verdicts(self) -> Iterator[Verdict]:
@@ -113,12 +115,25 @@ class Stage:
         if self.golden and self.golden_side.system == "golden" and options and not options.get(self.name):
             self.notes.append(f"{self.name} was not compared: {side.folder} was recorded without it")
             return
-        detail = f"{self.name} was recorded in the {has} dump only: enable it for both, or leave it out with --only"
+        if self.common:
+            self.notes.append(f"{self.name} is in the {has} dump only, so it was not compared")
+            return
+        detail = (
+            f"{self.name} was recorded in the {has} dump only: enable it for both, or compare what both have with "
+            "--common"
+        )
         yield one_sided(has, QUANTITY, self.name, self.place, detail)
 
     def _tensors(self, wanted: Iterable[str]) -> Iterator[Verdict]:
         """Yield verdicts on tensors that only one side has."""
         golden_names, actual_names = self._names(self.golden), self._names(self.actual)
+        if self.common and not {*golden_names} & {*actual_names}:
+            self.problems.append(
+                f"{self.place}: {self.name} has no tensor of the same name in both dumps "
+                f"({next(iter(golden_names))} in the golden, {next(iter(actual_names))} in the actual one)"
+            )
+            return
+        one: dict[str, list[str]] = {}
         for name in [*golden_names, *(name for name in actual_names if name not in golden_names)]:
             if name not in wanted or (name in golden_names and name in actual_names):
                 continue
@@ -129,9 +144,16 @@ class Stage:
                     f"{self.name}/{name} is in the {has} dump only: {side.system} does not write it ({side.folder}), "
                     "so it was not compared"
                 )
+            elif self.common:
+                one.setdefault(has, []).append(name)
             else:
                 detail = f"only in the {has} dump"
                 yield one_sided(has, source.quantity, source.label, self._place_of(name), detail)
+        for has, names in one.items():
+            more = others(len(names), "tensor", _ARE)
+            self.notes.append(
+                f"{self.name}/{names[0]} is in the {has} dump only{more}, so it was not compared"
+            )
 
     def _place_of(self, name: str) -> Place:
         """Return the place of the one record of the actual dump that has a tensor, else that of the stage."""
@@ -166,7 +188,7 @@ class Stage:
         if (
             self.golden_side.system == "golden" and self.name in LOSS_STAGES
         ):  # a case has no values of other tokens
-            loss = told_by(self.golden_side.read, self.telling, self.index, self.frame).loss
+            loss = self.loss_tokens()
             wanted &= True if loss is None else loss
         verdict = judge_coverage(self.name, actual, self.frame, self.place, locator, wanted=wanted)
         yield verdict

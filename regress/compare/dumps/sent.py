@@ -22,9 +22,19 @@ from regress.interop.readers import Source
 from regress.layout import SampleKey
 
 PREFIX = "sent-"
-WEIGHTED, DROPPED, RECORDED, ACTIVE = "weighted", "dropped", "recorded", "active"
+WEIGHTED, DROPPED, RECORDED, ACTIVE, CUSTOM = "weighted", "dropped", "recorded", "active", "custom"
 _MASKS = ("response_mask", "effective_valid")
 _PRODUCTS = ("advantages", "elementwise_loss", "policy_loss")
+_OF_ANY_LOSS = (
+    "log_probs",
+    "entropy",
+    "input_ids",
+    "attention_mask",
+    "position_ids",
+    "hidden_states",
+    "logits",
+)
+"""Tensors that are the same whichever loss the service computes."""
 _PLAIN_SUMS = ("entropy_loss", "kl_loss")
 """Shares that a service sums without any weight, so that they are others than those of the trainer."""
 _TOKENS = ("batch_inputs", "forward_data", "is_loss_debug", "loss")
@@ -57,6 +67,8 @@ class SentSide(Source):
     Args:
         flags: ``weighted`` to multiply by weights, ``dropped`` to leave out samples without any advantage,
             ``active`` to count no token of them in the loss (a wire without masks tells tokens by their advantages),
+            ``custom`` to leave out what is of the loss: the service computes another one, the sum of log-probs times
+            weights that a client derived from its own loss,
             ``recorded`` to judge nothing that was not turned on for this dump, as types differ between modes.
     """
 
@@ -86,7 +98,9 @@ class SentSide(Source):
         found = dict(self.whole.entries)
         for name, (type, where) in self.whole.entries.items():
             dropped = self.dropped(where.step) if type in _TOKENS else frozenset()
-            if dropped and {*_samples(self.whole.read(name))} <= dropped:
+            if (dropped and {*_samples(self.whole.read(name))} <= dropped) or (
+                type == "loss" and CUSTOM in self.flags
+            ):
                 del found[name]
         return found
 
@@ -112,7 +126,10 @@ class SentSide(Source):
         if type == "loss" and WEIGHTED in self.flags:
             kept = {name: array for name, array in record.tensors.items() if name not in _PLAIN_SUMS}
             record = replace(record, tensors=kept)
-        if type in _TOKENS and ACTIVE in self.flags:
+        if type in _TOKENS and CUSTOM in self.flags:
+            kept = {name: array for name, array in record.tensors.items() if name in _OF_ANY_LOSS}
+            record = replace(record, tensors=kept)
+        elif type in _TOKENS and ACTIVE in self.flags:
             record = _uncounted(record, self._idle(where.step))
         return _without(record, self.dropped(where.step)) if type in _TOKENS else record
 
@@ -131,6 +148,10 @@ class SentSide(Source):
     def writes(self, stage: str, tensor: str | None = None) -> bool:
         """Return True if the dump could have a stage, or a tensor of it."""
         if WEIGHTED in self.flags and stage == "loss" and tensor in _PLAIN_SUMS:
+            return False
+        if CUSTOM in self.flags and (
+            stage == "loss" or (stage in _TOKENS and tensor not in (None, *_OF_ANY_LOSS))
+        ):
             return False
         if RECORDED in self.flags and not any(stage == type for type, _ in self.whole.entries.values()):
             return False

@@ -18,7 +18,7 @@ from regress.compare.dumps.sides import Side, open_side
 from regress.compare.dumps.single import SingleUnit, check_single
 from regress.compare.dumps.units import Unit, compare_unit
 from regress.compare.dumps.unknown import unknown
-from regress.compare.updates.golden import in_order
+from regress.compare.verdicts.sequence import in_order
 from regress.compare.verdicts.verdict import Verdict
 from regress.errors import CompareError
 
@@ -130,7 +130,7 @@ def compare_dumps(
     )
     if not comparison.compared and not comparison.failed:
         why = f" ({planned.problems[0]})" if planned.problems else ""
-        only = f": nothing matches --only {asked.only.pattern}" if asked.only.pattern else ""
+        only = f": nothing matches {asked.only.words}" if asked.only.patterns else ""
         raise CompareError(f"not one element of {golden} and {actual} was compared{only}{why}")
     _verify(unit for unit, findings in results if any(not finding.verdict.ok for finding in findings))
     return comparison

@@ -16,10 +16,12 @@ import numpy as np
 from regress.compare.alignment.aligned import Aligned, judge_aligned
 from regress.compare.alignment.local_shard import Shard
 from regress.compare.alignment.shard_overlap import shard_blocks
+from regress.compare.alignment.token_overlap import Index
 from regress.compare.dumps.bounds import Bounds
 from regress.compare.dumps.canonical import golden_update
 from regress.compare.dumps.findings import Finding
-from regress.compare.dumps.listing import listed
+from regress.compare.dumps.held import HeldRecords
+from regress.compare.dumps.listing import header
 from regress.compare.dumps.match import numbered
 from regress.compare.dumps.selection import Selection
 from regress.compare.dumps.sides import Side, open_side
@@ -31,7 +33,7 @@ from regress.compare.verdicts.tolerance import Tolerance
 from regress.compare.verdicts.verdict import Place, Status, Verdict
 from regress.dump.arrays import Array, dtype_name
 from regress.dump.record import Record
-from regress.layout import SampleKey, ShardLayout
+from regress.layout import SampleKey, ShardLayout, TokenFrame
 
 QUANTITY = "loss"
 
@@ -135,7 +137,7 @@ def _judged(
     def plain(status: Status, detail: str) -> Finding:
         return Finding(Verdict(status, QUANTITY, source.label, group.place, detail), tolerance)
 
-    if group.samples is not None and actual:
+    if group.samples is not None and actual and golden:
         return _summed(unit, group, source, records[1][0], tolerance)
     if len(golden) < len(records[0]) or len(actual) < len(records[1]):
         lacking = "golden dump" if len(golden) < len(records[0]) else "actual dump"
@@ -163,10 +165,8 @@ def _judged(
 def _summed(unit: ShareUnit, group: Group, source: Source, record: Record, tolerance: Tolerance) -> Finding:
     """Compare one share with the sum of golden weights times terms of its tokens."""
     golden = golden_update(unit.golden, unit.actual, group.golden[0])
-    index = numbered(group.samples or {}, golden.frame.index)
-    actual, spans = record.tensors[source.tensor], listed("", record).spans
-    none = np.zeros(0, np.int64)
-    canonical = none if spans is None else spans.layout(index, golden.frame).indices(golden.frame.offsets)[0]
+    actual = record.tensors[source.tensor]
+    canonical = _tokens(unit, group, golden.frame)
     expected, scale, words = golden.share(source.name, canonical)
     verdict = judge_tensor(
         actual.reshape(()) if actual.size == 1 else actual,  # a loss of shape [1] is one number, too
@@ -176,9 +176,22 @@ def _summed(unit: ShareUnit, group: Group, source: Source, record: Record, toler
         name=source.label,
         place=group.place,
         scale=scale,
+        dtype=unit.bounds.dtype(QUANTITY, source.name),
         locate=words,
     )
     return Finding(verdict, tolerance)
+
+
+def _tokens(unit: ShareUnit, group: Group, frame: TokenFrame) -> Index:
+    """Return the golden tokens of a group's only actual record."""
+    (name,) = group.actual
+    side = open_side(unit.actual)
+    if isinstance(side, HeldRecords):
+        return side.places(name).canonical
+    spans = header(unit.actual, name).spans
+    if spans is None:
+        return np.zeros(0, np.int64)
+    return spans.layout(numbered(group.samples or {}, frame.index), frame).indices(frame.offsets)[0]
 
 
 def _sum(shares: Sequence[Array]) -> Array:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from functools import cached_property, lru_cache
 from typing import Any, TypeAlias
 
+from regress.compare.dumps.averaged import PREFIX as AVERAGED
+from regress.compare.dumps.averaged import AveragedSide, is_averaged
 from regress.compare.dumps.golden import GoldenSide, is_golden
 from regress.compare.dumps.sent import SentSide, flags_of, is_sent
 from regress.dump.arrays import DTYPES
@@ -85,6 +87,10 @@ def _precision(config: Mapping[str, Any]) -> str | None:
     return min(known, key=lambda name: DTYPES[name].itemsize, default=None)
 
 
+HELD: dict[str, Side] = {}
+"""Sources in memory, by the names under which they are opened."""
+
+
 @lru_cache(maxsize=8)
 def open_side(path: str) -> Side:
     """Open the dump, golden case, file or checkpoint that a path or a URL names.
@@ -92,11 +98,15 @@ def open_side(path: str) -> Side:
     Raises:
         DumpError: if there is none, or it is incomplete.
     """
+    if path in HELD:
+        return HELD[path]
     if is_golden(path):
         return GoldenSide(path)
     if is_sent(path):
         flags, whole = flags_of(path)
         return SentSide(open_side(whole), flags)
+    if is_averaged(path):
+        return AveragedSide(open_side(path.removeprefix(AVERAGED)))
     folder = location(path)
     if (folder / INDEX).is_file():  # its own index tells more than a manifest
         return ServiceDump(folder)

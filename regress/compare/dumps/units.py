@@ -6,9 +6,10 @@ another, so they may be spread over processes and machines in any way.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 
@@ -19,19 +20,21 @@ from regress.compare.alignment.locate import Locator
 from regress.compare.alignment.places import Mask, Placed, Places, placed, selected_rows
 from regress.compare.alignment.project import Projection
 from regress.compare.alignment.shard_overlap import shard_blocks, words_of
-from regress.compare.alignment.token_overlap import Index
+from regress.compare.alignment.token_overlap import Index, Part
 from regress.compare.diagnosis.failure_context import FailureContext
 from regress.compare.dumps.bounds import Bounds, widened
-from regress.compare.dumps.canonical import golden_update
+from regress.compare.dumps.canonical import golden_at, golden_update
 from regress.compare.dumps.columns import Column
 from regress.compare.dumps.findings import Defect, Finding
 from regress.compare.dumps.golden import text_of
-from regress.compare.dumps.listing import Listed, listed, told_by
+from regress.compare.dumps.held import HeldRecords
+from regress.compare.dumps.listing import Listed, header, told_by
 from regress.compare.dumps.match import numbered
 from regress.compare.dumps.moments import decided
 from regress.compare.dumps.optimizer_updates import Updated
 from regress.compare.dumps.selection import Selection
 from regress.compare.dumps.sides import Side, open_side
+from regress.compare.dumps.truth import TruthSide
 from regress.compare.metrics.stripes import Measures
 from regress.compare.quantities import (
     UPDATE_STAGES,
@@ -40,10 +43,10 @@ from regress.compare.quantities import (
     quantity_named,
     source_or_other,
 )
-from regress.compare.verdicts.case import Case, element
+from regress.compare.verdicts.case import Case, Locate, element
 from regress.compare.verdicts.tensor import judge_tensor
 from regress.compare.verdicts.tolerance import Tolerance
-from regress.compare.verdicts.verdict import Place, Status, Verdict
+from regress.compare.verdicts.verdict import Place, Status
 from regress.dump.arrays import Array, dtype_name, is_float
 from regress.dump.record import Record
 from regress.errors import CompareError
@@ -147,19 +150,21 @@ class _Work:
 
     def whole(self) -> Iterator[Finding]:
         """Yield findings on full tensors and shards of them."""
+        own, key = [(key_of(record), record) for record in self.golden.values()], key_of(self.actual)
         for source in self._sources():
-            actual = local_shard(key_of(self.actual), self.actual, source.tensor)
-            known = [
-                local_shard(key_of(record), record, source.tensor)
-                for record in self.golden.values()
-                if source.tensor in record.tensors
-            ]
+            known = [local_shard(*one, source.tensor) for one in own if source.tensor in one[1].tensors]
+            try:
+                actual = local_shard(key, self.actual, source.tensor)
+            except CompareError as error:
+                yield self._plain(Status.COVERAGE, source, str(error))
+                continue
             shards = [shard for shard in known if shard.layout.shape == actual.layout.shape]
             if shards:
                 finding = self._judged(source, self._whole(source, actual, shards))
                 yield self._settled(source, finding, shards, actual)
             elif known:
-                detail = f"golden {list(known[0].layout.shape)}, actual {list(actual.layout.shape)}"
+                part = "" if actual.layout.is_whole else "a part of "
+                detail = f"golden {list(known[0].layout.shape)}, actual {part}{list(actual.layout.shape)}"
                 yield self._plain(Status.SHAPE, source, detail)
         yield from self._grad_norm()
 
@@ -204,16 +209,16 @@ class _Work:
     def aligned(self) -> Iterator[tuple[Source, Aligned | str]]:
         """Yield tensors of tokens beside their golden counterparts, or the reason why one cannot be placed."""
         ids, loss = self.told()
-        told = told_by(self.actual_side.read, self.unit.actual_telling, self._indices[1], self.unit.frame)
+        actual_loss = loss
+        if self._held is None:
+            telling = self.unit.actual, self.unit.actual_telling
+            actual_loss = told_by(*telling, self._indices[1], self.unit.frame).loss
         locator = Locator(self.unit.frame, ids, text_of(self.golden_side, self.actual_side))
         for source in self._sources():
             if quantity_named(source.quantity).kind is Kind.SHARE:
                 continue  # shares belong to microbatches, not to tokens
-            records = [(name, r) for name, r in self.golden.items() if source.tensor in r.tensors]
-            found = _placed(self.actual, source, self._actual_places, told.loss)
-            others = [_placed(r, source, self._golden_places[name], loss) for name, r in records]
-            golden = [one.part for one in others if not isinstance(one, str)]
-            wrong = next((one for one in others if isinstance(one, str)), None)
+            golden, by_loss, wrong = self._golden_rows(source, loss)
+            found = _placed(self.actual, source, self._actual_places, actual_loss, rows_only=by_loss)
             if isinstance(found, str):
                 yield source, found if wrong is None else Defect(wrong)
             elif wrong is not None:
@@ -222,30 +227,59 @@ class _Work:
                 row, its = list(other.inner.shape), list(found.part.inner.shape)
                 yield source, f"golden rows of the shape {row}, actual ones of the shape {its}"
             elif golden:
-                rows = TokenRows(found.part, golden, selected_rows(source, found.part.rows, loss))
-                words = locator.rows(found.tokens, found.part.inner.shape, found.columns)
-                around = partial(self._around, source, found.layout)
-                yield source, Aligned.of_tokens(rows, words_of(found.layout, words), around)
+                whole = locator.rows(found.tokens, found.part.inner.shape, found.columns)
+                words, around = words_of(found.layout, whole), partial(self._around, source, found)
+                mask = source.quantity == "batch_inputs" and source.name.endswith("_mask")
+                if mask and self._held is not None:
+                    yield source, _everywhere(found, golden[0], words, around)
+                else:
+                    rows = TokenRows(found.part, golden, selected_rows(source, found.part.rows, loss))
+                    yield source, Aligned.of_tokens(rows, words, around)
+
+    def _golden_rows(self, source: Source, loss: Mask | None) -> tuple[list[Part], bool, str | None]:
+        """Return golden values as rows, True if these are those of loss tokens, and why some cannot be placed."""
+        if self._held is not None:
+            part = self._whole_update.part(source)
+            return [part], part.rows.size != self.unit.frame.size, None
+        records = [(name, r) for name, r in self.golden.items() if source.tensor in r.tensors]
+        found = [_placed(r, source, self._golden_places[name], loss) for name, r in records]
+        known = [one for one in found if not isinstance(one, str)]
+        wrong = next((one for one in found if isinstance(one, str)), None)
+        return [one.part for one in known], any(one.by_loss for one in known), wrong
 
     def told(self) -> tuple[Index | None, Mask | None]:
         """Return golden token ids and loss tokens, both ``[frame.size]``, as far as records tell them."""
-        return told_by(self.golden_side.read, self.unit.telling, self._indices[0], self.unit.frame)[:2]
+        if self._held is not None:
+            return self._whole_update.locator.token_ids, self._whole_update.known_loss_mask
+        return told_by(self.unit.golden, self.unit.telling, self._indices[0], self.unit.frame)[:2]
 
     def tolerance(self, source: Source, *arrays: Array) -> Tolerance:
         """Return the tolerance of a tensor, widened by the error of estimated values."""
         found = self._tolerance(source.quantity, *arrays).of(source.name)
-        if self.unit.bounds.given is not None:
+        if self.unit.bounds.given is not None or not self._estimates:
             return found
         return widened(found, source.tensor, [self.actual.meta], [r.meta for r in self.golden.values()])
 
     @cached_property
+    def _estimates(self) -> bool:
+        return any("accuracy" in record.meta for record in (self.actual, *self.golden.values()))
+
+    @cached_property
+    def _held(self) -> HeldRecords | None:
+        """Records of a plan: golden values tell their loss tokens, and masks count in padding; None for others."""
+        return self.actual_side if isinstance(self.actual_side, HeldRecords) else None
+
+    @cached_property
     def _actual_places(self) -> Places | str:
-        return _places(listed(self.unit.record, self.actual), self._indices[1], self.unit.frame)
+        if self._held is not None:
+            return self._held.places(self.unit.record)
+        found = header(self.unit.actual, self.unit.record)
+        return _places(found, self._indices[1], self.unit.frame)
 
     @cached_property
     def _golden_places(self) -> dict[str, Places | str]:
         index, frame = self._indices[0], self.unit.frame
-        return {name: _places(listed(name, record), index, frame) for name, record in self.golden.items()}
+        return {name: _places(header(self.unit.golden, name), index, frame) for name in self.golden}
 
     @cached_property
     def _indices(self) -> tuple[dict[SampleKey, int], dict[SampleKey, int]]:
@@ -254,7 +288,7 @@ class _Work:
         return {**index, **numbered(self.unit.alias, index)}, numbered(self.unit.golden_of, index)
 
     def _sources(self) -> Iterator[Source]:
-        chosen = self.unit.tensors
+        chosen = None if self.unit.tensors is None else {*self.unit.tensors}
         for name in self.actual.tensors:
             source = source_or_other(self.unit.stage, name)
             if (chosen is None or name in chosen) and self.unit.only.has(source.quantity, source.label):
@@ -265,31 +299,58 @@ class _Work:
         label = source.label + self.unit.suffix
         case = Case(source.quantity, label, self.unit.place, tolerance, found.words, found.actual.shape)
         seen: list[Measures] = []
-        verdict = judge_aligned(case, found, self.scales.get((source.quantity, label)), seen=seen)
+        dtype = self.unit.bounds.dtype(source.quantity, source.name)
+        verdict = judge_aligned(case, found, self._scale(source, label), dtype, seen)
         floats = is_float(found.golden.dtype)
         alike = sum(one.count - one.finite - one.mismatched for one in seen) if floats else 0
         return Finding(verdict, tolerance, nonfinite=alike)
 
+    def _scale(self, source: Source, label: str) -> float | None:
+        """Return the largest golden value over all records, as far as it is known."""
+        if isinstance(self.golden_side, TruthSide):
+            return self._whole_update.scale(source)
+        return self.scales.get((source.quantity, label))
+
+    @cached_property
+    def _whole_update(self) -> Projection:
+        unit = self.unit
+        if self._held is not None:
+            return golden_at(unit.golden, unit.actual, unit.place.step, unit.place.update)
+        return golden_update(unit.golden, unit.actual, unit.records[0])
+
     @cached_property
     def _golden(self) -> Projection:
         """The golden update, restricted to the samples with a token here."""
-        whole = golden_update(self.unit.golden, self.unit.actual, self.unit.records[0])
-        if self.unit.stage in UPDATE_STAGES:
+        whole = self._whole_update
+        if self.unit.stage in UPDATE_STAGES or self._held is not None:
             return whole
         return whole.of_samples(sorted({*numbered(self.unit.golden_of, whole.frame.index).values()}))
 
-    def _around(self, source: Source, part: ShardLayout) -> FailureContext:
+    def _around(self, source: Source, placed: Placed) -> FailureContext:
         """Return the failure context of a tensor of tokens."""
-        header, golden = listed(self.unit.record, self.actual), self._golden
-        layout, rows = header.layouts(numbered(self.unit.golden_of, golden.frame.index), golden.frame)
-        rows_only = isinstance(self.actual.meta.get(source.tensor), str)
-        return golden.context(source, part, layout, rows, rows_only=rows_only)
+        golden, name = self._golden, self.unit.record
+        if self._held is not None:
+            layout, rows = self._held.layouts(name)
+        else:
+            index = numbered(self.unit.golden_of, golden.frame.index)
+            layout, rows = header(self.unit.actual, name).layouts(index, golden.frame)
+        return golden.context(source, placed.layout, layout, rows, rows_only=placed.by_loss)
 
     def _around_whole(self, source: Source, part: ShardLayout) -> FailureContext:
         """Return the failure context of a full tensor, or a shard of it."""
         return self._golden.context_of_whole(source, part)
 
     def _tolerance(self, quantity: str, *arrays: Array) -> Tolerance:
+        key = quantity, *(array.dtype for array in arrays)
+        if key not in self._tolerances:
+            self._tolerances[key] = self._tolerance_of(quantity, arrays)
+        return self._tolerances[key]
+
+    @cached_property
+    def _tolerances(self) -> dict[tuple[Any, ...], Tolerance]:
+        return {}
+
+    def _tolerance_of(self, quantity: str, arrays: Sequence[Array]) -> Tolerance:
         models = [
             side.precision for side in (self.golden_side, self.actual_side) if side.precision is not None
         ]
@@ -316,22 +377,32 @@ class _Work:
         yield Finding(verdict, tolerance)
 
     def _plain(self, status: Status, source: Source, detail: str) -> Finding:
-        tolerance = self._tolerance(source.quantity)
-        place = self.unit.place
-        return Finding(
-            Verdict(status, source.quantity, source.label + self.unit.suffix, place, detail), tolerance
-        )
+        tolerance = self._tolerance(source.quantity).of(source.name)
+        name = source.label + self.unit.suffix
+        case = Case(source.quantity, name, self.unit.place, tolerance, None, ())
+        return Finding(case.verdict(status, detail=detail), tolerance)
 
 
-def _places(header: Listed, index: Mapping[SampleKey, int], frame: TokenFrame) -> Places | str:
-    return header.problem if header.spans is None else header.places(index, frame)
+def _places(found: Listed, index: Mapping[SampleKey, int], frame: TokenFrame) -> Places | str:
+    return found.problem if found.spans is None else found.places(index, frame)
 
 
-def _placed(record: Record, source: Source, places: Places | str, loss: Mask | None) -> Placed | str:
+def _everywhere(found: Placed, golden: Part, words: Locate, around: Callable[[], FailureContext]) -> Aligned:
+    """Return a mask beside its golden values, which are 0 in padding."""
+    values, at = golden.array.reshape(-1), golden.find(found.tokens)
+    known = np.where(at >= 0, values[at], values.dtype.type(0)).reshape(found.layout.shape)
+    shard = Shard(found.part.array.reshape(found.part.shape), found.layout)
+    pairs = partial(shard_blocks, shard, (Shard(known, ShardLayout.whole(known.shape)),))
+    return Aligned(shard.array, values, pairs, words, around)
+
+
+def _placed(
+    record: Record, source: Source, places: Places | str, loss: Mask | None, *, rows_only: bool = False
+) -> Placed | str:
     """Return a tensor as rows of tokens, or the reason why it cannot be placed."""
     if isinstance(places, str):
         return places
     try:
-        return placed(record, source, places, loss)
+        return placed(record, source, places, loss, rows_only=rows_only)
     except CompareError as error:
         return str(error)

@@ -78,7 +78,7 @@ def _misplaced(link: Link, wrong: Sequence[tuple[Row, Row]]) -> Discrepancy | No
         if all(_lies(link, a, b, place(_mask(a))) for a, b in wrong):
             return Discrepancy(
                 rule,
-                f"advantages of {other} lie {words}: they belong to the tokens whose loss_mask is 1",
+                f"{link.what} of {other} lie {words}: they belong to the tokens whose loss_mask is 1",
                 (f"{some(names, 'datum')}: the values are those of {one}, their places are others",),
                 _EXPLAINS,
             )
@@ -138,14 +138,14 @@ def _scaled(scene: Scene, link: Link, factors: Mapping[tuple[str, int], float]) 
     if all(value == 0.0 for value in values):
         return Discrepancy(
             "advantages-lost",
-            f"no advantages reach {other}",
-            (f"all {len(values)} datums have advantages of 0",),
+            f"no {link.what} reach {other}",
+            (f"all {len(values)} datums have {link.what} of 0",),
             _EXPLAINS,
         )
     if _all_near(values, -1.0):
         return Discrepancy(
             "advantages-sign",
-            f"advantages of {other} have the other sign",
+            f"{link.what} of {other} have the other sign",
             (f"all {len(values)} datums have those of {one} times -1",),
             _EXPLAINS,
         )
@@ -212,7 +212,7 @@ def _of_scale(link: Link, values: Sequence[float]) -> Discrepancy | None:
     one, other = link.whose
     return Discrepancy(
         "advantages-scaled",
-        f"advantages of {other} are multiplied by a number: another denominator or scale",
+        f"{link.what} of {other} are multiplied by a number: another denominator or scale",
         (f"all {len(values)} datums have those of {one} times {first:.9g}",),
         _EXPLAINS,
     )

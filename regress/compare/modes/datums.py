@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,8 @@ from regress.compare.modes.rows import MASK, OLD, Row
 from regress.dump.requests import REQUESTED
 from regress.errors import DumpError
 
-INPUTS = {"loss_mask": MASK, "logprobs": OLD, "advantages": "advantages"}
+SURROGATE = "surrogate_weights"
+INPUTS = {"loss_mask": MASK, "logprobs": OLD, "advantages": "advantages", SURROGATE: SURROGATE}
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,16 @@ class Client:
     metrics: Mapping[str, Any] = field(default_factory=dict)
     optimizer: Mapping[str, Any] = field(default_factory=dict)
     asked: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def custom(self) -> bool:
+        """True if it computed the loss itself, and sent the derivative by each log-prob."""
+        return any(SURROGATE in row.values for row in self.rows)
+
+    @cached_property
+    def sent(self) -> list[Row]:
+        """Rows with what the service is to compute with, which of a custom loss is the derivative."""
+        return [_as_surrogate(row) for row in self.rows] if self.custom else self.rows
 
     def setting(self, name: str) -> Mapping[str, Any]:
         """Return a section of what was asked for."""
@@ -54,6 +66,13 @@ def client_of(side: Side, step: int) -> Client:
         _mapping(info.get("optim_step")) or metrics,
         {**asked, **_mapping(info.get(REQUESTED))},
     )
+
+
+def _as_surrogate(row: Row) -> Row:
+    """Return a row whose advantages are minus the weights of log-probs, and whose tokens are those with any."""
+    weights = row.values.get(SURROGATE)
+    values = {} if weights is None else {"advantages": -weights, MASK: (np.nan_to_num(weights) != 0) * 1.0}
+    return Row(row.key, row.tokens, values, id=row.id)
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

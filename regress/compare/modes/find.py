@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from regress.compare.dumps.sent import ACTIVE, WEIGHTED, flags_of, is_sent
+from regress.compare.dumps.sent import ACTIVE, CUSTOM, WEIGHTED, flags_of, is_sent, original
 from regress.compare.dumps.sides import open_side
 from regress.compare.modes.discrepancy import Discrepancy, some
 from regress.compare.modes.files import files
@@ -38,7 +38,8 @@ def discrepancies(trainer: str, client: str | None, service: str | None, steps: 
     """
     flags, whole = flags_of(trainer) if is_sent(trainer) else (frozenset[str](), trainer)
     base = open_side(f"sent-{WEIGHTED}:{whole}" if WEIGHTED in flags else whole)
-    sent, computed = (None if path is None else open_side(path) for path in (client, service))
+    custom = service is not None and is_sent(service) and CUSTOM in flags_of(service)[0]
+    sent, computed = (None if path is None else open_side(original(path)) for path in (client, service))
     found = Found()
     found.discrepancies += files(base, sent, computed, steps)
     for step in steps:
@@ -52,6 +53,13 @@ def discrepancies(trainer: str, client: str | None, service: str | None, steps: 
         found.notes.append(
             "the service counts no token of samples whose advantages are all 0: its wire has no loss mask, so that "
             "advantages tell which tokens count; of these samples the inputs alone were compared"
+        )
+    if custom:
+        found.notes.append(
+            "the client computed the loss itself and sent its derivative by each log-prob, so the masks, advantages, "
+            "ratios and losses of the service are those of a sum of log-probs times these weights: its log-probs, "
+            "entropies, gradients and parameters were compared with the self-hosted dump, and the weights with the "
+            "client's"
         )
     return found
 

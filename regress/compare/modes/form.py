@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -10,10 +10,11 @@ from regress.compare.dumps.sent import ACTIVE, DROPPED, WEIGHTED, without_advant
 from regress.compare.dumps.sides import Side
 from regress.compare.modes.datums import client_of
 from regress.compare.modes.rows import Row, pairs_of, rows_of
+from regress.interop.service import ServiceDump
 from regress.layout import SampleKey
 
 
-def flags_for(trainer: Side, client: Side | None, service: Side | None, steps: Iterable[int]) -> set[str]:
+def flags_for(trainer: Side, client: Side | None, service: Side | None, steps: Sequence[int]) -> set[str]:
     """Return the flags of the view of the trainer's dump that the others can be compared with.
 
     Weights count as sent if the others' advantages are nearer to the products than to the advantages alone, over all
@@ -33,7 +34,17 @@ def flags_for(trainer: Side, client: Side | None, service: Side | None, steps: I
         dropped += len(idle) - there
         active |= _inactive(rows, [] if service is None else rows_of(service, step), idle)
     found = {WEIGHTED: nearer > 0, DROPPED: dropped > 0 and not kept, ACTIVE: active == {True}}
+    if is_custom(client, service, steps):
+        found[ACTIVE] = False  # its masks tell which weights are 0
     return {flag for flag, holds in found.items() if holds}
+
+
+def is_custom(client: Side | None, service: Side | None, steps: Sequence[int]) -> bool:
+    """Return True if the service computed with derivatives of a loss that its client computed."""
+    if client is not None and any(client_of(client, step).custom for step in steps):
+        return True
+    passes = service.passes if isinstance(service, ServiceDump) else ()
+    return any(one.loss == "surrogate" and one.step in steps for one in passes)
 
 
 def _inactive(rows: Sequence[Row], computed: Sequence[Row], idle: set[SampleKey]) -> set[bool]:

@@ -11,6 +11,25 @@ from regress.compare.modes.discrepancy import CLIENT, SERVICE, TRAINER, Discrepa
 from regress.compare.modes.rows import Row
 from regress.compare.modes.scene import Link, Scene
 
+LOST = (
+    "datums-lost",
+    "{other} lacks samples that {one} trains on: a chunk or a request was lost, or a filter drops samples with "
+    "advantages",
+    "with advantages other than 0",
+)
+TWICE = (
+    "datums-twice",
+    "{other} has samples more often than {one}: a request was sent again and executed twice, or a batch was filled up "
+    "with copies",
+    "repeat the tokens of others",
+)
+STRANGE = (
+    "other-samples-sent",
+    "{other} has samples that {one} does not have: another batch, or tokens that were changed on the way",
+    "with tokens of no sample",
+)
+"""Rule, cause and proof of samples that do not correspond to each other."""
+
 
 def presence(scene: Scene) -> Iterator[Discrepancy]:
     """Yield what is wrong with the samples of a step."""
@@ -41,7 +60,7 @@ def _idle(scene: Scene, row: Row) -> bool:
 def _sides(scene: Scene, link: Link) -> tuple[list[Row], list[Row]]:
     rows = {
         TRAINER: [*scene.trainer],
-        CLIENT: [] if scene.client is None else scene.client.rows,
+        CLIENT: _sent(scene, link),
         SERVICE: [*(scene.service or ())],
     }
     expected = rows[link.whose[0]]
@@ -49,6 +68,13 @@ def _sides(scene: Scene, link: Link) -> tuple[list[Row], list[Row]]:
         have = {id(row) for row, _ in link.pairs}
         expected = [row for row in expected if id(row) in have or not _idle(scene, row)]
     return expected, rows[link.whose[1]]
+
+
+def _sent(scene: Scene, link: Link) -> list[Row]:
+    """Return the rows of the client as a link has them: as it dumped them, or as the service is to compute them."""
+    if scene.client is None:
+        return []
+    return scene.client.sent if link.whose[0] == CLIENT else scene.client.rows
 
 
 def _between(link: Link, expected: Sequence[Row], found: Sequence[Row]) -> Iterator[Discrepancy]:
@@ -73,29 +99,18 @@ def _between(link: Link, expected: Sequence[Row], found: Sequence[Row]) -> Itera
             ),
             ("batch_inputs", "coverage", "trajectory"),
         )
-    if lost:
-        yield Discrepancy(
-            "datums-lost",
-            f"{other} lacks samples that {one} trains on: a chunk or a request was lost, or a filter drops samples "
-            "with advantages",
-            (f"{some([row.name for row in lost], 'sample')} with advantages other than 0",),
-            ("coverage", "batch_inputs", "loss", "gradient"),
-        )
-    if twice:
-        yield Discrepancy(
-            "datums-twice",
-            f"{other} has samples more often than {one}: a request was sent again and executed twice, or a batch was "
-            "filled up with copies",
-            (f"{some([row.name for row in twice], 'datum')} repeat the tokens of others",),
-            ("coverage", "batch_inputs", "loss", "gradient"),
-        )
-    if strange:
-        yield Discrepancy(
-            "other-samples-sent",
-            f"{other} has samples that {one} does not have: another batch, or tokens that were changed on the way",
-            (f"{some([row.name for row in strange], 'datum')} with tokens of no sample",),
-            ("coverage", "batch_inputs", "loss", "gradient"),
-        )
+    for rows, word, (rule, cause, proof) in (
+        (lost, "sample", LOST),
+        (twice, "datum", TWICE),
+        (strange, "datum", STRANGE),
+    ):
+        if rows:
+            yield Discrepancy(
+                rule,
+                cause.format(one=one, other=other),
+                (f"{some([row.name for row in rows], word)} {proof}",),
+                ("coverage", "batch_inputs", "loss", "gradient"),
+            )
 
 
 def _cut(lost: Sequence[Row], more: Sequence[Row]) -> list[tuple[Row, Row]]:

@@ -75,6 +75,10 @@ class Row:
                 self.values[name] = values * weights
         return self
 
+    def bare(self) -> Row:
+        """Return this row without values."""
+        return Row(self.key, self.tokens, id=self.id)
+
     @property
     def idle(self) -> bool:
         """True if its advantages are known, and all 0."""

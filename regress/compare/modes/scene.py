@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -16,6 +16,7 @@ from regress.compare.modes.rows import Row, pairs_of, rows_of
 from regress.dump.requests import DumpedRequest, Operation
 from regress.interop.service import ServiceDump
 
+WEIGHTS = "weights of log-probs"
 LOSSES = ("loss", "pg_loss", "entropy_loss")
 
 
@@ -26,11 +27,13 @@ class Link:
     Attributes:
         whose: who passes values on to whom.
         close: relative distance at which two numbers are the same: those of one computation in float32, or of two.
+        what: meaning of the advantages of the rows: they, or what a client derived from a loss of its own.
     """
 
     whose: tuple[str, str]
     pairs: Sequence[tuple[Row, Row]]
     close: float
+    what: str = "advantages"
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ class Scene:
     def of(cls, step: int, trainer: Side, client: Side | None, service: Side | None) -> Scene:
         """Read one step of all dumps."""
         sides = {TRAINER: trainer, SERVICE: service}
-        return cls(
+        found = cls(
             step,
             rows_of(trainer, step),
             None if client is None else client_of(client, step),
@@ -66,6 +69,9 @@ class Scene:
             trainer.config,
             {name: _losses(side, step) for name, side in sides.items() if side is not None},
         )
+        if found.custom and found.service and (found.client is None or not found.client.rows):
+            return replace(found, service=[row.bare() for row in found.service])
+        return found
 
     @cached_property
     def links(self) -> list[Link]:
@@ -74,10 +80,18 @@ class Scene:
         if self.client is not None and self.client.rows:
             found.append(Link((TRAINER, CLIENT), pairs_of(self.trainer, self.client.rows), 1e-4))
             if self.service:
-                found.append(Link((CLIENT, SERVICE), pairs_of(self.client.rows, self.service), 1e-6))
+                what = WEIGHTS if self.client.custom else "advantages"
+                pairs = pairs_of(self.client.sent, self.service)
+                found.append(Link((CLIENT, SERVICE), pairs, 1e-6, what))
         elif self.service:
             found.append(Link((TRAINER, SERVICE), pairs_of(self.trainer, self.service), 1e-4))
         return found
+
+    @property
+    def custom(self) -> bool:
+        """True if the service computed with derivatives of a loss that its client computed."""
+        told = any(one.loss == "surrogate" for one in self.passes)
+        return told or (self.client is not None and self.client.custom)
 
     @property
     def passes(self) -> list[DumpedRequest]:

@@ -70,7 +70,8 @@ def _loss(scene: Scene) -> Iterator[Discrepancy]:
     if scene.client is None or not scene.passes:
         return
     name, asked = scene.client.asked.get("loss_fn"), scene.client.setting("loss_fn_config")
-    others = {one.loss for one in scene.passes} - {name}
+    same = {name, "cross_entropy"} if name == "surrogate" and scene.custom else {name}  # Tinker's custom loss
+    others = {one.loss for one in scene.passes} - same
     if isinstance(name, str) and others:
         yield Discrepancy(
             "other-loss",

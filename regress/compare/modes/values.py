@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from regress.compare.modes.advantages import advantages
 from regress.compare.modes.discrepancy import TRAINER, Discrepancy, some
 from regress.compare.modes.rows import OLD, Floats, Row
-from regress.compare.modes.scene import Link, Scene
+from regress.compare.modes.scene import WEIGHTS, Link, Scene
 
 ENOUGH = 3
 """Fewest different values that prove where values come from."""
@@ -21,6 +21,9 @@ Pairs = Sequence[tuple[Row, Row]]
 def values(scene: Scene) -> Iterator[Discrepancy]:
     """Yield what is wrong with the values that one mode passes on to the next."""
     for link in scene.links:
+        if link.what == WEIGHTS:  # such datums have neither masks nor old log-probs
+            yield from advantages(scene, link)
+            continue
         known = [found for found in (_others_datums(link), _masks(link), _old(scene, link)) if found]
         yield from known
         if not any(found.rule in ("mask-shifted", "values-of-other-datums") for found in known):

@@ -16,11 +16,11 @@ from regress.compare.quantities import (
     UPDATE_STAGES,
     source_of,
 )
-from regress.compare.updates.golden import in_order
 from regress.compare.updates.groups import Groups
 from regress.compare.updates.plan import Plan
 from regress.compare.updates.record_index import RecordIndex
 from regress.compare.updates.replicas import Replicas
+from regress.compare.verdicts.sequence import in_order
 from regress.compare.verdicts.tensor import judge_tensor
 from regress.compare.verdicts.tolerance import BITWISE
 from regress.compare.verdicts.verdict import Place, Status, Verdict

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
 from typing import Any
 
-import numpy as np
-
-from regress.compare.alignment.aligned import judge_aligned
 from regress.compare.alignment.keys import Key, norm_of
-from regress.compare.alignment.local_shard import Shard, local_shard
 from regress.compare.alignment.locate import TokenText
 from regress.compare.alignment.project import Projection
 from regress.compare.diagnosis.hypotheses import Truth
+from regress.compare.dumps.bounds import StoredBounds
+from regress.compare.dumps.canonical import golden_at
+from regress.compare.dumps.held import HeldRecords, held
+from regress.compare.dumps.session import work
+from regress.compare.dumps.shares import Group, ShareUnit
+from regress.compare.dumps.truth import HeldTruth
+from regress.compare.dumps.units import Unit
 from regress.compare.quantities import (
     STEP_STAGES,
     UPDATE_STAGES,
     Kind,
     Source,
-    order_of,
     primary_source,
     quantity_named,
 )
@@ -32,9 +34,9 @@ from regress.compare.updates.plan import Plan
 from regress.compare.updates.record_index import RecordIndex
 from regress.compare.updates.replicas import Replicas
 from regress.compare.verdicts.case import Case
-from regress.compare.verdicts.tensor import absent, judge_tensor
-from regress.compare.verdicts.tolerance import EXACT, Tolerance, Tolerances
-from regress.compare.verdicts.values import wrong_dtype
+from regress.compare.verdicts.sequence import in_order
+from regress.compare.verdicts.tensor import absent
+from regress.compare.verdicts.tolerance import EXACT, Tolerances
 from regress.compare.verdicts.verdict import Place, Status, Verdict
 from regress.dump.arrays import Array
 from regress.dump.record import Record
@@ -78,31 +80,36 @@ def judge_update(
     Raises:
         CompareError: if the golden values are incomplete, or of other samples than the frame's.
     """
-    golden = Projection(truth, frame, text, config)
-    placed = RecordIndex(records, frame)
-    update = _Update(golden, placed, Plan.of(planned), tolerances, Place(*place), dtype or (lambda *_: None))
-    return in_order(update.verdicts())
-
-
-def in_order(verdicts: Iterable[Verdict]) -> list[Verdict]:
-    """Return verdicts in the order of computation: quantity, then microbatch, rank, and order within the record."""
-
-    def key(verdict: Verdict) -> tuple[int, ...]:
-        place = verdict.place
-        numbers = (place.step, place.update, order_of(verdict.quantity), place.micro, place.rank)
-        return tuple(-1 if number is None else number for number in numbers)
-
-    return sorted(verdicts, key=key)
+    kept, plan = [*records], Plan.of(planned)
+    golden = HeldTruth(truth, frame, place, text)
+    placed = RecordIndex(kept, frame)
+    actual = HeldRecords(kept, placed, config or {})
+    bounds = StoredBounds(tolerances=cache(tolerances), dtypes=dtype or (lambda *_: None))
+    with held(golden, actual) as paths:
+        return in_order(_Update(paths, golden, actual, placed, plan, bounds, Place(*place)).verdicts())
 
 
 @dataclass(frozen=True)
 class _Update:
-    golden: Projection
+    """One update: the golden values, the records, and the plan.
+
+    Attributes:
+        compared: tensors that both sides have, by record.
+    """
+
+    paths: tuple[str, str]
+    truth: HeldTruth
+    actual: HeldRecords
     placed: RecordIndex
     plan: Plan
-    tolerances: Tolerances
+    bounds: StoredBounds
     place: Place
-    dtype: Dtype
+    compared: dict[Key, list[Source]] = field(default_factory=dict)
+
+    @cached_property
+    def golden(self) -> Projection:
+        """The golden values, able to be projected onto layouts."""
+        return golden_at(*self.paths, self.place.step, self.place.update)
 
     @cached_property
     def names(self) -> Names:
@@ -110,167 +117,106 @@ class _Update:
         return Names(self.golden, self.placed, self.plan)
 
     def verdicts(self) -> list[Verdict]:
-        stages = self.names.micro_stages
+        stages, golden = self.names.micro_stages, self.golden
         found = [
             *self.placed.structure(
-                self.plan.holds,
-                self.plan.root,
-                stages,
-                self.place,
-                self.golden.locator,
-                self.golden.known_loss_mask,
+                self.plan.holds, self.plan.root, stages, self.place, golden.locator, golden.known_loss_mask
             )
         ]
         for rank, micro in self.plan.micros:
             found += self._microbatch(stages, rank, micro)
         for rank in self.plan.ranks:
-            found += self._whole(rank)
+            for stage in UPDATE_STAGES:
+                found += self._present(Key(stage, rank, None), replace(self.place, rank=rank))
         for key in self.placed.of_stages(STEP_STAGES):
-            found += self._record(key, self.place)
+            found += self._present(key, self.place)
+        for unit in self._units():
+            for finding in work((unit, None)):
+                if finding.problem:
+                    raise CompareError(finding.problem)
+                found.append(finding.verdict)
         groups = Groups(self.placed, self.plan)
-        found += Replicas(groups, self.golden.locator, self.place).verdicts()
-        found += judge_elements(groups, self.golden.truth, self.golden.locator, self.place)
-        judged = [quantity for quantity in self.golden.truth if self.tolerances(quantity) is not None]
+        found += Replicas(groups, golden.locator, self.place).verdicts()
+        found += judge_elements(groups, golden.truth, golden.locator, self.place)
+        judged = [quantity for quantity in golden.truth if self._judged(quantity)]
         return [*found, *not_compared(found, judged, self.place)]
+
+    def _judged(self, quantity: str) -> bool:
+        return self.bounds.tolerances(quantity) is not None
 
     def _microbatch(self, stages: Sequence[str], rank: int, micro: int) -> Iterator[Verdict]:
         place = replace(self.place, rank=rank, micro=micro)
         for stage in stages:
             if self.plan.holds(Key(stage, rank, micro)):
-                yield from self._record(Key(stage, rank, micro), place)
+                yield from self._present(Key(stage, rank, micro), place)
         if rank in self.plan.without_loss:
             return
-        local_shard = {
-            (source.quantity, source.name) for stage in stages for source in self.golden.stage(stage)
-        }
+        there = {(source.quantity, source.name) for stage in stages for source in self.golden.stage(stage)}
         for quantity, tensors in self.golden.truth.items():
             for name in tensors:
-                if quantity_named(quantity).per_microbatch and (quantity, name) not in local_shard:
+                if quantity_named(quantity).per_microbatch and (quantity, name) not in there:
                     source = primary_source(quantity, name)
                     yield from self._lost(
                         source, place, Status.MISSING, "no record of this microbatch holds it"
                     )
 
-    def _record(self, key: Key, place: Place) -> Iterator[Verdict]:
-        """Yield verdicts on every tensor that a record of a microbatch (or of the step) holds or should hold."""
-        record = self.placed.get(key)
-        layout = self.placed.layouts.get(key)
-        sources = self.names.of(key)
-        if not sources:
-            yield from self._nothing(key, place)
+    def _present(self, key: Key, place: Place) -> Iterator[Verdict]:
+        """Yield verdicts on the tensors that one side lacks at a place; those of both sides are compared."""
+        record, sources = self.placed.get(key), self.names.of(key)
+        if not sources and self.plan.divided and key.stage in self.golden.truth and self._judged(key.stage):
+            detail = f"the part of the model on rank {key.rank} has none"
+            yield Verdict(Status.OK, key.stage, key.stage, place, detail)
         for source in sources:
             if record is None:
                 yield from self._lost(source, place, Status.MISSING, f"{key} was not recorded")
-            elif layout is None:
+            elif key in self.placed.misfits:
                 yield from self._lost(source, place, Status.COVERAGE, self.placed.misfits[key])
             else:
-                yield from self._held(source, key, record, place)
-
-    def _whole(self, rank: int) -> Iterator[Verdict]:
-        """Yield verdicts on one rank's full tensors, or its shards of them."""
-        place = replace(self.place, rank=rank)
-        for stage in UPDATE_STAGES:
-            key = Key(stage, rank, None)
-            record = self.placed.get(key)
-            sources = self.names.of(key)
-            if not sources:
-                yield from self._nothing(key, place)
-            for source in sources:
-                if record is None:
-                    yield from self._lost(source, place, Status.MISSING, f"{key} was not recorded")
-                else:
-                    yield from self._held(source, key, record, place)
-            if stage == "gradient":
-                yield from self._grad_norm(record, place)
-
-    def _held(self, source: Source, key: Key, record: Record, place: Place) -> Iterator[Verdict]:
-        """Yield the verdict on one tensor that a record has, or should have."""
-        actual = record.tensors.get(source.tensor)
-        tolerance, case = self._case(source, place, () if actual is None else actual.shape)
-        if tolerance is None:
-            return
-        golden = self.golden.truth.get(source.quantity, {}).get(source.name)
-        try:
-            shard = None if actual is None else local_shard(key, record, source.tensor)
-        except CompareError as error:
-            yield Verdict(Status.COVERAGE, source.quantity, source.label, place, str(error))
-            return
-        if shard is None or golden is None:
-            yield self._absent(case, source, key, actual, golden)
-        elif quantity_named(source.quantity).kind is Kind.SHARE:
-            yield self._share(source, shard.array, key, tolerance, place)
-        else:
-            yield self._judged(case, source, key, shard, golden)
-
-    def _case(self, source: Source, place: Place, shape: tuple[int, ...]) -> tuple[Tolerance | None, Case]:
-        """Return the tolerance of a tensor, None for one that is not judged, and what is known of its verdict."""
-        known = self.tolerances(source.quantity)
-        tolerance = None if known is None else known.of(source.name)
-        return tolerance, Case(source.quantity, source.label, place, tolerance or EXACT, None, shape)
-
-    def _judged(self, case: Case, source: Source, key: Key, shard: Shard, golden: Array) -> Verdict:
-        """Return the verdict on a tensor that both sides have."""
-        if key.stage in UPDATE_STAGES:
-            found = self.golden.whole(source, shard)
-        else:
-            layout, rows = self.placed.layouts[key], self.placed.rows(key)
-            context = partial(self.golden.context, layout=layout, rows=rows)
-            found = self.golden.tokens(source, shard, self.placed.places(key), context)
-        dtype = self.dtype(source.quantity, source.name)
-        if isinstance(found, str):
-            wrong = wrong_dtype(case, shard.array, golden, dtype)
-            return wrong or case.verdict(Status.SHAPE, detail=found)
-        return judge_aligned(replace(case, words=found.words), found, self.golden.scale(source), dtype)
-
-    def _absent(
-        self, case: Case, source: Source, key: Key, actual: Array | None, golden: Array | None
-    ) -> Verdict:
-        """Return the verdict on a tensor that one side lacks."""
-        if golden is not None and key.stage not in UPDATE_STAGES:
-            shape = self.golden.shape(source, self.placed.places(key))
-            golden = np.broadcast_to(np.zeros((), golden.dtype), shape)
-        return absent(case, actual, golden)
-
-    def _share(self, source: Source, actual: Array, key: Key, tolerance: Tolerance, place: Place) -> Verdict:
-        """Return the verdict on a microbatch's part of a sum."""
-        canonical, _ = self.placed.layouts[key].indices(self.golden.frame.offsets)
-        expected, scale, words = self.golden.share(source.name, canonical)
-        return judge_tensor(
-            actual,
-            expected,
-            tolerance,
-            quantity=source.quantity,
-            name=source.label,
-            place=place,
-            scale=scale,
-            dtype=self.dtype(source.quantity, source.name),
-            locate=words,
-        )
-
-    def _grad_norm(self, record: Record | None, place: Place) -> Iterator[Verdict]:
-        """Yield the verdict on the norm, a number in the metadata of the gradients without a dtype of its own."""
-        source = Source("gradient", "grad_norm", "grad_norm", "grad_norm")
-        golden = self.golden.truth.get("grad_norm", {}).get("grad_norm")
-        actual = norm_of(record)
-        tolerance, _ = self._case(source, place, ())
-        if tolerance is not None and (golden is not None or actual is not None):
-            expected = None if golden is None else golden.astype(np.float64)
-            yield judge_tensor(
-                actual,
-                expected,
-                tolerance,
-                quantity="grad_norm",
-                name="grad_norm",
-                place=place,
-                dtype="float64",
-            )
+                golden = self.golden.truth.get(source.quantity, {}).get(source.name)
+                yield from self._both(key, source, record.tensors.get(source.tensor), golden, place)
+        if key.stage == "gradient":
+            golden = self.golden.truth.get("grad_norm", {}).get("grad_norm")
+            source = Source("gradient", "grad_norm", "grad_norm", "grad_norm")
+            yield from self._both(key, source, norm_of(record), golden, place)
 
     def _lost(self, source: Source, place: Place, status: Status, detail: str) -> Iterator[Verdict]:
-        if self.tolerances(source.quantity) is not None:
+        if self._judged(source.quantity):
             yield Verdict(status, source.quantity, source.label, place, detail)
 
-    def _nothing(self, key: Key, place: Place) -> Iterator[Verdict]:
-        """Yield an ok verdict for a rank's part of the model that has no tensors of a stage."""
-        if self.plan.divided and key.stage in self.golden.truth and self.tolerances(key.stage) is not None:
-            detail = f"the part of the model on rank {key.rank} has none"
-            yield Verdict(Status.OK, key.stage, key.stage, place, detail)
+    def _both(
+        self, key: Key, source: Source, actual: Array | None, golden: Array | None, place: Place
+    ) -> Iterator[Verdict]:
+        """Yield a verdict if one side alone has a tensor."""
+        if not self._judged(source.quantity):
+            return
+        if actual is not None and golden is not None:
+            self.compared.setdefault(key, []).append(source)
+        elif actual is not None or golden is not None:
+            tolerance = self.bounds.of(source.quantity, ()).of(source.name)
+            case = Case(source.quantity, source.label, place, tolerance or EXACT, None, ())
+            yield absent(case, actual, golden)
+
+    def _units(self) -> Iterator[Unit | ShareUnit]:
+        """Yield the comparisons of what both sides have."""
+        golden = {stage: name for name, (stage, _) in self.truth.entries.items()}
+        for key, sources in self.compared.items():
+            shares = {s.tensor for s in sources if quantity_named(s.quantity).kind is Kind.SHARE}
+            names = tuple(source.tensor for source in sources if source.tensor not in shares)
+            record, place = self.actual.name_of(key), replace(self.place, rank=key.rank, micro=key.micro)
+            if names:
+                yield Unit(
+                    *self.paths,
+                    record,
+                    (golden[key.stage],) if key.stage in UPDATE_STAGES else (),
+                    place,
+                    key.stage,
+                    self.golden.frame,
+                    bounds=self.bounds,
+                    tensors=names,
+                )
+            if shares:
+                group = Group((golden[key.stage],), (record,), place, "", {})
+                rest = frozenset(
+                    {*self.truth.read(golden[key.stage]).tensors, *self.actual.read(record).tensors} - shares
+                )
+                yield ShareUnit(*self.paths, key.stage, (group,), bounds=self.bounds, without=rest)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 
 from regress.compare.alignment.keys import Key
 from regress.compare.alignment.local_shard import Shard, local_shard
@@ -20,6 +21,7 @@ class Groups:
 
     placed: RecordIndex
     plan: Plan
+    _shards: dict[tuple[Key, str], Shard] = field(default_factory=dict)
 
     def of(self, stage: str) -> list[list[Key]]:
         """Return groups of records with the same tokens, or of all full tensors and shards; ascending by rank."""
@@ -33,11 +35,11 @@ class Groups:
         """Yield the shards of a tensor that ranks hold; unusable shards become verdicts at their place."""
         for key in keys:
             record = self.record(key)
-            if name in record.tensors:
-                try:
-                    yield local_shard(key, record, name)
-                except CompareError:
-                    continue
+            if name in record.tensors and (key, name) not in self._shards:
+                with suppress(CompareError):
+                    self._shards[key, name] = local_shard(key, record, name)
+            if (key, name) in self._shards:
+                yield self._shards[key, name]
 
     def names(self, keys: Iterable[Key]) -> list[str]:
         """Return the tensors that any of the records holds."""

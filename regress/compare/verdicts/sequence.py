@@ -20,6 +20,17 @@ _REST = tuple(spec for spec in fields(Verdict) if spec.name not in _SPLIT)
 _INTEGERS = ("over", "count")
 
 
+def in_order(verdicts: Iterable[Verdict]) -> list[Verdict]:
+    """Return verdicts in the order of computation: quantity, then microbatch, rank, and order within the record."""
+
+    def key(verdict: Verdict) -> tuple[int, ...]:
+        place = verdict.place
+        numbers = (place.step, place.update, order_of(verdict.quantity), place.micro, place.rank)
+        return tuple(-1 if number is None else number for number in numbers)
+
+    return sorted(verdicts, key=key)
+
+
 class Verdicts(Sequence[Verdict]):
     """Verdicts in their order.
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 
 from regress.doctor.checks.unsafe import unsafe
-from regress.doctor.checks.weights import ADAPTER_CONFIG, is_adapter
+from regress.doctor.checks.weights import ADAPTER_CONFIG, in_service, is_adapter
 from regress.doctor.commit import fault, read_commit
 from regress.doctor.issue import Fix, Issue, Move, Severity, Store, clean, shown
 from regress.doctor.restore import restored
@@ -106,7 +106,7 @@ def check_required(scene: Scene) -> Iterator[Issue]:
     if scene.commit is None and not scene.foreign:
         return  # the writer was interrupted, or nothing is known of what should be there
     adapter = is_adapter(scene)
-    names = [ADAPTER_CONFIG if adapter else "config.json"]
+    names = [] if in_service(scene) else [ADAPTER_CONFIG if adapter else "config.json"]
     if not scene.foreign:
         names.append(STATE)
     for name in names:

@@ -35,7 +35,12 @@ BITS |= {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
 
 
 def check_weights(scene: Scene) -> Iterator[Issue]:
-    """Check that the weights of the checkpoint can be loaded."""
+    """Check that the weights of the checkpoint can be loaded; those that a service keeps are not looked at."""
+    if in_service(scene):
+        scene.unchecked.append(
+            "the weights lie in the training service, which verifies them when they are loaded"
+        )
+        return
     names = list(_weight_files(scene))
     adapter = is_adapter(scene)
     index = scene.target.file(INDEX)
@@ -48,6 +53,11 @@ def check_weights(scene: Scene) -> Iterator[Issue]:
         yield _without_weights(scene, adapter)
     for name in names:
         yield from _check_file(scene, scene.target.file(name))
+
+
+def in_service(scene: Scene) -> bool:
+    """Return True for a checkpoint of a run whose model lies in a service."""
+    return bool(scene.part("remote").get("path")) and not scene.has(WHOLE)
 
 
 def is_adapter(scene: Scene) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from regress.engine.build import Run
 from regress.engine.checkpoint.changes import check_changes
 from regress.engine.checkpoint.names import LATEST, latest
 from regress.engine.checkpoint.optimizer import load_whole
-from regress.engine.checkpoint.snapshot import FINGERPRINT
+from regress.engine.checkpoint.snapshot import FINGERPRINT, REMOTE
 from regress.engine.checkpoint.state import CheckpointState, local_copy, parse_state, read_state
 from regress.engine.checkpoint.unfinished import restored
 from regress.engine.checkpoint.weights import load_weights, read_weights
@@ -107,16 +107,12 @@ def restore(run: Run, state: CheckpointState) -> UnfinishedStep | None:
     Raises:
         CheckpointError: on every rank, if it is the state of another model, tokenizer or optimizer.
     """
-    trainer, world, name = run.trainer, run.trainer.world, state.path.name
+    trainer, world = run.trainer, run.trainer.world
     raise_on_all_ranks(world, lambda: _check_tokenizer(run, state))
-    folder = Path(str(state.path))
-    weights = raise_on_all_ranks(world, lambda: read_weights(trainer.policy.architecture, folder, name))
-    rehearse(trainer.policy, world)
-    load_weights(trainer.policy, weights)
-    reader = raise_on_all_ranks(world, lambda: DumpReader(state.dump))
-    raise_on_all_ranks(world, lambda: _restore_optimizer(run, reader, state))
-    if state.has_reference:
-        raise_on_all_ranks(world, lambda: _restore_reference(run, reader, state))
+    if run.remote is not None:
+        run.remote.restore(_saved_remotely(state))
+    else:
+        _restore_tensors(run, state)
     trainer.updates = state.update
     _restore_scheduler(run, state)
     for part, found in run.parts.items():
@@ -127,6 +123,34 @@ def restore(run: Run, state: CheckpointState) -> UnfinishedStep | None:
     return raise_on_all_ranks(
         world, lambda: restored(trainer, Path(str(state.dump)), state.step, state.outcomes)
     )
+
+
+def _restore_tensors(run: Run, state: CheckpointState) -> None:
+    """Put the weights and the states of optimizer and reference into a run; all ranks call this together."""
+    trainer, world, name = run.trainer, run.trainer.world, state.path.name
+    folder = Path(str(state.path))
+    weights = raise_on_all_ranks(world, lambda: read_weights(trainer.policy.architecture, folder, name))
+    rehearse(trainer.policy, world)
+    load_weights(trainer.policy, weights)
+    reader = raise_on_all_ranks(world, lambda: DumpReader(state.dump))
+    raise_on_all_ranks(world, lambda: _restore_optimizer(run, reader, state))
+    if state.has_reference:
+        raise_on_all_ranks(world, lambda: _restore_reference(run, reader, state))
+
+
+def _saved_remotely(state: CheckpointState) -> Mapping[str, Any]:
+    """Return what a checkpoint tells of the save in a service.
+
+    Raises:
+        CheckpointError: if it tells of none.
+    """
+    found = state.parts.get(REMOTE)
+    if not isinstance(found, Mapping) or not isinstance(found.get("path"), str):
+        raise CheckpointError(
+            f"{state.path} does not say where a service keeps its weights, so a run with trainer.type=remote cannot go "
+            "on from it; resume from a checkpoint of such a run"
+        )
+    return found
 
 
 def _check_tokenizer(run: Run, state: CheckpointState) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,8 @@ from regress.engine.trainer import Trainer, UnfinishedStep
 
 FINGERPRINT = "tokenizer_fingerprint"
 """Entry of ``parts`` that tells the tokenizer apart."""
+REMOTE = "remote"
+"""Entry of ``parts`` that tells where a service keeps the weights and the state of the optimizer."""
 
 
 @dataclass(frozen=True)
@@ -36,14 +38,14 @@ class Snapshot:
     """State of a run at one moment; nothing in it changes any more.
 
     Attributes:
-        model: the model, for its configuration; its values go on changing.
+        model: the model, for its configuration; its values go on changing. None where a service keeps the weights.
         weights: see `copied_weights`.
         state: content of ``regress_state.json``.
         records: tensors other than the weights.
         files: content of further files by name.
     """
 
-    model: PreTrainedModel
+    model: PreTrainedModel | None
     weights: Mapping[str, Tensor]
     tokenizer: PreTrainedTokenizerBase
     state: CheckpointState
@@ -77,15 +79,14 @@ def take(
         name: DumpPosition(str(recorder.folder), *vars(recorder.position(place)).values())
         for name, recorder in run.recorders.items()
     }
-    reference = _reference(run)  # first: it may be computed in the policy's place
-    model = trainer.policy.whole_model()
-    tensors, others = whole_state(trainer.optimizer, trainer.policy, trainer.world)
+    if run.remote is None:
+        held = _held_here(run, step)
+    else:
+        saved = run.remote.save(checkpoint_name(step, place.updates_in_step))
+        held = _Held(parts={REMOTE: dict(saved)})
     if not trainer.world.main:
         return None
-    records = [Record("optimizer", step, tensors)]
-    if reference is not None:
-        named = {name: to_numpy(value, name) for name, value in reference.items()}
-        records.append(Record("param", step, named))
+    records = held.records
     if work is not None:
         records += records_of(work, step, trainer.trajectory_meta(step))
     origin = provenance(config, fingerprint(run.tokenizer), trainer.world.plan.mesh)
@@ -103,18 +104,44 @@ def take(
         scheduler=_schedule(trainer),
         segment=log.get("segment", segment),
         sequence=log.get("sequence", -1),
-        parts={**parts, FINGERPRINT: fingerprint(run.tokenizer)},
+        parts={**parts, **held.parts, FINGERPRINT: fingerprint(run.tokenizer)},
         pass_rates=dict(pass_rates),
         outcomes=[] if work is None else outcomes_of(work),
         dumps=dumps,
-        optimizer=others,
-        has_reference=reference is not None,
+        optimizer=held.others,
+        has_reference=held.has_reference,
         environment=origin.environment,
         versions=origin.versions,
     )
-    return Snapshot(
-        model, copied_weights(model), run.tokenizer, state, records, _files(run, state, parts), origin
-    )
+    weights = {} if held.model is None else copied_weights(held.model)
+    files = _files(run, state, parts)
+    return Snapshot(held.model, weights, run.tokenizer, state, records, files, origin)
+
+
+@dataclass(frozen=True)
+class _Held:
+    """Weights and states of the optimizer and the reference, or what tells where a service keeps them."""
+
+    model: PreTrainedModel | None = None
+    records: list[Record] = field(default_factory=list)
+    others: dict[str, Any] = field(default_factory=dict)
+    has_reference: bool = False
+    parts: dict[str, Any] = field(default_factory=dict)
+
+
+def _held_here(run: Run, step: int) -> _Held:
+    """Return what the ranks of a run hold; all of them call this together, and the first gets the tensors."""
+    trainer = run.trainer
+    reference = _reference(run)  # first: it may be computed in the policy's place
+    model = trainer.policy.whole_model()
+    tensors, others = whole_state(trainer.optimizer, trainer.policy, trainer.world)
+    if not trainer.world.main:
+        return _Held()
+    records = [Record("optimizer", step, tensors)]
+    if reference is not None:
+        named = {name: to_numpy(value, name) for name, value in reference.items()}
+        records.append(Record("param", step, named))
+    return _Held(model, records, others, reference is not None)
 
 
 def _schedule(trainer: Trainer) -> dict[str, Any]:

@@ -85,7 +85,8 @@ def write_files(snapshot: Snapshot, folder: Path) -> frozenset[str]:
         The files whose stamps were made by reading them again; those of the others by what was to be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    save_weights(snapshot.model, snapshot.weights, folder)
+    if snapshot.model is not None:
+        save_weights(snapshot.model, snapshot.weights, folder)
     snapshot.tokenizer.save_pretrained(folder)
     for name, content in snapshot.files.items():
         (folder / name).write_bytes(content)

@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import (
     GrammarParseError,
     InterpolationKeyError,
@@ -30,21 +31,28 @@ class Resolver:
     def __init__(self, tree: dict[str, Any], origin: Callable[[KeyPath], Origin]) -> None:
         self._raw = tree
         self._origin = origin
+
+    @cached_property
+    def _tree(self) -> DictConfig:
+        """All values as OmegaConf sees them; making it takes longer than most configurations need altogether."""
         try:
-            self._tree = OmegaConf.create(tree)
+            return OmegaConf.create(self._raw)
         except GrammarParseError as error:
             raise ConfigError(self._malformed(error)) from error
 
     def resolved(self, path: KeyPath) -> Any:
         """Return the value at ``path`` as plain data. Raises `ConfigError` if it refers to a missing value."""
         raw: Any = self._raw
-        node: Any = self._tree
-        for name in path[:-1]:
-            raw, node = raw[name], node[name]
-        raw = raw[path[-1]]
+        for name in path:
+            raw = raw[name]
+        if _is_plain(raw):
+            return _copied(raw)
         stated = f"{'.'.join(path)}={shortened(raw)} ({self._origin(path)})"
         if raw == MISSING:
             raise ConfigError(f"{stated} is mandatory; give it in a file or on the command line.")
+        node: Any = self._tree
+        for name in path[:-1]:
+            node = node[name]
         try:
             value = node[path[-1]]
             if OmegaConf.is_config(value):
@@ -57,6 +65,24 @@ class Resolver:
         key = str(error.full_key)
         origin = self._origin(tuple(key.split(".")))
         return f"{key} ({origin}) is a malformed interpolation ({first_line(error)}); write {INTERPOLATIONS}."
+
+
+def _is_plain(raw: Any) -> bool:
+    """Return True if nothing in a raw value has to be resolved or found missing."""
+    if isinstance(raw, str):
+        return "${" not in raw and raw != MISSING
+    if isinstance(raw, dict):
+        return all(isinstance(name, str) and _is_plain(value) for name, value in raw.items())
+    if isinstance(raw, list | tuple):
+        return all(map(_is_plain, raw))
+    return raw is None or isinstance(raw, bool | int | float)
+
+
+def _copied(raw: Any) -> Any:
+    """Return a plain value in containers of its own, with lists for tuples, as OmegaConf would."""
+    if isinstance(raw, dict):
+        return {name: _copied(value) for name, value in raw.items()}
+    return [_copied(value) for value in raw] if isinstance(raw, list | tuple) else raw
 
 
 @contextmanager

@@ -71,7 +71,7 @@ def _nearest_divisor(number: int, wanted: int) -> int:
 def _group_size(c: Config) -> str | None:
     estimator = c.algorithm.advantage
     alone = c.data.group_size == 1 and c.algorithm.single_sample == "zero"
-    if not alone or estimator == "reinforce_plus_plus":
+    if not alone or estimator in ("reinforce_plus_plus", "constant"):
         return None
     return (
         f"data.group_size=1 leaves algorithm.advantage={estimator} nothing to compare a completion with, so "

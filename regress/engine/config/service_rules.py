@@ -1,7 +1,7 @@
 """Settings that a remote trainer cannot have; see `regress.engine.config.rules`.
 
 Weights, gradients and the state of the optimizer lie in the service, and its protocols carry numbers in float32, no
-temperature of the policy, and no loss of the entropies of tokens beside a coefficient.
+temperature of the policy that is trained, and no loss of the entropies of tokens beside a coefficient.
 """
 
 from __future__ import annotations
@@ -17,9 +17,6 @@ _LOCAL = {
     "optimizer.factory": "the service has an optimizer of its own",
     "optimizer.implementation": "the service has an optimizer of its own",
     "optimizer.state_path": "the state of the optimizer lies in the service; give it to regress serve",
-    "trainer.save_steps": "weights and the state of the optimizer lie in the service, which saves them",
-    "trainer.save_updates": "weights and the state of the optimizer lie in the service, which saves them",
-    "trainer.resume_from_checkpoint": "rollouts of a remote trainer cannot be gone on with in the middle of a run",
     "debug.dump_options": (
         "tensors of the training are those of the service; set WEAVER_DEBUG_DUMP_ENABLED=1 there, and "
         "debug.remote_api_dump_options here"
@@ -67,11 +64,19 @@ def _nonfinite(c: Config) -> str | None:
 def _temperature(c: Config) -> str | None:
     if c.trainer.type != "remote" or c.rollout_worker.temperature == 1.0:
         return None
-    return (
-        f"rollout_worker.temperature={c.rollout_worker.temperature:g} would also have to divide the logits of the "
-        "policy that is trained, which the protocols of trainer.type=remote cannot say; set "
-        "rollout_worker.temperature=1."
-    )
+    found = {
+        "algorithm.old_log_probs": ("sampler", "recompute"),
+        "algorithm.sampler_correction": (None, "none"),
+    }
+    for key, (wrong, right) in found.items():
+        value = getattr(c.algorithm, key.partition(".")[2])
+        if value == wrong or (wrong is None and value != right):
+            return (
+                f"{key}={value} compares log-probs of the sampler at rollout_worker.temperature="
+                f"{c.rollout_worker.temperature:g} with those of the policy, which the protocols of "
+                f"trainer.type=remote compute at 1; set {key}={right} or rollout_worker.temperature=1."
+            )
+    return None
 
 
 def _entropy(c: Config) -> str | None:

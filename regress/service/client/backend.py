@@ -64,14 +64,17 @@ class RemoteModel(Protocol):
     def optim_step(self, params: AdamParams) -> Mapping[str, float]:
         """Make one update, and return its metrics."""
 
-    def sampler(self, name: str) -> RemoteSampler:
-        """Save the weights as they are under a name, and return a sampler of them."""
+    def export(self, name: str) -> str:
+        """Save the weights as they are for samplers, under a name, and return the path of the save."""
 
-    def base_sampler(self) -> RemoteSampler:
-        """Return a sampler of the model that this one began as, without adapters."""
+    def sampler(self, path: str | None) -> RemoteSampler:
+        """Return a sampler of exported weights; None: of the model that this one began as, without adapters."""
 
     def save(self, name: str, *, optimizer: bool) -> str:
         """Save the weights, perhaps with the state of the optimizer, and return the path of the save."""
+
+    def load(self, path: str) -> None:
+        """Take the weights and the state of the optimizer of a save."""
 
     def close(self) -> None:
         """End the session with the service; nothing that was saved is lost."""

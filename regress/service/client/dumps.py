@@ -14,10 +14,14 @@ from typing import Any
 
 import torch
 
+from regress.dump.continuation import Place, Position, StartingPlace
+from regress.dump.coordinates import parse_stem
+from regress.dump.files import Stamp, stamp_of
 from regress.dump.location import Location, location
 from regress.dump.nexrl import as_dict
 from regress.dump.requests import REQUESTED
 from regress.dump.trajectory import Trajectory
+from regress.engine.config.rules import updates_per_rollout
 from regress.engine.config.schema import Config
 from regress.engine.trainer import UnfinishedStep
 from regress.errors import DumpError, reason
@@ -29,12 +33,17 @@ TYPES = ("prepared_trajectories", "datums", "training_metrics")
 class RemoteDumps:
     """Writer of the files that ``debug.remote_api_dump_options`` names.
 
+    Args:
+        start: place in the run at which the files of an earlier process are continued.
+
     Raises:
         DumpError: if the directory holds an earlier dump and ``debug.overwrite`` does not allow to replace it.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, start: StartingPlace | None = None) -> None:
         debug = config.debug
+        self._each = updates_per_rollout(config)
+        self._stamps: dict[str, Stamp] = {}
         self._wanted = {
             n for n in TYPES if debug.enable_data_dump and getattr(debug.remote_api_dump_options, n)
         }
@@ -44,6 +53,9 @@ class RemoteDumps:
         if not self._wanted:
             return
         self.folder = location(debug.dump_dir)
+        if start is not None:
+            self._stamps = self._continued(start)
+            return
         for name in (*TYPES, "trajectory", "manifest.json"):
             below = self.folder / name
             if not below.exists():
@@ -55,6 +67,41 @@ class RemoteDumps:
                 )
             for path in [*below.iterdir()]:
                 path.unlink()
+
+    def position(self, place: Place) -> Position:
+        """Return which files before a place are written."""
+        kept = {name: stamp for name, stamp in self._stamps.items() if self._before(name, place)}
+        return Position.of(kept)
+
+    def _before(self, name: str, place: Place) -> bool:
+        """Return True if a file lies before a place: trajectories by rollouts, the others by updates."""
+        kind, _, file = name.partition("/")
+        where = parse_stem(file.partition(".")[0])
+        if where is None:
+            return False
+        if kind == "prepared_trajectories":
+            return where.step < place.step + (place.updates_in_step > 0)
+        return where.step < place.step * self._each + place.updates_in_step
+
+    def _continued(self, start: StartingPlace) -> dict[str, Stamp]:
+        """Return the files that an earlier process wrote before a place, after removing those that follow.
+
+        Raises:
+            DumpError: if they are not those that it wrote.
+        """
+        assert self.folder is not None
+        below = [self.folder / name for name in TYPES]
+        files = {f"{one.name}/{path.name}": path for one in below if one.is_dir() for path in one.iterdir()}
+        kept = {name: path for name, path in files.items() if self._before(name, start.place)}
+        stamps = {name: stamp_of(path.read_bytes()) for name, path in kept.items()}
+        if Position.of(stamps) != start.position:
+            raise DumpError(
+                f"{self.folder} does not hold the {start.position.files} files that were written before "
+                f"{start.stated}; restore them, or choose another debug.dump_dir"
+            )
+        for name in files.keys() - kept.keys():
+            files[name].unlink()
+        return stamps
 
     def due(self, step: int) -> bool:
         """Return True if files of this step are written."""
@@ -117,6 +164,7 @@ class RemoteDumps:
         else:
             data = (json.dumps(whole) + "\n").encode()
         path = below / f"step_{step:06d}.{self._suffix}"
+        self._stamps[f"{name}/{path.name}"] = stamp_of(data)
         try:
             _put(path, below, data)
         except OSError as error:

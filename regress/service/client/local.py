@@ -23,6 +23,7 @@ from regress.service.api import (
     Status,
 )
 from regress.service.client.backend import LossConfig, Opened
+from regress.service.client.inputs import taken, with_array
 
 WAIT = 10.0
 
@@ -52,46 +53,44 @@ class LocalModel:
 
     def forward_backward(self, data: Sequence[Datum], loss: str, config: LossConfig) -> PassResult:
         """Add the gradient of a loss that the service knows to those since the last step."""
-        if loss == "cross_entropy":
-            data = [Datum(d.tokens, {**d.inputs, "weights": d.inputs["advantages"]}, d.id) for d in data]
-        return self._pass(PassRequest(data, loss, dict(config)))
+        return self._pass(PassRequest(taken(data, loss, config), loss, dict(config)))
 
     def backward(self, data: Sequence[Datum], gradients: Sequence[Array], config: LossConfig) -> PassResult:
         """Add the gradient of a loss whose derivative by each log-prob is given, ``[T]`` a datum."""
-        weighted = [
-            Datum(d.tokens, {**d.inputs, "surrogate_weights": values}, d.id)
-            for d, values in zip(data, gradients, strict=True)
-        ]
-        return self._pass(PassRequest(weighted, "surrogate", dict(config)))
+        weighted = with_array(data, "surrogate_weights", gradients)
+        return self._pass(PassRequest(taken(weighted, "surrogate", config), "surrogate", dict(config)))
 
     def optim_step(self, params: AdamParams) -> Mapping[str, float]:
         """Make one update, and return its metrics."""
         found = self._result(self._service.optim_step(self.opened.model_id, self._next(), params))
         return dict(found.metrics)
 
-    def sampler(self, name: str) -> LocalSampler:
-        """Save the weights as they are under a name, and return a sampler of them."""
-        saved = self._result(self._service.save(self.opened.model_id, self._next(), name, SaveKind.SAMPLER))
-        return self._sampler(saved.path, None)
+    def export(self, name: str) -> str:
+        """Save the weights as they are for samplers, under a name, and return the path of the save."""
+        return self._saved(name, SaveKind.SAMPLER)
 
-    def base_sampler(self) -> LocalSampler:
-        """Return a sampler of the model that this one began as, without adapters."""
-        return self._sampler(None, self.opened.base_model)
+    def sampler(self, path: str | None) -> LocalSampler:
+        """Return a sampler of exported weights; None: of the model that this one began as, without adapters."""
+        self._samplers += 1
+        base = self.opened.base_model if path is None else None
+        found = self._service.create_sampler(self._session, self._samplers, path=path, base_model=base)
+        return LocalSampler(self._service, found)
 
     def save(self, name: str, *, optimizer: bool) -> str:
         """Save the weights, perhaps with the state of the optimizer, and return the path of the save."""
-        kind = SaveKind.STATE if optimizer else SaveKind.WEIGHTS
-        path: str = self._result(self._service.save(self.opened.model_id, self._next(), name, kind)).path
-        return path
+        return self._saved(name, SaveKind.STATE if optimizer else SaveKind.WEIGHTS)
+
+    def load(self, path: str) -> None:
+        """Take the weights and the state of the optimizer of a save."""
+        self._result(self._service.load(self.opened.model_id, self._next(), path, optimizer=True))
 
     def close(self) -> None:
         """End the session with the service."""
         self._service.finish_session(self._session)
 
-    def _sampler(self, path: str | None, base_model: str | None) -> LocalSampler:
-        self._samplers += 1
-        found = self._service.create_sampler(self._session, self._samplers, path=path, base_model=base_model)
-        return LocalSampler(self._service, found)
+    def _saved(self, name: str, kind: SaveKind) -> str:
+        path: str = self._result(self._service.save(self.opened.model_id, self._next(), name, kind)).path
+        return path
 
     def _pass(self, request: PassRequest) -> PassResult:
         found: PassResult = self._result(self._service.run_pass(self.opened.model_id, self._next(), request))

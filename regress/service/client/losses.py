@@ -76,7 +76,7 @@ def datum_values(part: LossTokens, objective: Objective) -> dict[str, Tensor]:
     return {"advantages": factor.float()} | ({} if old is None else {"logprobs": old})
 
 
-def entropy_coefficient(objective: Objective, weights: Tensor, wire: str, direct: bool) -> float | None:
+def entropy_coefficient(objective: Objective, weights: Tensor, wire: str) -> float | None:
     """Return the coefficient of each token's entropy in a sum over tokens; None without an entropy term.
 
     Args:
@@ -88,11 +88,10 @@ def entropy_coefficient(objective: Objective, weights: Tensor, wire: str, direct
     if objective.entropy_coef == 0.0:
         return None
     stated = f"algorithm.entropy_coef={objective.entropy_coef:g}"
-    if wire != "weaver" or not direct:
+    if wire != "weaver":
         raise ConfigError(
-            f"{stated} cannot be sent beside a loss that is computed here from log-probs alone; set "
-            "algorithm.entropy_coef=0, or an algorithm whose loss Weaver's protocol names (token-level ratios, no KL "
-            "in the loss)"
+            f"{stated} has no place in Tinker's protocol, whose losses are functions of log-probs alone; set "
+            "algorithm.entropy_coef=0 or service.train_service.backend=weaver"
         )
     if len(weights) and float(weights.min()) != float(weights.max()):
         raise ConfigError(

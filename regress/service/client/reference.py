@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -40,15 +40,19 @@ class LocalReference:
 
 
 class ServiceReference:
-    """Frozen model in a service, asked for the log-probs of whole sequences."""
+    """Frozen model in a service, asked for the log-probs of whole sequences.
 
-    def __init__(self, sampler: RemoteSampler) -> None:
+    Args:
+        sampler: returns the sampler of its weights.
+    """
+
+    def __init__(self, sampler: Callable[[], RemoteSampler]) -> None:
         self._sampler = sampler
 
     def log_probs(self, microbatches: Sequence[Microbatch]) -> list[Tensor]:
         """Return the reference log-probs of the loss tokens of each microbatch, ``[K]`` each."""
         prompts = [prompt for micro in microbatches for prompt in _sequences(micro)]
-        found = iter(self._sampler.prompt_logprobs(prompts))
+        found = iter(self._sampler().prompt_logprobs(prompts))
         return [
             loss_token_values(micro, [next(found)[1:] for _ in rows_of(micro)], torch.float32)
             for micro in microbatches

@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from transformers import PreTrainedTokenizerBase
 
-from regress.engine.rollout import SampledRollouts, Score, StreamKey
+from regress.engine.rollout import SampledRollouts, StreamKey
 from regress.engine.sampling import Completion, SamplingParams
 from regress.service.api import SamplingRequest, SamplingResult, ServiceError, as_int64
 from regress.service.client.backend import RemoteModel, RemoteSampler
@@ -32,7 +31,7 @@ class CurrentSampler:
         made = self._updates()
         if self._found is None or self._found[0] != made:
             name = f"step_{made:06d}" if made else "initial"
-            self._found = made, self._model.sampler(name)
+            self._found = made, self._model.sampler(self._model.export(name))
         return self._found[1]
 
 
@@ -46,15 +45,8 @@ class ServiceRolloutWorker(SampledRollouts):
     stream, so neither the order of the requests nor what else the service does changes it.
     """
 
-    def __init__(
-        self,
-        sampler: Callable[[], RemoteSampler],
-        tokenizer: PreTrainedTokenizerBase,
-        params: SamplingParams,
-        score: Score,
-        **settings: Any,
-    ) -> None:
-        super().__init__(tokenizer, params, score, **settings)
+    def __init__(self, sampler: Callable[[], RemoteSampler], **settings: Any) -> None:
+        super().__init__(**settings)
         self._sampler = sampler
 
     def complete(

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import PreTrainedTokenizerBase
 
-from regress.dump.recorder import Recorder
-from regress.engine import run
-from regress.engine.build import Places, Progress, RemoteParts, Run, assembled, rollout_recorder, step_meta
+from regress.engine import run, run_log
+from regress.engine.build import (
+    Dumping,
+    Places,
+    Progress,
+    RemoteParts,
+    Run,
+    assembled,
+    rollout_recorder,
+    step_meta,
+)
 from regress.engine.components import own_loss
 from regress.engine.config.rules import updates_per_rollout
 from regress.engine.config.schema import Config
@@ -36,6 +43,7 @@ from regress.service.client.dumps import RemoteDumps
 from regress.service.client.policy import RemotePolicy
 from regress.service.client.reference import LocalReference, Reference, ServiceReference
 from regress.service.client.rollout import CurrentSampler, ServiceRolloutWorker
+from regress.service.client.state import ServiceState
 from regress.service.client.trainer import RemoteAdamW, RemoteTrainer
 
 Connect = Callable[[Config], RemoteModel]
@@ -63,7 +71,14 @@ def train(
         return local.train(
             config, console, allow_change=allow_change, stop_after=stop_after, before_resume=before_resume
         )
-    return run.train(config, console, builder=partial(build, connect=connect), stop_after=stop_after)
+    return run.train(
+        config,
+        console,
+        allow_change=allow_change,
+        stop_after=stop_after,
+        builder=partial(build, connect=connect),
+        before_resume=before_resume,
+    )
 
 
 def build(
@@ -75,9 +90,12 @@ def build(
     resumed: Places | None = None,
     connect: Connect = connect,
 ) -> Run:
-    """Build the parts of a run, with the model created in the service before all that depends on it."""
+    """Build the parts of a run, with the model created in the service before all that depends on it.
+
+    A run that goes on from a checkpoint (``resumed`` is not None) continues its dumps.
+    """
     world = world or SingleProcess()
-    dumps = RemoteDumps(config)
+    dumps = RemoteDumps(config, (resumed or {}).get("debug"))
     model = connect(config)
     resources.callback(model.close)
     material = make_material(_with_tokenizer(config, model))
@@ -95,19 +113,21 @@ def build(
         ),
     )
     meta = step_meta(origin, prompts)
-    recorders: dict[str, Recorder] = {}
+    recorders: dict[str, Dumping] = {} if dumps.folder is None else {"debug": dumps}
     if config.rollout_mock.enable and config.rollout_mock.mode == "dump":
-        rollouts = rollout_recorder(config, origin, world, None)
+        rollouts = rollout_recorder(config, origin, world, (resumed or {}).get("rollout_mock"))
         worker = resources.enter_context(RecordingWorker(worker, rollouts, meta, world))
         recorders["rollout_mock"] = rollouts
+    run_log.sampled_hotter(config.rollout_worker.temperature)
     policy, optimizer = RemotePolicy(model), RemoteAdamW(config.optimizer)
     scheduler: LRScheduler = build_scheduler(
         optimizer, config.optimizer, updates=config.max_steps * updates_per_rollout(config)
     )
+    state = ServiceState(model)
     trainer = RemoteTrainer(
         config=config,
         policy=policy,
-        reference=_reference(config, model, tokenizer, world),
+        reference=_reference(config, state, tokenizer, world),
         optimizer=optimizer,
         scheduler=scheduler,
         worker=worker,
@@ -118,7 +138,7 @@ def build(
         dumps=dumps,
     )
     made.append(trainer)
-    remote = RemoteParts(dumps.folder, partial(_save, model))
+    remote = RemoteParts(dumps.folder, state.finish, state.save, state.restore)
     return replace(assembled(trainer, material, None, recorders, resources), remote=remote)
 
 
@@ -140,7 +160,7 @@ def _with_tokenizer(config: Config, model: RemoteModel) -> Config:
 
 
 def _reference(
-    config: Config, model: RemoteModel, tokenizer: PreTrainedTokenizerBase, world: World
+    config: Config, state: ServiceState, tokenizer: PreTrainedTokenizerBase, world: World
 ) -> Reference | None:
     """Return the reference of the KL term: the model of ``reference.path`` here, or weights that the service keeps."""
     if not config.algorithm.needs_reference:
@@ -149,15 +169,7 @@ def _reference(
         frozen = reference_model(config, tokenizer).requires_grad_(False)
         policy: LocalPolicy = world.policy(frozen, log_prob_chunk_size=config.batching.log_prob_chunk_size)
         return LocalReference(policy)
-    without = config.reference.without_adapter
-    return ServiceReference(model.base_sampler() if without else model.sampler("reference"))
-
-
-def _save(model: RemoteModel) -> Mapping[str, Any]:
-    path = model.save("final", optimizer=False)
-    return {
-        "wire": model.wire,
-        "model_id": model.opened.model_id,
-        "base_model": model.opened.base_model,
-        "path": path,
-    }
+    if config.reference.without_adapter:
+        return ServiceReference(lambda: state.model.sampler(None))
+    state.reference()  # the weights as they are before the first update
+    return ServiceReference(state.reference)

@@ -68,24 +68,28 @@ class TinkerModel:
 
     def optim_step(self, params: AdamParams) -> Mapping[str, float]:
         """Make one update, and return its metrics."""
-        body = {"model_id": self.opened.model_id, "seq_id": self._next(), "adam_params": dict(vars(params))}
-        found = self._future("optim_step", body).json()
+        found = self._numbered("optim_step", adam_params=dict(vars(params)))
         return {str(name): float(value) for name, value in (found.get("metrics") or {}).items()}
 
-    def sampler(self, name: str) -> TinkerSampler:
-        """Save the weights as they are under a name, and return a sampler of them."""
-        body = {"model_id": self.opened.model_id, "seq_id": self._next(), "path": name}
-        path = self._future("save_weights_for_sampler", body).json()["path"]
-        return self._sampler({"model_path": path})
+    def export(self, name: str) -> str:
+        """Save the weights as they are for samplers, under a name, and return the path of the save."""
+        return str(self._numbered("save_weights_for_sampler", path=name)["path"])
 
-    def base_sampler(self) -> TinkerSampler:
-        """Return a sampler of the model that this one began as, without adapters."""
-        return self._sampler({"base_model": self.opened.base_model})
+    def sampler(self, path: str | None) -> TinkerSampler:
+        """Return a sampler of exported weights; None: of the model that this one began as, without adapters."""
+        self._samplers += 1
+        of = {"base_model": self.opened.base_model} if path is None else {"model_path": path}
+        body = {"session_id": self.session, "sampling_session_seq_id": self._samplers, **of}
+        body["type"] = "create_sampling_session"
+        return TinkerSampler(self, str(self.post("create_sampling_session", body)["sampling_session_id"]))
 
     def save(self, name: str, *, optimizer: bool) -> str:
         """Save the weights with the state of the optimizer, which this protocol always keeps with them."""
-        body = {"model_id": self.opened.model_id, "seq_id": self._next(), "path": name}
-        return str(self._future("save_weights", body).json()["path"])
+        return str(self._numbered("save_weights", path=name)["path"])
+
+    def load(self, path: str) -> None:
+        """Take the weights and the state of the optimizer of a save."""
+        self._numbered("load_weights", path=path, optimizer=True)
 
     def close(self) -> None:
         """End the session with the service; nothing that was saved is lost."""
@@ -143,12 +147,6 @@ class TinkerModel:
         info = self.post("get_info", {"model_id": model_id, "type": "get_info"})
         return Opened(model_id, base, (info.get("model_data") or {}).get("tokenizer_id"))
 
-    def _sampler(self, of: Mapping[str, Any]) -> TinkerSampler:
-        self._samplers += 1
-        body = {"session_id": self.session, "sampling_session_seq_id": self._samplers, **of}
-        body["type"] = "create_sampling_session"
-        return TinkerSampler(self, str(self.post("create_sampling_session", body)["sampling_session_id"]))
-
     def _cross_entropy(
         self, data: Sequence[Datum], weights: Sequence[Array], *, forward_only: bool = False
     ) -> PassResult:
@@ -174,6 +172,12 @@ class TinkerModel:
             f"{API}/forward_backward", content=body, headers=headers, repeatable=True
         ).json()
         return pass_result(self.retrieve(future).content, data)
+
+    def _numbered(self, route: str, **fields: Any) -> Mapping[str, Any]:
+        """Return the reply to the next training request of the model."""
+        body = {"model_id": self.opened.model_id, "seq_id": self._next(), **fields}
+        found: Mapping[str, Any] = self._future(route, body).json()
+        return found
 
     def _future(self, path: str, body: Mapping[str, Any]) -> Reply:
         posted = self.http.post(f"{API}/{path}", body, repeatable="seq_id" in body).json()

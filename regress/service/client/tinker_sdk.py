@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -18,22 +17,20 @@ from regress.service.api import (
     SamplingResult,
 )
 from regress.service.client.backend import LossConfig, Opened
-from regress.service.client.sdk import told
+from regress.service.client.sdk import SdkModel, SdkSampler, told
 from regress.service.client.settings import Endpoint
 from regress.service.client.tinker import RATIO_INPUTS
 from regress.service.client.waiting import only_one
 
 
-class TinkerSdkModel:
+class TinkerSdkModel(SdkModel):
     """Model that Tinker's SDK talks to."""
 
     wire = "tinker"
 
     def __init__(self, endpoint: Endpoint) -> None:
-        self._sdk: Any = import_module("tinker")
-        self._endpoint = endpoint
+        super().__init__(endpoint, "tinker")
         with told(endpoint):
-            self._service = self._sdk.ServiceClient(base_url=endpoint.base_url, api_key=endpoint.api_key)
             base = endpoint.base_model
             if base is None:
                 offered = self._service.get_server_capabilities().supported_models
@@ -75,24 +72,26 @@ class TinkerSdkModel:
             found = self._training.optim_step(self._sdk.AdamParams(**vars(params))).result()
         return {str(name): float(value) for name, value in (found.metrics or {}).items()}
 
-    def sampler(self, name: str) -> TinkerSdkSampler:
-        """Save the weights as they are under a name, and return a sampler of them."""
+    def export(self, name: str) -> str:
+        """Save the weights as they are for samplers, under a name, and return the path of the save."""
         with told(self._endpoint):
-            path = self._training.save_weights_for_sampler(name=name).result().path
-            return TinkerSdkSampler(
-                self._service.create_sampling_client(model_path=path), self._sdk, self._endpoint
-            )
+            return str(self._training.save_weights_for_sampler(name=name).result().path)
 
-    def base_sampler(self) -> TinkerSdkSampler:
-        """Return a sampler of the model that this one began as, without adapters."""
+    def sampler(self, path: str | None) -> TinkerSdkSampler:
+        """Return a sampler of exported weights; None: of the model that this one began as, without adapters."""
+        of = {"base_model": self.opened.base_model} if path is None else {"model_path": path}
         with told(self._endpoint):
-            client = self._service.create_sampling_client(base_model=self.opened.base_model)
-        return TinkerSdkSampler(client, self._sdk, self._endpoint)
+            return TinkerSdkSampler(self._service.create_sampling_client(**of), self._types, self._endpoint)
 
     def save(self, name: str, *, optimizer: bool) -> str:
         """Save the weights with the state of the optimizer, which this protocol always keeps with them."""
         with told(self._endpoint):
             return str(self._training.save_state(name).result().path)
+
+    def load(self, path: str) -> None:
+        """Take the weights and the state of the optimizer of a save."""
+        with told(self._endpoint):
+            self._training.load_state_with_optimizer(path).result()
 
     def close(self) -> None:
         """End the session with the service; nothing that was saved is lost."""
@@ -111,7 +110,7 @@ class TinkerSdkModel:
         ]
 
     def _datum(self, tokens: Array, inputs: Mapping[str, Array]) -> Any:
-        types = self._sdk.types
+        types = self._types
         tensors = {
             name: types.TensorData(
                 data=values.tolist(),
@@ -132,55 +131,22 @@ class TinkerSdkModel:
         return PassResult(outputs, {k: float(v) for k, v in found.metrics.items()}, [d.id for d in data])
 
 
-class TinkerSdkSampler:
+class TinkerSdkSampler(SdkSampler):
     """Sampler that Tinker's SDK talks to."""
 
-    def __init__(self, client: Any, sdk: Any, endpoint: Endpoint) -> None:
-        self._client, self._sdk, self._endpoint = client, sdk, endpoint
+    def sampled(self, result: Any, request: SamplingRequest) -> SamplingResult:
+        """Return the completions of a result of the SDK."""
+        sequences = [
+            SampledSequence(
+                np.asarray(one.tokens, np.int64),
+                np.asarray(one.logprobs or [], np.float32),
+                "",
+                "length" if one.stop_reason == "length" else "stop",
+            )
+            for one in result.sequences
+        ]
+        return SamplingResult(sequences, None, -1, request.seed or 0)
 
-    def sample(self, requests: Sequence[SamplingRequest]) -> list[SamplingResult]:
-        """Return the completions of each request; the service works on all of them at once."""
-        with told(self._endpoint):
-            futures = [self._post(request) for request in requests]
-            found = [future.result() for future in futures]
-        return [_sampled(result, request.seed or 0) for result, request in zip(found, requests, strict=True)]
-
-    def prompt_logprobs(self, prompts: Sequence[Array]) -> list[Array]:
-        """Return the ``[P]`` log-probs of each prompt's tokens, NaN first."""
-        types = self._sdk.types
-        with told(self._endpoint):
-            futures = [
-                self._client.compute_logprobs(types.ModelInput.from_ints(prompt.tolist()))
-                for prompt in prompts
-            ]
-            found = [future.result() for future in futures]
-        return [np.asarray([np.nan if v is None else v for v in values], np.float32) for values in found]
-
-    def _post(self, request: SamplingRequest) -> Any:
-        types = self._sdk.types
-        params = types.SamplingParams(
-            max_tokens=request.max_tokens,
-            temperature=request.temperature,
-            top_p=request.top_p,
-            top_k=request.top_k,
-            seed=request.seed,
-        )
-        return self._client.sample(
-            prompt=types.ModelInput.from_ints(request.prompt.tolist()),
-            num_samples=request.count,
-            sampling_params=params,
-            include_prompt_logprobs=request.prompt_logprobs,
-        )
-
-
-def _sampled(found: Any, seed: int) -> SamplingResult:
-    sequences = [
-        SampledSequence(
-            np.asarray(one.tokens, np.int64),
-            np.asarray(one.logprobs or [], np.float32),
-            "",
-            "length" if one.stop_reason == "length" else "stop",
-        )
-        for one in found.sequences
-    ]
-    return SamplingResult(sequences, None, -1, seed)
+    def scored(self, prompts: Sequence[Any]) -> list[Sequence[float | None]]:
+        """Return the log-probs of prompts in the SDK's form."""
+        return [future.result() for future in [self._client.compute_logprobs(prompt) for prompt in prompts]]

@@ -11,6 +11,7 @@ import torch
 from torch.optim import Optimizer
 
 from regress.dump.requests import requested
+from regress.dump.trajectory import Trajectory
 from regress.engine.config.schema import OptimizerConfig
 from regress.engine.metrics import Values
 from regress.engine.passes import accumulate
@@ -76,6 +77,13 @@ class RemoteTrainer(Trainer):
             self.dumps.prepared(step, work)
         return work
 
+    def _laid_out(self, trajectories: Sequence[Trajectory], masks: Sequence[Sequence[int]]) -> MiniBatch:
+        """Lay a mini-batch out; log-probs of the sampler at another temperature are no values of the policy's."""
+        mini = super()._laid_out(trajectories, masks)
+        if self.config.rollout_worker.temperature == 1.0:
+            return mini
+        return replace(mini, tokens=replace(mini.tokens, sampler_log_probs=None))
+
     def _train_step(self, mini: MiniBatch) -> StepOutcome:
         """Make one optimizer update in the service.
 
@@ -85,7 +93,7 @@ class RemoteTrainer(Trainer):
         """
         objective = self.config.algorithm
         direct = wire_loss(objective, own_loss=objective.loss_function is not None)
-        settings = self._settings(mini, direct is not None)
+        settings = self._settings(mini)
         sent: list[tuple[Sequence[Datum], PassResult]] = []
         update = RemoteUpdate(
             self.policy,
@@ -116,7 +124,7 @@ class RemoteTrainer(Trainer):
         self.optimizer.step()  # for the schedule
         loss, terms = part.loss, part.terms
         if objective.entropy_coef:
-            loss, terms = _with_entropy(loss, terms, result)
+            loss, terms = _with_entropy(loss, terms, data, result, direct=direct is not None)
         outcome = StepOutcome(loss, _grad_norm(metrics), part.metrics, terms=terms)
         if self.dumps is not None:
             own = {"loss": part.loss, **{key: metric.value for key, metric in part.metrics.items()}}
@@ -129,13 +137,13 @@ class RemoteTrainer(Trainer):
             loss=loss, config=settings, adam=vars(params), temperature=self.config.rollout_worker.temperature
         )
 
-    def _settings(self, mini: MiniBatch, direct: bool) -> dict[str, float | bool]:
+    def _settings(self, mini: MiniBatch) -> dict[str, float | bool]:
         """Return what the loss is asked besides its own settings."""
         assert mini.tokens.weights is not None
         wire = self.policy.model.wire
         settings: dict[str, float | bool] = {}
         own = mini.tokens.weights if mini.tokens.entropy_weights is None else mini.tokens.entropy_weights
-        coefficient = entropy_coefficient(self.config.algorithm, own, wire, direct)
+        coefficient = entropy_coefficient(self.config.algorithm, own, wire)
         if coefficient is not None:
             settings["entropy_coeff"] = coefficient
         if wire == "weaver" and self.config.debug.enable_data_dump:
@@ -144,11 +152,18 @@ class RemoteTrainer(Trainer):
 
 
 def _with_entropy(
-    own: float, terms: Mapping[str, float], result: PassResult
+    own: float, terms: Mapping[str, float], data: Sequence[Datum], result: PassResult, *, direct: bool
 ) -> tuple[float, dict[str, float]]:
-    """Return the loss with its entropy term, which the service alone can tell: its loss less ours."""
-    whole = result.metrics.get("loss:sum", math.nan)
-    return whole, {**terms, "entropy": whole - own}
+    """Return the loss with its entropy term, which the service alone can tell: its loss less what else is in it."""
+    besides = own if direct else _surrogate(data, result)
+    entropy = result.metrics.get("loss:sum", math.nan) - besides
+    return own + entropy, {**terms, "entropy": entropy}
+
+
+def _surrogate(data: Sequence[Datum], result: PassResult) -> float:
+    """Return the custom loss as the service computes it: the sum of log-probs times their weights."""
+    pairs = zip(data, result.outputs, strict=True)
+    return math.fsum(float(datum.inputs["surrogate_weights"] @ out["logprobs"]) for datum, out in pairs)
 
 
 def _grad_norm(metrics: Mapping[str, float]) -> float:

@@ -21,6 +21,7 @@ from regress.service.api import (
     ServiceError,
 )
 from regress.service.client.backend import LossConfig, Opened
+from regress.service.client.inputs import taken, with_array
 from regress.service.client.settings import Endpoint
 from regress.service.client.transport import Transport
 from regress.service.client.waiting import Deadline, only_one
@@ -29,13 +30,6 @@ API = "/api/v1"
 POLL = 0.005
 SLOWEST_POLL = 0.5
 HEARTBEAT = 30.0
-INPUTS = {
-    "forward_logprob": ("target_tokens",),
-    "surrogate": ("target_tokens", "surrogate_weights"),
-    "cross_entropy": ("target_tokens", "weights"),
-}
-"""Arrays that a loss takes; the losses of ratios take target_tokens, logprobs, loss_mask and advantages."""
-RATIO_INPUTS = ("target_tokens", "logprobs", "loss_mask", "advantages")
 
 
 class WeaverModel:
@@ -62,13 +56,11 @@ class WeaverModel:
 
     def forward_backward(self, data: Sequence[Datum], loss: str, config: LossConfig) -> PassResult:
         """Add the gradient of a loss that the service knows to those since the last step."""
-        if loss == "cross_entropy":
-            data = with_weights(data, "weights", [datum.inputs["advantages"] for datum in data])
         return self._pass("forward_backward", data, loss, config)
 
     def backward(self, data: Sequence[Datum], gradients: Sequence[Array], config: LossConfig) -> PassResult:
         """Add the gradient of a loss whose derivative by each log-prob is given, ``[T]`` a datum."""
-        weighted = with_weights(data, "surrogate_weights", gradients)
+        weighted = with_array(data, "surrogate_weights", gradients)
         return self._pass("forward_backward", weighted, "surrogate", config)
 
     def optim_step(self, params: AdamParams) -> Mapping[str, float]:
@@ -77,16 +69,21 @@ class WeaverModel:
         found = self._done(self._post(f"{self._path}/optimizer-steps", {"payload": body}))
         return numbers(inner(found).get("metrics") or {})
 
-    def sampler(self, name: str) -> WeaverSampler:
-        """Save the weights as they are under a name, and return a sampler of them."""
+    def export(self, name: str) -> str:
+        """Save the weights as they are for samplers, under a name, and return the path of the save."""
         found = self._done(self._post(f"{self._path}/export-sampler", {"seq_id": self._next(), "path": name}))
-        told = inner(found)
-        path = told.get("model_path") or told.get("path")
-        return self._sampler({"model_path": path, "model_id": self.opened.model_id})
+        return exported(found)
 
-    def base_sampler(self) -> WeaverSampler:
-        """Return a sampler of the model that this one began as, without adapters."""
-        return self._sampler({})
+    def sampler(self, path: str | None) -> WeaverSampler:
+        """Return a sampler of exported weights; None: of the model that this one began as, without adapters."""
+        self._samplers += 1
+        of = {} if path is None else {"model_path": path, "model_id": model_of(path) or self.opened.model_id}
+        body = {"sampling_session_seq_id": self._samplers, "base_model": self.opened.base_model, **of}
+        found = self.http.post(f"{API}/sessions/{self.session}/sampling-sessions", body).json()
+        if "sync_operation" in found:
+            self._done(found["sync_operation"])
+            found = found["sampling_session"]
+        return WeaverSampler(self, str(found["id"]))
 
     def save(self, name: str, *, optimizer: bool) -> str:
         """Save the weights, perhaps with the state of the optimizer, and return the path of the save."""
@@ -94,6 +91,10 @@ class WeaverModel:
         return str(
             inner(self._done(self._post(f"{self._path}/checkpoints", {"type": kind, "name": name})))["path"]
         )
+
+    def load(self, path: str) -> None:
+        """Take the weights and the state of the optimizer of a save."""
+        self._done(self._post(f"{self._path}/load", {"path": path, "include_optimizer": True}))
 
     def close(self) -> None:
         """End the session with the service; nothing that was saved is lost."""
@@ -115,18 +116,8 @@ class WeaverModel:
         found = self.http.post(f"{API}/sessions/{self.session}/models", body).json()
         return Opened(str(found["id"]), str(found.get("base_model") or base), found.get("tokenizer_path"))
 
-    def _sampler(self, of: Mapping[str, Any]) -> WeaverSampler:
-        self._samplers += 1
-        body = {"sampling_session_seq_id": self._samplers, "base_model": self.opened.base_model, **of}
-        found = self.http.post(f"{API}/sessions/{self.session}/sampling-sessions", body).json()
-        if "sync_operation" in found:
-            self._done(found["sync_operation"])
-            found = found["sampling_session"]
-        return WeaverSampler(self, str(found["id"]))
-
     def _pass(self, kind: str, data: Sequence[Datum], loss: str, config: LossConfig) -> PassResult:
-        names = INPUTS.get(loss, RATIO_INPUTS)
-        given: dict[str, Any] = {"loss_fn": loss, "data": [_datum(datum, names) for datum in data]}
+        given: dict[str, Any] = {"loss_fn": loss, "data": [_datum(d) for d in taken(data, loss, config)]}
         if config:
             given["loss_fn_config"] = dict(config)
         body: dict[str, Any] = {
@@ -204,14 +195,6 @@ class WeaverSampler:
         return [np.asarray([np.nan if v is None else v for v in values], np.float32) for values in found]
 
 
-def with_weights(data: Sequence[Datum], name: str, weights: Sequence[Array]) -> list[Datum]:
-    """Return datums with an array of weights, ``[T]`` each."""
-    return [
-        Datum(datum.tokens, {**datum.inputs, name: values}, datum.id)
-        for datum, values in zip(data, weights, strict=True)
-    ]
-
-
 def outputs_of(found: Sequence[Mapping[str, Any]]) -> list[dict[str, Array]]:
     """Return the arrays of each datum's output; its id is none."""
     return [
@@ -230,17 +213,26 @@ def inner(response: Mapping[str, Any]) -> Mapping[str, Any]:
     return found
 
 
+def exported(response: Mapping[str, Any]) -> str:
+    """Return the path of weights that were exported for samplers."""
+    told = inner(response)
+    return str(told.get("model_path") or told["path"])
+
+
+def model_of(path: str) -> str:
+    """Return the id of the model whose save a path ``weaver://<model>/checkpoints/<name>`` is."""
+    return path.partition("://")[2].partition("/")[0]
+
+
 def _chunks(tokens: Array) -> dict[str, Any]:
     return {"chunks": [{"type": "encoded_text", "tokens": tokens.tolist()}]}
 
 
-def _datum(datum: Datum, names: Sequence[str]) -> dict[str, Any]:
+def _datum(datum: Datum) -> dict[str, Any]:
     inputs = {}
-    for name in names:
-        if name in datum.inputs:
-            values = datum.inputs[name]
-            dtype = "int64" if name == "target_tokens" else "float32"
-            inputs[name] = {"data": values.astype(dtype).tolist(), "dtype": dtype}
+    for name, values in datum.inputs.items():
+        dtype = "int64" if name == "target_tokens" else "float32"
+        inputs[name] = {"data": values.astype(dtype).tolist(), "dtype": dtype}
     found: dict[str, Any] = {"model_input": _chunks(datum.tokens), "loss_fn_inputs": inputs}
     return found if datum.id is None else {**found, "datum_id": datum.id}
 

@@ -3,38 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
 from typing import Any
 
-import numpy as np
-
+from regress.errors import ConfigError
 from regress.service.api import AdamParams, Array, Datum, PassResult, SamplingRequest, SamplingResult
 from regress.service.client.backend import LossConfig, Opened
-from regress.service.client.sdk import told
+from regress.service.client.inputs import taken, with_array
+from regress.service.client.sdk import SdkModel, SdkSampler, told
 from regress.service.client.settings import Endpoint
 from regress.service.client.waiting import only_one
 from regress.service.client.weaver import (
-    INPUTS,
-    RATIO_INPUTS,
+    exported,
     inner,
+    model_of,
     numbers,
     outputs_of,
     sampled,
-    with_weights,
 )
 
 
-class WeaverSdkModel:
+class WeaverSdkModel(SdkModel):
     """Model that Weaver's SDK talks to."""
 
     wire = "weaver"
 
     def __init__(self, endpoint: Endpoint) -> None:
-        sdk = import_module("weaver")
-        self._types: Any = sdk.types
-        self._endpoint = endpoint
+        super().__init__(endpoint, "weaver")
         with told(endpoint):
-            self._service = sdk.ServiceClient(base_url=endpoint.base_url, api_key=endpoint.api_key)
             self._service.connect()
             base = endpoint.base_model or only_one(
                 [str(name) for name in self._service.list_supported_models()], endpoint
@@ -49,17 +44,21 @@ class WeaverSdkModel:
 
     def forward(self, data: Sequence[Datum]) -> PassResult:
         """Return the log-probs of the targets, without a gradient."""
-        return self._pass(self._training.forward, data, "forward_logprob", {})
+        call = getattr(self._training, "forward", None)
+        if call is None:
+            raise ConfigError(
+                "the installed nex-weaver has no forward pass, which log-probs before an update and losses computed "
+                "here need; install a later one, or set service.weaver_service.client=own"
+            )
+        return self._pass(call, data, "forward_logprob", {})
 
     def forward_backward(self, data: Sequence[Datum], loss: str, config: LossConfig) -> PassResult:
         """Add the gradient of a loss that the service knows to those since the last step."""
-        if loss == "cross_entropy":
-            data = with_weights(data, "weights", [datum.inputs["advantages"] for datum in data])
         return self._pass(self._training.forward_backward, data, loss, config)
 
     def backward(self, data: Sequence[Datum], gradients: Sequence[Array], config: LossConfig) -> PassResult:
         """Add the gradient of a loss whose derivative by each log-prob is given, ``[T]`` a datum."""
-        weighted = with_weights(data, "surrogate_weights", gradients)
+        weighted = with_array(data, "surrogate_weights", gradients)
         return self._pass(self._training.forward_backward, weighted, "surrogate", config)
 
     def optim_step(self, params: AdamParams) -> Mapping[str, float]:
@@ -68,16 +67,18 @@ class WeaverSdkModel:
             found = self._training.optim_step(self._types.AdamParams(**vars(params)), wait=True)
         return numbers(inner(found).get("metrics") or {})
 
-    def sampler(self, name: str) -> WeaverSdkSampler:
-        """Save the weights as they are under a name, and return a sampler of them."""
+    def export(self, name: str) -> str:
+        """Save the weights as they are for samplers, under a name, and return the path of the save."""
         with told(self._endpoint):
             path = self._training.save_weights_for_sampler(name=name)
-        found = path if isinstance(path, str) else inner(path).get("model_path") or inner(path)["path"]
-        return self._sampler(model_path=found, model_id=self.opened.model_id)
+        return path if isinstance(path, str) else exported(path)
 
-    def base_sampler(self) -> WeaverSdkSampler:
-        """Return a sampler of the model that this one began as, without adapters."""
-        return self._sampler()
+    def sampler(self, path: str | None) -> WeaverSdkSampler:
+        """Return a sampler of exported weights; None: of the model that this one began as, without adapters."""
+        of = {} if path is None else {"model_path": path, "model_id": model_of(path) or self.opened.model_id}
+        with told(self._endpoint):
+            client = self._service.create_sampling_client(base_model=self.opened.base_model, **of)
+        return WeaverSdkSampler(client, self._types, self._endpoint)
 
     def save(self, name: str, *, optimizer: bool) -> str:
         """Save the weights with the state of the optimizer, and return the path of the save."""
@@ -85,25 +86,25 @@ class WeaverSdkModel:
             found = self._training.save_state(name=name)
         return str(getattr(found, "path", None) or inner(found)["path"])
 
+    def load(self, path: str) -> None:
+        """Take the weights and the state of the optimizer of a save."""
+        with told(self._endpoint):
+            self._training.load_state_with_optimizer(path, wait=True)
+
     def close(self) -> None:
         """End the session with the service; nothing that was saved is lost."""
         self._service.close()
 
-    def _sampler(self, **of: Any) -> WeaverSdkSampler:
-        with told(self._endpoint):
-            client = self._service.create_sampling_client(base_model=self.opened.base_model, **of)
-        return WeaverSdkSampler(client, self._types, self._endpoint)
-
     def _pass(
         self, call: Callable[..., Any], data: Sequence[Datum], loss: str, config: LossConfig
     ) -> PassResult:
-        types, names = self._types, INPUTS.get(loss, RATIO_INPUTS)
+        types = self._types
         sent = [
             types.Datum(
                 model_input=types.ModelInput.from_ints(datum.tokens.tolist()),
-                loss_fn_inputs={name: datum.inputs[name] for name in names if name in datum.inputs},
+                loss_fn_inputs=dict(datum.inputs),
             )
-            for datum in data
+            for datum in taken(data, loss, config)
         ]
         with told(self._endpoint):
             found = inner(call(sent, loss, loss_fn_config=dict(config) or None, wait=True))
@@ -111,40 +112,15 @@ class WeaverSdkModel:
         return PassResult(outputs, numbers(found.get("metrics") or {}), [d.id for d in data])
 
 
-class WeaverSdkSampler:
+class WeaverSdkSampler(SdkSampler):
     """Sampler that Weaver's SDK talks to."""
 
-    def __init__(self, client: Any, types: Any, endpoint: Endpoint) -> None:
-        self._client, self._types, self._endpoint = client, types, endpoint
+    posting = {"wait": False}
 
-    def sample(self, requests: Sequence[SamplingRequest]) -> list[SamplingResult]:
-        """Return the completions of each request; the service works on all of them at once."""
-        with told(self._endpoint):
-            handles = [self._post(request) for request in requests]
-            found = [inner(handle.result()) for handle in handles]
-        return [sampled(result, request) for result, request in zip(found, requests, strict=True)]
+    def sampled(self, result: Any, request: SamplingRequest) -> SamplingResult:
+        """Return the completions of a result of the SDK."""
+        return sampled(inner(result), request)
 
-    def prompt_logprobs(self, prompts: Sequence[Array]) -> list[Array]:
-        """Return the ``[P]`` log-probs of each prompt's tokens, NaN first."""
-        with told(self._endpoint):
-            found = [
-                self._client.compute_logprobs(prompt=self._types.ModelInput.from_ints(prompt.tolist()))
-                for prompt in prompts
-            ]
-        return [np.asarray([np.nan if v is None else v for v in values], np.float32) for values in found]
-
-    def _post(self, request: SamplingRequest) -> Any:
-        params = self._types.SamplingParams(
-            max_tokens=request.max_tokens,
-            temperature=request.temperature,
-            top_p=request.top_p,
-            top_k=request.top_k,
-            seed=request.seed,
-        )
-        return self._client.sample(
-            prompt=self._types.ModelInput.from_ints(request.prompt.tolist()),
-            num_samples=request.count,
-            sampling_params=params,
-            include_prompt_logprobs=request.prompt_logprobs,
-            wait=False,
-        )
+    def scored(self, prompts: Sequence[Any]) -> list[Sequence[float | None]]:
+        """Return the log-probs of prompts in the SDK's form."""
+        return [self._client.compute_logprobs(prompt=prompt) for prompt in prompts]

@@ -36,11 +36,14 @@ class Admission:
         self._queue(self._state.lane(model_id), ticket)
         return ticket.shown()
 
-    def submit(self, lane_id: str, seq: int | None, job: Job, content: Content) -> Operation:
+    def submit(
+        self, lane_id: str, seq: int | None, job: Job, content: Content, number: int | None = None
+    ) -> Operation:
         """Queue a request.
 
         Args:
             content: content of the job.
+            number: number of the request that orders nothing.
 
         Raises:
             ServiceError: there is no such model or sampler, the queue is full, or the number cannot be.
@@ -51,6 +54,11 @@ class Admission:
             known = lane.known(seq)
             if known is not None:
                 return self._known(ticket, known)
+        if number is not None:
+            ticket.number = number
+            earlier = self._state.ledger.numbers.get((lane_id, number))
+            if earlier is not None:
+                return self._known(ticket, Known(earlier, self._state.ledger.operations[earlier].digest))
         self.require_open()
         if seq is not None:
             try:
@@ -125,8 +133,9 @@ class Admission:
         if known.digest == ticket.digest:
             found = self._state.operation(known.operation)
             return found if isinstance(found, Operation) else found.shown()
-        what = "another model" if ticket.seq is None else "a request with other content"
-        number = ticket.lane if ticket.seq is None else f"seq_id {ticket.seq} of {ticket.lane}"
+        used = ticket.number if ticket.seq is None else ticket.seq
+        what = "another model" if used is None else "a request with other content"
+        number = ticket.lane if used is None else f"seq_id {used} of {ticket.lane}"
         error = ServiceError(
             f"{number} was used for {what}, which it remains; give each request a number of its own",
             code="conflict",
@@ -140,7 +149,7 @@ class Admission:
 
     def _failed(self, ticket: Ticket, error: ServiceError) -> Operation:
         """Return an operation that has failed, and has spent no number."""
-        ticket.seq = None
+        ticket.seq = ticket.number = None
         self._state.accept(ticket)
         self._state.end(ticket, None, error)
         return ticket.shown()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 from regress.service.api import (
     AdamParams,
@@ -73,35 +73,38 @@ class CreateModel:
 
 
 @dataclass(frozen=True)
-class RunPass:
-    """Forward pass, with a backward pass unless it is forward only."""
+class ModelCall:
+    """Call of a method by which a model is trained: a pass or an optimizer step."""
 
-    request: PassRequest
+    method: Literal["run_pass", "optim_step"]
+    argument: PassRequest | AdamParams
 
     @property
     def kind(self) -> str:
-        return "forward" if self.request.forward_only else "forward_backward"
+        if isinstance(self.argument, AdamParams):
+            return "optim_step"
+        return "forward" if self.argument.forward_only else "forward_backward"
 
     @property
     def mutates(self) -> bool:
-        return not self.request.forward_only
+        return self.kind != "forward"
 
     def run(self, hosted: Hosted, ticket: Ticket) -> Outcome:
         model = hosted.model(ticket.lane)
-        return Outcome(hosted.call("run_pass", model.id, self.request, hosted.where(ticket)))
+        return Outcome(hosted.call(self.method, model.id, self.argument, hosted.where(ticket)))
 
 
 @dataclass(frozen=True)
-class OptimStep:
-    """Optimizer step."""
+class SamplerCall:
+    """Call of a method of a sampler."""
 
-    kind: ClassVar[str] = "optim_step"
-    mutates: ClassVar[bool] = True
-    params: AdamParams
+    mutates: ClassVar[bool] = False
+    kind: Literal["sample", "prompt_logprobs"]
+    argument: SamplingRequest | Array
 
     def run(self, hosted: Hosted, ticket: Ticket) -> Outcome:
-        model = hosted.model(ticket.lane)
-        return Outcome(hosted.call("optim_step", model.id, self.params, hosted.where(ticket)))
+        hosted.sampler(ticket.lane)
+        return Outcome(hosted.call(self.kind, ticket.lane, self.argument))
 
 
 @dataclass(frozen=True)
@@ -169,54 +172,19 @@ class Load:
 
 
 @dataclass(frozen=True)
-class CloseModel:
-    """End of a model; its saves stay."""
+class Close:
+    """End of a model, whose saves stay, or of a sampler."""
 
-    kind: ClassVar[str] = "close_model"
     mutates: ClassVar[bool] = False
+    kind: Literal["close_model", "close_sampler"]
 
     def run(self, hosted: Hosted, ticket: Ticket) -> Outcome:
+        if self.kind == "close_sampler":
+            hosted.close_sampler(ticket.lane)
+            return Outcome(None, [{"is": "sampler_closed", "id": ticket.lane}])
         hosted.close_model(ticket.lane)
         known = ticket.lane in hosted.ledger.models
         return Outcome(None, [{"is": "model_closed", "id": ticket.lane}] if known else [])
-
-
-@dataclass(frozen=True)
-class Sample:
-    """Completions of a prompt."""
-
-    kind: ClassVar[str] = "sample"
-    mutates: ClassVar[bool] = False
-    request: SamplingRequest
-
-    def run(self, hosted: Hosted, ticket: Ticket) -> Outcome:
-        hosted.sampler(ticket.lane)
-        return Outcome(hosted.call("sample", ticket.lane, self.request))
-
-
-@dataclass(frozen=True)
-class PromptLogprobs:
-    """Log-probs of a prompt's tokens."""
-
-    kind: ClassVar[str] = "prompt_logprobs"
-    mutates: ClassVar[bool] = False
-    prompt: Array
-
-    def run(self, hosted: Hosted, ticket: Ticket) -> Outcome:
-        hosted.sampler(ticket.lane)
-        return Outcome(hosted.call("prompt_logprobs", ticket.lane, self.prompt))
-
-
-@dataclass(frozen=True)
-class CloseSampler:
-    """End of a sampler."""
-
-    kind: ClassVar[str] = "close_sampler"
-    mutates: ClassVar[bool] = False
-
-    def run(self, hosted: Hosted, ticket: Ticket) -> Outcome:
-        hosted.close_sampler(ticket.lane)
-        return Outcome(None, [{"is": "sampler_closed", "id": ticket.lane}])
 
 
 def _require_loadable(saved: Saved, optimizer: bool) -> None:

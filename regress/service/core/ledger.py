@@ -60,7 +60,7 @@ class ModelEntry:
 
 @dataclass
 class OperationEntry:
-    """Operation that was accepted; ``ok`` is None until it has ended."""
+    """Operation that was accepted; ``ok`` is None until it has ended, and ``number`` that of a sampler's request."""
 
     id: str
     lane: str
@@ -68,6 +68,7 @@ class OperationEntry:
     seq: int | None
     digest: str
     mutates: bool
+    number: int | None = None
     ok: bool | None = None
     error: Record | None = None
     result: Record | None = None
@@ -103,6 +104,8 @@ class Ledger:
     def __init__(self, remembered: int) -> None:
         self._remembered = remembered
         self.sessions: dict[str, Record] = {}
+        self.session_keys: dict[str, str] = {}
+        """Digest of a key -> session that was created with it."""
         self.finished: set[str] = set()
         self.models: dict[str, ModelEntry] = {}
         self.saves: dict[str, SaveEntry] = {}
@@ -110,6 +113,8 @@ class Ledger:
         self.operations: OrderedDict[str, OperationEntry] = OrderedDict()
         self.creations: dict[str, str] = {}
         """Model id -> operation that creates it."""
+        self.numbers: dict[tuple[str, int], str] = {}
+        """Sampler and number of a request -> its operation."""
 
     def apply(self, record: Record) -> None:
         """Take a record in."""
@@ -117,8 +122,9 @@ class Ledger:
 
     def records(self) -> Iterator[Record]:
         """Return as few records as build this state."""
+        keys = {id: key for key, id in self.session_keys.items()}
         for id, metadata in self.sessions.items():
-            yield {"is": "session", "id": id, "metadata": metadata}
+            yield {"is": "session", "id": id, "metadata": metadata, "key": keys.get(id)}
         for id in self.finished:
             yield {"is": "session_finished", "id": id}
         for operation in self.operations.values():
@@ -143,14 +149,19 @@ class Ledger:
 
     def _session(self, record: Record) -> None:
         self.sessions[record["id"]] = record["metadata"]
+        if record.get("key") is not None:  # journals of earlier versions have none
+            self.session_keys[record["key"]] = record["id"]
 
     def _session_finished(self, record: Record) -> None:
         self.finished.add(record["id"])
 
     def _accepted(self, record: Record) -> None:
-        names = ("lane", "kind", "seq", "digest", "mutates")
-        entry = OperationEntry(record["id"], *(record[name] for name in names))
+        names = ("id", "lane", "kind", "seq", "digest", "mutates")
+        entry = OperationEntry(*(record[name] for name in names))
+        entry.number = record.get("number")  # journals of earlier versions have none
         self.operations[entry.id] = entry
+        if entry.number is not None:
+            self.numbers[entry.lane, entry.number] = entry.id
         if entry.kind == "create_model":
             self.creations[entry.lane] = entry.id
         while len(self.operations) > self._remembered:
@@ -158,6 +169,8 @@ class Ledger:
             if oldest.ok is None or oldest.id == self.creations.get(oldest.lane):
                 break
             del self.operations[oldest.id]
+            if oldest.number is not None:
+                del self.numbers[oldest.lane, oldest.number]
 
     def _ended(self, record: Record) -> None:
         entry = self.operations.get(record["id"])

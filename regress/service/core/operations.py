@@ -33,6 +33,7 @@ class Ticket:
         id: id of the operation.
         lane: id of the model or sampler in whose queue it waits.
         seq: its sequence number, None for one in order of arrival.
+        number: number that a client has given it, which orders nothing.
         digest: digest of its content.
         size: size of its content in bytes.
         job: what is to be done; dropped with the end of the operation.
@@ -47,6 +48,7 @@ class Ticket:
     digest: str
     size: int = 0
     model_id: str | None = None
+    number: int | None = None
     job: Work | None = None
     status: Status = Status.PENDING
     result: Any = None

@@ -21,6 +21,7 @@ from regress.parallel.launch.pool import RankPool
 from regress.service.api import ServiceError
 from regress.service.core.executor import HostCall, HostLostError, OpenHost
 from regress.service.core.rank_loop import Answer, agreed, serve_rank
+from regress.service.core.watch import named
 
 MODULES = ("torch", "torch.distributed", "regress.parallel.launch.rank", "regress.service.core.rank_loop")
 """Modules that ranks need, imported once before they are forked."""
@@ -184,16 +185,17 @@ class _Ranks:
         return HostLostError(f"{call.method} failed: {why}", code="rank_failed", category="server")
 
     def _hung(self, silent: list[int], call: HostCall, seconds: float) -> HostLostError:
-        """Return the error of ranks that do not answer: of one that waits for no other if there is one."""
+        """Return the error of ranks that do not answer: those that wait for no other, if there are any."""
         with suppress(OSError):
             self._give_up.send(None)
         with suppress(TimeoutError, RegressError):
             self._job.result(_END)
         logs = self._folder / "logs"
         alone = [rank for rank in silent if _COLLECTIVE not in _read(logs / f"rank{rank}.log")]
-        culprit = (alone or silent)[0]
+        culprits = alone or silent
+        hang, they = ("hangs", "it") if len(culprits) == 1 else ("hang", "they")
         return HostLostError(
-            f"{call.method} failed: rank {culprit} of {self._world_size} hangs, it did not answer within "
+            f"{call.method} failed: {named(culprits, self._world_size)} {hang}, {they} did not answer within "
             f"{seconds:.3g} s",
             code="rank_failed",
             category="server",

@@ -26,18 +26,7 @@ from regress.service.core.admission import Admission
 from regress.service.core.content import content_of
 from regress.service.core.executor import Executor, HostCall
 from regress.service.core.hosted import Hosted
-from regress.service.core.jobs import (
-    CloseModel,
-    CloseSampler,
-    CreateModel,
-    Job,
-    Load,
-    OptimStep,
-    PromptLogprobs,
-    RunPass,
-    Sample,
-    Save,
-)
+from regress.service.core.jobs import Close, CreateModel, Job, Load, ModelCall, SamplerCall, Save
 from regress.service.core.limits import Limits
 from regress.service.core.names import checked_name
 from regress.service.core.operations import Ticket
@@ -97,11 +86,11 @@ class CoreService:
         """Return the base models that clients may create."""
         return self._offered
 
-    def create_session(self, metadata: Json) -> str:
-        """Return the id of a new session."""
+    def create_session(self, metadata: Json, key: str | None = None) -> str:
+        """Return the id of a new session, or of the one that a key has brought before."""
         with self._state.changed:
             self._admission.require_open()
-            return self._sessions.create(metadata)
+            return self._sessions.create(metadata, key)
 
     def session_metadata(self, session_id: str) -> Json:
         """Return what a session was created with; it may be finished."""
@@ -139,15 +128,15 @@ class CoreService:
         """Close a model behind what is queued."""
         with self._state.changed:
             if model_id in self._state.lanes:
-                self._admission.close(model_id, CloseModel())
+                self._admission.close(model_id, Close("close_model"))
 
     def run_pass(self, model_id: str, seq_id: int | None, request: PassRequest) -> Operation:
         """Queue a pass; see `Service`."""
-        return self._submit(model_id, seq_id, RunPass(request))
+        return self._submit(model_id, seq_id, ModelCall("run_pass", request))
 
     def optim_step(self, model_id: str, seq_id: int | None, params: AdamParams) -> Operation:
         """Queue an optimizer step; see `Service`."""
-        return self._submit(model_id, seq_id, OptimStep(params))
+        return self._submit(model_id, seq_id, ModelCall("optim_step", params))
 
     def save(
         self, model_id: str, seq_id: int | None, name: str | None, kind: SaveKind, *, overwrite: bool = False
@@ -192,13 +181,13 @@ class CoreService:
         with self._state.changed:
             return self._sessions.sampler_info(sampler_id, offered)
 
-    def sample(self, sampler_id: str, request: SamplingRequest) -> Operation:
-        """Queue a sampling request."""
-        return self._submit(sampler_id, None, Sample(request))
+    def sample(self, sampler_id: str, request: SamplingRequest, number: int | None = None) -> Operation:
+        """Queue a sampling request; see `Service`."""
+        return self._submit(sampler_id, None, SamplerCall("sample", request), number)
 
     def prompt_logprobs(self, sampler_id: str, prompt: Array) -> Operation:
         """Queue a request for the log-probs of a prompt."""
-        return self._submit(sampler_id, None, PromptLogprobs(prompt))
+        return self._submit(sampler_id, None, SamplerCall("prompt_logprobs", prompt))
 
     def operation(self, operation_id: str, *, timeout: float = 0.0) -> Operation:
         """Return the state of an operation; see `Service`."""
@@ -278,11 +267,11 @@ class CoreService:
             self._executor.close()
         self._state.close()
 
-    def _submit(self, lane_id: str, seq_id: int | None, job: Job) -> Operation:
+    def _submit(self, lane_id: str, seq_id: int | None, job: Job, number: int | None = None) -> Operation:
         content = content_of(job.kind, job)  # takes long for large requests, and holds nobody up here
         with self._state.changed:
             self._sessions.alive(lane_id)
-            return self._admission.submit(lane_id, seq_id, job, content)
+            return self._admission.submit(lane_id, seq_id, job, content, number)
 
     def _create(self, session_id: str, number: int, job: CreateModel) -> Operation:
         with self._state.changed:
@@ -293,7 +282,7 @@ class CoreService:
     def _close_all(self, session_id: str) -> None:
         for id in [id for id in self._state.lanes if id.startswith(f"{session_id}:")]:
             sampler = id in self._state.ledger.samplers
-            self._admission.close(id, CloseSampler() if sampler else CloseModel())
+            self._admission.close(id, Close("close_sampler" if sampler else "close_model"))
 
     def _sweep(self, now: float) -> None:
         full = self._state.operations.results_bytes > self._limits.results_bytes

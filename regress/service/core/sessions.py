@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from regress.service.api import Json, ModelInfo, SamplerInfo, ServiceError
+from regress.service.core.content import content_of
 from regress.service.core.state import State, new_id
 
 
@@ -23,8 +24,12 @@ class Sessions:
         now = time.monotonic()
         self.open = {id: now for id in ledger.sessions if id not in ledger.finished}
 
-    def create(self, metadata: Json) -> str:
-        """Return the id of a new session; raises `ServiceError` if there are too many."""
+    def create(self, metadata: Json, key: str | None = None) -> str:
+        """Return the id of a new session, or of the open one of a key; raises `ServiceError` if there are too many."""
+        digest = None if key is None else content_of(key).digest
+        known = None if digest is None else self._state.ledger.session_keys.get(digest)
+        if known in self.open:
+            return known
         if len(self.open) >= self._state.limits.sessions:
             raise ServiceError(
                 f"{len(self.open)} sessions are open; finish one, or try again later",
@@ -33,7 +38,7 @@ class Sessions:
                 retryable=True,
             )
         id = new_id("session")
-        self._state.note({"is": "session", "id": id, "metadata": dict(metadata)})
+        self._state.note({"is": "session", "id": id, "metadata": dict(metadata), "key": digest})
         self.open[id] = time.monotonic()
         return id
 

@@ -78,7 +78,7 @@ class State:
     def accept(self, ticket: Ticket) -> None:
         """Make an operation known; raises `ServiceError` if that cannot be written."""
         mutates = ticket.job is not None and ticket.job.mutates
-        names = ("id", "lane", "kind", "seq", "digest")
+        names = ("id", "lane", "kind", "seq", "digest", "number")
         shown = {name: getattr(ticket, name) for name in names}
         self.note({"is": "accepted", **shown, "mutates": mutates})
         self.operations.add(ticket)

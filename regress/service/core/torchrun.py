@@ -14,9 +14,12 @@ from regress.parallel.launch.reports import Failed
 from regress.service.api import Host
 from regress.service.core.executor import HostCall, HostLostError, InProcess, OpenHost
 from regress.service.core.rank_loop import Answer, agreed, answered
+from regress.service.core.watch import Watch, named
 
 _IDLE = timedelta(days=3650)
 """Time for which ranks wait for the next call."""
+_LOST = "connection_lost"
+"""Code of an error that does not say yet which rank it was."""
 
 
 class LaunchedRanks(InProcess):
@@ -31,7 +34,8 @@ class LaunchedRanks(InProcess):
     """
 
     def __init__(self, open_host: OpenHost, world_size: int) -> None:
-        super().__init__(partial(_leading, open_host, world_size))
+        self._watches: list[Watch] = []
+        super().__init__(partial(_leading, open_host, world_size, self._watches))
         self.world_size = world_size
         self.lost = False
 
@@ -41,14 +45,30 @@ class LaunchedRanks(InProcess):
             return super().call(call, timeout)
         except HostLostError as error:
             self.lost = True
-            if error.code != "timeout":
+            if error.code not in ("timeout", _LOST):
                 raise
             raise HostLostError(
-                f"{call.method} failed: one of {self.world_size} ranks hangs, they did not come to an end within "
-                f"{timeout:g} s",
+                f"{call.method} failed: {self._trouble(error, timeout)}",
                 code="rank_failed",
                 category="server",
             ) from None
+
+    def _trouble(self, error: HostLostError, timeout: float) -> str:
+        """Return what keeps the ranks from answering, in the words of the ranks that can."""
+        (watch,) = self._watches
+        ranks = watch.silent() if error.code == _LOST else watch.hanging()
+        if error.code == _LOST:
+            who = named(ranks, self.world_size) if ranks else f"another of {self.world_size} ranks"
+            return (
+                f"{who} {'were' if len(ranks) > 1 else 'was'} lost ({error}); see what the launcher printed"
+            )
+        if not ranks:
+            return (
+                f"one of {self.world_size} ranks hangs, they did not come to an end within {timeout:g} s, and none "
+                "tells which"
+            )
+        hang, they = ("hangs", "it") if len(ranks) == 1 else ("hang", "they")
+        return f"{named(ranks, self.world_size)} {hang}, {they} did not answer within {timeout:g} s"
 
     def restart(self) -> None:
         """Raise `HostLostError`, as the launcher has to start all ranks again."""
@@ -70,6 +90,7 @@ def follow(open_host: OpenHost, rank: int) -> None:
         signal.signal(number, signal.SIG_IGN)
     with open_host() as host:
         group = dist.new_group(backend="gloo", timeout=_IDLE)
+        Watch(rank, dist.get_world_size())
         while (call := _received(group)) is not None:
             dist.gather_object(answered(host, call, rank), group=group)
 
@@ -101,12 +122,7 @@ class _Leader:
         except Exception as error:
             if not lost_connection(error):
                 raise
-            raise HostLostError(
-                f"{method} failed: another of {self._world_size} ranks was lost ({Failed.of(error).error}); see what "
-                "the launcher printed",
-                code="rank_failed",
-                category="server",
-            ) from error
+            raise HostLostError(str(Failed.of(error).error), code=_LOST, category="server") from error
         return agreed(answers, call)
 
     def _send(self, call: HostCall | None) -> None:
@@ -124,9 +140,10 @@ def _received(group: Any) -> HostCall | None:
 
 
 @contextmanager
-def _leading(open_host: OpenHost, world_size: int) -> Iterator[Host]:
+def _leading(open_host: OpenHost, world_size: int, watches: list[Watch]) -> Iterator[Host]:
     opened: AbstractContextManager[Host] = open_host()
     with opened as host:
         leader = _Leader(host, world_size)
+        watches.append(Watch(0, world_size))
         yield cast(Host, leader)
         leader.end()

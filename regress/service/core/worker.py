@@ -12,7 +12,7 @@ from typing import TypeVar, cast
 from regress.service.api import ServiceError, Status
 from regress.service.core.executor import HostFailedError, HostLostError
 from regress.service.core.hosted import Hosted
-from regress.service.core.jobs import CloseModel, CloseSampler, CreateModel, Job, Outcome, Save
+from regress.service.core.jobs import Close, CreateModel, Job, Outcome, Save
 from regress.service.core.lane import Lane
 from regress.service.core.operations import Ticket
 from regress.service.core.state import State
@@ -123,7 +123,7 @@ class Worker:
                 self.seconds += time.monotonic() - (ticket.started or 0.0)
                 self.busy = None
                 self._finish(ticket, outcome, error)
-                if error is None and isinstance(job, CloseModel | CloseSampler):
+                if error is None and isinstance(job, Close):
                     self._close(ticket.lane, "was closed")
                 elif error is not None and isinstance(job, CreateModel):
                     self._close(ticket.lane, "could not be created")

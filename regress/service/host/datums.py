@@ -6,6 +6,7 @@ the target of position ``j`` is the loss token at position ``j + 1``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -34,14 +35,17 @@ class Prepared:
     """Request as the engine takes it.
 
     Attributes:
-        counted: ``[K]`` True for loss tokens that count.
-        places: for each datum the positions of its loss tokens among its ``T`` targets.
+        counted: ``[K]`` True for loss tokens that count: the loss depends on no other.
+        places: for each datum the positions of its loss tokens among its targets, ``[T]`` or, row after row,
+            ``[T, N]``.
+        several: True if a datum has several targets at a position.
     """
 
     batch: TokenBatch
     tokens: LossTokens
     counted: Array
     places: Sequence[Array]
+    several: bool
 
 
 def prepare(
@@ -67,7 +71,8 @@ def prepare(
     batch = TokenBatch(
         [row.trajectory(name) for row in rows],
         targets=[row.shown for row in rows],
-        effective=[[0, *row.counted] for row in rows],
+        effective=[[0, *row.effective] for row in rows],
+        choices=[[[], *row.choices] for row in rows] if any(row.several for row in rows) else None,
         device=device,
     )
     if not len(batch.sequence):
@@ -85,11 +90,12 @@ def prepare(
         old_log_probs=gathered([row.old for row in rows]) if loss.ratio else None,
     )
     counted = np.concatenate([row.counted[row.place] for row in rows])
-    return Prepared(batch, tokens, counted, [row.place for row in rows])
+    several = any(row.several for row in rows)
+    return Prepared(batch, tokens, counted, [row.place for row in rows], several)
 
 
 class _Row:
-    """One datum, checked."""
+    """One datum, checked; its targets and their values are flat, row after row, where a position has several."""
 
     def __init__(self, number: int, datum: Datum, loss: Loss, request: PassRequest, limits: Limits) -> None:
         self._told = f"datum {number}" if datum.id is None else f"datum {number} ({datum.id})"
@@ -97,9 +103,18 @@ class _Row:
         self._check_names(loss, request.loss)
         self.tokens = self._ids("tokens", datum.tokens)
         self._length()
-        targets = self._ids("target_tokens", datum.inputs["target_tokens"], ignored=True)
+        self._rows = self._ids("target_tokens", datum.inputs["target_tokens"], targets=True)
+        if self._rows.shape[1:] == (1,):
+            self._rows = self._rows[:, 0]
+        self.several = self._rows.ndim == 2
+        if self.several and (loss.ratio or request.config.get("entropy_coeff")):
+            what = f"loss_fn={request.loss}" if loss.ratio else "entropy_coeff"
+            raise ServiceError(
+                f"{self._told}: target_tokens has the shape {list(self._rows.shape)}, and {what} takes one target a "
+                "token; send a list, or cross_entropy without entropy_coeff"
+            )
+        targets = self._rows.ravel()
         self.place = np.flatnonzero(targets != IGNORED)
-        self._targets = targets
         mask = self._mask()
         values = (
             np.zeros(len(targets)) if loss.advantages is None else self._values(loss.advantages, loss.default)
@@ -114,27 +129,47 @@ class _Row:
             )
         kept = np.ones(len(targets), bool) if mask is None else mask
         counted = kept & (targets != IGNORED)
-        if mask is None and loss.advantages is not None:
-            counted &= values != 0
+        if mask is None and loss.advantages is not None and loss.kind != "dro":
+            counted &= values != 0  # all losses but those of their own are multiples of the advantage
         self.counted = counted
         self.weights = kept[self.place].astype(np.float64)
         self.advantages = np.where(kept, loss.sign * values, 0.0)[self.place]
         self.old = np.where(kept, old, 0.0)[self.place]
 
     @property
+    def effective(self) -> Array:
+        """``[T]`` True at positions with a target that counts."""
+        found: Array = self.counted.reshape(len(self.tokens), -1).any(axis=1)
+        return found
+
+    @property
+    def choices(self) -> list[list[int]]:
+        """Targets at each position, those that are left out not among them."""
+        return [
+            [id for id in row.tolist() if id != IGNORED] for row in self._rows.reshape(len(self.tokens), -1)
+        ]
+
+    @property
     def shown(self) -> list[int]:
         """Token ids that the model has to predict, at the places of the tokens; where there is none, the token."""
         whole = self._whole()
-        return [whole[0], *np.where(self._targets == IGNORED, whole[1:], self._targets).tolist()]
+        first = self._first()
+        return [whole[0], *np.where(first == IGNORED, whole[1:], first).tolist()]
 
     def trajectory(self, name: str) -> Trajectory:
         """Return the datum as a sample of the engine."""
-        whole = self._whole()
-        mask = [0, *(self._targets != IGNORED).astype(int).tolist()]
-        return Trajectory(name, self._number, whole, mask, reward=0.0, prompt_length=1)
+        mask = [0, *(self._first() != IGNORED).astype(int).tolist()]
+        return Trajectory(name, self._number, self._whole(), mask, reward=0.0, prompt_length=1)
+
+    def _first(self) -> Array:
+        """Return the first target at each position, `IGNORED` where there is none."""
+        rows = self._rows.reshape(len(self.tokens), -1)
+        column = (rows != IGNORED).argmax(axis=1)
+        found: Array = rows[np.arange(len(rows)), column]
+        return found
 
     def _whole(self) -> list[int]:
-        last = int(self._targets[-1])
+        last = int(self._first()[-1])
         return [*self.tokens.tolist(), 0 if last == IGNORED else last]
 
     def _check_names(self, loss: Loss, name: str) -> None:
@@ -161,16 +196,19 @@ class _Row:
                 f"the model's context of {self._limits.length}; shorten it"
             )
 
-    def _ids(self, name: str, array: Array, *, ignored: bool = False) -> Array:
-        if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
+    def _ids(self, name: str, array: Array, *, targets: bool = False) -> Array:
+        if array.ndim not in ((1, 2) if targets else (1,)) or not np.issubdtype(array.dtype, np.integer):
             raise ServiceError(
                 f"{self._told}: {name} has the shape {list(array.shape)} and dtype {array.dtype}; send a list of "
                 "integers"
             )
-        if ignored:
-            self._same_length(name, array)
+        if targets and (len(array) != len(self.tokens) or not array.size):
+            raise ServiceError(
+                f"{self._told}: {name} has the shape {list(array.shape)} for {len(self.tokens)} tokens; send one "
+                "target a token, or a row of them"
+            )
         bad = (array < 0) | (array >= self._limits.vocabulary)
-        if ignored:
+        if targets:
             bad &= array != IGNORED
         if bad.any():
             raise ServiceError(
@@ -182,12 +220,18 @@ class _Row:
     def _values(self, name: str, default: float | None) -> Array:
         if name not in self._datum.inputs:
             assert default is not None
-            return np.full(len(self._targets), default)
+            return np.full(self._rows.size, default)
         array = self._datum.inputs[name]
-        self._same_length(name, array)
+        if array.shape[1:] == (1,):
+            array = array[:, 0]
+        if array.shape != self._rows.shape:
+            sizes = f"{list(array.shape)} for {len(self.tokens)} tokens"
+            of = f" with targets of the shape {list(self._rows.shape)}" if self.several else ""
+            each = "target" if self.several else "token"
+            raise ServiceError(f"{self._told}: {name} has the shape {sizes}{of}; send one value a {each}")
         if not np.issubdtype(array.dtype, np.number) or np.issubdtype(array.dtype, np.complexfloating):
             raise ServiceError(f"{self._told}: {name} has the dtype {array.dtype}; send real numbers")
-        found = array.astype(np.float64)
+        found = array.astype(np.float64).ravel()
         if not np.isfinite(found).all():
             where = int(np.flatnonzero(~np.isfinite(found))[0])
             raise ServiceError(
@@ -207,20 +251,13 @@ class _Row:
         mask: Array = values != 0
         return mask
 
-    def _same_length(self, name: str, array: Array) -> None:
-        if array.shape != self.tokens.shape:
-            raise ServiceError(
-                f"{self._told}: {name} has the shape {list(array.shape)} for {len(self.tokens)} tokens; send one value "
-                "a token"
-            )
 
-
-def split(values: Array, prepared: Prepared, lengths: Sequence[int]) -> list[Array]:
-    """Return ``[K]`` values of loss tokens datum by datum, ``[T]`` each; 0 where a target is left out."""
+def split(values: Array, prepared: Prepared, shapes: Sequence[tuple[int, ...]]) -> list[Array]:
+    """Return ``[K]`` values of loss tokens datum by datum, each in a shape; 0 where a target is left out."""
     found, start = [], 0
-    for place, length in zip(prepared.places, lengths, strict=True):
-        row = np.zeros(length, values.dtype)
+    for place, shape in zip(prepared.places, shapes, strict=True):
+        row = np.zeros(math.prod(shape), values.dtype)
         row[place] = values[start : start + len(place)]
         start += len(place)
-        found.append(row)
+        found.append(row.reshape(shape))
     return found

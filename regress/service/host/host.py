@@ -36,9 +36,10 @@ from regress.service.host import saves
 from regress.service.host.bases import Base, offered, require_one_layout
 from regress.service.host.dumps import Dumps, DumpSettings
 from regress.service.host.errors import told
-from regress.service.host.model import Model, optim_step
+from regress.service.host.model import Model, check, optim_step
 from regress.service.host.passes import run_pass
 from regress.service.host.samplers import Sampler, SamplingNet
+from regress.service.host.whole import complete
 
 T = TypeVar("T")
 
@@ -116,7 +117,10 @@ class EngineHost:
     def optim_step(self, model_id: str, params: AdamParams, where: Json) -> OptimResult:
         """Make a step of AdamW from the gradients since the last one."""
         with told():
-            return optim_step(self._model(model_id), params, where, self._world)
+            model = self._model(model_id)
+            check(params)
+            complete(model, self._world)
+            return optim_step(model, params, where, self._world)
 
     def save(self, model_id: str, folder: str, kind: SaveKind) -> int:
         """Write a checkpoint of the engine into a folder that does not exist yet, or nothing."""

@@ -69,6 +69,15 @@ def loss_of(request: PassRequest) -> Loss:
     return found
 
 
+def same_loss(one: PassRequest, other: PassRequest) -> bool:
+    """Return True if two requests ask for one loss under the same settings, so that one could ask for both."""
+    settings = [
+        {name: value for name, value in request.config.items() if name != "enable_debug_dump"}
+        for request in (one, other)
+    ]
+    return one.loss == other.loss and settings[0] == settings[1]
+
+
 def objective_of(request: PassRequest, loss: Loss) -> Objective:
     """Return the objective of a request.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch.optim import AdamW
 
@@ -16,7 +16,7 @@ from regress.engine.policy import LocalPolicy
 from regress.engine.step import StepOutcome, update
 from regress.engine.world import World
 from regress.errors import DumpError, NotFinite
-from regress.service.api import AdamParams, Json, ModelSpec, OptimResult, ServiceError
+from regress.service.api import AdamParams, Json, ModelSpec, OptimResult, PassRequest, ServiceError
 from regress.service.host.bases import Base
 from regress.service.host.dumps import Dumps, ModelDump
 
@@ -30,6 +30,7 @@ class Model:
     Attributes:
         step: completed optimizer steps.
         pending: passes whose gradients no step has used.
+        passes: their requests.
         micro: microbatches of those passes on this rank, which number those of the next one.
         forwards: microbatches of passes without gradients since the last step, which have numbers of their own.
         unwritten: what kept the last step from being dumped; the next request tells.
@@ -46,6 +47,7 @@ class Model:
     micro: int = 0
     forwards: int = 0
     unwritten: DumpError | None = None
+    passes: list[PassRequest] = field(default_factory=list)
 
     @classmethod
     def made(cls, model_id: str, spec: ModelSpec, base: Base, dumps: Dumps) -> Model:
@@ -65,10 +67,17 @@ class Model:
         if error is not None:
             raise error
 
+    @property
+    def cut_anywhere(self) -> bool:
+        """True if passes one after another add up, bit for bit, to the pass over all of their datums."""
+        plan = self.base.plan
+        return not self.policy.sums_gradients and plan.micro_batch_size == 1 and plan.row_order == "given"
+
     def drop_gradients(self) -> None:
         """Forget the passes since the last step."""
         self.policy.zero_grad()
         self.pending = self.micro = self.forwards = 0
+        self.passes = []
 
 
 def optimizer_of(policy: LocalPolicy, base: Base) -> AdamW:

@@ -23,7 +23,14 @@ from regress.grpo.objective import Objective
 from regress.service.api import Array, Json, PassRequest, PassResult, ServiceError
 from regress.service.host.datums import Limits, Prepared, prepare, split
 from regress.service.host.dumps import parts_of
-from regress.service.host.losses import LOG_PROBS, Loss, loss_of, objective_of, wants_dump
+from regress.service.host.losses import (
+    LOG_PROBS,
+    Loss,
+    loss_of,
+    objective_of,
+    same_loss,
+    wants_dump,
+)
 from regress.service.host.model import Model
 
 
@@ -45,10 +52,7 @@ def run_pass(model: Model, request: PassRequest, where: Json, world: World) -> P
     asked = wants_dump(request)
     model.check_dump()
     policy = model.policy
-    limits = Limits(policy.architecture.config.vocab_size, model.base.config.data.max_seq_length)
-    prepared = prepare(
-        request, loss, limits, name=request_name(where), dtype=policy.log_prob_dtype, device=policy.device
-    )
+    prepared = _prepared(model, request, loss, request_name(where))
     if request.forward_only and objective.entropy_coef:
         raise ServiceError(
             f"entropy_coeff={objective.entropy_coef} has no meaning in a forward pass; leave it out there"
@@ -57,9 +61,15 @@ def run_pass(model: Model, request: PassRequest, where: Json, world: World) -> P
     values = _Values(len(prepared.tokens), policy.log_prob_dtype, policy.device)
     first = model.forwards if request.forward_only else model.micro
     records = model.dump.collector(model.step, asked=asked)
+    if prepared.several and records is not None:
+        raise ServiceError(
+            "a datum has several targets at a position, whose values have no place in a dump; send it without "
+            "enable_debug_dump to a service that dumps on request alone"
+        )
+    again = records is None and continues(model, request)
 
     def run() -> PassResult:
-        passes = evaluate if request.forward_only else accumulate
+        passes = evaluate if request.forward_only or again else accumulate
         with (
             receiving(records if policy.computes_losses else None),
             at(step=model.step, rank=world.rank, micro=first),
@@ -82,7 +92,33 @@ def run_pass(model: Model, request: PassRequest, where: Json, world: World) -> P
         result = run()
     model.micro += len(micros)
     model.pending += 1
+    model.passes.append(request)
     return result
+
+
+def continues(model: Model, request: PassRequest) -> bool:
+    """Return True if a request is made again with the one before it, as a whole, when the step needs gradients."""
+    return not model.cut_anywhere and bool(model.passes) and same_loss(model.passes[-1], request)
+
+
+def accumulate_whole(model: Model, request: PassRequest, world: World) -> None:
+    """Add the gradients of a request whose parts have run before, by all ranks together; nothing is recorded.
+
+    Raises:
+        RegressError: if it has no finite loss, or does not fit the microbatches.
+    """
+    loss = loss_of(request)
+    objective = objective_of(request, loss)
+    prepared = _prepared(model, request, loss, "requests since the last optim_step")
+    micros = _planned(model, prepared, world)
+    model.policy.entropy_gradient = objective.entropy_coef != 0.0
+    _settled(world, accumulate(model.policy, prepared.tokens, micros, objective))
+
+
+def _prepared(model: Model, request: PassRequest, loss: Loss, name: str) -> Prepared:
+    policy = model.policy
+    limits = Limits(policy.architecture.config.vocab_size, model.base.config.data.max_seq_length)
+    return prepare(request, loss, limits, name=name, dtype=policy.log_prob_dtype, device=policy.device)
 
 
 def _settled(world: World, part: Part) -> StepOutcome:
@@ -162,7 +198,7 @@ class _Values:
 def _result(
     request: PassRequest, loss: Loss, prepared: Prepared, total: float, found: Mapping[str, Array]
 ) -> PassResult:
-    lengths = [len(datum.tokens) for datum in request.data]
+    shapes = [datum.inputs["target_tokens"].shape for datum in request.data]
     shown = {"logprobs": found["logprobs"]}
     counted = prepared.counted
     weights = prepared.tokens.weights
@@ -177,8 +213,8 @@ def _result(
         metrics = {"loss:sum": total, **metrics, "weight:sum": weight}
     if loss.ratio:
         metrics |= _ratio_metrics(found, counted)
-    rows = {name: split(values, prepared, lengths) for name, values in shown.items()}
-    outputs = [{name: rows[name][index] for name in rows} for index in range(len(lengths))]
+    rows = {name: split(values, prepared, shapes) for name, values in shown.items()}
+    outputs = [{name: rows[name][index] for name in rows} for index in range(len(shapes))]
     return PassResult(outputs, metrics, tuple(datum.id for datum in request.data))
 
 

@@ -22,7 +22,7 @@ from regress.service.wires.keys import Keys
 from regress.service.wires.registry import chosen
 from regress.service.wires.settings import Settings
 from regress.service.wires.waiting import Waiter
-from regress.service.wires.wire import Call, Memory, Reply, Route, Wait, Wire, error_reply, json_reply
+from regress.service.wires.wire import Call, Reply, Route, Wait, Wire, error_reply, json_reply
 
 _BUSY_SECONDS = 0.05
 
@@ -71,7 +71,6 @@ class _Door:
         self._service = service
         self._limits = settings.limits
         self._keys = Keys(settings.api_keys, [wire.key_header for wire in wires])
-        self._memory = Memory()
         self._counters = Counters()
         self.bodies = Bodies(settings.limits)
         self._waiter = Waiter(service, settings.limits.waiting)
@@ -112,7 +111,6 @@ class _Door:
                 query=dict(request.query_params),
                 headers={name.lower(): value for name, value in request.headers.items()},
                 body=b"" if route.empty else body,
-                memory=self._memory,
             )
             found = await self._handled(route, call)
         del call, body
@@ -167,9 +165,9 @@ async def _no_route(request: Request, error: Exception) -> Response:
     """Answer a path or a method that no wire has."""
     assert isinstance(error, HTTPException)
     if error.status_code == 405:
-        refused = ServiceError("This path has no such method.", code="method_not_allowed")
+        refused = ServiceError("this path has no such method", code="method_not_allowed")
     else:
-        refused = ServiceError("No protocol of this service has such a path.", code="not_found")
+        refused = ServiceError("no protocol of this service has such a path", code="not_found")
     reply = error_reply(refused)
     return _response(Reply(reply.content, error.status_code))
 
@@ -184,7 +182,7 @@ def _unexpected_reply(request: Request) -> Reply:
     log.exception("error %s at %s %s", number, request.method, request.url.path)
     return error_reply(
         ServiceError(
-            f"The service has failed: its log says why under error {number}.",
+            f"the service has failed; its log says why under error {number}",
             code="internal",
             category="server",
         )

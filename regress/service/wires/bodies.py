@@ -42,7 +42,7 @@ class Bodies:
         encoding = request.headers.get("content-encoding", "identity").strip().lower()
         if encoding not in ("identity", "", "zstd"):
             raise ServiceError(
-                "The body's content encoding is not supported: send zstd or none.",
+                "the body's content encoding is not supported; send zstd or none",
                 code="unsupported_media_type",
             )
         size = self._announced(request)
@@ -54,10 +54,10 @@ class Bodies:
             yield await asyncio.to_thread(expand, body, self._limits) if encoding == "zstd" else body
         except TimeoutError:
             raise ServiceError(
-                f"The body did not arrive within {self._limits.body_seconds:g} seconds.", code="too_slow"
+                f"the body did not arrive within {self._limits.body_seconds:g} seconds", code="too_slow"
             ) from None
         except ClientDisconnect:
-            raise ServiceError("The client left while it sent the body.") from None
+            raise ServiceError("the client left while it sent the body") from None
         finally:
             await self._reserve(-reserved)
 
@@ -67,7 +67,7 @@ class Bodies:
         if announced is None:
             return self._limits.body_bytes if "transfer-encoding" in request.headers else 0
         if not announced.isascii() or not announced.isdigit() or len(announced) > 15:
-            raise ServiceError("The header Content-Length is not a number of bytes.")
+            raise ServiceError("the header Content-Length is not a number of bytes")
         if int(announced) > self._limits.body_bytes:
             raise _too_large(self._limits.body_bytes)
         return int(announced)
@@ -104,13 +104,11 @@ def expand(body: bytes, limits: Limits) -> bytes:
                 if len(pieces) > limits.expanded_bytes:
                     raise _too_large(limits.expanded_bytes, "after expansion ")
     except zstandard.ZstdError:
-        raise ServiceError(
-            "The body is not valid zstd: send it whole, or without content encoding."
-        ) from None
+        raise ServiceError("the body is not valid zstd; send it whole, or without content encoding") from None
     return bytes(pieces)
 
 
 def _too_large(limit: int, when: str = "") -> ServiceError:
     return ServiceError(
-        f"The body has {when}more than {limit} bytes: send the request in parts.", code="too_large"
+        f"the body has {when}more than {limit} bytes; send the request in parts", code="too_large"
     )

@@ -17,27 +17,38 @@ _TEXT_OR_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*+"|[\[\]{}]', re.DOTALL)
 _KINDS = {dict: "an object", list: "a list", str: "text", bool: "true or false", type(None): "null"}
 
 
-def parse_json(body: bytes, limits: Limits) -> Fields:
+def parse_json(body: bytes, limits: Limits, *, numbered: bool = False) -> Fields:
     """Return the fields of a body that is one JSON object.
 
+    NaN and infinities are not JSON. Some clients send them all the same, and have spent a sequence number then: with
+    ``numbered`` they are the `Fields.problem` of a body whose number can be read.
+
     Raises:
-        ServiceError: it is not JSON, nested too deeply, or not an object; NaN and infinities are not JSON.
+        ServiceError: it is not JSON, nested too deeply, or not an object.
     """
     if not body.strip():
         return Fields({}, "")
     _check_nesting(body, limits.nesting)
+    problems: list[ServiceError] = []
+
+    def constant(name: str) -> float:
+        problems.append(ServiceError(f"the body has {name}, which is not JSON; send finite numbers"))
+        if not numbered:
+            raise problems[0]
+        return float(name)
+
     try:
-        values = json.loads(body.decode("utf-8"), parse_constant=_not_json)
+        values = json.loads(body.decode("utf-8"), parse_constant=constant)
     except RecursionError:
-        raise ServiceError("The body is nested too deeply: send flat JSON.") from None
+        raise ServiceError("the body is nested too deeply; send flat JSON") from None
     except UnicodeDecodeError:
-        raise ServiceError("The body is not UTF-8: send JSON in UTF-8.") from None
+        raise ServiceError("the body is not UTF-8; send JSON in UTF-8") from None
     except ValueError as error:  # JSONDecodeError, and integers of thousands of digits
         cause = error.msg if isinstance(error, json.JSONDecodeError) else str(error).partition(";")[0]
-        raise ServiceError(f"The body is not valid JSON ({cause}): send one JSON object.") from None
+        raise ServiceError(f"the body is not valid JSON ({cause}); send one JSON object") from None
     if not isinstance(values, dict):
-        raise ServiceError(f"The body is {_kind(values)}: send one JSON object.")
-    return Fields(values, "")
+        raise ServiceError(f"the body is {_kind(values)}; send one JSON object")
+    return Fields(values, "", problems[0] if problems else None)
 
 
 class Fields:
@@ -46,11 +57,13 @@ class Fields:
     Args:
         values: its values by name.
         where: path of the object in the body, for sentences.
+        problem: why the body cannot be accepted, although it can be read.
     """
 
-    def __init__(self, values: Mapping[str, Any], where: str) -> None:
+    def __init__(self, values: Mapping[str, Any], where: str, problem: ServiceError | None = None) -> None:
         self.values = values
         self.where = where
+        self.problem = problem
 
     def __contains__(self, name: str) -> bool:
         return self.values.get(name) is not None
@@ -119,7 +132,7 @@ class Fields:
             return default
         if not isinstance(value, dict):
             self.refuse(name, "must be an object", value)
-        return Fields(value, self.named(name))
+        return Fields(value, self.named(name), self.problem)
 
     def items(self, name: str, default: Any = _REQUIRED, *, limit: int) -> Any:
         """Return a list of at most ``limit`` values."""
@@ -147,13 +160,13 @@ class Fields:
 
     def refuse(self, name: str, rule: str, value: object, *, code: str = "invalid_request") -> NoReturn:
         """Raise the error of a field that breaks a rule."""
-        raise ServiceError(f"{self.named(shown_name(name))} {rule}, not {_kind(value)}.", code=code)
+        raise ServiceError(f"{self.named(shown_name(name))} {rule}, not {_kind(value)}", code=code)
 
     def _get(self, name: str, default: Any) -> Any:
         value = self.values.get(name)
         if value is None:
             if default is _REQUIRED:
-                raise ServiceError(f"{self.named(name)} is missing.")
+                raise ServiceError(f"{self.named(name)} is missing")
             return default
         return value
 
@@ -171,10 +184,6 @@ def _kind(value: object) -> str:
     return text if len(text) <= 40 else text[:37] + "..."
 
 
-def _not_json(constant: str) -> NoReturn:
-    raise ServiceError(f"The body has {constant}, which is not JSON: send finite numbers.")
-
-
 def _check_nesting(body: bytes, limit: int) -> None:
     """Refuse deep nesting before any object is made."""
     if body.count(b"[") + body.count(b"{") <= limit:
@@ -185,6 +194,6 @@ def _check_nesting(body: bytes, limit: int) -> None:
         if token in (b"[", b"{"):
             depth += 1
             if depth > limit:
-                raise ServiceError(f"The body is nested more than {limit} deep: send flat JSON.")
+                raise ServiceError(f"the body is nested more than {limit} deep; send flat JSON")
         elif token in (b"]", b"}"):
             depth -= 1

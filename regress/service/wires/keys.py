@@ -22,7 +22,7 @@ class Keys:
     def __init__(self, keys: Mapping[str, str], headers: Sequence[str]) -> None:
         if not keys or not all(keys.values()):
             raise ServiceError(
-                "The service has no API key: set one, and give it to the clients.", code="no_key"
+                "the service has no API key; set one, and give it to the clients", code="no_key"
             )
         self._digests = {owner: _digest(key) for owner, key in keys.items()}
         self._headers = tuple(dict.fromkeys(headers))
@@ -36,9 +36,7 @@ class Keys:
         found = self._find(headers)
         if found is None:
             names = ", ".join((*self._headers, "authorization: bearer"))
-            raise ServiceError(
-                f"The API key is missing or unknown: send one in {names}.", code="unauthorized"
-            )
+            raise ServiceError(f"the API key is missing or unknown; send one in {names}", code="unauthorized")
         return found
 
     def known(self, headers: Mapping[str, str]) -> bool:

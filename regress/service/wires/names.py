@@ -20,7 +20,7 @@ def save_name(name: str | None) -> str | None:
     """
     if name is not None and not _NAME.fullmatch(name):
         raise ServiceError(
-            f"{shown(name)} is no name of a save: use up to 128 letters, digits, '.', '_' and '-', with no dot first."
+            f"{shown(name)} is no name of a save; use up to 128 letters, digits, '.', '_' and '-', with no dot first"
         )
     return name
 
@@ -46,7 +46,7 @@ class Addresses:
         """Return the address of a service's path of a save."""
         model_id, kind, name = path.rsplit("/", 2)
         if SaveKind(kind) not in self._words:
-            raise ServiceError(f"The save {shown(name)} is of a kind that this protocol has no address for.")
+            raise ServiceError(f"the save {shown(name)} is of a kind that this protocol has no address for")
         return f"{self._scheme}{model_id}/{self._words[SaveKind(kind)]}/{name}"
 
     def path(self, address: str, call: Call) -> str:
@@ -64,8 +64,8 @@ class Addresses:
         ):
             words = ", ".join(self._kinds)
             raise ServiceError(
-                f"{shown(address)} is no address of a save: use {self._scheme}<model id>/<{words}>/<name>, "
-                "as the service returned it."
+                f"{shown(address)} is no address of a save; use {self._scheme}<model id>/<{words}>/<name>, "
+                "as the service returned it"
             )
         save_name(parts[2])
         return f"{call.own(parts[0])}/{self._kinds[parts[1]].value}/{parts[2]}"

@@ -16,6 +16,7 @@ from regress.service.wires.fields import shown_name
 from regress.service.wires.settings import Limits
 from regress.service.wires.tensors import (
     DTYPES,
+    TARGETS,
     check_count,
     check_total,
     datum_of,
@@ -117,7 +118,7 @@ def parse_pass(body: bytes) -> Any:
     try:
         return _CLASSES["PassRequest"].FromString(body)
     except (message.DecodeError, ValueError):  # the second: texts that are not UTF-8
-        raise ServiceError("The body is no valid protobuf message of a pass: send it whole.") from None
+        raise ServiceError("the body is no valid protobuf message of a pass; send it whole") from None
 
 
 def pass_request(found: Any, limits: Limits) -> PassRequest:
@@ -127,15 +128,20 @@ def pass_request(found: Any, limits: Limits) -> PassRequest:
         ServiceError: its content is refused.
     """
     if len(found.data) > limits.data:
-        raise ServiceError(f"data has {len(found.data)} datums, more than {limits.data}.", code="too_large")
+        raise ServiceError(f"data has {len(found.data)} datums, more than {limits.data}", code="too_large")
     data = [_datum(datum, f"data[{index}]", limits) for index, datum in enumerate(found.data)]
     check_total(data, limits)
+    widths = {datum.inputs[TARGETS].shape[1:] for datum in data if TARGETS in datum.inputs}
+    if len(widths) > 1:  # the reply has one width for all of them
+        raise ServiceError(
+            "target_tokens of the datums differ in the targets of a token; send one request for each width"
+        )
     config: dict[str, float | str | bool] = dict(found.numbers.items())
     for name, value in found.values.items():
         config[name] = value.text if value.WhichOneof("kind") == "text" else value.number
     for name, setting in config.items():
         if isinstance(setting, float) and not np.isfinite(setting):
-            raise ServiceError(f"loss_fn_config.{shown_name(name)} is {setting}: send a finite number.")
+            raise ServiceError(f"loss_fn_config.{shown_name(name)} is {setting}; send a finite number")
     return PassRequest(data, found.loss_fn, config, found.forward_only)
 
 
@@ -150,6 +156,7 @@ def pass_output(result: PassResult) -> bytes:
         batched.data = b"".join(array.tobytes() for array in arrays)
         batched.offsets = offsets.tobytes()
         batched.dtype = _FLOAT32
+        batched.trailing.extend(arrays[0].shape[1:])
     for name, value in result.metrics.items():
         found.metrics[name] = value
     return found.SerializeToString(deterministic=True)  # type: ignore[no-any-return]
@@ -174,7 +181,7 @@ def _datum(datum: Any, where: str, limits: Limits) -> Datum:
     for index, chunk in enumerate(datum.model_input):
         name = f"{where}.model_input[{index}]"
         if chunk.WhichOneof("kind") != "text":
-            raise ServiceError(f"{name} is no text: chunks of encoded text alone are supported.")
+            raise ServiceError(f"{name} is no text; chunks of encoded text alone are supported")
         pieces.append(_flat(chunk.text.tokens, DTYPES["int32"], f"{name}.tokens"))
     tokens = tokens_of(pieces, f"{where}.model_input")
     check_count(len(datum.loss_fn_inputs), where, limits)
@@ -182,12 +189,12 @@ def _datum(datum: Any, where: str, limits: Limits) -> Datum:
         name: _tensor(tensor, f"{where}.loss_fn_inputs.{shown_name(name)}", limits)
         for name, tensor in sorted(datum.loss_fn_inputs.items())
     }
-    return datum_of(tokens, inputs, where)
+    return datum_of(tokens, inputs, where, several=True)
 
 
 def _tensor(tensor: Any, where: str, limits: Limits) -> Array:
     if tensor.dtype not in _DTYPES:
-        raise ServiceError(f"{where} has the dtype number {tensor.dtype}: send float32, int64 or int32.")
+        raise ServiceError(f"{where} has the dtype number {tensor.dtype}; send float32, int64 or int32")
     dtype = _DTYPES[tensor.dtype]
     kind = tensor.WhichOneof("kind")
     if kind == "rows":
@@ -206,5 +213,5 @@ def _tensor(tensor: Any, where: str, limits: Limits) -> Array:
 
 def _flat(data: bytes, dtype: np.dtype[Any], where: str) -> Array:
     if len(data) % dtype.itemsize:
-        raise ServiceError(f"{where} has {len(data)} bytes, which are no {dtype} numbers.")
+        raise ServiceError(f"{where} has {len(data)} bytes, which are no {dtype} numbers")
     return np.frombuffer(data, dtype.newbyteorder("<")).astype(dtype)

@@ -22,6 +22,6 @@ def chosen(names: Sequence[str] | None) -> list[Wire]:
         return [*WIRES.values()]
     unknown = [name for name in names if name not in WIRES]
     if unknown or not names:
-        what = f"The wire {unknown[0]!r} is unknown" if unknown else "No wire is named"
-        raise ServiceError(f"{what}: choose from {', '.join(WIRES)}.", code="unknown_wire")
+        what = f"the wire {unknown[0]!r} is unknown" if unknown else "no wire is named"
+        raise ServiceError(f"{what}; choose from {', '.join(WIRES)}", code="unknown_wire")
     return [WIRES[name] for name in dict.fromkeys(names)]

@@ -1,13 +1,14 @@
-"""Parts of requests that both JSON dialects share: metadata, settings of a loss, and sampling."""
+"""Parts of requests that the JSON dialects share: metadata, passes, steps, adapters, samplers and sampling."""
 
 from __future__ import annotations
 
 import json
 
-from regress.service.api import Json, SamplingRequest, ServiceError
+from regress.service.api import AdamParams, Json, LoraSpec, PassRequest, SamplingRequest, ServiceError
 from regress.service.wires.fields import Fields
+from regress.service.wires.names import Addresses
 from regress.service.wires.settings import Limits
-from regress.service.wires.tensors import tokens_of_json
+from regress.service.wires.tensors import check_total, datum_of_json, tokens_of_json
 from regress.service.wires.wire import Call
 
 _SEED = 2**2047
@@ -24,10 +25,10 @@ def metadata_of(fields: Fields, call: Call, *names: str) -> Json:
     try:
         size = len(json.dumps(found, ensure_ascii=False).encode())
     except UnicodeEncodeError:
-        raise ServiceError("The metadata has a lone surrogate: send text that UTF-8 can hold.") from None
+        raise ServiceError("the metadata has a lone surrogate; send text that UTF-8 can hold") from None
     if size > call.limits.metadata_bytes:
         raise ServiceError(
-            f"The metadata has {size} bytes, more than {call.limits.metadata_bytes}.", code="too_large"
+            f"the metadata has {size} bytes, more than {call.limits.metadata_bytes}", code="too_large"
         )
     return {**found, "owner": call.owner}
 
@@ -48,6 +49,56 @@ def loss_config(fields: Fields) -> dict[str, float | str | bool]:
     return found
 
 
+def pass_of(fields: Fields, limits: Limits, *, forward_only: bool, several: bool = False) -> PassRequest:
+    """Return a pass.
+
+    Args:
+        several: True if the protocol has several targets at a position.
+
+    Raises:
+        ServiceError: a datum or a setting is refused.
+    """
+    parts = fields.parts("data", limit=limits.data)
+    data = [datum_of_json(part, limits, several=several) for part in parts]
+    check_total(data, limits)
+    named = [datum.id for datum in data if datum.id is not None]
+    if len(set(named)) != len(named):
+        raise ServiceError("two datums have the same datum_id; give each its own")
+    return PassRequest(data, fields.text("loss_fn"), loss_config(fields), forward_only)
+
+
+def adam_of(params: Fields, defaults: AdamParams) -> AdamParams:
+    """Return the settings of a step; those that are left out are the protocol's."""
+    return AdamParams(
+        **{name: params.number(name, default, low=0) for name, default in vars(defaults).items()}
+    )
+
+
+def lora_of(config: Fields, *, rank: int | None, train_unembed: bool) -> LoraSpec | None:
+    """Return the adapter of a model, None for a rank of 0; what is left out is the protocol's."""
+    chosen = config.integer("rank", high=4096) if rank is None else config.integer("rank", rank, high=4096)
+    if chosen == 0:
+        return None
+    return LoraSpec(
+        rank=chosen,
+        seed=config.integer("seed", None, low=-(2**63), high=2**63 - 1),
+        train_unembed=config.flag("train_unembed", train_unembed),
+        train_mlp=config.flag("train_mlp", True),
+        train_attn=config.flag("train_attn", True),
+    )
+
+
+def open_sampler(call: Call, session: str, fields: Fields, addresses: Addresses) -> str:
+    """Return the id of a sampler of saved weights, or of a base model."""
+    address = fields.text("model_path", None, limit=1024)
+    return call.service.create_sampler(
+        session,
+        fields.integer("sampling_session_seq_id"),
+        path=addresses.path(address, call) if address else None,
+        base_model=None if address else fields.text("base_model"),
+    )
+
+
 def sampling_request(fields: Fields, limits: Limits, *, prompt_logprobs: bool) -> SamplingRequest:
     """Return a sampling request.
 
@@ -60,7 +111,7 @@ def sampling_request(fields: Fields, limits: Limits, *, prompt_logprobs: bool) -
     longest = params.integer("max_tokens", None, low=1)
     if count * (len(prompt) + (longest or 0)) > limits.tokens:
         raise ServiceError(
-            f"{count} completions of {len(prompt)} + {longest or 0} tokens are more than {limits.tokens} tokens.",
+            f"{count} completions of {len(prompt)} + {longest or 0} tokens are more than {limits.tokens} tokens",
             code="too_large",
         )
     texts, ids = _stop(params)

@@ -51,7 +51,7 @@ def listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), backlog=512)
     except OSError as error:
         raise ServiceError(
-            f"The service cannot listen on {host}:{port} ({error.strerror}): choose another port.",
+            f"the service cannot listen on {host}:{port} ({error.strerror}); choose another port",
             code="address",
         ) from None
 
@@ -82,7 +82,7 @@ class ThreadedServer:
         end = time.monotonic() + _START_SECONDS
         while not self._server.started:
             if not self._thread.is_alive() or time.monotonic() > end:
-                raise ServiceError("The HTTP server did not start.", code="server", category="server")
+                raise ServiceError("the HTTP server did not start", code="server", category="server")
             time.sleep(0.005)
         return self
 

@@ -9,7 +9,11 @@ from regress.service.api import Operation, Service, ServiceError
 
 
 def spending(
-    service: Service, model_id: str, seq_id: int | None, submit: Callable[[], Operation]
+    service: Service,
+    model_id: str,
+    seq_id: int | None,
+    submit: Callable[[], Operation],
+    problem: ServiceError | None = None,
 ) -> tuple[Operation | None, ServiceError | None]:
     """Submit a request, or spend its sequence number on the error that refuses it.
 
@@ -18,6 +22,7 @@ def spending(
         model_id: model that the client owns.
         seq_id: number of the request, None if it has none.
         submit: reads the content of the request, and submits it.
+        problem: why the request is refused whatever it holds.
 
     Returns:
         The operation, and the error if the request was refused; no operation if it has no number.
@@ -27,6 +32,8 @@ def spending(
         Exception: the service itself has failed: the number is spent.
     """
     try:
+        if problem is not None:
+            raise problem
         return submit(), None
     except ServiceError as error:
         if error.retryable:
@@ -42,5 +49,5 @@ def spending(
 
 
 _INTERNAL = ServiceError(
-    "The service has failed while it read the request: its log says why.", code="internal", category="server"
+    "the service has failed while it read the request; its log says why", code="internal", category="server"
 )

@@ -31,17 +31,17 @@ def from_list(values: list[Any], dtype: np.dtype[Any], where: str) -> Array:
     try:
         found = np.asarray(values)
     except (ValueError, OverflowError, TypeError):
-        raise ServiceError(f"{where} must be a list of numbers whose rows have one length.") from None
+        raise ServiceError(f"{where} must be a list of numbers whose rows have one length") from None
     if found.size == 0:
         return np.zeros(found.shape, dtype)
     kinds = "iu" if dtype.kind == "i" else "iuf"
     if found.dtype.kind not in kinds:
         what = "integers" if dtype.kind == "i" else "numbers"
-        raise ServiceError(f"{where} must be a list of {what}: {dtype} cannot hold every value.")
+        raise ServiceError(f"{where} must be a list of {what}: {dtype} cannot hold every value")
     if dtype.kind == "i":
         bounds = np.iinfo(dtype)
         if int(found.min()) < bounds.min or int(found.max()) > bounds.max:
-            raise ServiceError(f"{where} has integers that {dtype} cannot hold.")
+            raise ServiceError(f"{where} has integers that {dtype} cannot hold")
     with np.errstate(over="ignore"):
         return found.astype(dtype)
 
@@ -51,7 +51,7 @@ def from_bytes(data: bytes, dtype: np.dtype[Any], shape: Sequence[int], where: s
     size = _elements(shape, where, limits)
     if len(data) != size * dtype.itemsize:
         raise ServiceError(
-            f"{where} has {len(data)} bytes, but shape {list(shape)} of {dtype} takes {size * dtype.itemsize}."
+            f"{where} has {len(data)} bytes, but shape {list(shape)} of {dtype} takes {size * dtype.itemsize}"
         )
     return np.frombuffer(data, dtype.newbyteorder("<")).astype(dtype).reshape(tuple(shape))
 
@@ -70,9 +70,7 @@ def from_rows(
         limits: bounds of a request.
     """
     if len(shape) != 2:
-        raise ServiceError(
-            f"{where} has sparse rows, but its shape {list(shape)[:8]} has not two dimensions."
-        )
+        raise ServiceError(f"{where} has sparse rows, but its shape {list(shape)[:8]} has not two dimensions")
     _elements(shape, where, limits)
     rows, width = shape
     steps = np.diff(row_starts)
@@ -84,17 +82,27 @@ def from_rows(
         or (steps > width).any()
     ):
         raise ServiceError(
-            f"{where} has {rows} sparse rows, but its row starts do not cut its values into those."
+            f"{where} has {rows} sparse rows, but its row starts do not cut its values into those"
         )
     if len(columns) != len(values) or (len(columns) and not 0 <= columns.min() <= columns.max() < width):
-        raise ServiceError(f"{where} needs one column from 0 to {width - 1} for each of its sparse values.")
+        raise ServiceError(f"{where} needs one column from 0 to {width - 1} for each of its sparse values")
     found = np.zeros((rows, width), values.dtype)
     found[np.repeat(np.arange(rows), steps), columns] = values
     return found
 
 
-def datum_of(tokens: Array, inputs: dict[str, Array], where: str, datum_id: str | None = None) -> Datum:
+def datum_of(
+    tokens: Array,
+    inputs: dict[str, Array],
+    where: str,
+    datum_id: str | None = None,
+    *,
+    several: bool = False,
+) -> Datum:
     """Return a datum whose arrays have the length of its tokens.
+
+    Args:
+        several: True if arrays may have a row for each token.
 
     Raises:
         ServiceError: an array has another length or number of dimensions, or a number that is not finite.
@@ -102,26 +110,26 @@ def datum_of(tokens: Array, inputs: dict[str, Array], where: str, datum_id: str 
     checked = {}
     for name, array in inputs.items():
         called = f"{where}.loss_fn_inputs.{shown_name(name)}"
-        if array.ndim == 2 and array.shape[1] == 1:
+        if array.ndim == 2 and array.shape[1] == 1 and not several:
             array = array[:, 0]
-        if array.ndim != 1:
+        if array.ndim != 1 and not (several and array.ndim == 2):
             raise ServiceError(
-                f"{called} has shape {list(array.shape)}: one number for each token is supported."
+                f"{called} has shape {list(array.shape)}; one number for each token is supported"
             )
         if len(array) != len(tokens):
             raise ServiceError(
-                f"{called} has {len(array)} numbers for {len(tokens)} tokens: send one for each."
+                f"{called} has {len(array)} numbers for {len(tokens)} tokens; send one for each"
             )
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             place = int(np.argmin(np.isfinite(array)))
-            raise ServiceError(f"{called} has {array[place]} at position {place}: send finite numbers.")
+            raise ServiceError(f"{called} has {array.flat[place]} at position {place}; send finite numbers")
         checked[name] = array
     if TARGETS in checked:
         checked[TARGETS] = _token_ids(checked[TARGETS], f"{where}.loss_fn_inputs.{TARGETS}", ignored=-100)
     return Datum(tokens=tokens, inputs=checked, id=datum_id)
 
 
-def datum_of_json(fields: Fields, limits: Limits) -> Datum:
+def datum_of_json(fields: Fields, limits: Limits, *, several: bool = False) -> Datum:
     """Return a datum of a JSON body, whose arrays are nested lists, or flat ones with a shape."""
     named = fields.part("loss_fn_inputs")
     inputs: dict[str, Array] = {}
@@ -131,7 +139,8 @@ def datum_of_json(fields: Fields, limits: Limits) -> Datum:
             named.refuse(name[:20], f"must have a name of at most {limits.text} characters", name)
         inputs[name] = _tensor_of_json(named.part(name), limits)
     tokens = tokens_of_json(fields.part("model_input"), limits)
-    return datum_of(tokens, inputs, fields.where, fields.text("datum_id", None, limit=limits.text))
+    datum_id = fields.text("datum_id", None, limit=limits.text)
+    return datum_of(tokens, inputs, fields.where, datum_id, several=several)
 
 
 def tokens_of_json(model_input: Fields, limits: Limits) -> Array:
@@ -139,11 +148,11 @@ def tokens_of_json(model_input: Fields, limits: Limits) -> Array:
     pieces = []
     for chunk in model_input.parts("chunks", limit=limits.tokens):
         if chunk.text("type", "encoded_text") != "encoded_text":
-            raise ServiceError(f"{chunk.where} is no encoded_text chunk: text alone is supported.")
+            raise ServiceError(f"{chunk.where} is no encoded_text chunk; text alone is supported")
         ids = chunk.items("tokens", limit=limits.tokens)
         pieces.append(from_list(ids, DTYPES["int64"], chunk.named("tokens")))
         if pieces[-1].ndim != 1:
-            raise ServiceError(f"{chunk.named('tokens')} must be a flat list of token ids.")
+            raise ServiceError(f"{chunk.named('tokens')} must be a flat list of token ids")
     return tokens_of(pieces, model_input.where)
 
 
@@ -151,24 +160,24 @@ def tokens_of(pieces: Sequence[Array], where: str) -> Array:
     """Return the chunks of an input as ``[T]`` int64 token ids."""
     tokens = np.concatenate(pieces).astype(np.int64) if pieces else np.zeros(0, np.int64)
     if not len(tokens):
-        raise ServiceError(f"{where} has no tokens: send one at least.")
+        raise ServiceError(f"{where} has no tokens; send one at least")
     return _token_ids(tokens, where)
 
 
 def check_count(tensors: int, where: str, limits: Limits) -> None:
     """Refuse a datum of too many tensors."""
     if tensors > limits.tensors:
-        raise ServiceError(f"{where} has {tensors} tensors, more than {limits.tensors}.", code="too_large")
+        raise ServiceError(f"{where} has {tensors} tensors, more than {limits.tensors}", code="too_large")
 
 
 def check_total(data: Sequence[Datum], limits: Limits) -> None:
     """Refuse a request without datums, or with too many tokens."""
     if not data:
-        raise ServiceError("The request has no data: send one datum at least.")
-    total = sum(len(datum.tokens) for datum in data)
+        raise ServiceError("the request has no data; send one datum at least")
+    total = sum(max([len(datum.tokens), *(array.size for array in datum.inputs.values())]) for datum in data)
     if total > limits.tokens:
         raise ServiceError(
-            f"The request has {total} tokens, more than {limits.tokens}: send it in parts.", code="too_large"
+            f"the request has {total} tokens, more than {limits.tokens}; send it in parts", code="too_large"
         )
 
 
@@ -184,7 +193,7 @@ def _tensor_of_json(fields: Fields, limits: Limits) -> Array:
     if shape is None or shape == list(array.shape):
         return array
     if _elements(shape, fields.where, limits) != array.size:
-        raise ServiceError(f"{fields.where} has {array.size} numbers, but its shape is {shape}.")
+        raise ServiceError(f"{fields.where} has {array.size} numbers, but its shape is {shape}")
     return array.reshape(shape)
 
 
@@ -204,7 +213,7 @@ def _rows_of_json(fields: Fields, dtype: np.dtype[Any], limits: Limits) -> Array
 def _flat_of_json(fields: Fields, name: str, dtype: np.dtype[Any], limits: Limits) -> Array:
     found = from_list(fields.items(name, limit=limits.tensor_elements), dtype, fields.named(name))
     if found.ndim != 1:
-        raise ServiceError(f"{fields.named(name)} must be a flat list.")
+        raise ServiceError(f"{fields.named(name)} must be a flat list")
     return found
 
 
@@ -223,12 +232,12 @@ def _elements(shape: Sequence[int], where: str, limits: Limits) -> int:
     if len(shape) > 8 or any(not 0 <= size <= limits.tensor_elements for size in shape):
         raise ServiceError(
             f"{where} has a shape of {len(shape)} dimensions or of sizes that are not from 0 to "
-            f"{limits.tensor_elements}."
+            f"{limits.tensor_elements}"
         )
     size = math.prod(shape)
     if size > limits.tensor_elements:
         raise ServiceError(
-            f"{where} has {size} elements, more than {limits.tensor_elements}: send smaller tensors.",
+            f"{where} has {size} elements, more than {limits.tensor_elements}; send smaller tensors",
             code="too_large",
         )
     return size
@@ -236,10 +245,12 @@ def _elements(shape: Sequence[int], where: str, limits: Limits) -> int:
 
 def _token_ids(tokens: Array, where: str, ignored: int | None = None) -> Array:
     if tokens.dtype.kind != "i":
-        raise ServiceError(f"{where} is {tokens.dtype}: token ids are integers.")
+        raise ServiceError(f"{where} is {tokens.dtype}; token ids are integers")
     wrong = (tokens < 0) & (tokens != ignored) if ignored is not None else tokens < 0
     if wrong.any():
-        place = int(np.argmax(wrong))
+        place = int(np.argmax(wrong))  # row after row
         besides = f", or {ignored} to leave a position out" if ignored is not None else ""
-        raise ServiceError(f"{where} has {tokens[place]} at position {place}: token ids are from 0{besides}.")
+        raise ServiceError(
+            f"{where} has {tokens.flat[place]} at position {place}; token ids are from 0{besides}"
+        )
     return tokens.astype(np.int64)

@@ -34,7 +34,6 @@ class Call:
     query: Mapping[str, str] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes = b""
-    memory: Memory = field(default_factory=lambda: Memory())
 
     def own(self, thing_id: str) -> str:
         """Return the id of a session, or of one of its models or samplers, if the API key of the request owns it.
@@ -51,6 +50,17 @@ class Call:
         if not metadata or metadata.get("owner") != self.owner:
             raise not_found(thing_id)
         return thing_id
+
+    def operation(self, operation_id: str) -> Operation:
+        """Return the state of an operation of a model that the API key of the request owns.
+
+        Raises:
+            ServiceError: there is none.
+        """
+        found = self.service.operation(operation_id)
+        if found.model_id is not None:
+            self.own(found.model_id)
+        return found
 
 
 @dataclass(frozen=True)
@@ -102,36 +112,11 @@ class Wire:
     routes: Sequence[Route]
 
 
-class Memory:
-    """The latest values by key, up to a number of them: operations of requests that may be sent twice."""
-
-    def __init__(self, size: int = 4096) -> None:
-        self._size = size
-        self._values: dict[tuple[str, ...], str] = {}
-
-    def get(self, key: tuple[str, ...]) -> str | None:
-        """Return the value of a key, or None."""
-        return self._values.get(key)
-
-    def put(self, key: tuple[str, ...], value: str) -> None:
-        """Keep a value, and drop the oldest one if there are too many."""
-        self._values[key] = value
-        while len(self._values) > self._size:
-            del self._values[next(iter(self._values))]
-
-
 def not_found(thing_id: str) -> ServiceError:
     """Return the error for an id that does not exist, or that another API key owns."""
     return ServiceError(
-        f"{shown(thing_id)} is not the id of anything this API key owns: use an id that the service returned.",
+        f"{shown(thing_id)} is not the id of anything this API key owns; use an id that the service returned",
         code="not_found",
-    )
-
-
-def other_protocol() -> ServiceError:
-    """Return the error for the result of an operation that only another protocol asks for."""
-    return ServiceError(
-        "The result of this operation has no form in this protocol: ask by the one that started it."
     )
 
 

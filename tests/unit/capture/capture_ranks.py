@@ -1,26 +1,19 @@
-"""Trains on several gloo ranks under `record`: ``python capture_ranks.py WORLD_SIZE JOB FOLDER``."""
+"""Trains on several gloo ranks under `record`."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch import Tensor, distributed, nn
 
-HERE = Path(__file__).parent
+from regress.replay.pool import shared_pool
 
 
 def run_ranks(world: int, job: str, folder: Path) -> None:
     """Run a job of this file on so many ranks; each records into ``folder``."""
-    command = [sys.executable, __file__, str(world), job, str(folder)]
-    environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    shared_pool().run(on_rank, {"job": job, "folder": folder}, world)
 
 
 def rows_of(rank: int, ranks: int) -> list[Tensor]:
@@ -184,31 +177,6 @@ def sequence(folder: Path, rank: int, world: int) -> None:
 JOBS = {job.__name__: job for job in (ddp, ddp_inner, fsdp2, fsdp2_head, hsdp, tp, sequence, nothing_told)}
 
 
-def main(world: int, job: str, folder: Path) -> int:
-    sys.path.insert(0, str(HERE))
-    import capture_loops  # noqa: F401  (once, before the ranks part)
-
-    children = []
-    for rank in range(world):
-        child = os.fork()
-        if child == 0:
-            os._exit(_rank(rank, world, job, folder))
-        children.append(child)
-    return max(abs(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])) for child in children)
-
-
-def _rank(rank: int, world: int, job: str, folder: Path) -> int:
-    torch.set_num_threads(1)
-    distributed.init_process_group("gloo", init_method=f"file://{folder}.store", rank=rank, world_size=world)
-    try:
-        JOBS[job](folder, rank, world)
-        distributed.barrier()
-    except BaseException:
-        traceback.print_exc()
-        sys.stderr.flush()
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])))
+def on_rank(job: str, folder: Path) -> None:
+    JOBS[job](folder, distributed.get_rank(), distributed.get_world_size())
+    distributed.barrier()

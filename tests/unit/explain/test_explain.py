@@ -94,6 +94,8 @@ def preset_cases() -> list[Case]:
         run = Run(100 + number, accumulation=(2, 4, 1)[number % 3], off_policy=(0.0, 0.2)[number % 2])
         if objective.advantage in WHITENED:
             words = WHITENED[objective.advantage]
+        elif objective.advantage == "constant":
+            words = "1 for every sample"
         else:
             baseline = (
                 "mean of the group" if objective.advantage == "grpo" else "mean of the others of the group"

@@ -1,4 +1,4 @@
-"""Ranks that live as long as a test module, and run functions of it."""
+"""Ranks that live as long as the session, and run functions of test modules."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Ranks:
         self._process.wait()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
     started = Ranks(tmp_path_factory.mktemp("ranks"))
     try:

@@ -54,6 +54,8 @@ CONDITIONS: dict[str, Condition] = {
     "no_record_absent": lambda _, scene: not scene.absent,
     # of what was judged
     "experts": lambda found, _: "experts" in found.kinds,
+    "gradients_agree": lambda found, _: "gradient" in found.agree,
+    "gradients_not_known_to_agree": lambda found, _: "gradient" not in found.agree,
     "no_gradient": lambda found, _: found.first.quantity != "gradient",
     "activations_unjudged": lambda found, _: "activations" in found.unjudged,
     "token_loss_unjudged": lambda found, _: "token_loss" in found.unjudged,

@@ -10,7 +10,6 @@ import pytest
 
 from regress.compare.alignment.canonical import canonicalize
 from regress.compare.alignment.keys import canonical_layout
-from regress.compare.alignment.local_shard import Shard, whole_layout
 from regress.compare.alignment.places import Places
 from regress.compare.alignment.project import Projection
 from regress.compare.quantities import QUANTITIES, names_at, primary_source, quantity_named, quantity_of
@@ -184,16 +183,15 @@ def test_golden_values_of_other_samples_are_refused(world: Any) -> None:
     with pytest.raises(
         CompareError, match=r"log_probs has the shape \[3\], but the samples of this update have 20"
     ):
-        golden.shape(source, places)
+        golden.part(source)
     del world.truth["policy_loss"]
     golden = Projection(world.truth, world.frame)
     (source,) = [s for s in golden.stage("loss") if s.name == "pg_loss"]
     with pytest.raises(CompareError, match="lack policy_loss, but pg_loss is the sum of its terms"):
         golden.share(source.name, places.order)
     golden = Projection({"entropy": {"entropy": np.zeros(20)}}, world.frame)
-    shard = Shard(np.zeros(layout.shape), whole_layout(layout.shape))
     with pytest.raises(CompareError, match="lack batch_inputs/response_mask, but without it nothing tells"):
-        golden.tokens(golden.stage("forward_data")[0], shard, places, golden.context)
+        golden.part(golden.stage("forward_data")[0])
 
 
 def test_the_table_of_quantities_covers_all_stages() -> None:

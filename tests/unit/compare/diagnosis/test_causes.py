@@ -130,6 +130,7 @@ def examples(rule: Rule) -> Iterator[Divergence]:
         yield replace(base, unjudged=("activations", "token_loss"), broken=(1, 3))
         yield replace(base, first=replace(first, relative=0.5))
         yield replace(base, held=(*rule.holds,))
+        yield replace(base, agree=("gradient",))
 
 
 def scene_of(rule: Rule) -> RunContext:

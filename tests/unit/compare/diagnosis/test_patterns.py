@@ -11,14 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regress.compare.alignment.aligned import Aligned, judge_aligned
+from regress.compare.alignment.aligned import Aligned, TokenRows, judge_aligned
 from regress.compare.alignment.local_shard import Shard, whole_layout
-from regress.compare.alignment.places import Places
+from regress.compare.alignment.places import Places, selected_rows
 from regress.compare.alignment.project import Projection
+from regress.compare.alignment.shard_overlap import shard_blocks
+from regress.compare.alignment.token_overlap import token_part
 from regress.compare.diagnosis.extent import by_chance
 from regress.compare.diagnosis.patterns import Pattern, find_patterns
 from regress.compare.diagnosis.run_context import RunContext
-from regress.compare.quantities import Source
+from regress.compare.quantities import Kind, Source, quantity_named
 from regress.compare.verdicts.affected import Affected, Count
 from regress.compare.verdicts.case import Case
 from regress.compare.verdicts.tensor import judge_tensor
@@ -97,8 +99,12 @@ def judged(
         whole = np.zeros((places.tokens.size, *values.shape[1:]), values.dtype)
         whole[at] = values[canonical]
         array = change(whole.reshape(*layout.shape, *values.shape[1:]), layout)
-        aligned = golden.tokens(source, Shard(array, whole_layout(array.shape)), places, context)
-        assert isinstance(aligned, Aligned)
+        local = whole_layout(array.shape)
+        part = token_part(array, local, places.tokens, 2)
+        loss = MASK if quantity_named(quantity).kind is Kind.TOKEN else None
+        rows = TokenRows(part, [golden.part(source)], selected_rows(source, part.rows, loss))
+        words = golden.locator.rows(places.tokens, array.shape[2:], layout.shape[1])
+        aligned = Aligned.of_tokens(rows, words, partial(context, source, local))
         case = Case(quantity, name, Place(0, None, 0, micro), TIGHT, aligned.words, array.shape)
         found.append(judge_aligned(case, aligned, golden.scale(source)))
     return found
@@ -293,8 +299,9 @@ def test_one_shard_of_a_matrix_is_named() -> None:
     actual[:, 3:6] *= 1.5
     source = Source("gradient", "w", "gradient", "w")
     whole = Projection({"gradient": {"w": golden}}, FRAME)
-    aligned = whole.whole(source, Shard(actual, whole_layout(actual.shape)))
-    assert isinstance(aligned, Aligned)
+    layout = whole_layout(actual.shape)
+    pairs = partial(shard_blocks, Shard(actual, layout), [Shard(golden, layout)])
+    aligned = Aligned(actual, golden, pairs, None, partial(whole.context_of_whole, source, layout))
     verdict = judge_aligned(Case("gradient", "w", Place(0, None, 0), TIGHT, None, actual.shape), aligned)
     found = patterns([verdict])
     assert found["shard"].numbers == {"dimension": 1, "start": 3, "stop": 6, "size": 12, "parts": 4}

@@ -52,6 +52,25 @@ def test_every_sample_is_paired_once_or_reported(
         assert all(tokens[0][to] == tokens[1][key] for key, to in found.golden_of.items())
 
 
+@pytest.mark.parametrize("side", ["golden", "actual"])
+def test_copies_that_nobody_trains_on_fill_a_batch_up(side: str) -> None:
+    fewer, more = named([(1,), (2,)]), named([(1,), (2,), (1,)], "a")
+    sides = (more, fewer) if side == "golden" else (fewer, more)
+
+    def of(which: str, key: SampleKey) -> dict[str, NDArray[np.float64]]:
+        trained = which != side or key != copy
+        return {"token_gradient": np.array([float(trained)])}
+
+    copy = more[2].key
+    found = match_samples(*sides, of)
+    assert (found.repeated, found.golden_only, found.actual_only) == ((copy,), (), ())
+
+    copy = ("nobody", 0)  # now all of them are trained on, so that one is too many
+    found = match_samples(*sides, of)
+    assert not found.repeated
+    assert len(found.golden_only if side == "golden" else found.actual_only) == 1
+
+
 @settings(deadline=None)
 @given(contents, st.randoms(use_true_random=False))
 def test_the_order_of_samples_does_not_matter(content: list[tuple[int, ...]], random: Any) -> None:

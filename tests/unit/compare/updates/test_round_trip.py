@@ -9,11 +9,12 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regress.compare.alignment.aligned import Aligned
+from regress.compare.alignment.aligned import TokenRows
 from regress.compare.alignment.canonical import canonicalize
-from regress.compare.alignment.local_shard import Shard, whole_layout
+from regress.compare.alignment.local_shard import whole_layout
 from regress.compare.alignment.places import Places
 from regress.compare.alignment.project import Projection
+from regress.compare.alignment.token_overlap import token_part
 from regress.compare.quantities import source_of
 from regress.compare.updates.bitwise_reference import judge_bitwise
 from regress.compare.updates.golden import judge_update
@@ -79,11 +80,15 @@ def test_projection_gives_the_local_tensors_back(
                     expected, _, _ = golden.share(source.name, layout.indices(world.frame.offsets)[0])
                     np.testing.assert_allclose(expected, array, rtol=1e-14, atol=1e-14)
                     continue
-                found = golden.tokens(source, Shard(array, whole_layout(array.shape)), places, golden.context)
-                assert isinstance(found, Aligned)
-                assert found.actual.shape == array.shape
-                for block in found.pairs():
+                part = golden.part(source)
+                by_loss = part.rows.size != world.frame.size
+                tokens = places.loss_rows(world.loss_mask) if by_loss else places.tokens
+                local = token_part(array, whole_layout(array.shape), tokens, array.ndim - 1 if by_loss else 2)
+                count = 0
+                for block in TokenRows(local, [part], np.flatnonzero(local.rows >= 0)).blocks():
                     np.testing.assert_array_equal(block.actual, block.golden)
+                    count += block.actual.size
+                assert count == int((tokens >= 0).sum()) * local.width
 
 
 @slow

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,11 @@ from regress.engine.config.schema import Config
 from regress.engine.run import train as train_here
 from regress.service.client.local import LocalModel
 from regress.service.client.run import train
+from regress.service.core.opening import executor_of
+from regress.service.core.service import CoreService
+from regress.service.wires.app import create_app
+from regress.service.wires.server import ThreadedServer
+from regress.service.wires.settings import Settings
 from tests.unit.service.client.direct_service import DirectService
 
 TINY = (
@@ -31,6 +37,7 @@ TINY = (
     "task.rewards={exact_match: 1.0, character_match: 1.0}",
 )
 CONSOLE = Console(quiet=True)
+KEY = "tml-of-a-test"
 
 
 @pytest.fixture(scope="session")
@@ -71,6 +78,51 @@ class Sides:
         return service
 
 
+@pytest.fixture(autouse=True)
+def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+
+
+@contextmanager
+def serving(base: Path, folder: Path) -> Iterator[str]:
+    """Yield the address of a service of one model."""
+    overrides = [*TINY, f"model.path={base}", f"tokenizer.path={base}", f"output_dir={folder}"]
+    config = load_config(overrides=overrides, environ={}).config
+    service = CoreService(executor_of({"base": config}, folder, environ={}), folder)
+    try:
+        with ThreadedServer(create_app(service, Settings({"test": KEY}))) as server:
+            yield server.url
+    finally:
+        service.close()
+
+
+def over_http(
+    sides: Sides,
+    name: str,
+    wire: str,
+    url: str,
+    *chosen: str,
+    stop_after: int | None = None,
+    allow: Sequence[str] = (),
+) -> Path:
+    section = f"service.{wire}_service"
+    full = f"{section}.training_mode=full_ft" if wire == "weaver" else f"{section}.lora_rank=0"
+    lora = any(key.startswith(f"{section}.lora_rank") for key in chosen)
+    """Train through the service at an address by our own client; returns the folder of the run's files."""
+    config = sides.config(
+        name,
+        "trainer.type=remote",
+        f"service.train_service.backend={wire}",
+        f"{section}.base_url={url}",
+        f"{section}.api_key={KEY}",
+        f"{section}.client=own",
+        *(() if lora else (full,)),
+        *chosen,
+    )
+    train(config, CONSOLE, stop_after=stop_after, allow_change=allow)
+    return sides.root / name
+
+
 @pytest.fixture
 def sides(base: Path, tmp_path: Path) -> Sides:
     return Sides(base, tmp_path)
@@ -87,4 +139,4 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-__all__ = ["Callable", "Sides", "partial", "rows", "torch", "weights_differ"]
+__all__ = ["Callable", "Sides", "over_http", "partial", "rows", "serving", "torch", "weights_differ"]

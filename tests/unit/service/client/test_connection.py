@@ -16,6 +16,7 @@ from regress.service.api import ServiceError
 from regress.service.client.connect import open_model
 from regress.service.client.settings import Endpoint, endpoint_of
 from regress.service.client.transport import Transport
+from regress.service.client.weaver_sdk import WeaverSdkModel
 
 KEY = "tml-very-secret"
 
@@ -133,6 +134,14 @@ def test_an_sdk_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("wire", "missing"), [("weaver", "httpx"), ("tinker", "google.protobuf")])
+def test_an_old_sdk_without_forward_passes_is_named() -> None:
+    """nex-weaver 1.4.0 has none; 1.10.0 has."""
+    model = object.__new__(WeaverSdkModel)
+    model._training = object()
+    with pytest.raises(ConfigError, match="the installed nex-weaver has no forward pass"):
+        model.forward([])
+
+
 def test_a_missing_package_is_named_with_the_extra_that_has_it(
     monkeypatch: pytest.MonkeyPatch, wire: str, missing: str
 ) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 
 from regress.errors import ConfigError
 from regress.service.api import AdamParams
-from tests.unit.service.client.conftest import Sides, rows, weights_differ
+from tests.unit.service.client.conftest import Sides, over_http, rows, serving, weights_differ
 
 DIRECT = {
     "importance_sampling": ("algorithm.loss=importance_sampling", "algorithm.old_log_probs=sampler"),
@@ -114,13 +115,63 @@ def test_entropy_with_one_weight_for_all_tokens_goes_to_weaver(sides: Sides) -> 
     [
         ("parallel.dp=2", "parallel.dp"),
         ("warm_start.steps=3", "warm_start.steps"),
-        ("trainer.save_steps=1", "trainer.save_steps"),
         ("trainer.on_nonfinite=skip", "trainer.on_nonfinite"),
-        ("rollout_worker.temperature=0.5", "rollout_worker.temperature"),
+        (
+            "algorithm.entropy_coef=0.1 service.train_service.backend=tinker",
+            "has no place in Tinker's protocol",
+        ),
+        (
+            "rollout_worker.temperature=0.5 algorithm.old_log_probs=sampler",
+            "set algorithm.old_log_probs=recompute or rollout_worker.temperature=1",
+        ),
         ("optimizer.implementation=fused", "optimizer.implementation"),
         ("debug.dump_options.param=true", "debug.dump_options.param"),
     ],
 )
 def test_what_a_service_decides_is_refused_here(sides: Sides, override: str, named: str) -> None:
     with pytest.raises(ConfigError, match=named):
-        sides.config("there", "trainer.type=remote", override)
+        sides.config("there", "trainer.type=remote", *override.split())
+
+
+def test_a_temperature_is_that_of_the_sampler_alone(sides: Sides) -> None:
+    """What the loss compares with are log-probs of the policy at 1, as the protocols define them."""
+    chosen = ("rollout_worker.temperature=0.5", "algorithm.old_log_probs=recompute", "algorithm.preset=dapo")
+    service = sides.there(*chosen, "max_steps=1")
+    drawn = [request for name, request in service.calls if name == "sample"]
+    assert {request.temperature for request in drawn} == {0.5}
+    (request,) = [request for name, request in service.calls if name == "ppo"]
+    (scored, *_) = [request for name, request in service.calls if name == "forward"]
+    fresh = sides.service()
+    values = fresh.run_pass("m", 1, scored).result.outputs  # type: ignore[union-attr]
+    for datum, output in zip(request.data, values, strict=True):
+        mask = datum.inputs["loss_mask"] == 1
+        assert mask.any()
+        assert (datum.inputs["logprobs"][mask] == output["logprobs"][mask]).all()
+
+
+@pytest.mark.parametrize(("temperature", "told"), [("1.0", True), ("0.5", False)])
+def test_log_probs_at_another_temperature_are_compared_with_nothing(
+    sides: Sides, temperature: str, told: bool
+) -> None:
+    chosen = ("algorithm.old_log_probs=current", "algorithm.kl_coef=0.1", "max_steps=1")
+    sides.there(*chosen, f"rollout_worker.temperature={temperature}")
+    keys = {key for row in rows(sides.root / "there") for key in row}
+    assert "rollouts/advantages_mean" in keys
+    assert ("rollouts/kl_mean" in keys) == told
+
+
+@pytest.mark.parametrize("chosen", [("algorithm.kl_coef=0.2",), ()], ids=["custom", "direct"])
+def test_the_entropies_of_tokens_are_rewarded_by_weaver(
+    sides: Sides, base: Path, tmp_path: Path, chosen: tuple[str, ...]
+) -> None:
+    """Also beside a loss that the client computes, and of tokens whose ratio is clipped."""
+    hard = (*LARGE, "algorithm.entropy_coef=0.3", "algorithm.aggregation=token-mean", "trainer.epochs=2")
+    hard += ("algorithm.clip_low=0.001", "algorithm.clip_high=0.001", *chosen)
+    here = sides.here(*hard)
+    with serving(base, tmp_path / "state") as url:
+        there = over_http(sides, "there", "weaver", url, *hard)
+    for own, other in zip(rows(here), rows(there), strict=True):
+        for name in ("loss", "grad_norm", "entropy_loss", "policy_loss"):
+            key = f"training_step/{name}"
+            if key in own:
+                assert other[key] == pytest.approx(own[key], rel=2e-3, abs=2e-4), name

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # helpers beside the tests are imported by name, by ranks too
+sys.path.insert(1, str(Path(__file__).parent.with_name("host")))
 
 from service_double import opened
 
@@ -25,7 +25,7 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., CoreService]]:
     services: list[CoreService] = []
 
     def start(root: Path = tmp_path / "state", executor: Any = None, **limits: Any) -> CoreService:
-        found = CoreService(executor or InProcess(partial(opened)), root, Limits(**limits))
+        found = CoreService(executor or InProcess(opened), root, Limits(**limits))
         services.append(found)
         return found
 

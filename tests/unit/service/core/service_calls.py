@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from typing import Any
 
 from service_double import LORALESS
@@ -9,6 +10,11 @@ from service_double import LORALESS
 from regress.service.api import Operation, Status
 from regress.service.core.service import CoreService
 
+# processes are forked from one that has imported the engine
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(
+    ["regress.service.host.host", "regress.service.core.service", "host_requests"]
+)
 GUARD = 60.0
 """Seconds after which something hangs."""
 

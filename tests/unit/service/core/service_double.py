@@ -41,10 +41,10 @@ def request(value: int, *, forward_only: bool = False, **config: Any) -> PassReq
 class HistoryHost:
     """A model is the list of its steps, each the list of the values of its passes, in the order of execution."""
 
-    def __init__(self, rank: int = 0, log: Path | None = None) -> None:
+    def __init__(self, rank: int = 0) -> None:
         self.models: dict[str, dict[str, Any]] = {}
         self.samplers: dict[str, Any] = {}
-        self.rank, self.log = rank, log
+        self.rank = rank
 
     def offered(self) -> list[OfferedModel]:
         return [OfferedModel("tiny", "nowhere", 64)]
@@ -65,7 +65,6 @@ class HistoryHost:
 
     def run_pass(self, model_id: str, request: PassRequest, where: Any) -> PassResult:
         value = int(request.data[0].tokens[0])
-        self._note(where)
         self._misbehave(request)
         model = self.models[model_id]
         if not request.forward_only:
@@ -76,7 +75,6 @@ class HistoryHost:
         return PassResult([{"logprobs": np.array([float(value)])}], {"loss:sum": float(total)})
 
     def optim_step(self, model_id: str, params: AdamParams, where: Any) -> OptimResult:
-        self._note(where)
         model = self.models[model_id]
         model["steps"].append(model["pending"])
         model["moments"] += 1
@@ -125,11 +123,6 @@ class HistoryHost:
     def _info(self, model_id: str) -> ModelInfo:
         return ModelInfo(model_id, "tiny", "nowhere", "None", None, len(self.models[model_id]["steps"]))
 
-    def _note(self, where: Any) -> None:
-        if self.log is not None and self.rank == 0:
-            with self.log.open("a") as file:
-                file.write(f"{where['model_id']} {where['seq_id']}\n")
-
     def _misbehave(self, request: PassRequest) -> None:
         config = request.config
         if "seconds" in config:
@@ -149,9 +142,9 @@ class HistoryHost:
 
 
 @contextlib.contextmanager
-def opened(log: Path | None = None) -> Iterator[HistoryHost]:
+def opened() -> Iterator[HistoryHost]:
     """Open the host of this process, a rank if the environment says so."""
-    yield HistoryHost(int(os.environ.get("RANK", "0")), log)
+    yield HistoryHost(int(os.environ.get("RANK", "0")))
 
 
 @contextlib.contextmanager

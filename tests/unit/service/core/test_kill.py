@@ -2,28 +2,40 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
-import subprocess
-import sys
-import threading
 import time
 from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
-from multiprocessing.connection import Client, Connection
+from multiprocessing.connection import Client
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from service_calls import GUARD
+from host_requests import datums
+from service_calls import GUARD, PROCESSES
 from service_double import LORALESS, PARAMS, opened, request
-from service_process import KEY
+from service_process import ADDRESS, KEY, engine, serve
 
 from regress.errors import ConfigError
-from regress.service.api import Operation, Saved, SaveKind, ServiceError, Status
+from regress.service.api import (
+    Datum,
+    Host,
+    Operation,
+    PassRequest,
+    Saved,
+    SaveKind,
+    ServiceError,
+    Status,
+)
 from regress.service.core.executor import InProcess
 from regress.service.core.service import CoreService
+
+MOST = 150
+"""Events up to which a service lives."""
 
 
 class Killed(Exception):  # noqa: N818  # an event, no error
@@ -31,22 +43,28 @@ class Killed(Exception):  # noqa: N818  # an event, no error
 
 
 class Served:
-    """A service in a process of its own: ``served.save(...)`` is the service's; killed after some time."""
+    """A service in a process of its own: ``served.save(...)`` is the service's."""
 
-    def __init__(self, root: Path, life: float | None) -> None:
-        address = root / "socket"
-        address.unlink(missing_ok=True)
-        program = [
-            sys.executable,
-            str(Path(__file__).with_name("service_process.py")),
-            str(address),
-            str(root),
-        ]
-        path = os.pathsep.join([str(Path(__file__).parents[4]), str(Path(__file__).parent)])
-        self._process = subprocess.Popen(program, env={**os.environ, "PYTHONPATH": path})
-        self._client = self._connected(address)
-        if life is not None:
-            threading.Timer(life, self._process.send_signal, [signal.SIGKILL]).start()
+    def __init__(self, root: Path, host: str) -> None:
+        self._root, self._host = root, host
+        self._process: Any = None
+        self._client: Any = None
+
+    def start(self, last: int | None) -> None:
+        """Start it; it is killed at an event."""
+        (self._root / ADDRESS).unlink(missing_ok=True)
+        self._process = PROCESSES.Process(target=serve, args=[self._root, self._host, last], daemon=True)
+        self._process.start()
+        end = time.monotonic() + GUARD
+        while self._client is None and time.monotonic() < end:
+            try:
+                self._client = Client(str(self._root / ADDRESS), family="AF_UNIX", authkey=KEY)
+            except (OSError, EOFError):
+                if self._process.exitcode is not None:
+                    assert self._process.exitcode == -signal.SIGKILL, "the service does not start"
+                    raise Killed from None
+                time.sleep(0.02)
+        assert self._client is not None, "the service does not start"
 
     def __getattr__(self, method: str) -> Any:
         def call(*arguments: Any, **settings: Any) -> Any:
@@ -62,18 +80,12 @@ class Served:
         return call
 
     def end(self) -> None:
-        self._client.close()
-        self._process.wait(GUARD)
-
-    def _connected(self, address: Path) -> Connection[Any, Any]:
-        end = time.monotonic() + GUARD
-        while time.monotonic() < end:
-            try:
-                return Client(str(address), family="AF_UNIX", authkey=KEY)
-            except (FileNotFoundError, ConnectionRefusedError):
-                assert self._process.poll() is None, "the service does not start"
-                time.sleep(0.02)
-        raise AssertionError("the service does not start")
+        """Leave it, and wait until it is gone."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+        self._process.join(GUARD)
+        assert self._process.exitcode in (0, -signal.SIGKILL), "the service does not end"
 
 
 @dataclass
@@ -81,19 +93,22 @@ class Trainer:
     """Client of one model: what it was told, and what it asks for next.
 
     Attributes:
-        total: sum of all values of the steps of the model, and of the passes since.
-        told: totals by path of the saves that were acknowledged.
+        mirror: host whose model is what the service's has to be; it executes what was acknowledged, and no more.
+        make: makes a pass of a number.
+        told: saves that were acknowledged, by path.
         sent: operations that were acknowledged.
-        open: number and call of the request that was not answered.
+        unanswered: number and call of the request that was not answered.
     """
 
     model: str
     chance: random.Random
+    mirror: Host
+    make: Callable[..., PassRequest]
+    folder: Path
     seq: int = 0
-    total: int = 0
     pending: bool = False
     unsaved: bool = False
-    told: dict[str, int] = field(default_factory=dict)
+    told: set[str] = field(default_factory=set)
     last: Saved | None = None
     sent: list[str] = field(default_factory=list)
     unanswered: tuple[int, str, tuple[Any, ...], dict[str, Any]] | None = None
@@ -106,18 +121,18 @@ class Trainer:
             if found.error is not None and found.error.code == "restarted":
                 assert f"{self.model} stands at step" in str(found.error)
         saves: list[Saved] = served.saves(self.model)
-        assert set(self.told) <= {saved.path for saved in saves}, "an acknowledged save is lost"
+        assert self.told <= {saved.path for saved in saves}, "an acknowledged save is lost"
         stands = served.model_info(self.model).step
         if saves and saves[-1].path not in self.told:  # the last request, done but never answered
-            self.last, self.told[saves[-1].path], self.unsaved = saves[-1], self.total, False
+            self._keep(saves[-1])
         assert stands == (self.last.step if self.last else 0), "the model does not stand at its last save"
         self._repeat(served)
         if self.last is None:
             return
         assert self.call(served, "load", self.last.path, optimizer=True).result == self.last
-        self.total, self.pending, self.unsaved = self.told[self.last.path], False, False
-        loss = self.call(served, "run_pass", request(0, forward_only=True)).result.metrics["loss:sum"]
-        assert loss == self.total, "the save holds something else"
+        self.mirror.load("mirror", self._copy(self.last.path), optimizer=True)
+        self.pending = self.unsaved = False
+        self.ask(served, self.make(0, forward_only=True))
 
     def _repeat(self, served: Served) -> None:
         """Send the request again that was not answered: it runs only on a model that has lost nothing."""
@@ -128,7 +143,7 @@ class Trainer:
         self.unanswered = None
         again = served.operation(again.id, timeout=GUARD)
         if again.error is None and method == "save":
-            self.last, self.told[again.result.path] = again.result, self.total
+            self._keep(again.result)
         elif again.error is None and method != "load":
             assert not self.unsaved, "it ran on a model that has lost steps"
 
@@ -137,19 +152,23 @@ class Trainer:
         while True:
             what = self.chance.choice(["pass", "pass", "step", "save", "forward"])
             if what in ("pass", "forward"):
-                value = self.chance.randrange(1, 100)
-                sent = request(value, forward_only=what == "forward", seconds=self.chance.choice([0.0, 0.01]))
-                loss = self.call(served, "run_pass", sent).result.metrics["loss:sum"]
-                self.total += value if what == "pass" else 0
+                self.ask(served, self.make(self.chance.randrange(1, 100), forward_only=what == "forward"))
                 self.pending |= what == "pass"
                 self.unsaved |= what == "pass"
-                assert loss == self.total
-            elif what == "step":
-                self.call(served, "optim_step", PARAMS)
+            elif what == "step" and self.pending:
+                made = self.call(served, "optim_step", PARAMS).result
+                assert made == self.mirror.optim_step("mirror", PARAMS, {}), "other gradients"
                 self.pending, self.unsaved = False, True
-            elif not self.pending:
-                saved = self.call(served, "save", f"save{self.seq}", SaveKind.STATE).result
-                self.last, self.told[saved.path], self.unsaved = saved, self.total, False
+            elif what == "save" and not self.pending:
+                self._keep(self.call(served, "save", f"save{self.seq}", SaveKind.STATE).result)
+
+    def ask(self, served: Served, request: PassRequest) -> None:
+        """Make a pass, whose result has to be the mirror's bit for bit."""
+        found = self.call(served, "run_pass", request).result
+        expected = self.mirror.run_pass("mirror", request, {})
+        assert found.metrics == expected.metrics
+        for one, other in zip(found.outputs, expected.outputs, strict=True):
+            assert all(np.array_equal(one[name], other[name]) for name in other)
 
     def call(self, served: Served, method: str, *arguments: Any, **settings: Any) -> Operation:
         self.seq += 1
@@ -161,40 +180,66 @@ class Trainer:
         assert found.error is None, str(found.error)
         return found
 
+    def _keep(self, saved: Saved) -> None:
+        """Note a save; the mirror has one, too."""
+        self.mirror.save("mirror", self._copy(saved.path), SaveKind.STATE)
+        self.told.add(saved.path)
+        self.last, self.unsaved = saved, False
 
-def killed_often(root: Path, times: int, seed: int) -> None:
+    def _copy(self, path: str) -> str:
+        return str(self.folder / path.rpartition("/")[2])
+
+
+def scored(value: int, *, forward_only: bool = False) -> PassRequest:
+    """Return a pass of the engine over two datums that a number chooses."""
+    data = [Datum(datum.tokens, datum.inputs) for datum in datums([4 + value % 5, 3], seed=value)]
+    return PassRequest(data, "importance_sampling", {}, forward_only)
+
+
+def killed_often(root: Path, host: str, times: int, seed: int) -> None:
+    """Kill a service again and again, at events that the seed chooses."""
+    print(f"seed {seed} of {host}")  # shown if it fails
     chance = random.Random(seed)
-    served = Served(root, None)
+    served = Served(root, host)
+    served.start(None)
     session = served.create_session({"owner": "me"})
     created = served.operation(served.create_model(session, 1, LORALESS).id, timeout=GUARD)
-    trainer = Trainer(created.result.model_id, chance)
-    trainer.call(served, "optim_step", PARAMS)
-    trainer.last = trainer.call(served, "save", "first", SaveKind.STATE).result
-    trainer.told[trainer.last.path] = 0
-    served.end()
-    for _ in range(times):
-        served = Served(root, chance.uniform(0.0, 0.25))
-        try:
-            trainer.resume(served)
-            trainer.train(served)
-        except Killed:
+    with (engine(root / "mirror") if host == "engine" else opened)() as mirror:
+        mirror.create("mirror", LORALESS)
+        make = scored if host == "engine" else request
+        trainer = Trainer(created.result.model_id, chance, mirror, make, root)
+        trainer.ask(served, make(1))
+        trainer.call(served, "optim_step", PARAMS)
+        mirror.optim_step("mirror", PARAMS, {})
+        trainer._keep(trainer.call(served, "save", "first", SaveKind.STATE).result)
+        served.end()
+        for _ in range(times):
+            with suppress(Killed):
+                served.start(chance.randrange(1, MOST))
+                trainer.resume(served)
+                trainer.train(served)
             served.end()
-    served = Served(root, None)
-    trainer.resume(served)
-    served.end()
+        served.start(None)
+        trainer.resume(served)
+        served.end()
     executed = Counter((root / "executed").read_text().splitlines())
     assert max(executed.values()) == 1, "an operation was executed twice"
     assert len(trainer.sent) > times, "the kills came too early to mean anything"
 
 
 def test_three_kills(tmp_path: Path) -> None:
-    killed_often(tmp_path, 3, seed=1)
+    killed_often(tmp_path, "double", 3, seed=1)
+
+
+def test_two_kills_of_the_engine(tmp_path: Path) -> None:
+    killed_often(tmp_path, "engine", 2, seed=4)
 
 
 @pytest.mark.extended
+@pytest.mark.parametrize("host", ["double", "engine"])
 @pytest.mark.parametrize("seed", range(2, 7))
-def test_ten_kills(tmp_path: Path, seed: int) -> None:
-    killed_often(tmp_path, 10, seed)
+def test_ten_kills(tmp_path: Path, host: str, seed: int) -> None:
+    killed_often(tmp_path, host, 10, seed)
 
 
 def test_one_state_directory_has_one_service(tmp_path: Path) -> None:

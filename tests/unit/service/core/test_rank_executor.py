@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import socket
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
 import service_double
-from service_calls import ended, new_model, result
+from launched_ranks import launched
+from service_calls import PROCESSES, ended, new_model, result
 from service_double import PARAMS, request
 
 from regress.errors import RegressError
@@ -80,3 +83,33 @@ def test_ranks_that_cannot_open_their_host_are_named(tmp_path: Path) -> None:
     ):
         CoreService(executor, tmp_path / "state")
     executor.close()
+
+
+@pytest.mark.parametrize(
+    ("does", "sentence"),
+    [
+        ("hangs", r"run_pass failed: rank 1 of 2 hangs, it did not answer within 2 s"),
+        pytest.param(
+            *("dies", r"run_pass failed: rank 1 of 2 was lost \(.*\); see what the launcher printed"),
+            marks=pytest.mark.extended,
+        ),
+    ],
+)
+def test_a_rank_of_a_launcher_is_named(does: str, sentence: str) -> None:
+    """Ranks that can still answer tell whom they wait for."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    here, there = PROCESSES.Pipe()
+    ranks = [
+        PROCESSES.Process(target=launched, args=[rank, port, does, there], daemon=True) for rank in range(2)
+    ]
+    for process in ranks:
+        process.start()
+    assert here.poll(60), "no rank has told anything"
+    told, code = here.recv()
+    for process in ranks:
+        process.kill()
+        process.join()
+    assert re.fullmatch(sentence, told), told
+    assert code == "rank_failed"

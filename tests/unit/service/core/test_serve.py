@@ -19,9 +19,11 @@ from service_calls import GUARD
 
 from regress.cli import main
 from regress.errors import ConfigError
+from regress.service import commands
 from regress.service.keys import api_keys
 
 KEY = "tml-secret-of-a-test"
+LIMITS = {*commands._LIMITS, *commands._REQUEST_LIMITS}
 SMALL = ("data.max_seq_length=32",)
 LAUNCHED = (*("-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d"),)
 LAUNCHED += (*("--rdzv-endpoint", "127.0.0.1:0", "-m", "regress", "serve"),)
@@ -73,8 +75,34 @@ def test_keys_of_a_file(tmp_path: Path) -> None:
 
 def test_the_help_teaches() -> None:
     text = CliRunner().invoke(main, ["serve", "--help"]).output
-    for word in ("WEAVER_BASE_URL=", "TINKER_BASE_URL=", "torchrun", "--port 0", "SIGTERM", "seq_id"):
+    words = ("WEAVER_BASE_URL=", "TINKER_BASE_URL=", "torchrun", "--port 0", "SIGTERM", "seq_id")
+    for word in (*words, "--request-bytes", "--request-datums", "--request-tokens", "--queue-length"):
         assert word in text
+
+
+def test_limits_of_the_options_are_those_of_the_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each option sets its own limit, and nothing else."""
+    found: list[Any] = []
+    monkeypatch.setattr("regress.service.serve.serve", lambda serving: found.append(serving) or 0)
+    monkeypatch.chdir(tmp_path)
+    options = [option for option in commands.serve.params if option.name in LIMITS]
+    assert len(options) == len(LIMITS)
+    values = {option.name: 30.0 - index / 8 for index, option in enumerate(options)}
+    arguments = []
+    for option in options:
+        value = values[option.name] = (
+            int(values[option.name] * 8) if isinstance(option.default, int) else values[option.name]
+        )
+        arguments += [option.opts[0], str(value)]
+    run = CliRunner().invoke(main, ["serve", "--api-key", KEY, *arguments])
+    assert run.exit_code == 0, run.output
+    for name, value in values.items():
+        assert {getattr(limits, name, value) for limits in (found[0].limits, found[0].requests)} == {value}
+    refused = CliRunner().invoke(main, ["serve", "--api-key", KEY, "--poll-seconds", "60"])
+    assert refused.exit_code == 2
+    assert "60.0 is not in the range" in refused.output
 
 
 class Process:

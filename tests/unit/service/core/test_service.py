@@ -13,9 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from service_calls import GUARD, ended, new_model, result
-from service_double import LORALESS, PARAMS, request
+from service_double import LORALESS, PARAMS, opened, request
 
 from regress.service.api import ModelSpec, SamplingRequest, SaveKind, ServiceError, Status
+from regress.service.core.executor import InProcess
 from regress.service.core.service import CoreService
 
 Serve = Callable[..., CoreService]
@@ -372,3 +373,34 @@ def test_many_clients_at_once_are_each_served_in_their_order(serve: Serve) -> No
     for thread in threads:
         thread.join(GUARD)
     assert sums == {number: [float(number * seq) for seq in range(1, 31)] for number in range(1, 9)}
+
+
+def test_a_session_and_a_sample_are_made_once_over_a_restart(tmp_path: Path) -> None:
+    """A client that did not hear the answer sends the same again, maybe to the next service."""
+    first = CoreService(InProcess(opened), tmp_path)
+    session = first.create_session({"owner": "me"}, key="me 1")
+    assert first.create_session({"owner": "me"}, key="me 1") == session
+    assert (
+        len({first.create_session({}), first.create_session({}), first.create_session({}, key="me 2")}) == 3
+    )
+    sampler = first.create_sampler(session, 0, path=None, base_model="tiny")
+    asked = SamplingRequest(np.array([1, 2]), seed=3)
+    sent = first.sample(sampler, asked, 7)
+    result(first, sent)
+    assert first.sample(sampler, asked, 7).id == sent.id
+    assert first.sample(sampler, asked, 3).id != sent.id  # it orders nothing
+    assert first.sample(sampler, asked).id != first.sample(sampler, asked).id
+    first.drain(GUARD)
+    first.close()
+    for _ in range(2):  # of the journal as it was, and as a start has written it anew
+        second = CoreService(InProcess(opened), tmp_path)
+        assert second.create_session({"owner": "me"}, key="me 1") == session
+        assert second.sample(sampler, asked, 7).id == sent.id
+        assert "is no longer kept" in str(failure(second, second.sample(sampler, asked, 7)))
+        other = second.sample(sampler, SamplingRequest(np.array([1, 2]), seed=4), 7)
+        assert "seq_id 7 of" in str(failure(second, other))
+        second.close()
+    third = CoreService(InProcess(opened), tmp_path)
+    third.finish_session(session)
+    assert third.create_session({"owner": "me"}, key="me 1") != session
+    third.close()

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import tempfile
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from host_requests import ADAM, datums, offer
+import numpy as np
+from host_requests import ADAM, datums, offer, several
 
+from regress.engine.local import local
 from regress.parallel.world import opened_world
 from regress.service.api import LoraSpec, ModelSpec, PassRequest, SamplingRequest, SaveKind, ServiceError
 from regress.service.host.host import EngineHost
@@ -48,3 +52,34 @@ def served(folder: str, layout: list[str], lora: LoraSpec | None = None) -> dict
             "failed": failed,
             "tokens": [one.tokens.tolist() for one in sampled.sequences],
         }
+
+
+CUTS = {"whole": (0, 5), "chunks": (0, 2, 3, 5), "one by one": (0, 1, 2, 3, 4, 5)}
+
+
+def cut(layout: list[str]) -> dict[str, Any]:
+    """Send the same datums in one request and in several; return replies and weights of each by the way of cutting."""
+    config = offer(*layout)
+    found = {}
+    with opened_world(config) as world, tempfile.TemporaryDirectory() as folder:
+        host = EngineHost({"tiny": config}, world, Path(folder), environ={})
+        whole = datums([9, 5, 12, 7, 3])
+        for name, marks in CUTS.items():
+            model_id = name.replace(" ", "-")
+            host.create(model_id, ModelSpec("tiny"))
+            replies = []
+            for step in range(2):
+                other = host.run_pass(
+                    model_id, PassRequest(several(whole[:2]), "cross_entropy"), {"seq_id": 1}
+                )
+                replies += [row["logprobs"] for row in other.outputs]
+                for start, stop in pairwise(marks):
+                    request = PassRequest(whole[start:stop], "importance_sampling")
+                    reply = host.run_pass(model_id, request, {"seq_id": 2})
+                    replies += [row["logprobs"] for row in reply.outputs]
+                made = host.optim_step(model_id, ADAM, {"seq_id": 3 + step})
+                replies.append(np.asarray(made.grad_norm))
+            policy = host._models[model_id].policy
+            weights = {key: local(value.detach()).clone().numpy() for key, value in policy.named_parameters()}
+            found[name] = {"replies": replies, "weights": weights}
+    return found

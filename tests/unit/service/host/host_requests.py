@@ -44,6 +44,18 @@ def datums(lengths: list[int], seed: int = 0, *, mask: bool = True) -> list[Datu
     return found
 
 
+def several(found: list[Datum], seed: int = 0) -> list[Datum]:
+    """Return the datums with three targets at each position, some of which are left out, for cross_entropy."""
+    rng = np.random.default_rng(seed)
+    changed = []
+    for datum in found:
+        shape = len(datum.tokens), 3
+        targets = np.where(rng.random(shape) < 0.2, -100, rng.integers(0, VOCABULARY, shape))
+        weights = rng.random(shape).astype(np.float32)
+        changed.append(Datum(datum.tokens, {"target_tokens": targets, "weights": weights}))
+    return changed
+
+
 def ratio_pass(
     lengths: list[int], seed: int = 0, loss: str = "importance_sampling", **config: Any
 ) -> PassRequest:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from host_ranks import served
+from host_ranks import cut, served
 from safetensors.numpy import load_file
 
 from regress.dump.reader import DumpReader
@@ -94,3 +94,39 @@ def test_a_layout_computes_what_one_process_does(pool: RankPool, tmp_path: Path,
     recording = {1} if layout == "pp2" else set(range(size))  # the last stage has everything
     assert {part.rank for line in lines for part in line.parts} == recording
     assert all(set(range(len(line.datums))) == {n for p in line.parts for n in p.datums} for line in lines)
+
+
+def _same_however_cut(found: dict[str, Any]) -> None:
+    whole = found.pop("whole")
+    for way, other in found.items():
+        for index, (one, two) in enumerate(zip(whole["replies"], other["replies"], strict=True)):
+            assert np.array_equal(one, two), (way, index)
+        for name, value in whole["weights"].items():
+            assert np.array_equal(value, other["weights"][name]), (way, name)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    ["ddp2", *(pytest.param(name, marks=pytest.mark.extended) for name in LAYOUTS if name != "ddp2")],
+)
+def test_requests_cut_in_chunks_are_the_whole_request_bit_for_bit(pool: RankPool, layout: str) -> None:
+    """The plan depends on the datums of a step: neither ranks nor the order of sums follow the client's cuts."""
+    size = 4 if layout == "dp2-tp2" else 2
+    alone = cut([key for key in LAYOUTS[layout] if not key.startswith("parallel.")])["whole"]["replies"]
+    for found in pool.run(cut, {"layout": LAYOUTS[layout]}, size):
+        for one, other in zip(found["whole"]["replies"], alone, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+        _same_however_cut(found)
+
+
+@pytest.mark.parametrize(
+    "batching",
+    [["micro_batch_size=2"], ["row_order=longest_first"], ["layout=packed", "max_tokens_per_microbatch=60"]],
+    ids=lambda keys: keys[0],
+)
+def test_microbatches_of_several_datums_do_not_follow_the_cuts(batching: list[str]) -> None:
+    """The weights are those of the whole request; replies are of the microbatches that each request has of its own."""
+    found = cut([f"batching.{key}" for key in batching])
+    for way in found.values():
+        way["replies"] = []
+    _same_however_cut(found)

@@ -45,9 +45,9 @@ def test_draws_are_those_of_a_self_hosted_rollout(host: EngineHost, sampling: di
     params = SamplingParams(12, tokenizer.eos_token_id, tokenizer.pad_token_id, **sampling)
     worker = HFRolloutWorker(
         host._models["m0"].policy.model,
-        tokenizer,
-        params,
-        lambda *_: Reward(0.0, {}),
+        tokenizer=tokenizer,
+        params=params,
+        score=lambda *_: Reward(0.0, {}),
         batch_size=4,
         seed=11,
     )

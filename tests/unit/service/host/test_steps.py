@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from host_requests import ADAM, VOCABULARY, datums, held, offer, ratio_pass, same
+from host_requests import ADAM, VOCABULARY, datums, held, offer, ratio_pass, same, several
 from torch import Tensor
 
 from regress.dump.trajectory import Trajectory
@@ -35,24 +35,30 @@ OBJECTIVES = {
 
 
 def self_hosted(host: EngineHost, requests: list[PassRequest], objective: Objective) -> dict[str, Tensor]:
-    """Train the model ``m1`` of a host with `train_step` on the datums of all requests; return what it holds."""
+    """Train the model ``m1`` of a host with `train_step` on the datums of all requests; return what it holds.
+
+    Like any trainer of whole sequences it computes nothing of tokens that are not in the loss.
+    """
     model = host._models["m1"]
     found = [datum for request in requests for datum in request.data]
+    counted = [np.asarray(d.inputs.get("loss_mask", d.inputs["advantages"])) != 0 for d in found]
     samples = [
         Trajectory(
             "g",
             i,
             [*d.tokens.tolist(), int(d.inputs["target_tokens"][-1])],
-            [0] + [1] * len(d.tokens),
+            [0, *kept.astype(int).tolist()],
             0.0,
             1,
         )
-        for i, d in enumerate(found)
+        for i, (d, kept) in enumerate(zip(found, counted, strict=True))
     ]
     batch = TokenBatch(samples)
 
     def of(name: str) -> Tensor:
-        return torch.from_numpy(np.concatenate([datum.inputs[name] for datum in found]))
+        return torch.from_numpy(
+            np.concatenate([d.inputs[name][kept] for d, kept in zip(found, counted, strict=True)])
+        )
 
     tokens = replace(
         batch.loss_tokens(),
@@ -235,6 +241,48 @@ def test_a_target_need_not_be_the_next_token(make_host: MakeHost) -> None:
     left = scored(targets)
     assert left[2] == 0.0
     assert (np.delete(left, 2) == np.delete(full, 2)).all()
+
+
+def test_several_targets_at_a_position_are_requests_of_one_target_each(make_host: MakeHost) -> None:
+    """Each has the log-prob of its own, bit for bit, and the gradients are the sum."""
+    host = make_host(models=2)
+    wide = several(datums([9, 5, 12]))
+    done = host.run_pass("m0", PassRequest(wide, "cross_entropy"), {"seq_id": 1})
+    total = 0.0
+    for column in range(3):
+        narrow = [
+            Datum(datum.tokens, {name: array[:, column] for name, array in datum.inputs.items()})
+            for datum in wide
+        ]
+        one = host.run_pass("m1", PassRequest(narrow, "cross_entropy"), {"seq_id": 1 + column})
+        total += one.metrics["loss:sum"]
+        for output, other in zip(done.outputs, one.outputs, strict=True):
+            assert output["logprobs"].shape[1] == 3
+            assert all((output[name][:, column] == other[name]).all() for name in other)
+    np.testing.assert_allclose(done.metrics["loss:sum"], total, rtol=1e-6)
+    gradients, expected = held(host, "m0"), held(host, "m1")
+    for name in expected:
+        torch.testing.assert_close(gradients[name], expected[name], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("loss", "config", "told"),
+    [
+        ("importance_sampling", {}, "importance_sampling takes one target a token"),
+        ("cross_entropy", {"entropy_coeff": 0.1}, "entropy_coeff takes one target a token"),
+        ("cross_entropy", {"enable_debug_dump": True}, "no place in a dump"),
+    ],
+)
+def test_several_targets_are_refused_where_they_mean_nothing(
+    make_host: MakeHost, loss: str, config: dict[str, float], told: str
+) -> None:
+    (datum,) = several(datums([9]))
+    if loss == "importance_sampling":
+        rows = np.zeros((9, 3), np.float32)
+        datum = Datum(datum.tokens, {**datum.inputs, "logprobs": rows, "advantages": rows})
+        del datum.inputs["weights"]  # type: ignore[attr-defined]
+    with pytest.raises(ServiceError, match=told):
+        make_host().run_pass("m0", PassRequest([datum], loss, config), {"seq_id": 1})
 
 
 def test_the_offered_configuration_decides_dtype_and_microbatches(make_host: MakeHost) -> None:

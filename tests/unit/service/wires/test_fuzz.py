@@ -58,6 +58,7 @@ class Range:
             found = answer.json
             assert found["message"] == found["message"].strip() != "", told
             assert len(found["message"]) < 600, told
+            assert not found["message"].endswith("."), told
         done = any(
             self.service.operations[name].status is Status.DONE for name in self.service.executed[executed:]
         )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+import numpy as np
 import pytest
 
+from regress.service.wires import protobuf
 from tests.unit.service.wires.http_client import Client
 
 
@@ -69,3 +72,47 @@ def test_a_refused_pass_spends_its_number(tinker: Client, model: str) -> None:
     assert "has 1 numbers, but its shape is [3]" in failed["error"]
     step = tinker.post("optim_step", {"model_id": model, "seq_id": 2, "adam_params": {}})
     assert retrieve(tinker, step).json["metrics"]["step"] == 1
+
+
+def test_several_targets_at_a_position_keep_their_shape(tinker: Client, model: str) -> None:
+    body = json_pass(model, 1)
+    part = body["forward_backward_input"]
+    part["loss_fn"] = "cross_entropy"
+    for name, dtype, values in (
+        ("target_tokens", "int64", [3, 4, 1, 7, 2, 5]),
+        ("weights", "float32", [1.0, 0.5, 1.0, 1.0, 0.25, 0.0]),
+    ):
+        part["data"][0]["loss_fn_inputs"][name] = {"data": values, "dtype": dtype, "shape": [3, 2]}
+    answer = tinker.post("forward_backward", body)
+    done = retrieve(tinker, answer).json
+    assert {tensor["shape"][1] for tensor in done["loss_fn_outputs"][0].values()} == {2}
+    found = protobuf.message_class("PassOutput").FromString(
+        retrieve(tinker, answer, "application/x-protobuf").body
+    )
+    log_probs = found.records[0].fields["logprobs"]
+    assert list(log_probs.trailing) == [2]
+    assert np.frombuffer(log_probs.data, "<f4").tolist() == done["loss_fn_outputs"][0]["logprobs"]["data"]
+
+
+@pytest.mark.parametrize("constant", ["NaN", "-Infinity"])
+def test_what_is_no_json_spends_its_number_where_it_can_be_read(
+    tinker: Client, weaver: Client, model: str, constant: str
+) -> None:
+    """Old SDKs send NaN as such, and count on: a number that was not spent would stop all later requests."""
+    body = json.dumps(json_pass(model, 1, logprobs=[0.5] * 3, advantages=[1.0] * 3)).replace(
+        "0.5", constant, 1
+    )
+    failed = retrieve(tinker, tinker.post("forward_backward", body.encode())).json
+    assert failed == {
+        "error": f"the body has {constant}, which is not JSON; send finite numbers",
+        "category": "user",
+    }
+    step = json.dumps({"model_id": model, "seq_id": 2, "adam_params": {"eps": 0.5}}).replace("0.5", constant)
+    assert constant in retrieve(tinker, tinker.post("optim_step", step.encode())).json["error"]
+    payload = {"payload": {"seq_id": 3, "adam_params": {"eps": 0.5}}}
+    refused = weaver.post(
+        f"models/{model}/optimizer-steps", json.dumps(payload).replace("0.5", constant).encode()
+    )
+    assert (refused.status, constant in refused.json["message"]) == (400, True)
+    done = tinker.post("optim_step", {"model_id": model, "seq_id": 4, "adam_params": {}})
+    assert retrieve(tinker, done).json["metrics"]["step"] == 1

@@ -50,12 +50,14 @@ class Model:
 
 
 class Unigrams:
-    """The service; everything runs in the calling thread as soon as its number is the next one."""
+    """the service; everything runs in the calling thread as soon as its number is the next one."""
 
     def __init__(self, tokenizer: str = "/nowhere") -> None:
         self._lock = threading.RLock()
         self._final = threading.Condition(self._lock)
         self.sessions: dict[str, Json] = {}
+        self.keys: dict[str, str] = {}
+        self.numbers: dict[tuple[str, int], Operation] = {}
         self.models: dict[str, Model] = {}
         self.samplers: dict[str, tuple[SamplerInfo, Array, int]] = {}
         self.saved: dict[str, tuple[Saved, Array]] = {}
@@ -67,10 +69,14 @@ class Unigrams:
     def models_offered(self) -> Sequence[OfferedModel]:
         return [OfferedModel("tiny", self.tokenizer, 64)]
 
-    def create_session(self, metadata: Json) -> str:
+    def create_session(self, metadata: Json, key: str | None = None) -> str:
         with self._lock:
+            if key is not None and key in self.keys:
+                return self.keys[key]
             name = f"s{len(self.sessions)}"
             self.sessions[name] = metadata
+            if key is not None:
+                self.keys[key] = name
             return name
 
     def session_metadata(self, session_id: str) -> Json:
@@ -85,7 +91,7 @@ class Unigrams:
     def create_model(self, session_id: str, number: int, spec: ModelSpec) -> Operation:
         self._get(self.sessions, session_id)
         if spec.base_model != "tiny":
-            raise ServiceError(f"{spec.base_model!a} is no base model: choose tiny.")
+            raise ServiceError(f"{spec.base_model!a} is no base model: choose tiny")
         model_id = f"{session_id}:train:{number}"
         with self._lock:
             if model_id not in self.models:
@@ -124,11 +130,11 @@ class Unigrams:
     ) -> Operation:
         def save(model: Model) -> Saved:
             if model.passes:
-                raise ServiceError("The model has gradients that no step has used: step first.")
+                raise ServiceError("the model has gradients that no step has used: step first")
             called = name or f"save{len(self.saved)}"
             path = f"{model_id}/{kind.value}/{called}"
             if path in self.saved and not overwrite:
-                raise ServiceError(f"{called} exists: choose another name.")
+                raise ServiceError(f"{called} exists: choose another name")
             self.saved[path] = Saved(model_id, kind, called, path, model.step), model.logits.copy()
             return self.saved[path][0]
 
@@ -168,11 +174,18 @@ class Unigrams:
         found: SamplerInfo = self._get(self.samplers, sampler_id)[0]
         return found
 
-    def sample(self, sampler_id: str, request: SamplingRequest) -> Operation:
+    def sample(self, sampler_id: str, request: SamplingRequest, number: int | None = None) -> Operation:
+        if number is None:
+            return self._sampled(sampler_id, request)
+        if (sampler_id, number) not in self.numbers:
+            self.numbers[sampler_id, number] = self._sampled(sampler_id, request)
+        return self.numbers[sampler_id, number]
+
+    def _sampled(self, sampler_id: str, request: SamplingRequest) -> Operation:
         _, logits, step = self._get(self.samplers, sampler_id)
         if len(request.prompt) + (request.max_tokens or 8) > 64:
             raise ServiceError(
-                "The prompt and its completion are longer than the model's context of 64 tokens."
+                "the prompt and its completion are longer than the model's context of 64 tokens"
             )
         log_probs = _log_softmax(logits)
         sequences = []
@@ -220,18 +233,18 @@ class Unigrams:
 
     def _pass(self, model: Model, request: PassRequest) -> PassResult:
         if request.loss not in LOSSES:
-            raise ServiceError(f"{request.loss!a} is no loss: choose from {', '.join(LOSSES)}.")
+            raise ServiceError(f"{request.loss!a} is no loss: choose from {', '.join(LOSSES)}")
         log_probs, gradient, outputs, total = _log_softmax(model.logits), np.zeros(VOCABULARY), [], 0.0
         for datum in request.data:
             targets = datum.inputs.get("target_tokens")
             if targets is None or (targets >= VOCABULARY).any():
-                raise ServiceError(f"target_tokens must be there, from 0 to {VOCABULARY - 1}.")
+                raise ServiceError(f"target_tokens must be there, from 0 to {VOCABULARY - 1}")
             new = np.where(targets < 0, 0.0, log_probs[targets])
             weights = self._weights(request.loss, datum.inputs, new)
             elementwise = weights * new if request.loss != "importance_sampling" else weights
             total += float(elementwise.sum())
             outputs.append({"logprobs": new, "elementwise_loss": elementwise})
-            for token, weight in zip(targets, weights, strict=True):
+            for token, weight in zip(targets.ravel(), weights.ravel(), strict=True):
                 if token >= 0:
                     gradient += weight * (np.eye(VOCABULARY)[token] - np.exp(log_probs))
         if not request.forward_only:
@@ -249,7 +262,7 @@ class Unigrams:
                 return inputs["surrogate_weights"]
             return -inputs["weights"] if loss == "cross_entropy" else np.zeros(len(new))
         except KeyError as missing:
-            raise ServiceError(f"The loss {loss} needs {missing.args[0]}.") from None
+            raise ServiceError(f"the loss {loss} needs {missing.args[0]}") from None
 
     def _enqueue(self, model_id: str, seq_id: int | None, run: Callable[[Model], Any]) -> Operation:
         with self._lock:
@@ -257,7 +270,7 @@ class Unigrams:
             if self.busy:
                 self.busy -= 1
                 raise ServiceError(
-                    "The queue is full: come again.", code="busy", category="server", retryable=True
+                    "the queue is full: come again", code="busy", category="server", retryable=True
                 )
             number = model.next if seq_id is None else seq_id
             if seq_id is not None and number in model.seen:
@@ -297,7 +310,7 @@ class Unigrams:
     @staticmethod
     def _scored(log_probs: Array, prompt: Array) -> Array:
         if (prompt >= VOCABULARY).any():
-            raise ServiceError(f"Token ids are from 0 to {VOCABULARY - 1}.")
+            raise ServiceError(f"Token ids are from 0 to {VOCABULARY - 1}")
         return np.array([np.nan, *log_probs[prompt[1:]]])
 
     @staticmethod
@@ -305,7 +318,7 @@ class Unigrams:
         try:
             return things[name]
         except KeyError:
-            raise ServiceError(f"{name!a} does not exist.", code="not_found") from None
+            raise ServiceError(f"{name!a} does not exist", code="not_found") from None
 
 
 def _log_softmax(logits: Array) -> Array:

@@ -1,0 +1,1 @@
+"""Live contract: rules that hold in every healthy RL training step, checked while somebody's trainer runs."""

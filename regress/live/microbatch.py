@@ -1,0 +1,119 @@
+"""Values of one microbatch, as the trainer hands them over, and the gradient that comes back to its log-probs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regress.errors import GuardError
+
+Recompute = Callable[[], Tensor]
+"""Function that computes the log-probs of a microbatch again, with the weights that the model then holds."""
+
+
+@dataclass(eq=False)
+class Microbatch:
+    """One forward pass of the policy: ``[B, T]`` token values, ``[B]`` sample values.
+
+    Attributes:
+        log_probs: of the trained policy, detached.
+        mask: loss tokens.
+        advantages: ``[B, T]``.
+        samples: an id for each row; groups: the group of each row.
+        gradient: derivative of the back-propagated loss by the log-probs; None until it is known.
+        passes: backward passes that reached the log-probs.
+    """
+
+    number: int
+    log_probs: Tensor
+    mask: Tensor
+    old: Tensor | None = None
+    sampler: Tensor | None = None
+    advantages: Tensor | None = None
+    samples: list[Any] | None = None
+    groups: list[Any] | None = None
+    routing: Tensor | None = None
+    sampler_routing: Tensor | None = None
+    on_policy: bool = False
+    recompute: Recompute | None = None
+    gradient: Tensor | None = None
+    passes: int = 0
+    reported: set[str] = field(default_factory=set)
+
+    def reached(self, gradient: Tensor) -> None:
+        """Keep the gradient of a backward pass; those of several add up."""
+        found = gradient.detach().to(torch.float64)
+        self.gradient = found if self.gradient is None else self.gradient + found
+        self.passes += 1
+
+    @property
+    def expected(self) -> Tensor | None:
+        """The trainer's log-probs at the weights that sampled, ``[B, T]``; None if nobody told them."""
+        return self.log_probs if self.old is None and self.on_policy else self.old
+
+    def place(self, index: int) -> str:
+        """Return words for a loss token, counted over the rows."""
+        row, column = torch.nonzero(self.mask)[index].tolist()
+        sample = "" if self.samples is None else f" (sample {self.samples[row]})"
+        return f"row {row}, column {column} of microbatch {self.number}{sample}"
+
+
+def open_microbatch(
+    number: int,
+    log_probs: Tensor,
+    loss_mask: Tensor | None,
+    *,
+    tokens: dict[str, Tensor | None],
+    advantages: Tensor | None,
+    samples: Sequence[Any] | None,
+    groups: Sequence[Any] | None,
+) -> Microbatch:
+    """Return a microbatch whose values were checked for their shapes.
+
+    Raises:
+        GuardError: if a value does not fit the log-probs ``[B, T]``.
+    """
+    if log_probs.dim() != 2:
+        raise GuardError(
+            f"guard.batch(log_probs=...) has the shape {list(log_probs.shape)}: give one for each token, [B, T]"
+        )
+    B, T = log_probs.shape
+    mask = torch.ones_like(log_probs, dtype=torch.bool) if loss_mask is None else loss_mask != 0
+    for name, value in {"loss_mask": mask, **tokens}.items():
+        if value is not None and value.shape[:2] != (B, T):
+            raise GuardError(
+                f"guard.batch({name}=...) has the shape {list(value.shape)}, log_probs {[B, T]}: give both "
+                "the same rows and columns"
+            )
+    for name, ids in {"samples": samples, "groups": groups}.items():
+        if ids is not None and len(ids) != B:
+            raise GuardError(
+                f"guard.batch({name}=...) tells {len(ids)} ids for {B} rows: give one for each row"
+            )
+    return Microbatch(
+        number,
+        log_probs.detach(),
+        mask.detach(),
+        advantages=None if advantages is None else _spread(advantages.detach(), B, T),
+        samples=None if samples is None else [_plain(value) for value in samples],
+        groups=None if groups is None else [_plain(value) for value in groups],
+    )
+
+
+def _spread(advantages: Tensor, B: int, T: int) -> Tensor:
+    if advantages.shape == (B,):
+        advantages = advantages[:, None]
+    if advantages.shape not in ((B, 1), (B, T)):
+        raise GuardError(
+            f"guard.batch(advantages=...) has the shape {list(advantages.shape)}: give [{B}], one for each row, "
+            f"or [{B}, {T}]"
+        )
+    return advantages.expand(B, T)
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if hasattr(value, "item") else value

@@ -1,0 +1,156 @@
+"""``regress oracle``: another trainer's dump, judged by the true float64 values of its own batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import click
+
+from regress.errors import ConfigError, OracleError
+
+
+@click.command()
+@click.argument("path", metavar="DUMP")
+@click.option("--preset", metavar="NAME", help="Objective that the trainer claims, such as trl:dapo.")
+@click.option(
+    "--set",
+    "settings",
+    metavar="KEY=VALUE",
+    multiple=True,
+    help="A value over the preset, such as algorithm.kl_coef=0.05; advantages=1.0 for supervised fine-tuning. "
+    "May be given several times.",
+)
+@click.option(
+    "--model",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    metavar="CHECKPOINT",
+    help="Weights before the first update; by default those that record(initial_weights=True) kept.",
+)
+@click.option(
+    "--reference", metavar="CHECKPOINT", help="Reference model of the KL term; initial: the initial weights."
+)
+@click.option(
+    "--precision",
+    type=click.Choice(["float64", "float32", "bfloat16", "float16"]),
+    help="What the trainer is declared to compute in, whatever was recorded of it.",
+)
+@click.option(
+    "--ranks-average",
+    is_flag=True,
+    help="Each rank reports the mean of its own loss: divide losses and token gradients by the ranks.",
+)
+@click.option(
+    "--only",
+    metavar="PATTERN",
+    multiple=True,
+    help="Quantities or tensors: log_probs, gradient/*q_proj*. May be given several times.",
+)
+@click.option(
+    "--keep",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="New folder for the true values, a dump as any other.",
+)
+@click.option(
+    "--report",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Write index.html and report.json there.",
+)
+@click.option(
+    "--json",
+    "--output",
+    "json_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write the JSON report.",
+)
+@click.pass_context
+def oracle(
+    ctx: click.Context,
+    path: str,
+    preset: str | None,
+    settings: tuple[str, ...],
+    model: Path | None,
+    reference: str | None,
+    precision: str | None,
+    ranks_average: bool,
+    only: tuple[str, ...],
+    keep: Path | None,
+    report: Path | None,
+    json_file: Path | None,
+) -> None:
+    """Judge a recorded trainer without a baseline.
+
+    The engine repeats each recorded update in true float64, on one process, from the dump's own tokens, weights,
+    rewards and masks, and the dump is compared with what it should hold.
+
+    \b
+    regress oracle outputs/trl --preset trl:dapo
+    regress oracle outputs/mine --preset verl:token-mean --set algorithm.entropy_coef=0.001
+    regress oracle outputs/mine                   by the objective that its own gradients prove
+    regress oracle outputs/sft --set advantages=1.0 --set algorithm.loss=reinforce
+
+    The dump is one of regress.record, with initial_weights=True and rewards or advantages tapped. Each update begins
+    with the weights and moments that were recorded before it, so errors do not add up.
+
+    Exit codes: 0 as it should be within tolerance, 1 it differs, 2 something could not be judged.
+    """
+    from regress.oracle.judge import judge_dump
+    from regress.report.compare_commands import tell
+
+    with ExitStack() as resources:
+        found = judge_dump(
+            path,
+            _folder(keep, resources),
+            preset=preset,
+            settings=settings_in(settings),
+            model=model,
+            reference=reference,
+            precision=precision,
+            ranks_average=ranks_average,
+            only=only,
+        )
+        click.echo(f"objective: {found.claim.words}")
+        code = tell({"oracle": found.comparison}, folder=report, json_file=json_file)
+        for note in found.notes:
+            click.echo(f"note: {note}")
+        if keep is not None:
+            click.echo(f"written: {found.truth}")
+    ctx.exit(code)
+
+
+def _folder(keep: Path | None, resources: ExitStack) -> Path:
+    """Return the folder of the true values: a new one that is kept, or a temporary one."""
+    from regress.replay.workspace import Workspace
+
+    if keep is None:
+        return resources.enter_context(Workspace())
+    if keep.exists() and any(keep.iterdir()):
+        raise OracleError(f"--keep {keep} is not empty: give a new folder")
+    return keep
+
+
+def settings_in(texts: Iterable[str]) -> dict[str, Any]:
+    """Return dotted key -> value of texts ``KEY=VALUE``; values are YAML.
+
+    Raises:
+        ConfigError: for a text of another form, or a key given twice.
+    """
+    import yaml
+
+    found: dict[str, Any] = {}
+    for text in texts:
+        key, sign, value = text.partition("=")
+        if not sign or not key:
+            raise ConfigError(f"--set {text} is no setting; write KEY=VALUE, such as algorithm.kl_coef=0.05")
+        if key in found:
+            raise ConfigError(f"--set {key} is given twice; keep one")
+        try:
+            found[key] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise ConfigError(f"--set {text}: the value is no YAML; correct it") from None
+    return found

@@ -1,0 +1,228 @@
+"""Judgement of another trainer's dump by the true float64 values of its own batch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from regress.compare.dumps.averaged import averaged
+from regress.compare.dumps.bounds import Bounds
+from regress.compare.dumps.options import Options
+from regress.compare.dumps.selection import Selection
+from regress.compare.dumps.session import Comparison, compare_dumps
+from regress.compare.dumps.sides import open_side
+from regress.compare.verdicts.overrides import read_overrides
+from regress.dump.reader import DumpReader
+from regress.engine.config.schema import FAMILIES, Config
+from regress.errors import OracleError
+from regress.golden.location import project_root
+from regress.oracle.measure import NAME as COARSE
+from regress.oracle.measure import measured_bounds
+from regress.oracle.objective import Claim, claim_of
+from regress.oracle.observed import FROM_GRADIENTS, Recorded, require_complete
+from regress.oracle.repeat import Repetition, judged_types
+from regress.replay.configure import compose, dump_everything
+
+INITIAL = "initial"
+"""Name of the initial weights as reference model."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """Result of judging a dump.
+
+    Attributes:
+        truth: folder of the dump with the true values.
+        claim: the objective, and who says that it is the trainer's.
+        notes: what was not judged, or was taken from the dump itself; a sentence each.
+    """
+
+    comparison: Comparison
+    truth: Path
+    claim: Claim
+    notes: Sequence[str]
+
+
+def judge_dump(
+    path: str | Path,
+    work: Path,
+    *,
+    preset: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    model: Path | None = None,
+    reference: str | None = None,
+    precision: str | None = None,
+    ranks_average: bool = False,
+    only: Sequence[str] = (),
+) -> Judgement:
+    """Compute what a trainer should have, in true float64, from its dump alone, and compare.
+
+    Args:
+        path: dump of `regress.record` with ``initial_weights=True``, or with ``model``.
+        work: new folder for the true values.
+        preset: the objective that the trainer claims, such as ``trl:dapo``; None: the one that explains its token
+            gradients.
+        settings: dotted key -> value over the preset, of ``algorithm`` or ``optimizer``; ``advantages`` is one number
+            for every loss token.
+        model: checkpoint with the weights before the first update, in place of those in the dump.
+        reference: checkpoint of the reference model, or ``initial`` for the weights before the first update.
+        precision, ranks_average, only: see `regress.compare.request.compare_sources`.
+
+    Raises:
+        OracleError: if the dump does not hold what the engine needs, or is of something that it cannot compute.
+        ConfigError: for an objective that is none.
+    """
+    recorded = Recorded(require_complete(str(path)))
+    claim = claim_of(recorded, str(path), preset, settings or {})
+    weights = _weights(recorded, model)
+    config = _config(recorded, claim, weights, reference, work)
+    dtype = open_side(str(path)).precision or "float32"
+    rounding = Bounds(precision=precision).of("log_probs", [dtype])
+
+    def repetition(chosen: Config) -> Repetition:
+        return Repetition(chosen, recorded, claim.advantage, claim.max_grad_norm, rounding.relative)
+
+    first = repetition(config)
+    truth = first.run()
+    bounds = Bounds(overrides=read_overrides(project_root()), precision=precision)
+    if (precision or dtype) == COARSE:
+        mixed = recorded.dump.manifest.provenance.config.get("model", {}).get("dtype") != COARSE
+        bounds = measured_bounds(repetition, config, truth, work / "measured", mixed=mixed)
+    options = Options(bounds=bounds, only=Selection.of(*only), common=True)
+    found = compare_dumps(str(truth), averaged(str(path)) if ranks_average else str(path), options)
+    notes = [*claim.notes, *_notes(recorded, config), *first.notes]
+    return Judgement(found, truth, claim, tuple(dict.fromkeys(notes)))
+
+
+def _config(recorded: Recorded, claim: Claim, weights: Path, reference: str | None, work: Path) -> Config:
+    """Compose the configuration of the engine."""
+    places = recorded.places
+    keep = judged_types(recorded, places)
+    lengths = [length for place in recorded.updates() for length in place.tokens.frame.lengths]
+    longest = max(lengths)
+    values: dict[str, Any] = {
+        **dump_everything(work),
+        **{f"debug.dump_options.{name}": known for name, known in keep.items()},
+        "model.path": str(weights.absolute()),
+        "model.dtype": "float64",
+        "task.name": None,
+        "rollout_worker.type": "mock",
+        "rollout_worker.need_llm_inference": False,
+        "rollout_worker.trajectory_load_path": str(recorded.dump.folder),
+        "rollout_worker.temperature": _temperature(recorded),
+        "max_steps": len(places),
+        "data.max_prompt_length": longest,
+        "data.max_completion_length": longest,
+        "data.max_seq_length": 2 * longest,
+        **claim.values,
+    }
+    if reference is not None:
+        values["reference.path"] = str(weights.absolute()) if reference == INITIAL else reference
+    config = compose({}, values, work)
+    chosen = config.algorithm
+    if chosen.aggregation == "seq-mean-token-sum-norm" and chosen.norm_length is None:
+        raise OracleError(
+            "seq-mean-token-sum-norm divides by a constant length, which no dump tells; give --set "
+            "algorithm.norm_length=N, the longest completion that the trainer allows"
+        )
+    return config
+
+
+def _temperature(recorded: Recorded) -> float:
+    """Return the temperature that the log-probs were recorded at: the one that the trainer claims."""
+    dump = recorded.dump
+    found = {dump.read(name).meta.get("temperature", 1.0) for name in dump.names("forward_data")}
+    if len(found) == 1 and isinstance(value := next(iter(found)), int | float):
+        return float(value)
+    raise OracleError(
+        f"log-probs of {dump.folder} were recorded at several temperatures, {sorted(map(str, found))}; record with "
+        "temperature=, that of the trainer"
+    )
+
+
+def _notes(recorded: Recorded, config: Config) -> list[str]:
+    """Return what the dump itself decides, so that the judgement cannot see it wrong."""
+    notes = []
+    if not judged_types(recorded, recorded.places)["param"]:
+        notes.append(
+            "parameters and optimizer states were not judged: the dump does not tell the settings of AdamW, or it is "
+            "another optimizer"
+        )
+    update = next(recorded.updates())
+    if update.mask_from == FROM_GRADIENTS:
+        notes.append("the loss mask is that of the token gradients: a mask that is wrong does not show")
+    told = update.tokens.temperatures
+    claimed = config.rollout_worker.temperature
+    if told and any(abs(value / claimed - 1) > 1e-3 for value in told):
+        notes.append(
+            f"the token gradients are those of logits divided by {told[0]:g}, and log-probs were recorded at "
+            f"{claimed:g}: if the trainer means {told[0]:g}, record with temperature={told[0]:g}"
+        )
+    return notes
+
+
+def _weights(recorded: Recorded, given: Path | None) -> Path:
+    """Return the checkpoint with the weights before the first update, of an architecture that the engine has."""
+    folder = recorded.dump.folder
+    adapted = next((name for name in _parameters(recorded) if "lora_" in name), None)
+    if adapted is not None:
+        raise OracleError(
+            f"{folder} is of a trainer of an adapter (LoRA: {adapted}), and the oracle repeats trainers of whole "
+            "models only; record one that trains all weights"
+        )
+    told = recorded.capture.get("initial_weights")
+    if given is None and not isinstance(told, Mapping):
+        raise OracleError(
+            f"{folder} does not hold the weights before its first update; record with initial_weights=True, or give "
+            "--model CHECKPOINT"
+        )
+    path = given
+    if path is None:
+        assert isinstance(told, Mapping)
+        path = Path(str(folder)) / str(told["folder"])
+        _verify(path, told["sha256"])
+    _require_family(path)
+    return path
+
+
+def _parameters(recorded: Recorded) -> list[str]:
+    dump: DumpReader = recorded.dump
+    for stage in ("gradient", "gradient_clipped", "param"):
+        names = dump.names(stage)
+        if names:
+            return list(dump.read(names[0]).tensors)
+    return []
+
+
+def _verify(path: Path, digests: Mapping[str, str]) -> None:
+    for name, digest in digests.items():
+        try:
+            found = hashlib.sha256((path / name).read_bytes()).hexdigest()
+        except OSError:
+            found = ""
+        if found != digest:
+            state = "is missing" if not found else "was changed"
+            raise OracleError(
+                f"{path / name} {state} since it was recorded, so the weights are not those of the trainer; copy the "
+                "dump again, or give --model"
+            )
+
+
+def _require_family(path: Path) -> None:
+    try:
+        told = json.loads((path / "config.json").read_text())
+    except (OSError, ValueError):
+        raise OracleError(
+            f"{path} holds no config.json of a model that can be read; give a checkpoint written by save_pretrained, "
+            "not an adapter"
+        ) from None
+    family = told.get("model_type") if isinstance(told, Mapping) else None
+    if family not in FAMILIES:
+        raise OracleError(
+            f"{path} is a model of the architecture {family}, which the engine does not compute in true float64; it "
+            f"has {', '.join(FAMILIES)}"
+        )

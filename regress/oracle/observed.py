@@ -1,0 +1,280 @@
+"""Updates of another trainer's dump: the samples, weights and settings that each of them began with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from regress.compare.alignment.keys import key_of
+from regress.compare.alignment.local_shard import local_shard
+from regress.compare.alignment.shard_overlap import assembled
+from regress.dump.arrays import Array
+from regress.dump.reader import DumpReader
+from regress.dump.record import Record
+from regress.dump.trajectory import Trajectory, from_record
+from regress.errors import OracleError
+from regress.explain.mask import find_mask
+from regress.explain.update import Bools, Floats, Update, read_update
+
+At: TypeAlias = tuple[int, int | None]
+"""Step, and update within it."""
+ADAMW = ("torch.optim.adamw.AdamW",)
+"""Optimizers whose update the engine makes, too."""
+FROM_GRADIENTS = "the token gradients themselves"
+"""Source of a loss mask that nobody tapped."""
+
+
+@dataclass(frozen=True)
+class Observed:
+    """One optimizer update of a dump.
+
+    Attributes:
+        tokens: values by token, free of any layout.
+        samples: the samples, each once, by the keys that the records have for them; rewards are 0 where there are no
+            rollouts.
+        recorded: number in the frame of each sample, of a repeated one the first; None: the frame has other tokens.
+        rollout: all samples of the rollout that they are from, None where nothing tells it.
+        own: index of each sample of the update in the rollout; empty without one.
+        began: place of the first update that trained on this rollout.
+        mask_from: source of the loss mask.
+    """
+
+    at: At
+    tokens: Update
+    samples: Sequence[Trajectory]
+    rollout: Sequence[Trajectory] | None
+    own: Sequence[int]
+    recorded: Sequence[int] | None
+    began: At
+    mask_from: str
+
+    def at_loss(
+        self, *names: str, mask: Callable[[Trajectory], Sequence[int]] = lambda sample: sample.loss_mask
+    ) -> Floats | None:
+        """Return recorded values of the loss tokens, ``[K]``; None unless all of them were recorded."""
+        values, bounds = self.tokens.get(*names), self.tokens.frame.offsets
+        if values is None or self.recorded is None:
+            return None
+        parts = [
+            values[bounds[number] : bounds[number + 1]][np.asarray(mask(sample), bool)]
+            for number, sample in zip(self.recorded, self.samples, strict=True)
+        ]
+        found: Floats = np.concatenate(parts)
+        return None if np.isnan(found).any() else found
+
+    def blocks(self) -> list[int] | None:
+        """Return the number of the microbatch of each sample; None if its tokens are not those that were recorded."""
+        if self.recorded is None:
+            return None
+        starts = self.tokens.frame.offsets
+        return [
+            int(self.tokens.block[starts[number] + 1 : starts[number + 1]].max()) for number in self.recorded
+        ]
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """AdamW as it made an update: its settings by parameter, and the limit of the gradient's norm."""
+
+    rates: Mapping[str, float]
+    settings: Mapping[str, Any]
+    max_grad_norm: float | None
+
+    def of(self, key: str, name: str) -> Any:
+        """Return a setting of one parameter."""
+        value = self.settings.get(key)
+        return value.get(name) if isinstance(value, Mapping) else value
+
+
+@dataclass
+class Recorded:
+    """Dump of another trainer.
+
+    Attributes:
+        notes: what of it cannot be judged, and where a claim comes from, a sentence each.
+    """
+
+    dump: DumpReader
+    notes: dict[str, None] = field(default_factory=dict)
+
+    @property
+    def places(self) -> list[At]:
+        """Places of its updates, in order."""
+        files = self.dump.manifest.files
+        found = {(files[n].where.step, files[n].where.update) for n in self.dump.names("forward_data")}
+        return sorted(found, key=lambda at: (at[0], at[1] or 0))
+
+    @property
+    def capture(self) -> Mapping[str, Any]:
+        """What `regress.record` tells of the run; empty for a dump of another kind."""
+        found = self.dump.manifest.provenance.config.get("capture")
+        return found if isinstance(found, Mapping) else {}
+
+    def updates(self) -> Iterator[Observed]:
+        """Yield the updates in order."""
+        rollouts: list[tuple[At, list[Trajectory]]] = []
+        known: dict[int, At] = {}
+        for at in self.places:
+            tokens = read_update(self.dump, *at, samples_of="forward_data")
+            own = self._trajectories(at[0])
+            if own and not any(place[0] == at[0] for place, _ in rollouts):
+                rollouts.append((at, own))
+            yield self._observed(at, tokens, rollouts, known)
+
+    def _trajectories(self, step: int) -> list[Trajectory]:
+        names = self.dump.names("trajectory", step)
+        return [t for name in names for t in from_record(self.dump.read(name)) if not t.is_val]
+
+    def _observed(
+        self, at: At, tokens: Update, rollouts: list[tuple[At, list[Trajectory]]], known: dict[int, At]
+    ) -> Observed:
+        ids = _token_ids(tokens, at)
+        for number in reversed(range(len(rollouts))):
+            _, all_of = rollouts[number]
+            found = _matched(tokens, ids, all_of)
+            if found is not None:
+                own, recorded = [*found.values()], [*found]
+            elif len(all_of) == len(ids) and number == len(rollouts) - 1:
+                own, recorded = (
+                    [*range(len(all_of))],
+                    None,
+                )  # other tokens than sampled: the comparison says which
+            else:
+                continue
+            began = known.setdefault(number, at)
+            samples = [all_of[index] for index in own]
+            if recorded is not None:
+                keys = [tokens.frame.samples[number] for number in recorded]
+                samples = [
+                    replace(one, group_id=key[0], run_id=key[1])
+                    for one, key in zip(samples, keys, strict=True)
+                ]
+            return Observed(at, tokens, samples, all_of, own, recorded, began, "the trajectories")
+        if rollouts:
+            raise OracleError(
+                f"the samples of {named(at)} are not those of any recorded rollout, so their rewards are unknown; tap "
+                "the trajectories that the update trains on"
+            )
+        mask, source = _mask(tokens, at)
+        samples = [_sample(tokens, number, own, mask) for number, own in enumerate(ids)]
+        return Observed(at, tokens, samples, None, (), range(len(ids)), at, source)
+
+    def whole(self, type: str, at: At) -> dict[str, Array]:
+        """Return the full tensors of a record type after an update, put together from all ranks; empty without any."""
+        records = self._records(type, at)
+        names = dict.fromkeys(name for record in records for name in record.tensors)
+        return {
+            name: assembled([local_shard(key_of(r), r, name) for r in records if name in r.tensors], name)
+            for name in names
+        }
+
+    def optimizer(self, at: At) -> Optimizer | None:
+        """Return how the optimizer made an update; None if it is none that the engine has, or was not recorded."""
+        metas = [record.meta for record in self._records("optimizer", at)]
+        if not metas or any(meta.get("optimizer_type") not in ADAMW for meta in metas):
+            return None
+        rates: dict[str, float] = {}
+        settings: dict[str, Any] = {}
+        for meta in metas:
+            told: Any = meta.get("learning_rates")
+            rates |= told
+            for key in ("betas", "eps", "weight_decay", "amsgrad", "maximize"):
+                settings.setdefault(key, meta.get(key))
+        if settings["amsgrad"] or settings["maximize"]:
+            return None
+        limits = {meta.get("max_grad_norm") for meta in metas}
+        limit: Any = limits.pop() if len(limits) == 1 else None
+        return Optimizer(rates, settings, limit)
+
+    def _records(self, type: str, at: At) -> list[Record]:
+        files = self.dump.manifest.files
+        names = [n for n in self.dump.names(type, at[0]) if files[n].where.update == at[1]]
+        return [self.dump.read(name) for name in names]
+
+
+def named(at: At) -> str:
+    """Return the words for a place."""
+    return f"step {at[0]}" + ("" if at[1] is None else f" update {at[1]}")
+
+
+def _token_ids(tokens: Update, at: At) -> list[tuple[int, ...]]:
+    ids = tokens.get("batch_inputs/input_ids")
+    if ids is None or np.isnan(ids).any():
+        raise OracleError(
+            f"{named(at)} does not hold the token ids of every sample, so nothing can be computed from them; record "
+            "batch_inputs of all ranks"
+        )
+    bounds = tokens.frame.offsets
+    return [
+        tuple(int(value) for value in ids[bounds[i] : bounds[i + 1]])
+        for i in range(len(tokens.frame.samples))
+    ]
+
+
+def _matched(
+    tokens: Update, ids: Sequence[tuple[int, ...]], rollout: Sequence[Trajectory]
+) -> dict[int, int] | None:
+    """Return the trajectory of each sample: by key, else by tokens; of a repeated sample the first has one."""
+    keys = {trajectory.key: index for index, trajectory in enumerate(rollout)}
+    if all(
+        key in keys and tuple(rollout[keys[key]].tokens) == own
+        for key, own in zip(tokens.frame.samples, ids, strict=True)
+    ):
+        return {number: keys[key] for number, key in enumerate(tokens.frame.samples)}
+    free: dict[tuple[int, ...], list[int]] = {}
+    for index, trajectory in enumerate(rollout):
+        free.setdefault(tuple(trajectory.tokens), []).append(index)
+    found: dict[int, int] = {}
+    for number, own in enumerate(ids):
+        if own not in free:
+            return None
+        if free[own]:  # else a copy, such as one that fills up a batch
+            found[number] = free[own].pop(0)
+    return found
+
+
+def _mask(tokens: Update, at: At) -> tuple[Bools, str]:
+    """Return the tokens of the loss as tapped, else those that have a gradient, and where this is from."""
+    for name in ("is_loss_debug/effective_valid", "forward_data/response_mask", "batch_inputs/response_mask"):
+        values = tokens.get(name)
+        if values is not None:
+            return np.nan_to_num(values) != 0, "the tapped loss mask"
+    if "token_gradient/token_gradient" not in tokens.values:
+        raise OracleError(
+            f"nothing tells the loss tokens of {named(at)}; tap them with tap_batch(loss_mask=...), or the rollouts "
+            "with tap_trajectories, or record with token_gradient=True"
+        )
+    mask = find_mask(tokens)
+    if not mask.speaking.all():
+        raise OracleError(
+            f"nothing tells the loss tokens of {named(at)}, and not every sample has a gradient that would; tap them "
+            "with tap_batch(loss_mask=...), or the rollouts with tap_trajectories"
+        )
+    return mask.policy, FROM_GRADIENTS
+
+
+def _sample(tokens: Update, number: int, ids: tuple[int, ...], mask: Bools) -> Trajectory:
+    """Return a sample of unknown reward under the key that the dump has for it."""
+    group, run = tokens.frame.samples[number]
+    start, stop = tokens.frame.offsets[number : number + 2]
+    own = [int(value) for value in mask[start:stop]]
+    prompt = own.index(1) if 1 in own else max(len(own) - 1, 1)
+    return Trajectory(group, run, list(ids), own, 0.0, prompt)
+
+
+def require_complete(path: str) -> DumpReader:
+    """Open a dump.
+
+    Raises:
+        DumpError: if it is missing, incomplete or damaged.
+        OracleError: if it has no forward passes.
+    """
+    dump = DumpReader(path)
+    if not dump.names("forward_data"):
+        raise OracleError(
+            f"{path} has no forward_data, so there is no training step to repeat; record one with regress.record"
+        )
+    return dump

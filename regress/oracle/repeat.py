@@ -1,0 +1,325 @@
+"""Updates of another trainer, each repeated in true float64 from the weights and moments that it began with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.optim import AdamW
+
+from regress.dump.arrays import Array
+from regress.dump.taps import at, tap_trajectories
+from regress.dump.trajectory import Trajectory
+from regress.engine.adapters.parameters import trained_parameters
+from regress.engine.batch import LossTokens, TokenBatch
+from regress.engine.build import recorded
+from regress.engine.config.schema import Config
+from regress.engine.optimizer_state import put_state
+from regress.engine.policies import build_policy, build_reference
+from regress.engine.policy import LocalPolicy
+from regress.engine.provenance import provenance
+from regress.engine.reference import Reference
+from regress.engine.step import train_step, weigh
+from regress.engine.world import SingleProcess
+from regress.errors import OracleError
+from regress.grpo.aggregation import entropy_weights
+from regress.grpo.objective import Objective
+from regress.layout import BatchPlan
+from regress.oracle.advantages import Known, advantages_of
+from regress.oracle.engine import NO_TOKENIZER
+from regress.oracle.observed import At, Observed, Optimizer, Recorded, named
+from regress.replay.run import torch_settings
+
+
+@dataclass
+class Repetition:
+    """Engine that repeats the updates of a dump, into a dump of its own.
+
+    Attributes:
+        config: the whole configuration; its objective is what the trainer should minimize.
+        given: the dump of the trainer.
+        advantage: one advantage for every loss token, in place of those that follow from rewards.
+        max_grad_norm: as the caller says; by default as the trainer was seen to clip.
+        rounding: tolerance of a log-prob, relative to the largest; a ratio that lies within it of the clip range is
+            clipped as the trainer does.
+        perturb: changes the weights for the forward and backward pass of each update.
+        context: returns the context of those passes.
+        notes: what is not judged, or taken from the dump itself; a sentence each.
+        places: the updates that were repeated.
+    """
+
+    config: Config
+    given: Recorded
+    advantage: float | None = None
+    max_grad_norm: float | None = None
+    rounding: float = 0.0
+    perturb: Callable[[LocalPolicy], None] | None = None
+    context: Callable[[], AbstractContextManager[object]] = nullcontext
+    notes: dict[str, None] = field(default_factory=dict)
+    places: list[At] = field(default_factory=list)
+    _old: dict[At, list[Array]] = field(default_factory=dict)
+    _theirs: dict[At, dict[int, Array]] = field(default_factory=dict)
+
+    def run(self) -> Path:
+        """Repeat every update whose weights are known; return the folder of the dump.
+
+        Raises:
+            OracleError: if the dump lacks what the objective needs, or no update can be repeated.
+        """
+        config, world = self.config, SingleProcess()
+        with torch_settings(config.threads), ExitStack() as resources:
+            policy = build_policy(config, NO_TOKENIZER, world)
+            frozen = build_reference(config, NO_TOKENIZER, policy)
+            recorded(config, policy, provenance(config, None), world, resources)
+            reference = None if frozen is None else Reference(policy, config.reference, frozen, world)
+            before: At | None = None
+            for update in self.given.updates():
+                if self._begin(policy, update, before):
+                    self._repeat(policy, reference, update, before)
+                    self.places.append(update.at)
+                before = update.at
+        if not self.places:
+            raise OracleError(
+                f"no update of {self.given.dump.folder} can be repeated: {next(iter(self.notes))}"
+            )
+        return Path(config.debug.dump_dir)
+
+    def _begin(self, policy: LocalPolicy, update: Observed, before: At | None) -> bool:
+        """Give the policy the weights that an update began with; return False, and note why, if nothing tells them."""
+        first = before is None
+        if first and update.at[0] == 0:
+            return True  # the initial weights
+        if first or (before is not None and update.at[0] > before[0] + 1):
+            self.notes[f"{named(update.at)} was not judged: the update before it was not recorded"] = None
+            return False
+        assert before is not None
+        weights = self.given.whole("param", before)
+        own = dict(trained_parameters(policy.architecture))
+        lacking = sorted(own.keys() - weights.keys())
+        if lacking:
+            self.notes[
+                f"{named(update.at)} was not judged: {lacking[0]} after {named(before)} was not recorded (param=True)"
+            ] = None
+            return False
+        with torch.no_grad():
+            for name, parameter in own.items():
+                parameter.copy_(torch.from_numpy(weights[name].astype(np.float64)))
+        return True
+
+    def _repeat(
+        self, policy: LocalPolicy, reference: Reference | None, update: Observed, before: At | None
+    ) -> None:
+        told = self.given.optimizer(update.at)
+        optimizer = self._optimizer(policy, told, before)
+        self._disturb(policy, optimizer)
+        samples = [replace(sample, loss_mask=self._mask(sample)) for sample in update.samples]
+        batch = TokenBatch(samples)
+        micros = batch.microbatches(self._plan(update))
+        with self.context():
+            known = Known(policy, reference, self.config.algorithm, update, self._mask)
+            tokens = self._tokens(known, batch, batch.partition(self._plan(update)))
+            with at(step=update.at[0], update=update.at[1], rank=0):
+                if update.rollout is not None and update.began == update.at:
+                    tap_trajectories(list(update.rollout))
+                limit = self._limit(told)
+                train_step(policy, optimizer, tokens, micros, self.config.algorithm, max_grad_norm=limit)
+
+    def _tokens(self, known: Known, batch: TokenBatch, partition: Sequence[Sequence[int]]) -> LossTokens:
+        """Return the loss tokens of an update with everything that precedes it."""
+        objective = self.config.algorithm
+        _refuse_beyond(objective)
+        tokens = batch.loss_tokens()
+        weights = weigh(
+            tokens,
+            partition,
+            objective,
+            max_completion_length=self.config.data.max_completion_length,
+            completion_lengths=[len(one.tokens) - one.prompt_length for one in batch.trajectories],
+        )
+        entropy = entropy_weights(tokens.sequence, tokens.num_sequences, objective, partition=partition)
+        dtype = known.policy.log_prob_dtype
+        old, ref = self._settled(known, self._old_log_probs(known)), known.reference_log_probs()
+        tokens = replace(
+            tokens,
+            weights=weights,
+            entropy_weights=entropy,
+            sampler_log_probs=batch.sampler_log_probs(dtype),
+            old_log_probs=None if old is None else old.to(dtype),
+            ref_log_probs=None if ref is None else ref.to(dtype),
+        )
+        return replace(tokens, advantages=self._advantages(known, tokens).to(dtype))
+
+    def _disturb(self, policy: LocalPolicy, optimizer: AdamW) -> None:
+        """Perturb the weights, and restore them before the optimizer steps."""
+        if self.perturb is None:
+            return
+        before = {name: parameter.detach().clone() for name, parameter in policy.named_parameters()}
+        self.perturb(policy)
+
+        @torch.no_grad()
+        def restore(*_: object) -> None:
+            for name, parameter in policy.named_parameters():
+                parameter.copy_(before[name])
+
+        optimizer.register_step_pre_hook(restore)
+
+    def _mask(self, sample: Trajectory) -> list[int]:
+        """Return the loss tokens of a sample under the objective."""
+        if not self.config.algorithm.mask_truncated_completions:
+            return sample.loss_mask
+        if sample.finish_reason is None:
+            raise OracleError(
+                "algorithm.mask_truncated_completions leaves cut completions out, and the trajectories do not tell "
+                "which are; tap them with finish_reason"
+            )
+        return [0] * len(sample.tokens) if sample.finish_reason == "length" else sample.loss_mask
+
+    def _plan(self, update: Observed) -> BatchPlan:
+        """Return one microbatch, or those of the trainer where the objective counts over them."""
+        if self.config.algorithm.denominator_scope != "microbatch":
+            return BatchPlan()
+        blocks = update.blocks()
+        if blocks is None or sorted(blocks) != blocks or len({blocks.count(one) for one in blocks}) != 1:
+            raise OracleError(
+                f"the objective counts its denominator over a microbatch, and those of {named(update.at)} do not hold "
+                "the samples in order, equally many each; record a run with such microbatches, or set "
+                "algorithm.denominator_scope=global"
+            )
+        return BatchPlan(micro_batch_size=blocks.count(blocks[0]))
+
+    def _old_log_probs(self, known: Known) -> torch.Tensor | None:
+        """Return the denominators of the ratios, ``[K]``; None where every ratio is 1."""
+        update, rule = known.update, self.config.algorithm.old_log_probs
+        found = update.at_loss("is_loss_debug/old_log_probs", "old_log_probs/old_log_probs", mask=self._mask)
+        if found is not None:
+            return torch.from_numpy(found)
+        if rule == "current":
+            return None
+        if rule == "sampler":
+            return known.sampler_log_probs()
+        if update.began == update.at:
+            self._old[update.at] = known.computed()
+        if update.began not in self._old:
+            raise OracleError(
+                f"{named(update.at)} trains on the rollout of {named(update.began)}, whose log-probs before that "
+                "update are unknown; record them with classify=, or tap old_log_probs"
+            )
+        return known.chosen(self._old[update.began])
+
+    def _settled(self, known: Known, old: torch.Tensor | None) -> torch.Tensor | None:
+        """Return denominators of the ratios that are clipped where the trainer clips, as far as rounding decides it."""
+        update, objective = known.update, self.config.algorithm
+        theirs = update.at_loss("forward_data/log_probs", mask=self._mask)
+        if theirs is None or old is None or objective.importance_level != "token":
+            return old
+        before = update.at_loss("is_loss_debug/old_log_probs", "old_log_probs/old_log_probs", mask=self._mask)
+        if before is None and objective.old_log_probs == "recompute":
+            first = self._theirs.setdefault(update.began, {})
+            for number, own in zip(known.own, known.parted(theirs), strict=True):
+                first.setdefault(number, own)
+            before = np.concatenate([first[number] for number in known.own])
+        if before is None:
+            return old
+        now = known.chosen(known.computed()).numpy()
+        found, count = settled_ratios(
+            now, old.numpy(), theirs - before, objective.clip_range, self.rounding * float(np.abs(now).max())
+        )
+        if count:
+            self.notes[
+                f"{named(update.at)}: {count} of {len(now)} ratios lie on the other side of the clip range than in "
+                "float64, and by no more than rounding: they were clipped as the trainer did"
+            ] = None
+        return torch.from_numpy(found)
+
+    def _advantages(self, known: Known, tokens: LossTokens) -> torch.Tensor:
+        if self.advantage is not None:
+            return torch.full((len(tokens),), self.advantage, dtype=torch.float64)
+        if known.update.rollout is None:
+            tapped = known.update.at_loss("is_loss_debug/advantages", mask=self._mask)
+            if tapped is None:
+                raise OracleError(
+                    f"nothing tells the advantages of {named(known.update.at)}; tap rewards with tap_trajectories, or "
+                    "advantages with tap_batch, or give --set advantages=1.0 for supervised fine-tuning"
+                )
+            self.notes["advantages were taken as they were tapped: no rewards tell what they should be"] = (
+                None
+            )
+            return torch.from_numpy(tapped)
+        return advantages_of(known, tokens, self._old.get(known.update.began))
+
+    def _limit(self, told: Optimizer | None) -> float | None:
+        return self.max_grad_norm if self.max_grad_norm is not None or told is None else told.max_grad_norm
+
+    def _optimizer(self, policy: LocalPolicy, told: Optimizer | None, before: At | None) -> AdamW:
+        """Return AdamW with the settings and moments of the trainer's own at this update."""
+        named_parameters = dict(policy.named_parameters())
+        chosen = self.config.optimizer
+        groups: list[dict[str, Any]] = []
+        for name, parameter in named_parameters.items():
+            group: dict[str, Any] = {"params": [(name, parameter)]}
+            if told is not None:
+                betas = told.of("betas", name) or chosen.betas
+                group |= {
+                    "lr": told.rates.get(name, 0.0),
+                    "betas": (float(betas[0]), float(betas[1])),
+                    "eps": told.of("eps", name),
+                    "weight_decay": told.of("weight_decay", name),
+                }
+            groups.append(group)
+        optimizer = AdamW(groups)
+        state: Mapping[str, Array] = {} if before is None else self.given.whole("optimizer", before)
+        if told is not None and state:
+            put_state(
+                optimizer, policy, state, f"the state of the optimizer after {named(before or (0, None))}"
+            )
+        return optimizer
+
+
+def settled_ratios(
+    now: Array, old: Array, theirs: Array, clip: tuple[float, float], rounding: float
+) -> tuple[Array, int]:
+    """Move old log-probs so that ratios lie on the side of the clip range where the trainer has them.
+
+    Args:
+        now, old: true log-probs ``[K]``, and those in the denominator.
+        theirs: the trainer's own log-ratios.
+        clip: bounds of the ratio.
+        rounding: error of a log-prob; a log-ratio has two of them.
+
+    Returns:
+        The denominators, and the number of those that were moved: others differ by more than rounding.
+    """
+    low, high = (np.log(bound) if bound > 0 else -np.inf for bound in clip)
+    true = now - old
+    other = ((true > high) != (theirs > high)) | ((true < low) != (theirs < low))
+    chosen = other & (np.abs(true - theirs) <= 2 * rounding)
+    return np.where(chosen, now - theirs, old), int(chosen.sum())
+
+
+def judged_types(given: Recorded, places: Sequence[At]) -> dict[str, bool]:
+    """Return which results of the optimizer can be judged: its own updates, if it is AdamW with known settings."""
+    known = all(given.optimizer(place) is not None for place in places)
+    return {"param": known, "optimizer": known}
+
+
+def _refuse_beyond(objective: Objective) -> None:
+    """Raise `OracleError` for what an objective asks of a whole rollout or of earlier updates, which nobody repeats."""
+    beyond = {
+        "rejection": objective.rejection is not None and objective.correction_policy == "old",
+        "correction_normalize": objective.correction_normalize and objective.correction_policy == "old",
+        "kl_controller": objective.kl_controller == "adaptive",
+        "entropy_controller": objective.entropy_controller == "adaptive",
+        "reward_aggregation": objective.reward_aggregation == "normalize_then_sum",
+        "advantage": objective.advantage == "gdpo",
+    }
+    for name, wanted in beyond.items():
+        if wanted:
+            raise OracleError(
+                f"algorithm.{name}={getattr(objective, name)} depends on more of the run than a dump tells; give --set "
+                f"algorithm.{name} another value"
+            )

@@ -1,0 +1,152 @@
+"""``regress systems``: other people's trainers, judged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from regress.golden.commands import directory_option
+
+
+@click.group()
+def systems() -> None:
+    """Judge released trainers by the float64 truth of a recorded batch."""
+
+
+@systems.command("list")
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+def list_(names: tuple[str, ...]) -> None:
+    """List the systems, or the cells of some.
+
+    \b
+    regress systems list
+    regress systems list trainer
+    """
+    from regress.systems.environments import lacking
+    from regress.systems.registry import load, locations
+    from regress.systems.run import chosen
+
+    if names:
+        from regress.systems.registry import location_of
+
+        for name in names:
+            for cell in chosen(load(location_of(name))):
+                click.echo(f"{name} {cell.name}: {cell.layout.ranks} ranks, {cell.updates} updates")
+        return
+    for name, location in locations().items():
+        system = load(location)
+        wanted = lacking(system.requirements)
+        where = f"needs {', '.join(wanted)}" if wanted else "runs in this Python"
+        click.echo(f"{name}: {len(list(system.cells()))} cells, {where}")
+
+
+@systems.command()
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.option("--newest", is_flag=True, help="The newest releases in place of the pins.")
+@click.option("--again", is_flag=True, help="Make the environment anew.")
+def install(names: tuple[str, ...], newest: bool, again: bool) -> None:
+    """Install the environments of systems, each a Python of its own.
+
+    They lie in the user's cache, or in the folder that REGRESS_SYSTEMS names, and share torch with this Python.
+
+    \b
+    regress systems install deepspeed
+    regress systems install deepspeed --newest
+    """
+    from regress.systems.environments import install as make
+    from regress.systems.registry import load, location_of
+
+    for name in names:
+        made = make(load(location_of(name)), newest=newest, again=again)
+        if made.folder is None:
+            click.echo(f"{name}: nothing to install, this Python has all of it")
+        else:
+            click.echo(f"{name}: {', '.join(made.installed)} in {made.folder} ({made.size / 1e6:.0f} MB)")
+
+
+@systems.command()
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.option(
+    "--cell", "patterns", multiple=True, metavar="GLOB", help="Only these cells. Give it once for each."
+)
+@click.option("--newest", is_flag=True, help="With the newest releases in place of the pins.")
+@click.option(
+    "--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), help="Write the rows as JSON."
+)
+@click.option("--report", type=click.Path(path_type=Path, dir_okay=False), help="Write the table as a page.")
+@click.option(
+    "--keep", type=click.Path(path_type=Path, file_okay=False), help="Keep exports, truths and dumps here."
+)
+@click.option(
+    "--plant", default="", metavar="MODULE:FUNCTION", help="Context manager that changes the system first."
+)
+@click.option(
+    "--timeout", type=float, default=300.0, show_default=True, help="Seconds that one cell may take."
+)
+@directory_option
+@click.pass_context
+def run(
+    ctx: click.Context,
+    names: tuple[str, ...],
+    patterns: tuple[str, ...],
+    newest: bool,
+    json_file: Path | None,
+    report: Path | None,
+    keep: Path | None,
+    plant: str,
+    timeout: float,
+    golden_dir: Path | None,
+) -> None:
+    """Run cells of systems and judge them; all systems without a name.
+
+    \b
+    regress systems run trainer
+    regress systems run trainer --cell 'fsdp2*' --json rows.json
+    regress systems run mypackage.system:MyTrainer
+
+    Exit codes: 0 exact or as declared, 1 a cell is wrong, 2 a cell could not be judged.
+    """
+    from regress.systems.session import run_systems
+
+    code = run_systems(
+        names,
+        patterns=patterns,
+        newest=newest,
+        json_file=json_file,
+        report=report,
+        keep=keep,
+        plant=plant,
+        timeout=timeout,
+        golden_dir=golden_dir,
+        echo=click.echo,
+    )
+    ctx.exit(code)
+
+
+@systems.command()
+@click.argument(
+    "files", nargs=-1, required=True, type=click.Path(path_type=Path, dir_okay=False), metavar="ROWS..."
+)
+@click.option("--report", type=click.Path(path_type=Path, dir_okay=False), help="Write the table as a page.")
+@click.pass_context
+def table(ctx: click.Context, files: tuple[Path, ...], report: Path | None) -> None:
+    """Show rows that runs have written, together.
+
+    \b
+    regress systems table trainer.json deepspeed.json --report docs/conformance.md
+
+    Exit codes: 0 exact or as declared, 1 a cell is wrong, 2 a cell could not be judged.
+    """
+    from regress.systems.page import page_of
+    from regress.systems.registry import load, locations
+    from regress.systems.table import exit_code, read_rows, text_of
+
+    rows = [row for path in files for row in read_rows(path)]
+    for line in text_of(rows):
+        click.echo(line)
+    if report is not None:
+        known = [load(location) for location in locations().values()]
+        report.write_text(page_of(rows, known), encoding="utf-8")
+        click.echo(f"written: {report}")
+    ctx.exit(exit_code(rows))

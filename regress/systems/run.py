@@ -1,0 +1,177 @@
+"""Run of the table: cells of systems, their truth, the judgement of each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from regress.errors import RegressError, SystemsError
+from regress.golden.store import GoldenStore
+from regress.systems.environments import Environment
+from regress.systems.judge import judge
+from regress.systems.launch import TIMEOUT, Outcome, run_jobs
+from regress.systems.protocol import Cell, SystemUnderTest
+from regress.systems.registry import load, location_of
+from regress.systems.row import Result, Row
+from regress.systems.worker import Job
+
+Told = Callable[[Row], None]
+
+
+@dataclass
+class Workspace:
+    """Exports, truths and dumps of a run, below one folder.
+
+    Attributes:
+        folder: kept or not, as the caller decides.
+        store: the golden cases.
+    """
+
+    folder: Path
+    store: GoldenStore
+    _exports: dict[str, Path] = field(default_factory=dict)
+    _truths: dict[str, Path] = field(default_factory=dict)
+
+    def export(self, case: str, batches: Sequence[int] = ()) -> Path:
+        """Return the folder of an exported case, cut into other batches if asked for, written once."""
+        from regress.replay.export import export_case
+        from regress.systems.recut import recut
+
+        name = "-".join([case, *map(str, batches)])
+        if name not in self._exports:
+            folder = self.folder / "exports" / name
+            self._exports[name] = (
+                recut(self.export(case), batches, folder)
+                if batches
+                else export_case(self.store.case(case), folder)
+            )
+        return self._exports[name]
+
+    def truth(self, cell: Cell, objective: Mapping[str, Any]) -> Path:
+        """Return the dump of the truth of a cell under an objective, computed once."""
+        from regress.systems.truth import truth
+
+        facts = [cell.case, cell.batches, cell.updates, cell.warm, objective]
+        key = json.dumps(facts, sort_keys=True, default=str)
+        name = sha256(key.encode()).hexdigest()[:16]
+        if name not in self._truths:
+            folder = self.folder / "truths" / name
+            self._truths[name] = truth(
+                self.export(cell.case, cell.batches), objective, cell.updates, folder, warm=cell.warm
+            )
+        return self._truths[name]
+
+
+def chosen(system: SystemUnderTest, patterns: Sequence[str] = ()) -> list[Cell]:
+    """Return the cells whose names match one of the patterns; all without any.
+
+    Raises:
+        SystemsError: if a pattern matches none, or two cells have one name.
+    """
+    cells = list(system.cells())
+    names = [cell.name for cell in cells]
+    twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
+    if twice:
+        raise SystemsError(
+            f"{system.name} has two cells called {twice[0]}: give their layouts names of their own"
+        )
+    if not patterns:
+        return cells
+    return [cell for cell in cells if any(fnmatchcase(cell.name, pattern) for pattern in patterns)]
+
+
+def run_system(
+    name: str,
+    workspace: Workspace,
+    *,
+    environment: Environment,
+    patterns: Sequence[str] = (),
+    plant: str = "",
+    paths: Sequence[str] = (),
+    timeout: float = TIMEOUT,
+    told: Told = lambda _: None,
+) -> list[Row]:
+    """Run the cells of a system and judge each as soon as it is done.
+
+    Args:
+        name: registered name, or ``module:Class``.
+        environment: Python that has the system.
+        patterns: of the names of cells; all by default.
+        plant: ``module:function`` of a context manager around each cell, which changes the system.
+        paths: folders from which the adapter and the plant are imported besides.
+        told: called with each row.
+
+    Raises:
+        RegressError: if the environment, a case or an objective is impossible; a cell that fails is a row.
+    """
+    location = location_of(name)
+    system = load(location)
+    cells = chosen(system, patterns)
+    folder = workspace.folder / system.name
+    jobs, dumps = [], []
+    for number, cell in enumerate(cells):
+        dumps.append(folder / f"cell{number:03d}" / "dump")
+        export = str(workspace.export(cell.case, cell.batches))
+        job = Job(location, cell.to_json(), export, str(dumps[-1]), plant, tuple(paths))
+        jobs.append((job, cell.layout.ranks))
+    rows: list[Row] = []
+
+    def done(number: int, outcome: Outcome) -> None:
+        rows.append(row_of(system, cells[number], outcome, dumps[number], workspace))
+        told(rows[-1])
+
+    if jobs:
+        run_jobs(
+            environment.python,
+            jobs,
+            folder,
+            modules=system.modules,
+            environ={**environment.variables, **system.environ},
+            timeout=timeout,
+            told=done,
+        )
+    return rows
+
+
+def row_of(system: SystemUnderTest, cell: Cell, outcome: Outcome, dump: Path, workspace: Workspace) -> Row:
+    """Return the row of a cell that was carried, or failed."""
+    claimed = dict(system.objective(cell))
+    common: dict[str, Any] = {
+        "system": system.name,
+        "version": outcome.versions.get(system.version_of, ""),
+        "cell": cell,
+        "claimed": claimed,
+        "facts": outcome.facts,
+        "shims": _shims(system, cell),
+        "versions": outcome.versions,
+    }
+    if outcome.error:
+        return Row(result=Result.ERROR, told=outcome.error, notes=outcome.notes, **common)
+    if outcome.missing:
+        return Row(result=Result.ERROR, told=f"the layout is not on: {outcome.missing}", **common)
+    from regress.systems.explained import explained
+    from regress.systems.exported import ExportedCase
+
+    try:
+        truth = workspace.truth(cell, claimed)
+        found = judge(truth, dump, cell.declared)
+    except RegressError as error:
+        return Row(result=Result.ERROR, told=str(error), **common)
+    shown = explained(dump, ExportedCase(workspace.export(cell.case, cell.batches)))
+    judged: dict[str, Any] = {"told": found.told, "cause": found.cause, "listed": found.listed}
+    return Row(result=found.result, errors=found.errors, explained=shown, **judged, **common)
+
+
+def _shims(system: SystemUnderTest, cell: Cell) -> list[str]:
+    """Return the titles of the shims of a cell, those that touch numerics marked."""
+    own = [
+        shim
+        for shim in system.shims
+        if any(fnmatchcase(cell.layout.name, pattern) for pattern in shim.layouts)
+    ]
+    return [f"{'!' if shim.touches_numerics else ''}{shim.title}" for shim in own]
