@@ -19,6 +19,7 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx_click",
     "from_code",
+    "objectives",
 ]
 html_theme = "furo"
 html_title = "regress"

@@ -18,6 +18,7 @@ from regress.engine.tracking.commands import track
 from regress.errors import RegressError
 from regress.explain.commands import explain
 from regress.golden.commands import code_option, golden, hint_at
+from regress.grpo.commands import objective
 from regress.oracle.commands import oracle
 from regress.replay.commands import calibrate, record, study
 from regress.replay.export_commands import export
@@ -252,6 +253,7 @@ for command in (
     compare,
     report,
     explain,
+    objective,
     oracle,
     doctor,
     track,

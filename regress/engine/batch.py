@@ -32,7 +32,9 @@ from regress.layout import (
 class LossTokens:
     """Quantities of the loss, one value per loss token, ``[K]`` each; ``None`` where the objective needs none.
 
-    ``sequence`` is the index of the token's sample, non-decreasing, in ``[0, num_sequences)``.
+    ``sequence`` is the index of the token's sample, non-decreasing, in ``[0, num_sequences)``. ``entropy_weights`` are
+    those of the entropy bonus where they are not ``weights``; ``correction`` are sampler weights computed over the
+    rollout, ``kept`` and ``penalized`` the `regress.grpo.marks.Marks` of the mini-batch.
     """
 
     sequence: Tensor
@@ -42,6 +44,10 @@ class LossTokens:
     old_log_probs: Tensor | None = None
     ref_log_probs: Tensor | None = None
     sampler_log_probs: Tensor | None = None
+    entropy_weights: Tensor | None = None
+    correction: Tensor | None = None
+    kept: Tensor | None = None
+    penalized: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.sequence)
@@ -182,6 +188,20 @@ class TokenBatch:
         starts = np.cumsum(self._counts) - self._counts
         places = plan_ranks(self.lengths, plan, ranks or RankPlan())[rank]
         return [self._project(place, starts) for place in places]
+
+    def partition(self, plan: BatchPlan, ranks: RankPlan | None = None) -> list[list[int]]:
+        """Return the samples of each microbatch that has some, of all ranks that hold different samples."""
+        ranks = ranks or RankPlan()
+        shares = {
+            ranks.mesh.data_index(rank): places
+            for rank, places in enumerate(plan_ranks(self.lengths, plan, ranks))
+        }
+        found = [
+            [segment.sample for segment in place.whole.segments]
+            for places in shares.values()
+            for place in places
+        ]
+        return [samples for samples in found if samples]
 
     def _project(self, place: RankLayout, starts: NDArray[np.int64]) -> Microbatch:
         canonical, local = place.targets.indices(self.offsets)

@@ -30,7 +30,12 @@ BASELINES = {
     "reinforce_plus_plus": "none: returns whitened over tokens",
     "constant": "none: 1 for every token",
     "reinforce_plus_plus_baseline": "none: mean reward of the group, whitened over tokens",
+    "opo": "none: mean reward of the group, weighted by length",
+    "gpg": "none: mean reward of the group",
+    "grpo_passk": "none: second best reward of the group",
+    "gdpo": "none: mean of each reward in the group, whitened over tokens",
 }
+"""Baselines of the estimators that a training can have."""
 
 
 def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:

@@ -9,6 +9,7 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,9 +20,11 @@ from regress.engine.batch import LossTokens, Microbatch
 from regress.engine.components import LossFunction
 from regress.engine.policy_interface import Policy
 from regress.errors import NotFinite, RegressError
+from regress.grpo.aggregation import entropy_scale
 from regress.grpo.inputs import InputError
 from regress.grpo.logprobs import TokenLogProbs
-from regress.grpo.losses import TokenLoss, token_loss
+from regress.grpo.losses import TokenLoss, entropy_in_loss, token_loss
+from regress.grpo.marks import Marks
 from regress.grpo.metrics import Metric, add_metrics, token_metrics
 from regress.grpo.objective import Objective
 
@@ -142,6 +145,14 @@ class _Losses:
 
     def _terms(self, part: LossTokens, old: Tensor, out: TokenLogProbs) -> TokenLoss:
         assert part.advantages is not None
+        assert part.weights is not None
+        named: dict[str, Any] = {}  # what a loss of one's own need not know
+        if part.kept is not None or part.penalized is not None:
+            named["marks"] = Marks(part.kept, part.penalized)
+        if part.entropy_weights is not None:
+            named["entropy_scale_K"] = entropy_scale(part.weights, part.entropy_weights)
+        if part.correction is not None:
+            named["correction_K"] = part.correction.to(old.dtype)
         return self._function(
             out.log_probs,
             old,
@@ -153,6 +164,7 @@ class _Losses:
             sampler_log_probs_K=part.sampler_log_probs,
             entropy_K=out.entropy,
             sum_over_context_parallel=self._policy.sum_over_context_parallel,
+            **named,
         )
 
     def part(self, shares: Sequence[Share]) -> Part:
@@ -199,7 +211,7 @@ def _terms(micro: Microbatch, loss: TokenLoss, weights: Tensor, objective: Objec
     terms = {
         "policy": (1.0, loss.policy_K),
         "kl": (objective.kl_coef, loss.kl_K),
-        "entropy": (-objective.entropy_coef, loss.entropy_K),
+        "entropy": (-objective.entropy_coef, entropy_in_loss(loss)),
     }
     return {
         name: coefficient * float(_sum(micro, weights * values.detach()))

@@ -41,7 +41,7 @@ def build_policy(config: Config, tokenizer: Vocabulary, world: World) -> LocalPo
         compile=config.model.compile,
         log_prob_chunk_size=config.batching.log_prob_chunk_size,
         temperature=config.rollout_worker.temperature,
-        entropy_gradient=config.algorithm.entropy_coef != 0.0,
+        entropy_gradient=config.algorithm.has_entropy_term,
     )
 
 

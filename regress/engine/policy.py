@@ -92,8 +92,12 @@ class LocalPolicy:
 
     def log_probs(self, microbatches: Sequence[Microbatch]) -> list[Tensor]:
         """Return the log-probs of the loss tokens of each microbatch, ``[K]`` each, without a graph."""
+        return [found.log_probs for found in self.values(microbatches, entropy=False)]
+
+    def values(self, microbatches: Sequence[Microbatch], *, entropy: bool) -> list[TokenLogProbs]:
+        """Return log-probs and, if wanted, entropies of the loss tokens of each microbatch, without a graph."""
         with torch.no_grad():
-            return [self._forward(micro, entropy=False).log_probs for micro in microbatches]
+            return [self._forward(micro, entropy="no_grad" if entropy else False) for micro in microbatches]
 
     def forward_backward(self, microbatches: Sequence[Microbatch], loss: Loss[Result]) -> list[Result]:
         """Run one microbatch after the other; see :class:`Policy`."""

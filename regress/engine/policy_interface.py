@@ -21,6 +21,9 @@ class Policy(Protocol):
     def log_probs(self, microbatches: Sequence[Microbatch]) -> list[Tensor]:
         """Return the log-probs of the loss tokens of each microbatch, ``[K]`` each, without a graph."""
 
+    def values(self, microbatches: Sequence[Microbatch], *, entropy: bool) -> list[TokenLogProbs]:
+        """Return log-probs and, if wanted, entropies of the loss tokens of each microbatch, without a graph."""
+
     def forward_backward(self, microbatches: Sequence[Microbatch], loss: Loss[Result]) -> list[Result]:
         """Run forward and backward over all microbatches; gradients accumulate.
 

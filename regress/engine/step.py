@@ -20,11 +20,12 @@ from regress.dump.taps import failure
 from regress.engine import optim, taps
 from regress.engine.batch import LossTokens, Microbatch
 from regress.engine.components import LossFunction
+from regress.engine.marks import compared
 from regress.engine.passes import Part, accumulate, sums
 from regress.engine.policy_interface import Policy
 from regress.engine.world import SingleProcess, World
 from regress.errors import DumpError, NotFinite
-from regress.grpo.aggregation import token_weights
+from regress.grpo.aggregation import batch_weights
 from regress.grpo.metrics import Metric, add_metrics
 from regress.grpo.objective import Objective
 
@@ -47,27 +48,32 @@ class StepOutcome:
 
 def weigh(
     tokens: LossTokens,
-    microbatches: Sequence[Microbatch],
+    partition: Sequence[Sequence[int]],
     objective: Objective,
     *,
     max_completion_length: int,
+    ranks: int = 1,
+    completion_lengths: Sequence[int] | None = None,
 ) -> Tensor:
     """Return the ``[K]`` weight of every loss token: the aggregation and its denominator, over the whole mini-batch.
 
-    With ``denominator_scope=microbatch`` each microbatch is averaged separately, and then the microbatches
-    are averaged.
+    With ``denominator_scope=microbatch`` each microbatch is averaged separately, and then the microbatches of all ranks
+    are averaged. See `regress.grpo.aggregation.batch_weights`.
+
+    Args:
+        partition: samples of each microbatch, of all ranks.
+        ranks: ranks that hold different samples.
+        completion_lengths: tokens of each sample's completion.
     """
-    if objective.denominator_scope == "global":
-        return token_weights(
-            tokens.sequence, tokens.num_sequences, objective, max_completion_length=max_completion_length
-        )
-    weights = torch.zeros(len(tokens), dtype=torch.float64, device=tokens.sequence.device)
-    for micro in microbatches:
-        own = token_weights(
-            micro.sequence, len(micro.sample_ids), objective, max_completion_length=max_completion_length
-        )
-        weights[micro.select] = own.to(weights.dtype) / len(microbatches)
-    return weights
+    return batch_weights(
+        tokens.sequence,
+        tokens.num_sequences,
+        objective,
+        max_completion_length=max_completion_length,
+        partition=partition,
+        ranks=ranks,
+        completion_lengths=completion_lengths,
+    )
 
 
 def train_step(
@@ -99,6 +105,7 @@ def train_step(
         NotFinite: if the loss or the gradient is not finite; parameters and optimizer state are then unchanged.
     """
 
+    tokens = compared(policy, tokens, microbatches, objective, world or SingleProcess())
     policy.zero_grad()
     part = accumulate(policy, tokens, microbatches, objective, loss_function=loss_function)
     return update(

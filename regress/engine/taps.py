@@ -20,7 +20,7 @@ from regress.engine.batch import LossTokens, Microbatch, TokenBatch
 from regress.engine.local import local
 from regress.engine.token_gradients import ROWS
 from regress.grpo.logprobs import TokenLogProbs
-from regress.grpo.losses import TokenLoss
+from regress.grpo.losses import TokenLoss, entropy_in_loss
 from regress.grpo.metrics import Metric
 from regress.grpo.objective import Objective
 from regress.layout import BatchPlan
@@ -171,7 +171,7 @@ def _loss_terms(
         "ref_log_probs": part.ref_log_probs,
         "policy_loss": terms.policy_K,
         "kl": terms.kl_K,
-        "entropy_loss": terms.entropy_K,
+        "entropy_loss": entropy_in_loss(terms),
         "sampler_weights": terms.correction_K,
         "weights": part.weights,
     }
@@ -183,7 +183,7 @@ def _loss(part: LossTokens, terms: TokenLoss, share: Tensor) -> dict[str, Tensor
     """Return this microbatch's shares; they add up over microbatches and ranks to the loss of the mini-batch."""
     weights = part.weights
     assert weights is not None
-    parts = {"pg_loss": terms.policy_K, "kl_loss": terms.kl_K, "entropy_loss": terms.entropy_K}
+    parts = {"pg_loss": terms.policy_K, "kl_loss": terms.kl_K, "entropy_loss": entropy_in_loss(terms)}
     shares = {name: (weights.to(v.dtype) * v).sum() for name, v in parts.items() if v is not None}
     return {"loss": share, **shares}
 

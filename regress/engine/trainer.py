@@ -20,6 +20,7 @@ from regress.engine import taps
 from regress.engine.batch import LossTokens, Microbatch, TokenBatch
 from regress.engine.components import LossFunction
 from regress.engine.config.schema import Config
+from regress.engine.marks import kept_by_rejection, rollout_weights
 from regress.engine.metrics import (
     Values,
     dr_grpo_metrics,
@@ -37,18 +38,26 @@ from regress.engine.step import StepOutcome, train_step, weigh
 from regress.engine.world import SingleProcess, World
 from regress.errors import ReplayError
 from regress.grpo.advantages import token_advantages
-from regress.grpo.kl import kl_penalty
+from regress.grpo.aggregation import entropy_weights
+from regress.grpo.controllers import Coefficients
+from regress.grpo.kl import kl_estimate, kl_penalty
 from regress.grpo.metrics import Metric, add_metrics
+from regress.grpo.objective import Objective
+from regress.grpo.segments import segment_lengths, segment_sum
 from regress.layout import BatchPlan
 
 
 @dataclass(frozen=True)
 class MiniBatch:
-    """Samples of one optimizer update: their loss tokens, and the microbatches that hold them."""
+    """Samples of one optimizer update: their loss tokens, and the microbatches that hold them.
+
+    ``rejected`` is True if tokens that the trajectories train on were left out because of what the sampler said.
+    """
 
     batch: TokenBatch
     microbatches: list[Microbatch]
     tokens: LossTokens
+    rejected: bool = False
 
 
 AfterUpdate = Callable[[StepOutcome, int, float], None]
@@ -101,6 +110,9 @@ class Trainer:
     updates: int = 0
     unfinished: UnfinishedStep | None = None
 
+    def __post_init__(self) -> None:
+        self.coefficients = Coefficients.of(self.config.algorithm)
+
     def step(
         self, step: int, *, start: UnfinishedStep | None = None, after_update: AfterUpdate = nothing
     ) -> Values:
@@ -122,6 +134,10 @@ class Trainer:
             self._update(work, after_update)
         if self.reference is not None:
             self.reference.after_step(step)
+        if self.config.algorithm.kl_controller == "adaptive":
+            self.coefficients.after_rollout(
+                *sample_kl([mini.tokens for mini in work.minis], self.config.algorithm)
+            )
         self.unfinished = None
         return {**self._step_metrics(work, step), **self._update_metrics(work)}
 
@@ -140,6 +156,7 @@ class Trainer:
             with at(update=update, epoch=epoch, mini_batch=index, rank=self.world.rank):
                 outcome = self._train_step(work.minis[index])
             self._schedule(outcome)
+            self._adapt(outcome)
             work.outcomes.append(outcome)
             work.learning_rates.append(learning_rate)
             self.updates += 1
@@ -152,13 +169,29 @@ class Trainer:
                 warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
             self.scheduler.step()
 
+    def _adapt(self, outcome: StepOutcome) -> None:
+        """Let the coefficient of the entropy bonus follow the entropy of the update."""
+        name = "entropy/kept" if self.config.algorithm.top_entropy_quantile < 1.0 else "entropy"
+        entropy = outcome.metrics.get(name)
+        if self.config.algorithm.entropy_controller == "adaptive" and entropy is not None and entropy.count:
+            self.coefficients.after_update(entropy.value)
+
+    @property
+    def objective(self) -> Objective:
+        """Objective of the next update: that of the configuration, with the coefficients that controllers have set."""
+        objective: Objective = self.config.algorithm
+        if "adaptive" not in (objective.kl_controller, objective.entropy_controller):
+            return objective
+        kept = self.coefficients
+        return replace(objective, kl_coef=kept.kl, entropy_coef=kept.entropy_in_use)
+
     def _train_step(self, mini: MiniBatch) -> StepOutcome:
         return train_step(
             self.policy,
             self.optimizer,
             mini.tokens,
             mini.microbatches,
-            self.config.algorithm,
+            self.objective,
             world=self.world,
             max_grad_norm=self.config.optimizer.max_grad_norm,
             target_params=self.config.debug.target_param_pattern,
@@ -169,6 +202,8 @@ class Trainer:
     def mini_batches(self, trajectories: Sequence[Trajectory]) -> list[MiniBatch]:
         """Cut the rollout into mini-batches, with every quantity of the loss that precedes the updates."""
         minis = [self._recorded(mini) for mini in self._cut(trajectories)]
+        weighted = rollout_weights([mini.tokens for mini in minis], self.config.algorithm)
+        minis = [self._accepted(replace(mini, tokens=own)) for mini, own in zip(minis, weighted, strict=True)]
         advantages = self._advantages(trajectories, minis).split([len(mini.tokens) for mini in minis])
         return [
             replace(mini, tokens=replace(mini.tokens, advantages=own))
@@ -176,14 +211,20 @@ class Trainer:
         ]
 
     def restored_mini_batches(
-        self, trajectories: Sequence[Trajectory], known: RecordedTokens
+        self,
+        trajectories: Sequence[Trajectory],
+        known: RecordedTokens,
+        masks: Sequence[Sequence[int]] | None = None,
     ) -> list[MiniBatch]:
         """Cut a rollout into mini-batches as `mini_batches` does, with quantities that were computed earlier.
+
+        Args:
+            masks: tokens that rejection kept, one list per sample; by default nothing was rejected.
 
         Raises:
             ReplayError: if they are those of another number of loss tokens.
         """
-        minis = self._cut(trajectories)
+        minis = self._cut(trajectories, masks)
         sizes = [len(mini.tokens) for mini in minis]
         if len(known.advantages) != sum(sizes):
             raise ReplayError(
@@ -202,25 +243,52 @@ class Trainer:
             for mini, quantities in zip(minis, own, strict=True)
         ]
 
-    def _cut(self, trajectories: Sequence[Trajectory]) -> list[MiniBatch]:
-        """Cut the rollout into mini-batches with what follows from the trajectories alone."""
+    def _cut(
+        self, trajectories: Sequence[Trajectory], masks: Sequence[Sequence[int]] | None = None
+    ) -> list[MiniBatch]:
+        """Cut the rollout into mini-batches with what follows from trajectories and their masks alone."""
         size = self.config.trainer.mini_batch_size or len(trajectories)
-        parts = [trajectories[start : start + size] for start in range(0, len(trajectories), size)]
-        return [self._laid_out(part) for part in parts]
+        kept = self.loss_masks(trajectories) if masks is None else masks
+        starts = range(0, len(trajectories), size)
+        parts = [self._laid_out(trajectories[at : at + size], kept[at : at + size]) for at in starts]
+        return [replace(part, rejected=masks is not None) for part in parts]
 
-    def _laid_out(self, trajectories: Sequence[Trajectory]) -> MiniBatch:
+    def _laid_out(self, trajectories: Sequence[Trajectory], masks: Sequence[Sequence[int]]) -> MiniBatch:
         """Lay a mini-batch out over microbatches, with the sampler's log-probs and the loss weights."""
-        batch = TokenBatch(trajectories, loss_masks=self.loss_masks(trajectories), device=self.policy.device)
+        objective = self.config.algorithm
+        batch = TokenBatch(trajectories, loss_masks=masks, device=self.policy.device)
         microbatches = batch.microbatches(self._plan(), self.world.plan, self.world.rank)
         sampler = batch.sampler_log_probs(self.policy.log_prob_dtype)
         tokens = batch.loss_tokens()
+        partition = batch.partition(self._plan(), self.world.plan)
         weights = weigh(
             tokens,
-            microbatches,
-            self.config.algorithm,
+            partition,
+            objective,
             max_completion_length=self.config.data.max_completion_length,
+            ranks=self.world.plan.mesh.data_size,
+            completion_lengths=[len(one.tokens) - one.prompt_length for one in trajectories],
         )
-        return MiniBatch(batch, microbatches, replace(tokens, weights=weights, sampler_log_probs=sampler))
+        entropy = entropy_weights(tokens.sequence, tokens.num_sequences, objective, partition=partition)
+        known: dict[str, Any] = {"weights": weights, "sampler_log_probs": sampler, "entropy_weights": entropy}
+        return MiniBatch(batch, microbatches, replace(tokens, **known))
+
+    def _accepted(self, mini: MiniBatch) -> MiniBatch:
+        """Lay a mini-batch out again without the tokens that rejection leaves out."""
+        kept = kept_by_rejection(mini.tokens, self.config.algorithm)
+        if kept is None:
+            return mini
+        flat = mini.batch.mask.copy()
+        flat[flat] = kept.cpu().numpy()
+        bounds = mini.batch.offsets
+        masks = [
+            flat[bounds[at] : bounds[at + 1]].astype(int).tolist() for at in range(len(mini.batch.lengths))
+        ]
+        found = self._laid_out(mini.batch.trajectories, masks)
+        names = ("old_log_probs", "ref_log_probs", "correction")
+        whole = {name: getattr(mini.tokens, name) for name in names}
+        left: dict[str, Any] = {name: None if value is None else value[kept] for name, value in whole.items()}
+        return replace(found, tokens=replace(found.tokens, **left), rejected=True)
 
     def _recorded(self, mini: MiniBatch) -> MiniBatch:
         """Add the log-probs of the policy before the update and of the reference."""
@@ -245,7 +313,7 @@ class Trainer:
 
     def _advantages(self, trajectories: Sequence[Trajectory], minis: Sequence[MiniBatch]) -> Tensor:
         """Return the advantages ``[K]`` of the whole rollout: groups and whitening see all mini-batches."""
-        objective = self.config.algorithm
+        objective = self.objective
         groups = {key: index for index, key in enumerate(dict.fromkeys(t.group_id for t in trajectories))}
         starts = torch.tensor([0, *(mini.tokens.num_sequences for mini in minis)]).cumsum(0)
         sequence = torch.cat(
@@ -253,12 +321,12 @@ class Trainer:
         )
         penalty = None
         if objective.kl_in_reward:
-            penalty = torch.cat([_penalty(mini.tokens, self.config) for mini in minis])
-        rewards = torch.tensor(
-            [t.reward for t in trajectories], dtype=torch.float64, device=self.policy.device
-        )
+            penalty = torch.cat([_penalty(mini.tokens, objective) for mini in minis])
+        values, weights = rewards_of(trajectories, self.config)
+        rewards = torch.tensor(values, dtype=torch.float64, device=self.policy.device)
         group = torch.tensor([groups[t.group_id] for t in trajectories], device=self.policy.device)
-        advantages = token_advantages(rewards, group, sequence, objective, penalty)
+        more: dict[str, Any] = {} if weights is None else {"reward_weights": weights}
+        advantages = token_advantages(rewards, group, sequence, objective, penalty, **more)
         return advantages.to(self.policy.log_prob_dtype)
 
     def loss_masks(self, trajectories: Sequence[Trajectory]) -> list[list[int]]:
@@ -310,6 +378,44 @@ def _recorded_by_sampler(log_probs: Tensor | None) -> Tensor:
     return log_probs
 
 
-def _penalty(tokens: LossTokens, config: Config) -> Tensor:
+def _penalty(tokens: LossTokens, objective: Objective) -> Tensor:
     assert tokens.old_log_probs is not None
-    return kl_penalty(tokens.old_log_probs, tokens.ref_log_probs, config.algorithm)
+    return kl_penalty(tokens.old_log_probs, tokens.ref_log_probs, objective)
+
+
+def rewards_of(
+    trajectories: Sequence[Trajectory], config: Config
+) -> tuple[list[float] | list[list[float]], list[float] | None]:
+    """Return the reward of each sample or, where the objective treats them one by one, each reward and their weights.
+
+    Raises:
+        ReplayError: if a trajectory lacks one of the rewards of ``task.rewards``.
+    """
+    objective = config.algorithm
+    if objective.advantage != "gdpo" and objective.reward_aggregation == "sum_then_normalize":
+        return [trajectory.reward for trajectory in trajectories], None
+    weights = {name: float(weight) for name, weight in config.task.rewards.items() if weight}
+    for trajectory in trajectories:
+        lacking = [name for name in weights if name not in trajectory.rewards]
+        if lacking:
+            raise ReplayError(
+                f"sample {trajectory.key} has no reward {lacking[0]!r} of task.rewards, each of which the objective "
+                "normalizes by itself; set algorithm.advantage=grpo and algorithm.reward_aggregation=sum_then_normalize"
+            )
+    return [[float(one.rewards[name]) for name in weights] for one in trajectories], list(weights.values())
+
+
+def sample_kl(batches: Sequence[LossTokens], objective: Objective) -> tuple[float, int]:
+    """Return the mean over samples of the mean KL of their tokens before the update, and the number of samples.
+
+    Source: verl 0.9 ``apply_kl_penalty``; a sample without loss tokens counts as 0.
+    """
+    total, count = 0.0, 0
+    for tokens in batches:
+        assert tokens.old_log_probs is not None
+        assert tokens.ref_log_probs is not None
+        kl = kl_estimate(tokens.old_log_probs, tokens.ref_log_probs, objective).double()
+        lengths = segment_lengths(tokens.sequence, tokens.num_sequences).clamp(min=1)
+        total += float((segment_sum(kl, tokens.sequence, tokens.num_sequences) / lengths).sum())
+        count += tokens.num_sequences
+    return total / count, count

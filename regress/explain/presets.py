@@ -7,6 +7,7 @@ and the token gradients that it would have are compared with the recorded ones.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from regress.explain.search import Found
 from regress.explain.statement import Statement
 from regress.explain.terms import Policies
 from regress.explain.update import Floats, Ints
+from regress.grpo.fields.advantages import AdvantageFields
 from regress.grpo.presets import PRESETS, make_objective
 
 if TYPE_CHECKING:
@@ -238,8 +240,7 @@ class _Model:
         recorded = update.get("is_loss_debug/advantages")
         if recorded is not None and not update.trajectories:
             return np.nan_to_num(recorded[self._tokens])
-        key = ("advantage", "scale", "ddof", "eps", "single_sample", "whiten_eps", "gamma")
-        name = tuple(getattr(objective, field) for field in key)
+        name = tuple(getattr(objective, spec.name) for spec in fields(AdvantageFields))
         if name not in self._cache:
             lengths = [sum(t.loss_mask) for t in update.trajectories]
             sequence = np.repeat(np.arange(len(lengths)), lengths).astype(np.int64)

@@ -25,7 +25,13 @@ def valued(value: Tensor, gradient: Tensor) -> Tensor:
 def in_policy_loss(patch: Patch, change: Any) -> None:
     """Replace the policy loss by ``change(right, log_probs, ratio, advantages, objective)``."""
     right: Any = vars(losses)["_policy_loss"]
-    patch.setattr(losses, "_policy_loss", lambda *args: change(right, *args))
+
+    def patched(*args: Any) -> Tensor:
+        *own, inputs = args
+        found: Tensor = change(lambda *these: right(*these, inputs), *own)
+        return found
+
+    patch.setattr(losses, "_policy_loss", patched)
 
 
 # terms

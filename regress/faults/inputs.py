@@ -105,8 +105,8 @@ def mean_of_means(patch: Patch) -> None:
     """The loss is the mean of each microbatch's mean."""
     right: Any = weigh
 
-    def wrong(tokens: LossTokens, micros: Sequence[Microbatch], objective: Objective, **rest: Any) -> Any:
-        return right(tokens, micros, replace(objective, denominator_scope="microbatch"), **rest)
+    def wrong(tokens: LossTokens, parts: Sequence[Any], objective: Objective, **rest: Any) -> Any:
+        return right(tokens, parts, replace(objective, denominator_scope="microbatch"), **rest)
 
     patch.setattr(trainer, "weigh", wrong)
 

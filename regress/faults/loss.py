@@ -24,7 +24,7 @@ def clip_sides_swapped(patch: Patch) -> None:
 def minimum_before_the_advantage(patch: Patch) -> None:
     """The loss is min(r, clip(r)) A, which is pessimistic for positive advantages only."""
 
-    def wrong(log_probs: Tensor, ratio: Tensor, adv: Tensor, objective: Objective) -> Tensor:
+    def wrong(log_probs: Tensor, ratio: Tensor, adv: Tensor, objective: Objective, *_: Any) -> Tensor:
         return -torch.minimum(ratio, ratio.clamp(*objective.clip_range)) * adv
 
     patch.setattr(losses, "_policy_loss", wrong)
@@ -60,9 +60,9 @@ def ratio_inverted(patch: Patch) -> None:
 def entropy_bonus_reversed(patch: Patch) -> None:
     right: Any = token_loss
 
-    def wrong(*args: Any, **rest: Any) -> Any:
-        *tensors, objective = args
-        return right(*tensors, replace(objective, entropy_coef=-objective.entropy_coef), **rest)
+    def wrong(*args: Any, entropy_K: Tensor, **rest: Any) -> Any:
+        found = right(*args, entropy_K=-entropy_K, **rest)
+        return replace(found, entropy_K=entropy_K.detach())
 
     patch.setattr(passes, "token_loss", wrong)
 

@@ -1,138 +1,184 @@
-"""Advantages of every loss token from one reward per sample.
+"""Advantages of every loss token from the rewards of its sample.
 
 Statistics are taken in float64 over a whole rollout batch, never over a microbatch.
 """
 
-from dataclasses import dataclass
+from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from regress.grpo.catalogue import ADVANTAGES
 from regress.grpo.checks import check_choice
-from regress.grpo.inputs import check_finite, check_rewards, check_same_length, check_sequences
-from regress.grpo.objective import ADVANTAGES, SCALES, SINGLE_SAMPLE_RULES, Objective
+from regress.grpo.estimators import ESTIMATORS, scored
+from regress.grpo.fields import ObjectiveFields
+from regress.grpo.fields.advantages import SCALES, SINGLE_SAMPLE_RULES
+from regress.grpo.groups import group_statistics as group_statistics
+from regress.grpo.inputs import InputError, check_finite, check_rewards, check_same_length, check_sequences
+from regress.grpo.returns import returns_of, whiten
+from regress.grpo.rewards import combined_rewards, normalized, normalized_sum, weights_of
 from regress.grpo.segments import segment_lengths, segment_sum
+from regress.grpo.token_baselines import TokenVariance, optimal_token_baseline
+from regress.grpo.values import gae
 
 
 def token_advantages(
     rewards_N: Tensor,
     groups_N: Tensor,
     sequence_K: Tensor,
-    objective: Objective,
+    objective: ObjectiveFields,
     kl_penalty_K: Tensor | None = None,
+    *,
+    reward_weights: Sequence[float] | None = None,
+    baselines_N: Tensor | None = None,
+    values_K: Tensor | None = None,
+    old_log_probs_K: Tensor | None = None,
+    sum_pi_squared_K: Tensor | None = None,
+    correction_K: Tensor | None = None,
+    position_K: Tensor | None = None,
 ) -> Tensor:
-    """Return the advantage of each loss token, shape [K], in the dtype of ``rewards_N``.
+    """Return the advantage of each loss token, shape [K], in the dtype of ``rewards_N`` (integers: the default one).
 
     Args:
-        groups_N: group of each sample (samples of one prompt share it); any integers, in any order.
+        rewards_N: reward of each sample, or [N, F] of each sample by each of F reward functions.
         groups_N: which samples share a prompt; any integers, in any order.
         kl_penalty_K: subtracted from the reward: summed over the sample, or from its token under
-            ``reinforce_plus_plus`` (see `regress.grpo.kl.kl_penalty`).
+            ``reinforce_plus_plus``, ``gae``, ``remax`` and the optimal token baselines
+            (see `regress.grpo.kl.kl_penalty`).
+        reward_weights: weights of the reward functions; 1 each by default.
+        baselines_N: for ``remax``, the reward of a greedy completion of the sample's prompt.
+        values_K: for ``gae``, the values of a critic.
+        old_log_probs_K, sum_pi_squared_K: for the optimal token baselines, log-probs of the policy before the update
+            and the sum of its squared probabilities over the vocabulary.
+        correction_K: for the optimal token baselines, sampler correction weights; 1 by default.
+        position_K: for ``optimal_token_baseline``, positions of the tokens in their completions; by default they are
+            numbered, which leaves no place for the answers of tools.
 
     Raises:
-        TaskError: a reward is not finite. InputError: shapes, order or values that cannot be used.
+        TaskError: a reward is not finite. InputError: shapes, order or values that cannot be used, or missing.
         ConfigError: an unknown estimator, scale or rule.
 
-    Sources: grpo arXiv 2402.03300; scale=none arXiv 2503.20783; rloo arXiv 2402.14740;
-    reinforce_plus_plus arXiv 2501.03262 (whitening over tokens as in verl).
+    Sources: see `regress.grpo.catalogue.ADVANTAGES`.
     """
     _check(rewards_N, groups_N, sequence_K, objective, kl_penalty_K)
-    rewards = rewards_N.detach().double()
+    dtype = rewards_N.dtype if rewards_N.is_floating_point() else torch.get_default_dtype()
+    rewards_NF = rewards_N.detach().double().reshape(len(rewards_N), -1)
+    weights_F = weights_of(rewards_NF, reward_weights)
     penalties = None if kl_penalty_K is None else kl_penalty_K.detach().double()
+    samples = _Samples(rewards_NF, weights_F, groups_N, sequence_K, objective, penalties)
     if objective.advantage == "constant":
-        return torch.ones_like(rewards_N)[sequence_K]
-    if objective.advantage == "reinforce_plus_plus":
-        returns_K = _token_returns(rewards, sequence_K, objective.gamma, penalties)
-        return _whiten(returns_K, objective).to(rewards_N.dtype)
-    if penalties is not None:
-        rewards = rewards - segment_sum(penalties, sequence_K, rewards.numel())
-    advantages_K = _sample_advantages(rewards, groups_N, objective)[sequence_K]
-    if objective.advantage == "reinforce_plus_plus_baseline":
-        advantages_K = _whiten(advantages_K, objective)
-    return advantages_K.to(rewards_N.dtype)
+        advantages_K = torch.ones(len(sequence_K), dtype=torch.float64, device=sequence_K.device)
+    elif objective.advantage == "gae":
+        values = _given("values_K", values_K, sequence_K, objective)
+        advantages_K, _ = gae(samples.token_rewards(), values, sequence_K, objective)
+    elif objective.advantage == "reinforce_plus_plus":
+        returns_K = returns_of(samples.token_rewards(), sequence_K, objective.gamma, len(rewards_NF))
+        advantages_K = whiten(returns_K, objective)
+    elif objective.advantage == "remax":
+        returns_K = returns_of(samples.token_rewards(), sequence_K, 1.0, len(rewards_NF))
+        advantages_K = returns_K - samples.baselines(baselines_N)[sequence_K]
+    elif objective.advantage in ("optimal_token_baseline", "tir_optimal_token_baseline"):
+        old = _given("old_log_probs_K", old_log_probs_K, sequence_K, objective)
+        squares = _given("sum_pi_squared_K", sum_pi_squared_K, sequence_K, objective)
+        by_position = position_K if objective.advantage == "optimal_token_baseline" else None
+        variance = TokenVariance(old, squares, correction_K, by_position)
+        advantages_K = optimal_token_baseline(
+            samples.token_rewards(), groups_N, sequence_K, variance, objective
+        )
+    else:
+        advantages_K = samples.advantages()
+    return advantages_K.to(dtype)
 
 
-@dataclass(frozen=True)
-class GroupStatistics:
-    """Statistics of each sample's own group, shape [N]; ``std`` is 0 where it has no degrees of freedom."""
+class _Samples:
+    """Rewards of the samples, with the penalties of their tokens."""
 
-    mean: Tensor
-    std: Tensor
-    count: Tensor
-    constant: Tensor
+    def __init__(
+        self,
+        rewards_NF: Tensor,
+        weights_F: Tensor,
+        groups_N: Tensor,
+        sequence_K: Tensor,
+        objective: ObjectiveFields,
+        penalties_K: Tensor | None,
+    ) -> None:
+        self._each, self._weights, self._groups, self._sequence = rewards_NF, weights_F, groups_N, sequence_K
+        self._objective, self._penalties = objective, penalties_K
+        self._rewards = combined_rewards(rewards_NF, weights_F, objective)
+        self._lengths = segment_lengths(sequence_K, len(rewards_NF))
 
+    def token_rewards(self) -> Tensor:
+        """Return the reward of each token: the sample's own on its last one, penalties on each; [K]."""
+        rewards_K = torch.zeros(len(self._sequence), dtype=torch.float64, device=self._sequence.device)
+        if self._penalties is not None:
+            rewards_K = rewards_K - self._penalties
+        rows = torch.nonzero(self._lengths)[:, 0]
+        last = self._lengths.cumsum(0)[rows] - 1
+        rewards_K[last] += self._rewards.nan_to_num()[rows]
+        return rewards_K
 
-def group_statistics(rewards_N: Tensor, groups_N: Tensor, ddof: int) -> GroupStatistics:
-    """Return mean, standard deviation and size of each sample's group, and whether all its rewards are equal."""
-    index = torch.unique(groups_N, return_inverse=True)[1]
-    count = torch.bincount(index)
-    mean = segment_sum(rewards_N, index, count.numel()) / count
-    square = segment_sum((rewards_N - mean[index]).square(), index, count.numel())
-    std = (square / (count - ddof).clamp(min=1)).sqrt()
-    first = torch.zeros_like(mean).scatter(0, index, rewards_N)
-    differs = segment_sum((rewards_N != first[index]).double(), index, count.numel())
-    return GroupStatistics(mean[index], std[index], count[index], differs[index] == 0)
+    def advantages(self) -> Tensor:
+        """Return the advantage of each token's sample, [K]."""
+        o = self._objective
+        if o.reward_aggregation == "normalize_then_sum":
+            found = normalized_sum(self._each, self._weights, self._groups, o)
+        elif o.advantage == "gdpo":
+            columns = [self._estimated(column) for column in self._each.unbind(1)]
+            found = combined_rewards(torch.stack(columns, 1), self._weights, ObjectiveFields())
+        else:
+            penalized = self._rewards
+            if self._penalties is not None:
+                penalized = penalized - segment_sum(self._penalties, self._sequence, len(penalized))
+            found = self._estimated(penalized)
+        if o.normalize_advantages:
+            found = normalized(found, o)
+        advantages_K = found.nan_to_num()[self._sequence]
+        whitened = o.advantage in ("reinforce_plus_plus_baseline", "gdpo")
+        return whiten(advantages_K, o) if whitened else advantages_K
 
+    def _estimated(self, rewards: Tensor) -> Tensor:
+        samples = scored(rewards, self._groups, self._lengths, self._objective)
+        return ESTIMATORS[self._objective.advantage](samples, self._objective)
 
-def _sample_advantages(rewards: Tensor, groups_N: Tensor, objective: Objective) -> Tensor:
-    group = group_statistics(rewards, groups_N, objective.ddof)
-    # exactly 0: divided by a standard deviation of its own size, the rounding error of the mean would not
-    # be small
-    centered = (rewards - group.mean).masked_fill(group.constant, 0.0)
-    scale = torch.ones_like(rewards)
-    if objective.advantage == "rloo":
-        centered = centered * group.count / (group.count - 1).clamp(min=1)
-    if objective.advantage != "reinforce_plus_plus_baseline" and objective.scale != "none":
-        std = group.std if objective.scale == "group" else _std(rewards, objective.ddof).expand_as(rewards)
-        alone_as_one = (group.count == 1) & (objective.single_sample == "raw")
-        scale = std.masked_fill(alone_as_one, 1.0) + objective.eps
-    alone = rewards if objective.single_sample == "raw" else torch.zeros_like(rewards)
-    centered = torch.where(group.count == 1, alone, centered)
-    # a scale of 0 (eps 0, no variance) has nothing to divide
-    return torch.where(centered == 0, centered, centered / scale)
-
-
-def _token_returns(rewards: Tensor, sequence_K: Tensor, gamma: float, penalties: Tensor | None) -> Tensor:
-    """Return the discounted sum of rewards from each token on; the sample's own reward lies on its last token."""
-    N, K = rewards.numel(), sequence_K.numel()
-    if K == 0:
-        return rewards.new_zeros(0)
-    lengths = segment_lengths(sequence_K, N)
-    position = torch.arange(K, device=sequence_K.device) - (lengths.cumsum(0) - lengths)[sequence_K]
-    token_rewards = rewards.new_zeros(N, int(lengths.max()))
-    if penalties is not None:
-        token_rewards[sequence_K, position] = -penalties
-    rows = torch.nonzero(lengths)[:, 0]
-    token_rewards[rows, lengths[rows] - 1] += rewards[rows]
-    for t in range(token_rewards.shape[1] - 2, -1, -1):
-        token_rewards[:, t] += gamma * token_rewards[:, t + 1]
-    return token_rewards[sequence_K, position]
-
-
-def _whiten(values_K: Tensor, objective: Objective) -> Tensor:
-    """Return (x - mean) / sqrt(variance + whiten_eps) over all tokens; 0 if they are all equal."""
-    if values_K.numel() == 0 or bool((values_K == values_K[0]).all()):
-        return torch.zeros_like(values_K)
-    variance = _std(values_K, objective.ddof).square()
-    return (values_K - values_K.mean()) * torch.rsqrt(variance + objective.whiten_eps)
+    def baselines(self, baselines_N: Tensor | None) -> Tensor:
+        """Return the baselines that were given, [N]."""
+        if baselines_N is None or baselines_N.shape != self._rewards.shape:
+            raise InputError(
+                "baselines_N is missing or not of shape [N]: advantage=remax subtracts the reward of a greedy "
+                "completion of each sample's prompt; provide one value per sample."
+            )
+        return baselines_N.detach().double()
 
 
-def _std(values: Tensor, ddof: int) -> Tensor:
-    return ((values - values.mean()).square().sum() / max(values.numel() - ddof, 1)).sqrt()
+def _given(name: str, values_K: Tensor | None, sequence_K: Tensor, objective: ObjectiveFields) -> Tensor:
+    if values_K is None:
+        raise InputError(
+            f"{name} is missing: advantage={objective.advantage} needs it; provide one value per loss token."
+        )
+    check_same_length(sequence_K=sequence_K, **{name: values_K})
+    check_finite(name, values_K)
+    return values_K.detach().double()
 
 
 def _check(
     rewards_N: Tensor,
     groups_N: Tensor,
     sequence_K: Tensor,
-    objective: Objective,
+    objective: ObjectiveFields,
     kl_penalty_K: Tensor | None,
 ) -> None:
     check_choice("advantage", objective.advantage, ADVANTAGES)
     check_choice("scale", objective.scale, SCALES)
     check_choice("single_sample", objective.single_sample, SINGLE_SAMPLE_RULES)
-    check_rewards(rewards_N, groups_N)
-    check_sequences(sequence_K, rewards_N.numel())
+    check_rewards(rewards_N, groups_N, missing=objective.missing_rewards == "exclude")
+    check_sequences(sequence_K, len(rewards_N))
     if kl_penalty_K is not None:
         check_same_length(sequence_K=sequence_K, kl_penalty_K=kl_penalty_K)
         check_finite("kl_penalty_K", kl_penalty_K)
+    elif objective.kl_in_reward:
+        raise InputError(
+            f"kl_penalty_K is missing: kl_placement=reward subtracts kl_coef={objective.kl_coef:g} times the KL from "
+            "the rewards; give what regress.grpo.kl.kl_penalty returns or set kl_coef=0."
+        )

@@ -1,16 +1,22 @@
 """Weights that turn token losses into one number."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
+from regress.grpo.catalogue import AGGREGATIONS
 from regress.grpo.checks import check_choice
+from regress.grpo.fields import ObjectiveFields
 from regress.grpo.inputs import InputError, check_sequences
-from regress.grpo.objective import AGGREGATIONS, Objective
 from regress.grpo.segments import segment_lengths
 
 
 def token_weights(
-    sequence_K: Tensor, num_sequences: int, objective: Objective, *, max_completion_length: int
+    sequence_K: Tensor, num_sequences: int, objective: ObjectiveFields, *, max_completion_length: int
 ) -> Tensor:
     """Return the weight of each loss token in ``loss = sum(weights_K * loss_K)``; float64, shape [K].
 
@@ -20,7 +26,7 @@ def token_weights(
     Args:
         num_sequences: samples in the batch, those without loss tokens included.
         max_completion_length: divisor of ``seq-mean-token-sum-norm``, unless the objective sets
-            ``norm_length``.
+            ``norm_length``; with ``norm_rule="longest"`` that of the longest completion of a microbatch.
 
     Sources, with n tokens in a sample, K tokens and N samples in all (or only those with tokens, if
     ``count_empty_rows`` is off): token-mean 1/K (DAPO, arXiv 2503.14476, eq. 8); seq-mean-token-mean 1/(N n)
@@ -44,8 +50,124 @@ def token_weights(
     return weights_K
 
 
-def _norm_length(objective: Objective, max_completion_length: int) -> int:
+def _norm_length(objective: ObjectiveFields, max_completion_length: int) -> int:
     length = max_completion_length if objective.norm_length is None else objective.norm_length
     if length < 1:
         raise InputError(f"length {length} cannot divide a loss: set norm_length to at least 1.")
     return length
+
+
+def batch_weights(
+    sequence_K: Tensor,
+    num_sequences: int,
+    objective: ObjectiveFields,
+    *,
+    max_completion_length: int,
+    partition: Sequence[Sequence[int]],
+    ranks: int = 1,
+    completion_lengths: Sequence[int] | None = None,
+) -> Tensor:
+    """Return the weight of each loss token of a mini-batch that is cut into microbatches; float64, shape [K].
+
+    Args:
+        max_completion_length: as for `token_weights`.
+        partition: samples of each microbatch, of all ranks.
+        ranks: ranks that hold different samples, of which ``microbatch_sum`` is the mean.
+        completion_lengths: tokens of each sample's completion, tools' answers included, for ``norm_rule="longest"``.
+    """
+    parts = [list(members) for members in partition if members]
+    if objective.denominator_scope == "global":
+        weights_K = token_weights(
+            sequence_K, num_sequences, _unnormed(objective), max_completion_length=max_completion_length
+        )
+        if objective.norm_rule == "longest":
+            weights_K = weights_K / _longest(sequence_K, num_sequences, parts, completion_lengths)
+        return weights_K
+    weights_K = torch.zeros(len(sequence_K), dtype=torch.float64, device=sequence_K.device)
+    count = len(parts) if objective.denominator_scope == "microbatch" else ranks
+    for members in parts:
+        longest = max_completion_length
+        if objective.norm_rule == "longest":
+            longest = max(_lengths(completion_lengths)[member] for member in members)
+        select, own_K = _members(sequence_K, num_sequences, members)
+        own = token_weights(own_K, len(members), objective, max_completion_length=longest)
+        weights_K[select] = own / count
+    return weights_K
+
+
+def entropy_weights(
+    sequence_K: Tensor,
+    num_sequences: int,
+    objective: ObjectiveFields,
+    *,
+    partition: Sequence[Sequence[int]],
+    kept_K: Tensor | None = None,
+) -> Tensor | None:
+    """Return the weight of each token's entropy, float64 of shape [K]; None where it is the weight of its loss.
+
+    Args:
+        partition: samples of each microbatch, of all ranks.
+        kept_K: tokens that the bonus is for, if not all.
+
+    Source: TRL 1.16 ``GRPOTrainer._compute_loss``: the mean over the tokens of a microbatch, whatever ``loss_type``.
+    """
+    if objective.entropy_aggregation == "loss" or not objective.has_entropy_term:
+        return None
+    counted_K = torch.ones(len(sequence_K), dtype=torch.float64, device=sequence_K.device)
+    if kept_K is not None:
+        counted_K = counted_K * kept_K
+    if objective.entropy_scope == "global":
+        return counted_K / max(float(counted_K.sum()), 1.0)
+    weights_K = torch.zeros_like(counted_K)
+    parts = [list(members) for members in partition if members]
+    for members in parts:
+        select, _ = _members(sequence_K, num_sequences, members)
+        weights_K[select] = counted_K[select] / max(float(counted_K[select].sum()), 1.0) / len(parts)
+    return weights_K
+
+
+def entropy_scale(weights_K: Tensor, entropy_weights_K: Tensor) -> Tensor:
+    """Return what the entropies of tokens are multiplied by, so that the weights of losses weigh them as these weights.
+
+    ``sum(weights * (loss - coef * scale * entropy))`` is then ``sum(weights * loss) - coef * sum(entropy_weights *
+    entropy)``; shape [K]. Weights of losses are not 0.
+    """
+    return entropy_weights_K / weights_K
+
+
+def _members(sequence_K: Tensor, num_sequences: int, members: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Return the tokens of some samples, and the number of each token's sample among them."""
+    number = torch.full((num_sequences,), -1, dtype=torch.int64, device=sequence_K.device)
+    ordered = torch.tensor(sorted(members), dtype=torch.int64, device=sequence_K.device)
+    number[ordered] = torch.arange(len(members), device=sequence_K.device)
+    own_K = number[sequence_K]
+    select = torch.nonzero(own_K >= 0)[:, 0]
+    return select, own_K[select]
+
+
+def _unnormed(objective: ObjectiveFields) -> ObjectiveFields:
+    """Return the objective with length 1 where the length of a microbatch divides afterwards."""
+    return (
+        objective
+        if objective.norm_rule == "maximum"
+        else replace(objective, norm_rule="maximum", norm_length=1)
+    )
+
+
+def _longest(
+    sequence_K: Tensor, num_sequences: int, parts: Sequence[Sequence[int]], lengths: Sequence[int] | None
+) -> Tensor:
+    """Return the longest completion of each token's microbatch, [K]."""
+    found_K = torch.ones(len(sequence_K), dtype=torch.float64, device=sequence_K.device)
+    for members in parts:
+        select, _ = _members(sequence_K, num_sequences, members)
+        found_K[select] = float(max(_lengths(lengths)[member] for member in members))
+    return found_K
+
+
+def _lengths(lengths: Sequence[int] | None) -> Sequence[int]:
+    if lengths is None:
+        raise InputError(
+            "completion_lengths is missing: norm_rule=longest divides by them; give one per sample."
+        )
+    return lengths

@@ -57,21 +57,29 @@ def check_finite(name: str, values_K: Tensor) -> None:
         )
 
 
-def check_rewards(rewards_N: Tensor, groups_N: Tensor) -> None:
-    """Raise unless every sample has a finite reward (`TaskError`) and a group (`InputError`)."""
-    if rewards_N.dim() != 1 or groups_N.shape != rewards_N.shape:
+def check_rewards(rewards_N: Tensor, groups_N: Tensor, *, missing: bool = False) -> None:
+    """Raise unless every sample has a finite reward (`TaskError`) and a group (`InputError`).
+
+    Args:
+        rewards_N: [N], or [N, F] of several reward functions.
+        missing: True if NaN means that a reward function left the sample out.
+    """
+    if rewards_N.dim() not in (1, 2) or groups_N.shape != rewards_N.shape[:1]:
         raise InputError(
             f"groups_N has shape {tuple(groups_N.shape)} where rewards_N has {tuple(rewards_N.shape)}: "
             "both must hold one value per sample, so give every sample one group and one reward."
         )
     if rewards_N.numel() == 0:
         raise InputError("rewards_N is empty: advantages need at least one group with one sample to score.")
-    at = first_not_finite(rewards_N)
-    if at is not None:
-        raise TaskError(
-            f"sample {at} has reward {float(rewards_N[at])}: rewards must be finite numbers, "
-            "so mend the reward function or score such a completion 0."
-        )
+    known = rewards_N.nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf) if missing else rewards_N
+    bad = first_not_finite(known.flatten())
+    if bad is not None:
+        at = bad // (known.numel() // len(known))
+        value = float(rewards_N.flatten()[bad])
+        remedy = "so mend the reward function or score such a completion 0"
+        if value != value:
+            remedy += "; missing_rewards=exclude leaves such samples out"
+        raise TaskError(f"sample {at} has reward {value}: rewards must be finite numbers, {remedy}.")
 
 
 def first_not_finite(values: Tensor) -> int | None:

@@ -52,6 +52,8 @@ def token_metrics(loss: TokenLoss) -> dict[str, Metric]:
     - ``approx_kl/k1``, ``approx_kl/k3``: KL of the old policy from the new one, mean of -x and of
       exp(x) - 1 - x with x = log p - log p_old. J. Schulman, "Approximating KL divergence".
     - ``ratio/mean``, ``ratio/min``, ``ratio/max``: importance ratio at the objective's level.
+    - ``kept``, ``entropy/kept``: share of tokens that masks of the objective leave to the policy loss, and their mean
+      entropy; where there are such masks.
     - ``policy_loss``: mean over tokens whatever the aggregation; ``kl``, ``entropy`` (nats) and
       ``sampler_weight``: where there are such.
     """
@@ -74,6 +76,11 @@ def token_metrics(loss: TokenLoss) -> dict[str, Metric]:
         for name, values in means.items()
         if values is not None
     }
+    if loss.kept_K is not None:
+        metrics["kept"] = Metric(float(loss.kept_K.double().sum()), count)
+        if loss.entropy_K is not None:
+            own = loss.entropy_K[loss.kept_K].double()
+            metrics["entropy/kept"] = Metric(float(own.sum()), own.numel())
     metrics["ratio/min"] = Metric(float(loss.ratio_K.min()) if count else 0.0, count, "min")
     metrics["ratio/max"] = Metric(float(loss.ratio_K.max()) if count else 0.0, count, "max")
     return metrics

@@ -1,10 +1,14 @@
-"""Importance ratios: policy to old policy, and old policy to sampler."""
+"""Importance ratios of policy to old policy."""
+
+from __future__ import annotations
 
 import torch
 from torch import Tensor
 
 from regress.grpo.checks import check_choice
-from regress.grpo.objective import IMPORTANCE_LEVELS, SAMPLER_CORRECTIONS, SEQUENCE_GRADIENTS, Objective
+from regress.grpo.corrections import sampler_weights as sampler_weights
+from regress.grpo.fields import ObjectiveFields
+from regress.grpo.fields.losses import IMPORTANCE_LEVELS, SEQUENCE_GRADIENTS
 from regress.grpo.segments import SumOverContextParallel, alone, segment_lengths, segment_sum
 
 
@@ -13,7 +17,7 @@ def importance_ratio(
     old_log_probs_K: Tensor,
     sequence_K: Tensor,
     num_sequences: int,
-    objective: Objective,
+    objective: ObjectiveFields,
     sum_over_context_parallel: SumOverContextParallel = alone,
 ) -> Tensor:
     """Return the ratio r of each token, shape [K], differentiable; exactly 1 where the log-probs are equal.
@@ -37,34 +41,3 @@ def importance_ratio(
     if objective.log_ratio_min is not None or objective.log_ratio_max is not None:
         log_ratio_K = log_ratio_K.clamp(objective.log_ratio_min, objective.log_ratio_max)
     return torch.exp(log_ratio_K)
-
-
-def sampler_weights(
-    old_log_probs_K: Tensor,
-    sampler_log_probs_K: Tensor,
-    sequence_K: Tensor,
-    num_sequences: int,
-    objective: Objective,
-    sum_over_context_parallel: SumOverContextParallel = alone,
-) -> Tensor:
-    """Return the weight that corrects each token for its sampler; shape [K], no gradient.
-
-    w = p_old / p_sampler, per token or multiplied over the sample; ``truncate`` clamps it to the bounds
-    (truncated importance sampling), ``mask`` zeroes it outside of them (IcePop). A NaN log-prob of the
-    sampler means "not known" and counts as no difference, as in TRL.
-    """
-    check_choice("sampler_correction", objective.sampler_correction, SAMPLER_CORRECTIONS)
-    gap_K = torch.nan_to_num(old_log_probs_K.detach() - sampler_log_probs_K.detach(), nan=0.0)
-    level, _, rule = objective.sampler_correction.partition("_")
-    if level == "sequence":
-        gap_K = sum_over_context_parallel(segment_sum(gap_K, sequence_K, num_sequences))[sequence_K]
-    weights_K = torch.exp(gap_K)
-    low, high = objective.correction_min, objective.correction_max
-    if rule == "truncate":
-        return weights_K.clamp(low, high)
-    outside = torch.zeros_like(weights_K, dtype=torch.bool)
-    if low is not None:
-        outside |= weights_K < low
-    if high is not None:
-        outside |= weights_K > high
-    return weights_K.masked_fill(outside, 0.0)

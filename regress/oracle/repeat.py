@@ -16,7 +16,7 @@ from regress.dump.arrays import Array
 from regress.dump.taps import at, tap_trajectories
 from regress.dump.trajectory import Trajectory
 from regress.engine.adapters.parameters import trained_parameters
-from regress.engine.batch import LossTokens, Microbatch, TokenBatch
+from regress.engine.batch import LossTokens, TokenBatch
 from regress.engine.build import recorded
 from regress.engine.config.schema import Config
 from regress.engine.optimizer_state import put_state
@@ -27,6 +27,8 @@ from regress.engine.reference import Reference
 from regress.engine.step import train_step, weigh
 from regress.engine.world import SingleProcess
 from regress.errors import OracleError
+from regress.grpo.aggregation import entropy_weights
+from regress.grpo.objective import Objective
 from regress.layout import BatchPlan
 from regress.oracle.advantages import Known, advantages_of
 from regress.oracle.engine import NO_TOKENIZER
@@ -120,27 +122,32 @@ class Repetition:
         micros = batch.microbatches(self._plan(update))
         with self.context():
             known = Known(policy, reference, self.config.algorithm, update, self._mask)
-            tokens = self._tokens(known, batch, micros)
+            tokens = self._tokens(known, batch, batch.partition(self._plan(update)))
             with at(step=update.at[0], update=update.at[1], rank=0):
                 if update.rollout is not None and update.began == update.at:
                     tap_trajectories(list(update.rollout))
                 limit = self._limit(told)
                 train_step(policy, optimizer, tokens, micros, self.config.algorithm, max_grad_norm=limit)
 
-    def _tokens(self, known: Known, batch: TokenBatch, micros: Sequence[Microbatch]) -> LossTokens:
+    def _tokens(self, known: Known, batch: TokenBatch, partition: Sequence[Sequence[int]]) -> LossTokens:
         """Return the loss tokens of an update with everything that precedes it."""
+        objective = self.config.algorithm
+        _refuse_beyond(objective)
         tokens = batch.loss_tokens()
         weights = weigh(
             tokens,
-            micros,
-            self.config.algorithm,
+            partition,
+            objective,
             max_completion_length=self.config.data.max_completion_length,
+            completion_lengths=[len(one.tokens) - one.prompt_length for one in batch.trajectories],
         )
+        entropy = entropy_weights(tokens.sequence, tokens.num_sequences, objective, partition=partition)
         dtype = known.policy.log_prob_dtype
         old, ref = self._settled(known, self._old_log_probs(known)), known.reference_log_probs()
         tokens = replace(
             tokens,
             weights=weights,
+            entropy_weights=entropy,
             sampler_log_probs=batch.sampler_log_probs(dtype),
             old_log_probs=None if old is None else old.to(dtype),
             ref_log_probs=None if ref is None else ref.to(dtype),
@@ -298,3 +305,21 @@ def judged_types(given: Recorded, places: Sequence[At]) -> dict[str, bool]:
     """Return which results of the optimizer can be judged: its own updates, if it is AdamW with known settings."""
     known = all(given.optimizer(place) is not None for place in places)
     return {"param": known, "optimizer": known}
+
+
+def _refuse_beyond(objective: Objective) -> None:
+    """Raise `OracleError` for what an objective asks of a whole rollout or of earlier updates, which nobody repeats."""
+    beyond = {
+        "rejection": objective.rejection is not None and objective.correction_policy == "old",
+        "correction_normalize": objective.correction_normalize and objective.correction_policy == "old",
+        "kl_controller": objective.kl_controller == "adaptive",
+        "entropy_controller": objective.entropy_controller == "adaptive",
+        "reward_aggregation": objective.reward_aggregation == "normalize_then_sum",
+        "advantage": objective.advantage == "gdpo",
+    }
+    for name, wanted in beyond.items():
+        if wanted:
+            raise OracleError(
+                f"algorithm.{name}={getattr(objective, name)} depends on more of the run than a dump tells; give --set "
+                f"algorithm.{name} another value"
+            )

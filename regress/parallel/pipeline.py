@@ -133,18 +133,21 @@ class Pipeline:
             steps.step(index=order, target=order, return_outputs=False)
         return [results[index] for index in sorted(results)]
 
-    def log_probs(self, microbatches: Sequence[Microbatch], project: Project) -> list[Tensor]:
-        """Return the log-probs of the loss tokens of each microbatch, ``[K]`` each, without a graph; zeros
+    def values(self, microbatches: Sequence[Microbatch], project: Project) -> list[TokenLogProbs]:
+        """Return what ``project`` gives for the loss tokens of each microbatch, without a graph; zeros without entropy
         on ranks without the last stage. Nothing is recorded.
         """
         dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
-        values = [torch.zeros(len(micro.select), dtype=dtype, device=self.device) for micro in microbatches]
+        values = [
+            TokenLogProbs(torch.zeros(len(micro.select), dtype=dtype, device=self.device), None)
+            for micro in microbatches
+        ]
 
         def forward(stage: int, index: int, hidden: Tensor | None) -> Tensor | None:
             micro, model = microbatches[index], self._model[stage]
             if stage < self.stages.count - 1:
                 return self._checked(self._run(model, micro, hidden), stage, micro)
-            values[index] = project(model, micro, hidden).log_probs
+            values[index] = project(model, micro, hidden)
             return None
 
         def buffer(index: int) -> Tensor:

@@ -121,16 +121,17 @@ class ParallelPolicy(LocalPolicy):
         """
         return 1.0 if self._replicas is None else float(self._replicas.size)
 
-    def log_probs(self, microbatches: Sequence[Microbatch]) -> list[Tensor]:
-        """Return the log-probs of the loss tokens of each microbatch, ``[K]`` each; zeros on ranks that do
-        not compute them.
+    def values(self, microbatches: Sequence[Microbatch], *, entropy: bool) -> list[TokenLogProbs]:
+        """Return log-probs and, if wanted, entropies of the loss tokens of each microbatch; zeros on ranks that do not
+        compute them.
         """
         if self._pipeline is None:
-            found = super().log_probs(microbatches)
+            found = super().values(microbatches, entropy=entropy)
         else:
-            found = self._pipeline.log_probs(
+            wanted: Entropy = "no_grad" if entropy else False
+            found = self._pipeline.values(
                 microbatches,
-                lambda model, micro, hidden: self._forward(micro, entropy=False, model=model, hidden=hidden),
+                lambda model, micro, hidden: self._forward(micro, entropy=wanted, model=model, hidden=hidden),
             )
         for stage in self._stages.models:
             sharded.reshard(stage)

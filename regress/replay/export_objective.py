@@ -7,9 +7,12 @@ from dataclasses import asdict
 
 from regress.dump.jsontext import Json
 from regress.engine.config.schema import Config
+from regress.grpo.catalogue import ADVANTAGES, KL_ESTIMATORS, LOSSES
 from regress.grpo.objective import Objective
 from regress.replay.plan import PlannedUpdate
 
+_WRITTEN = ("grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline")
+"""Estimators whose formula is written out here."""
 _NO_NUMBERS = ("preset", "loss_function")
 GRAD_NORM_EPS = 1e-6
 """Added to the norm that divides ``max_grad_norm``, as in torch.nn.utils.clip_grad_norm_."""
@@ -117,6 +120,8 @@ def _advantage(objective: Objective) -> str:
     rule = objective.advantage
     if rule == "constant":
         return "1"
+    if rule not in _WRITTEN:
+        return f"{ADVANTAGES[rule].text}, by {ADVANTAGES[rule].source}"
     reward = "reward - sum of kl_coef * kl(old_log_prob, ref_log_prob) over the sample's loss tokens"
     if objective.kl_in_reward and rule == "reinforce_plus_plus":
         reward = "reward on the last loss token, minus kl_coef * kl(old_log_prob, ref_log_prob) on each"
@@ -163,7 +168,7 @@ def _policy_loss(objective: Objective) -> str:
         "cispo": f"-stop_gradient({clipped}) * advantage * log_prob",
         "importance_sampling": "-ratio * advantage",
         "reinforce": "-advantage * log_prob",
-    }[objective.loss]
+    }.get(objective.loss, f"{LOSSES[objective.loss].text}, by {LOSSES[objective.loss].source}")
     if objective.dual_clip is not None:
         text += "; where advantage < 0 at most -dual_clip * advantage"
     if objective.sampler_correction == "none":
@@ -177,6 +182,10 @@ def _policy_loss(objective: Objective) -> str:
 
 
 def _kl(objective: Objective) -> str:
+    if objective.kl_estimator in ("abs", "k1+", "k3+", "abs+"):
+        return f"{KL_ESTIMATORS[objective.kl_estimator].text} with x = log_prob - ref_log_prob, " + (
+            "and the gradient of x^2 / 2" if objective.kl_estimator.endswith("+") else "by autograd"
+        )
     if objective.kl_estimator == "k1":
         return "log_prob - ref_log_prob"
     if objective.kl_estimator == "k2":
@@ -192,7 +201,12 @@ def _token_loss(objective: Objective) -> str:
     text = "policy_loss"
     if objective.kl_in_loss:
         text += " + kl_coef * kl"
-    return text if objective.entropy_coef == 0.0 else f"{text} - entropy_coef * entropy"
+    if objective.entropy_coef == 0.0:
+        return text
+    if objective.entropy_aggregation == "token-mean":
+        over = "mini-batch" if objective.entropy_scope == "global" else "microbatch, and of these"
+        return f"{text} - entropy_coef * entropy * s, s such that weight * s is the mean over the tokens of the {over}"
+    return f"{text} - entropy_coef * entropy"
 
 
 def _weight(objective: Objective) -> str:
@@ -206,6 +220,10 @@ def _weight(objective: Objective) -> str:
         "seq-mean-token-sum": f"1 / ({N})",
         "seq-mean-token-sum-norm": f"1 / ({N}) / norm_length",
     }[objective.aggregation]
+    if objective.norm_rule == "longest":
+        text = text.replace("norm_length", "(longest completion of the microbatch)")
+    if objective.denominator_scope == "microbatch_sum":
+        return text.replace("mini-batch", "microbatch")
     if objective.denominator_scope == "microbatch":
         text = text.replace("mini-batch", "microbatch")
         return f"{text}, divided by the number of microbatches of the update (see updates[].microbatches)"

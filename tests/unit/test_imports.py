@@ -75,6 +75,7 @@ ALLOWED: dict[str, set[str]] = {
     "plugin": {"replay", "parallel", "engine", "golden", "compare", "report", "dump", "layout"},
     "__main__": {"cli"},
     "cli": {
+        "grpo",
         "explain",
         "oracle",
         "systems",

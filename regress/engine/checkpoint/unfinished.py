@@ -13,7 +13,7 @@ from regress.dump.arrays import to_torch
 from regress.dump.coordinates import Coordinates
 from regress.dump.reader import DumpReader
 from regress.dump.record import Record
-from regress.dump.trajectory import from_record, to_record
+from regress.dump.trajectory import Trajectory, from_record, to_record
 from regress.engine.batch import Microbatch, TokenBatch
 from regress.engine.checkpoint.state import UpdateOutcome
 from regress.engine.step import StepOutcome
@@ -25,6 +25,8 @@ from regress.layout import BatchPlan
 _HOMES = {"advantages": "is_loss_debug", "old_log_probs": "old_log_probs", "ref_log_probs": "ref_log_probs"}
 """Type of the record that holds a quantity."""
 _METRIC = "$metric"
+_KEPT = "kept"
+"""Tokens that rejection kept, beside the old log-probs that decided it."""
 
 
 def records_of(work: UnfinishedStep, step: int, meta: Mapping[str, Any]) -> list[Record]:
@@ -39,6 +41,8 @@ def records_of(work: UnfinishedStep, step: int, meta: Mapping[str, Any]) -> list
         values = [getattr(mini.tokens, name) for mini in work.minis]
         if all(value is not None for value in values):
             found = {name: whole.scatter(torch.cat(values).detach().cpu())}
+            if name == "old_log_probs" and any(mini.rejected for mini in work.minis):
+                found[_KEPT] = whole.response_mask
             layout = {
                 "layout": whole.layout.to_json(),
                 "samples": [[*key] for key in whole.samples_of(whole.layout)],
@@ -80,7 +84,8 @@ def restored(trainer: Trainer, dump: Path, step: int, made: Sequence[UpdateOutco
     reader = DumpReader(dump)
     (record,) = _one(reader, "trajectory", step)
     trajectories = from_record(record)
-    masks = trainer.loss_masks(trajectories)
+    kept = _kept(reader, step, trajectories)
+    masks = trainer.loss_masks(trajectories) if kept is None else kept
     whole = _whole([TokenBatch(trajectories, loss_masks=masks)])
     known = {
         name: None if not reader.names(type, step) else _flat(whole, _one(reader, type, step)[0], name)
@@ -89,11 +94,23 @@ def restored(trainer: Trainer, dump: Path, step: int, made: Sequence[UpdateOutco
     if known["advantages"] is None:
         raise CheckpointError(f"{dump} lacks the advantages of step {step}; resume from another checkpoint")
     tokens = RecordedTokens(**known)  # type: ignore[arg-type]  # advantages are there
-    minis: list[MiniBatch] = trainer.restored_mini_batches(trajectories, tokens)
+    minis: list[MiniBatch] = trainer.restored_mini_batches(trajectories, tokens, kept)
     outcomes = [
         StepOutcome(**{name: _from_json(value) for name, value in row.outcome.items()}) for row in made
     ]
     return UnfinishedStep(trajectories, minis, outcomes, [row.learning_rate for row in made])
+
+
+def _kept(reader: DumpReader, step: int, trajectories: Sequence[Trajectory]) -> list[list[int]] | None:
+    """Return the tokens that rejection kept, one list per sample; None if nothing was rejected."""
+    if not reader.names("old_log_probs", step):
+        return None
+    rows = _one(reader, "old_log_probs", step)[0].tensors.get(_KEPT)
+    if rows is None:
+        return None
+    return [
+        [int(value) for value in row[: len(one.tokens)]] for row, one in zip(rows, trajectories, strict=True)
+    ]
 
 
 def _one(reader: DumpReader, type: str, step: int) -> list[Record]:

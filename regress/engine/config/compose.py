@@ -25,7 +25,6 @@ from regress.engine.config.schema import Config
 from regress.engine.config.store import Entry, Store
 from regress.engine.config.values import checked
 from regress.errors import ConfigError
-from regress.grpo.checks import check_objective
 from regress.grpo.presets import PRESETS
 
 
@@ -73,7 +72,6 @@ def load_config(
         apply_thresholds(environ, store, lambda: _build(store))
         config = _build(store)
     check_rules(config, store.origin)
-    _check_algorithm(config)
     return Loaded(config, store.origins())
 
 
@@ -114,11 +112,7 @@ def _typed(kind: Any, values: Mapping[str, Any], prefix: str) -> Any:
     for spec in fields(kind):
         key, hint = f"{prefix}{spec.name}", hints[spec.name]
         members[spec.name] = _typed(hint, values, f"{key}.") if is_dataclass(hint) else values[key]
-    return kind(**members)
-
-
-def _check_algorithm(config: Config) -> None:
     try:
-        check_objective(config.algorithm)
-    except ConfigError as error:
-        raise ConfigError(f"algorithm.{error}") from None
+        return kind(**members)
+    except ConfigError as error:  # of the objective, which checks itself
+        raise ConfigError(f"{prefix}{error}") from None

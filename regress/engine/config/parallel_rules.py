@@ -101,16 +101,6 @@ def _chunks(c: Config) -> str | None:
     )
 
 
-def _denominators(c: Config) -> str | None:
-    ranks = c.parallel.dp * c.parallel.fsdp * c.parallel.ep * c.parallel.cp
-    if c.algorithm.denominator_scope == "global" or ranks == 1:
-        return None
-    return (
-        f"algorithm.denominator_scope={c.algorithm.denominator_scope} averages each microbatch by itself, and the "
-        f"{ranks} ranks that share the tokens would each have others; set algorithm.denominator_scope=global."
-    )
-
-
 def _budget(c: Config) -> str | None:
     p, budget = c.parallel, c.batching.max_tokens_per_microbatch
     blocks = p.cp * (2 if p.cp > 1 and p.cp_split == "zigzag" else 1) * (p.tp if p.sequence_parallel else 1)
@@ -142,5 +132,5 @@ def _split_backward(c: Config) -> str | None:
 
 PARALLEL_RULES: tuple[Rule, ...] = (
     *(_replicas, _wrapper, _hsdp, _needed, _transformers_plan, _attention),
-    *(_compile, _chunks, _denominators, _budget, _split_backward),
+    *(_compile, _chunks, _budget, _split_backward),
 )

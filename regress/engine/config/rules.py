@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from regress.engine.config.adapter_rules import ADAPTER_RULES
 from regress.engine.config.leaves import KeyPath
+from regress.engine.config.objective_rules import OBJECTIVE_RULES
 from regress.engine.config.origins import Origin, author
 from regress.engine.config.parallel_rules import PARALLEL_RULES
 from regress.engine.config.rollout_rules import ROLLOUT_RULES, Rule
@@ -17,7 +18,15 @@ from regress.tasks.dataset import TRAIN_SIZE
 
 def check_rules(config: Config, origin: Callable[[KeyPath], Origin]) -> None:
     """Raise `ConfigError` with the first rule that ``config`` breaks; ``origin`` returns the origin of a key."""
-    for rule in (*RULES, *TASK_RULES, *ROLLOUT_RULES, *PARALLEL_RULES, *ADAPTER_RULES, *SERVICE_RULES):
+    for rule in (
+        *RULES,
+        *OBJECTIVE_RULES,
+        *TASK_RULES,
+        *ROLLOUT_RULES,
+        *PARALLEL_RULES,
+        *ADAPTER_RULES,
+        *SERVICE_RULES,
+    ):
         sentence = rule(config)
         if sentence is not None:
             raise ConfigError(sentence)

@@ -41,6 +41,10 @@ def wire_loss(objective: Objective, *, own_loss: bool) -> WireLoss | None:
         or objective.dual_clip is not None
         or objective.log_ratio_min is not None
         or objective.log_ratio_max is not None
+        or objective.loss not in ("importance_sampling", "reinforce", *CLIPPED)
+        or objective.compares_tokens
+        or objective.off_policy_threshold is not None
+        or objective.correction_policy == "current"
         or (objective.old_log_probs == "current" and objective.loss != "reinforce")
     )
     if beyond:
@@ -62,7 +66,9 @@ def datum_values(part: LossTokens, objective: Objective) -> dict[str, Tensor]:
     assert part.advantages is not None
     factor = part.weights.double() * part.advantages.double()
     old, sampler = part.old_log_probs, part.sampler_log_probs
-    if objective.sampler_correction != "none" and old is not None and sampler is not None:
+    if part.correction is not None:
+        factor = factor * part.correction.double()
+    elif objective.sampler_correction != "none" and old is not None and sampler is not None:
         factor = (
             factor
             * sampler_weights(old, sampler, part.sequence, part.num_sequences, objective, alone).double()

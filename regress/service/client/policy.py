@@ -88,6 +88,11 @@ class RemoteUpdate:
         """Return the log-probs of the loss tokens of each microbatch, ``[K]`` each."""
         return RemotePolicy(self._model).log_probs(microbatches)
 
+    def values(self, microbatches: Sequence[Microbatch], *, entropy: bool) -> list[TokenLogProbs]:
+        """Return the log-probs of the loss tokens of each microbatch; no wire carries entropies."""
+        assert not entropy
+        return [TokenLogProbs(log_probs, None) for log_probs in self.log_probs(microbatches)]
+
     def forward_backward(self, microbatches: Sequence[Microbatch], loss: Loss[Result]) -> list[Result]:
         """Run all microbatches as one request of the service, or two for the custom loss."""
         if self._loss is None:

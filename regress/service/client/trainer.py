@@ -77,9 +77,9 @@ class RemoteTrainer(Trainer):
             self.dumps.prepared(step, work)
         return work
 
-    def _laid_out(self, trajectories: Sequence[Trajectory]) -> MiniBatch:
+    def _laid_out(self, trajectories: Sequence[Trajectory], masks: Sequence[Sequence[int]]) -> MiniBatch:
         """Lay a mini-batch out; log-probs of the sampler at another temperature are no values of the policy's."""
-        mini = super()._laid_out(trajectories)
+        mini = super()._laid_out(trajectories, masks)
         if self.config.rollout_worker.temperature == 1.0:
             return mini
         return replace(mini, tokens=replace(mini.tokens, sampler_log_probs=None))
@@ -142,7 +142,8 @@ class RemoteTrainer(Trainer):
         assert mini.tokens.weights is not None
         wire = self.policy.model.wire
         settings: dict[str, float | bool] = {}
-        coefficient = entropy_coefficient(self.config.algorithm, mini.tokens.weights, wire)
+        own = mini.tokens.weights if mini.tokens.entropy_weights is None else mini.tokens.entropy_weights
+        coefficient = entropy_coefficient(self.config.algorithm, own, wire)
         if coefficient is not None:
             settings["entropy_coeff"] = coefficient
         if wire == "weaver" and self.config.debug.enable_data_dump:

@@ -129,7 +129,7 @@ class _Row:
             )
         kept = np.ones(len(targets), bool) if mask is None else mask
         counted = kept & (targets != IGNORED)
-        if mask is None and loss.advantages is not None and loss.function is None:
+        if mask is None and loss.advantages is not None and loss.kind != "dro":
             counted &= values != 0  # all losses but those of their own are multiples of the advantage
         self.counted = counted
         self.weights = kept[self.place].astype(np.float64)

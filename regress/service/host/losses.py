@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-from regress.engine.components import LossFunction
 from regress.errors import ConfigError
-from regress.grpo.checks import check_objective
-from regress.grpo.dro import dro_loss
 from regress.grpo.objective import Objective
 from regress.service.api import PassRequest, ServiceError
 
@@ -31,7 +28,6 @@ class Loss:
         ratio: True if it compares with ``logprobs``.
         clip: lower and upper bound of the ratio by default.
         settings: settings of its own.
-        function: gives the loss of a token for the setting ``beta``; None: `regress.grpo.losses.token_loss`.
     """
 
     kind: str
@@ -41,7 +37,6 @@ class Loss:
     ratio: bool = False
     clip: tuple[float, float] | None = None
     settings: tuple[str, ...] = ()
-    function: Callable[[float], LossFunction] | None = None
 
 
 _CLIP = "clip_low_threshold", "clip_high_threshold"
@@ -50,7 +45,7 @@ LOSSES: Mapping[str, Loss] = {
     "importance_sampling": Loss("importance_sampling", "advantages", ratio=True),
     "ppo": Loss("ppo_clip", "advantages", ratio=True, clip=(0.8, 1.2), settings=_CLIP),
     "cispo": Loss("cispo", "advantages", ratio=True, clip=(0.0, 4.0), settings=_CLIP),
-    "dro": Loss("reinforce", "advantages", ratio=True, settings=("beta",), function=dro_loss),
+    "dro": Loss("dro", "advantages", ratio=True, settings=("beta",)),
     "surrogate": Loss("reinforce", "surrogate_weights", sign=-1.0),
     LOG_PROBS: Loss("reinforce", None),
 }
@@ -96,29 +91,24 @@ def objective_of(request: PassRequest, loss: Loss) -> Objective:
                 f"loss_fn_config has {name!r}, which loss_fn={request.loss} does not know; it knows {', '.join(known)}"
             )
     low, high = loss.clip or (0.0, math.inf)
-    objective = Objective(
-        loss=loss.kind,
-        aggregation="token-sum",
-        clip_bounds="absolute",
-        clip_low=_number(request, "clip_low_threshold", low),
-        clip_high=_number(request, "clip_high_threshold", high),
-        entropy_coef=_number(request, "entropy_coeff", 0.0),
-    )
+    values: dict[str, float | None] = {
+        "clip_low": _number(request, "clip_low_threshold", low),
+        "clip_high": _number(request, "clip_high_threshold", high),
+        "entropy_coef": _number(request, "entropy_coeff", 0.0),
+        "dro_beta": _beta(request) if "beta" in loss.settings else None,
+    }
     try:
-        check_objective(objective)
+        return Objective(loss=loss.kind, aggregation="token-sum", clip_bounds="absolute", **values)  # type: ignore[arg-type]
     except ConfigError as error:
         raise ServiceError(f"loss_fn_config of {request.loss}: {error}") from error
-    return objective
 
 
-def function_of(request: PassRequest, loss: Loss) -> LossFunction | None:
-    """Return the loss of a token where it is none of `regress.grpo.losses.token_loss`.
+def _beta(request: PassRequest) -> float:
+    """Return the weight of the squared log-ratio.
 
     Raises:
-        ServiceError: if its setting is missing.
+        ServiceError: if it is missing or negative.
     """
-    if loss.function is None:
-        return None
     if "beta" not in request.config:
         raise ServiceError(
             f"loss_fn={request.loss} weighs the squared log-ratio by beta, for which there is no agreed default; send "
@@ -127,7 +117,7 @@ def function_of(request: PassRequest, loss: Loss) -> LossFunction | None:
     beta = _number(request, "beta", 0.0)
     if beta < 0.0:
         raise ServiceError(f"loss_fn_config.beta={beta} is negative; give a number of at least 0")
-    return loss.function(beta)
+    return beta
 
 
 def wants_dump(request: PassRequest) -> bool:

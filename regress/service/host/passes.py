@@ -26,7 +26,6 @@ from regress.service.host.dumps import parts_of
 from regress.service.host.losses import (
     LOG_PROBS,
     Loss,
-    function_of,
     loss_of,
     objective_of,
     same_loss,
@@ -50,7 +49,6 @@ def run_pass(model: Model, request: PassRequest, where: Json, world: World) -> P
     """
     loss = loss_of(request)
     objective = objective_of(request, loss)
-    function = function_of(request, loss)
     asked = wants_dump(request)
     model.check_dump()
     policy = model.policy
@@ -76,7 +74,7 @@ def run_pass(model: Model, request: PassRequest, where: Json, world: World) -> P
             receiving(records if policy.computes_losses else None),
             at(step=model.step, rank=world.rank, micro=first),
         ):
-            part = passes(policy, prepared.tokens, micros, objective, loss_function=function, watch=values)
+            part = passes(policy, prepared.tokens, micros, objective, watch=values)
         outcome = _settled(world, part)
         result = _result(request, loss, prepared, outcome.loss, values.whole(world))
         line = _line(model, request, objective, where, prepared, result)
@@ -114,8 +112,7 @@ def accumulate_whole(model: Model, request: PassRequest, world: World) -> None:
     prepared = _prepared(model, request, loss, "requests since the last optim_step")
     micros = _planned(model, prepared, world)
     model.policy.entropy_gradient = objective.entropy_coef != 0.0
-    function = function_of(request, loss)
-    _settled(world, accumulate(model.policy, prepared.tokens, micros, objective, loss_function=function))
+    _settled(world, accumulate(model.policy, prepared.tokens, micros, objective))
 
 
 def _prepared(model: Model, request: PassRequest, loss: Loss, name: str) -> Prepared:

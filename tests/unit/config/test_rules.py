@@ -51,9 +51,22 @@ IMPOSSIBLE = {
         "batching.log_prob_chunk_size=8 projects outside of the forward pass, where parallel.fsdp=2 has the parameters "
         "in shards; set batching.log_prob_chunk_size=null."
     ),
-    "parallel.dp=2 algorithm.denominator_scope=microbatch": (
-        "algorithm.denominator_scope=microbatch averages each microbatch by itself, and the 2 ranks that share the "
-        "tokens would each have others; set algorithm.denominator_scope=global."
+    "parallel.dp=2 algorithm.loss=kl_cov algorithm.statistics_scope=microbatch": (
+        "algorithm.statistics_scope=microbatch compares the tokens of each microbatch, and the 2 ranks that share the "
+        "tokens would each have others; set algorithm.statistics_scope=global."
+    ),
+    "algorithm.advantage=remax": (
+        "algorithm.advantage=remax needs baselines_N, which the trainer does not compute; choose another one, or call "
+        "regress.grpo.token_advantages with yours."
+    ),
+    "parallel.cp=2 algorithm.rejection=seq_max_k2:0.1 algorithm.correction_policy=current "
+    "algorithm.old_log_probs=sampler": (
+        "algorithm.rejection=seq_max_k2:0.1 looks for the greatest value of a sample, whose tokens parallel.cp=2 "
+        "splits over ranks; set parallel.cp=1 or algorithm.correction_policy=old."
+    ),
+    "algorithm.loss_function=tests.foreign.pieces:loss algorithm.top_entropy_quantile=0.2": (
+        "algorithm.loss_function=tests.foreign.pieces:loss is not told what the trainer finds out for the loss of the "
+        "objective beforehand; set algorithm.statistics_scope=microbatch."
     ),
     "parallel.cp=7 batching.max_tokens_per_microbatch=48": (
         "batching.max_tokens_per_microbatch=48 cannot hold one row of 49 tokens, which is what data.max_seq_length=48 "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from regress.engine.models import build_model
 from regress.engine.optim import adamw
 from regress.engine.policy import LocalPolicy
 from regress.engine.step import train_step, weigh
+from regress.grpo.aggregation import entropy_weights
 from regress.grpo.objective import Objective
 from regress.grpo.presets import make_objective
 from regress.layout import ROW_ORDERS, BatchPlan
@@ -111,8 +113,10 @@ def one_update(
         for micro, values in zip(microbatches, policy.log_probs(microbatches), strict=True):
             log_probs[micro.select] = values
         tokens = tokens or quantities(batch, log_probs, seed)
-        weights = weigh(tokens, microbatches, objective, max_completion_length=MAX_COMPLETION)
-        tokens = replace(tokens, weights=weights)
+        weights = weigh(tokens, batch.partition(plan), objective, max_completion_length=MAX_COMPLETION)
+        whole = tokens.sequence, tokens.num_sequences, objective
+        entropy = entropy_weights(*whole, partition=batch.partition(plan))
+        tokens = replace(tokens, weights=weights, entropy_weights=entropy)
         optimizer = adamw(policy.named_parameters(), 1e-3)
         outcome = train_step(policy, optimizer, tokens, microbatches, objective, max_grad_norm=None)
         gradients = {name: p.grad.clone() for name, p in policy.named_parameters() if p.grad is not None}
@@ -157,9 +161,7 @@ LENGTHS = [(4, 5), (6, 1), (3, 12), (5, 7), (4, 2), (7, 9)]
 def test_every_layout_computes_the_same_step(family: str, attention: str) -> None:
     """Basis of 1e-12: correct layouts agree to about 1e-15 here, the smallest real bug is far above 1e-6."""
     batch = TokenBatch(ragged(LENGTHS, seed=3))
-    objective = make_objective("trl:dapo")
-    objective.kl_coef = 0.1
-    objective.entropy_coef = 0.02
+    objective = make_objective("trl:dapo", kl_coef=0.1, entropy_coef=0.02, entropy_scope="global")
     with one_update(ModelConfig(family=family, dtype="float64", attn_implementation=attention)) as update:
         expected = update(batch, None, BatchPlan(), objective)
         for name, plan in PLANS.items():
@@ -168,6 +170,51 @@ def test_every_layout_computes_the_same_step(family: str, attention: str) -> Non
         for chunk in (1, 3, 1000):
             actual = update(batch, expected["tokens"], PLANS["micro-2-packed"], objective, chunk)
             assert_equal(actual, expected, f"in chunks of {chunk} loss tokens")
+
+
+WHOLE_BATCH: dict[str, dict[str, Any]] = {
+    "clip_cov": {"loss": "clip_cov", "cov_fraction": 0.3, "cov_low": -1.0, "cov_high": 1.0},
+    "kl_cov": {"loss": "kl_cov", "cov_fraction": 0.3, "cov_kl_coef": 1.0},
+    "top-entropy": {
+        "top_entropy_quantile": 0.4,
+        "entropy_aggregation": "token-mean",
+        "aggregation": "seq-mean-token-mean",
+    },
+    "off-policy": {"off_policy_threshold": 0.0, "loss": "sapo"},
+    "vespo": {
+        "loss": "vespo",
+        "sampler_correction": "token_mask",
+        "correction_max": 1.2,
+        "correction_normalize": True,
+    },
+    "geo_mean": {"loss": "geo_mean", "aggregation": "seq-mean-token-mean", "kl_estimator": "k3+"},
+    "bypass": {
+        "loss": "reinforce",
+        "old_log_probs": "sampler",
+        "correction_policy": "current",
+        "sampler_correction": "sequence_truncate",
+        "correction_max": 1.1,
+        "correction_normalize": True,
+        "rejection": "token_k1:0.7:1.4",
+        "aggregation": "seq-mean-token-mean",
+    },
+}
+
+
+@pytest.mark.parametrize("name", WHOLE_BATCH)
+def test_what_compares_tokens_compares_those_of_the_mini_batch(name: str) -> None:
+    """Marks and weights that depend on the other tokens are the same however the mini-batch is cut."""
+    batch = TokenBatch(ragged(LENGTHS, seed=3))
+    objective = make_objective(**WHOLE_BATCH[name], kl_coef=0.1, entropy_coef=0.02)
+    with one_update(ModelConfig(dtype="float64")) as update:
+        expected = update(batch, None, BatchPlan(), objective)
+        for plan in ("micro-1", "micro-2-packed", "reversed"):
+            assert_equal(update(batch, expected["tokens"], PLANS[plan], objective), expected, f"under {plan}")
+        if objective.compares_tokens:
+            scope = "microbatch" if objective.entropy_aggregation == "token-mean" else "global"
+            by_microbatch = replace(objective, statistics_scope="microbatch", entropy_scope=scope)
+            other = update(batch, expected["tokens"], PLANS["micro-1"], by_microbatch)
+            assert abs(float(other["loss"] - expected["loss"])) > 1e-6
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -204,7 +251,7 @@ def replace_tokens(first: Trajectory, second: Trajectory) -> Trajectory:
     return replace(first, tokens=first.tokens + second.tokens, loss_mask=first.loss_mask + second.loss_mask)
 
 
-LAYOUT_INVARIANT = ["dapo", "dr_grpo", "grpo", "gspo", "cispo", "trl:dapo", "verl:token-mean"]
+LAYOUT_INVARIANT = ["dapo", "dr_grpo", "grpo", "gspo", "cispo", "trl:dapo", "trl:sapo", "verl:dppo_kl"]
 
 plans = st.builds(
     BatchPlan,

@@ -95,16 +95,16 @@ def test_weights_belong_to_the_mini_batch_not_to_the_microbatch(
     aggregation: str, expected: list[float], micro_batch_size: int | None
 ) -> None:
     batch = TokenBatch([trajectory(0, 2), trajectory(1, 4)])
-    microbatches = batch.microbatches(BatchPlan(micro_batch_size=micro_batch_size))
+    partition = batch.partition(BatchPlan(micro_batch_size=micro_batch_size))
     objective = make_objective(aggregation=aggregation)
-    weights = weigh(batch.loss_tokens(), microbatches, objective, max_completion_length=10)
+    weights = weigh(batch.loss_tokens(), partition, objective, max_completion_length=10)
     torch.testing.assert_close(weights, torch.tensor(expected, dtype=torch.float64))
 
 
 def test_weights_of_the_microbatch_scope_average_each_microbatch() -> None:
     batch = TokenBatch([trajectory(0, 2), trajectory(1, 4)])
-    microbatches = batch.microbatches(BatchPlan(micro_batch_size=1))
-    weights = weigh(batch.loss_tokens(), microbatches, make_objective("bnpo"), max_completion_length=10)
+    partition = batch.partition(BatchPlan(micro_batch_size=1))
+    weights = weigh(batch.loss_tokens(), partition, make_objective("bnpo"), max_completion_length=10)
     torch.testing.assert_close(weights, torch.tensor([1 / 4] * 2 + [1 / 8] * 4, dtype=torch.float64))
 
 

@@ -8,10 +8,13 @@ import torch
 from torch import Tensor
 
 from regress.grpo.advantages import token_advantages
-from regress.grpo.aggregation import token_weights
+from regress.grpo.aggregation import batch_weights, entropy_scale, entropy_weights
+from regress.grpo.kl import kl_penalty
 from regress.grpo.logprobs import token_log_probs
 from regress.grpo.losses import TokenLoss, token_loss
+from regress.grpo.marks import Compared, Marks, marks_of, normalized_weights
 from regress.grpo.objective import Objective
+from regress.grpo.samples import Samples
 
 FEATURES, VOCABULARY, LONGEST = 3, 7, 6
 
@@ -73,22 +76,57 @@ def random_batch(seed: int, *, groups: int = 3, group_size: int = 3) -> Batch:
     )
 
 
+def batch_advantages(batch: Batch, anchor: Tensor, objective: Objective) -> Tensor:
+    """Advantages by any estimator: values, baselines and squared probabilities are those of the batch's own numbers."""
+    old = anchor + batch.old_shift
+    return token_advantages(
+        batch.rewards,
+        batch.groups,
+        batch.sequence,
+        objective,
+        kl_penalty(old, batch.ref, objective) if objective.kl_in_reward else None,
+        baselines_N=batch.rewards.roll(1),
+        values_K=batch.sampler_shift,
+        old_log_probs_K=old.clamp(max=0.0),
+        sum_pi_squared_K=0.5 * old.clamp(max=0.0).exp() + 0.5,
+    )
+
+
+def batch_marks(
+    batch: Batch, anchor: Tensor, advantages: Tensor, objective: Objective
+) -> tuple[Marks | None, Tensor | None]:
+    """Marks and normalized sampler weights of the whole batch, where the objective wants its tokens compared."""
+    if not objective.compares_tokens or objective.statistics_scope == "microbatch":
+        return None, None
+    old = anchor + batch.old_shift
+    entropy = batch.log_probs(batch.weight)[1].detach()
+    samples = Samples(batch.sequence, batch.num_sequences)
+    compared = Compared(anchor, old, advantages, samples, entropy, old + batch.sampler_shift)
+    marks = marks_of(compared, objective)
+    weights = normalized_weights(compared, objective) if objective.correction_normalize else None
+    return (None if marks.kept_K is None and marks.penalized_K is None else marks), weights
+
+
 def batch_gradient(
     batch: Batch, objective: Objective, parts: Sequence[Sequence[int]]
 ) -> tuple[Tensor, Tensor, list[TokenLoss]]:
     """Summed loss and gradient of the batch, computed in microbatches of whole samples as an engine does."""
-    advantages = token_advantages(batch.rewards, batch.groups, batch.sequence, objective)
-    weights = token_weights(batch.sequence, batch.num_sequences, objective, max_completion_length=LONGEST)
     anchor = batch.log_probs(batch.weight)[0].detach()
+    advantages = batch_advantages(batch, anchor, objective)
+    of_batch = batch.sequence, batch.num_sequences, objective
+    weights = batch_weights(
+        *of_batch, max_completion_length=LONGEST, partition=parts, completion_lengths=batch.lengths.tolist()
+    )
+    (marks, correction), scale = batch_marks(batch, anchor, advantages, objective), None
+    own = entropy_weights(*of_batch, partition=parts, kept_K=None if marks is None else marks.kept_K)
+    if own is not None:
+        scale = entropy_scale(weights, own)
     weight = batch.weight.clone().requires_grad_()
     total, losses = torch.zeros((), dtype=torch.float64), []
     for samples in parts:
         tokens, local = batch.take(samples)
         out = token_log_probs(batch.features[tokens] @ weight, batch.targets[tokens], entropy=True)
-        if objective.denominator_scope == "microbatch":
-            shares = token_weights(local, len(samples), objective, max_completion_length=LONGEST) / len(parts)
-        else:
-            shares = weights[tokens]
+        shares = weights[tokens]
         loss = token_loss(
             out.log_probs,
             (anchor + batch.old_shift)[tokens],
@@ -99,6 +137,9 @@ def batch_gradient(
             ref_log_probs_K=batch.ref[tokens],
             sampler_log_probs_K=(anchor + batch.old_shift + batch.sampler_shift)[tokens],
             entropy_K=out.entropy,
+            marks=None if marks is None else marks.select(tokens),
+            entropy_scale_K=None if scale is None else scale[tokens],
+            correction_K=None if correction is None else correction[tokens],
         )
         share = (shares * loss.loss_K).sum()
         share.backward()

@@ -7,8 +7,9 @@ import torch
 
 from regress.errors import ConfigError
 from regress.grpo.aggregation import token_weights
+from regress.grpo.catalogue import AGGREGATIONS
 from regress.grpo.inputs import InputError
-from regress.grpo.objective import AGGREGATIONS, Objective
+from regress.grpo.objective import Objective
 from regress.grpo.presets import make_objective
 
 # samples of 2, 0, 1 and 3 tokens

@@ -10,14 +10,30 @@ from hypothesis import strategies as st
 
 from regress.grpo.presets import PRESETS, make_objective
 
+WHOLE: dict[str, Any] = {"entropy_scope": "global", "statistics_scope": "global", "norm_rule": "maximum"}
+"""Everything is counted over the mini-batch, where a preset says that an engine counts by microbatch."""
 GLOBAL = [name for name in PRESETS if make_objective(name).denominator_scope == "global"]
 EXTRAS: dict[str, Any] = {
+    **WHOLE,
     "kl_coef": 0.1,
     "kl_placement": "loss",
     "entropy_coef": 0.05,
-    "sampler_correction": "sequence_truncate",
-    "correction_max": 1.2,
+    "top_entropy_quantile": 0.6,
+    "off_policy_threshold": 0.1,
 }
+CORRECTION: dict[str, Any] = {"sampler_correction": "sequence_truncate", "correction_max": 1.2}
+BYPASS: dict[str, Any] = {"rejection": "seq_mean_k1:0.8:1.3,token_k3:0.05", "correction_policy": "current"}
+
+
+def extras(name: str) -> dict[str, Any]:
+    """Every term and mask that the preset can have."""
+    objective = make_objective(name)
+    if objective.correction_policy == "current":
+        return EXTRAS | BYPASS | {"correction_normalize": True}
+    return EXTRAS | (BYPASS if objective.old_log_probs == "sampler" else CORRECTION)
+
+
+WHOLE_BATCH = ("reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae", "gdpo", "gpg")
 
 
 def relative(difference: torch.Tensor, reference: torch.Tensor) -> float:
@@ -30,7 +46,7 @@ def relative(difference: torch.Tensor, reference: torch.Tensor) -> float:
 def test_neither_split_nor_order_changes_loss_or_gradient(
     make_batch: Callable[..., Any], run_batch: Callable[..., Any], name: str, seed: int, data: st.DataObject
 ) -> None:
-    objective = make_objective(name, **EXTRAS)
+    objective = make_objective(name, **extras(name))
     batch = make_batch(seed)
     order = data.draw(st.permutations(range(batch.num_sequences)))
     size = data.draw(st.integers(1, batch.num_sequences))
@@ -57,9 +73,9 @@ def test_a_group_gets_the_same_gradient_beside_other_groups(
     make_batch: Callable[..., Any], run_batch: Callable[..., Any], seed: int, name: str
 ) -> None:
     """With the sum as aggregation, the gradient of a batch is the sum over its groups, each taken alone."""
-    objective = make_objective(name, aggregation="token-sum")
-    if objective.advantage.startswith("reinforce"):
-        return  # whitened over the whole batch on purpose
+    objective = make_objective(name, aggregation="token-sum", **WHOLE)
+    if objective.advantage in WHOLE_BATCH or objective.compares_tokens:
+        return  # compared with the whole batch on purpose
     batch = make_batch(seed)
     _, whole, _ = run_batch(batch, objective, [range(9)])
     changed = make_batch(seed)

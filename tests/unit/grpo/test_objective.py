@@ -63,7 +63,7 @@ CONFLICTS: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"loss": "cispo", "delta": 4.0},
-        "delta with loss=cispo is not possible: it belongs to loss=ppo_clip; set delta to null.",
+        "delta with loss=cispo is not possible: it belongs to loss=ppo_clip or dppo_tv or dppo_kl; set delta to null.",
     ),
     (
         {"loss": "reinforce", "dual_clip": 3.0},
@@ -109,8 +109,8 @@ CONFLICTS: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"loss": "ppo-clip"},
-        "loss='ppo-clip' is unknown: choose one of ppo_clip, cispo, importance_sampling, reinforce; "
-        "did you mean 'ppo_clip'?",
+        "loss='ppo-clip' is unknown: choose one of ppo_clip, cispo, importance_sampling, reinforce, sapo, vespo, "
+        "geo_mean, dppo_tv, dppo_kl, dro, clip_cov, kl_cov; did you mean 'ppo_clip'?",
     ),
     ({"scale": "x"}, "scale='x' is unknown: choose one of group, batch, none."),
     ({"eps": -1.0}, "eps=-1.0 is too small: it must be a number of at least 0."),

@@ -1,0 +1,150 @@
+"""Advantages of samples from their rewards, by the group they belong to. All in float64, shape [N].
+
+Rewards of NaN are those of samples that nobody scored; they enter no statistic, and their advantage is NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regress.grpo.fields import ObjectiveFields
+from regress.grpo.groups import GroupStatistics, group_statistics
+from regress.grpo.inputs import InputError
+from regress.grpo.rewards import deviation, quotient
+from regress.grpo.segments import segment_sum
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Rewards of the samples of a batch, and what their advantages may depend on.
+
+    Attributes:
+        rewards: [N], NaN where nobody scored the sample.
+        index: [N] number of each sample's group, from 0.
+        group: statistics of each sample's group.
+        lengths: [N] loss tokens of each sample.
+    """
+
+    rewards: Tensor
+    index: Tensor
+    group: GroupStatistics
+    lengths: Tensor
+
+
+Estimator = Callable[[Scored, ObjectiveFields], Tensor]
+
+
+def scored(
+    rewards_N: Tensor,
+    groups_N: Tensor,
+    lengths_N: Tensor,
+    objective: ObjectiveFields,
+) -> Scored:
+    """Return the rewards of a batch with the statistics of their groups."""
+    index = torch.unique(groups_N, return_inverse=True)[1]
+    return Scored(rewards_N, index, group_statistics(rewards_N, groups_N, objective.ddof), lengths_N)
+
+
+def grpo(samples: Scored, objective: ObjectiveFields) -> Tensor:
+    """Return ``(R - mean) / (std + eps)``, the standard deviation as ``scale`` says (arXiv 2402.03300, 2503.20783)."""
+    return _scaled(_centred(samples), samples, objective)
+
+
+def rloo(samples: Scored, objective: ObjectiveFields) -> Tensor:
+    """Return ``(R - mean) n / (n - 1)``: the baseline is the mean of the others (arXiv 2402.14740)."""
+    group = samples.group
+    centred = _centred(samples) * group.count / (group.count - 1).clamp(min=1)
+    return _scaled(centred, samples, objective)
+
+
+def group_mean(samples: Scored, objective: ObjectiveFields) -> Tensor:
+    """Return ``R - mean`` without a scale, to be whitened (arXiv 2501.03262)."""
+    return _alone(_centred(samples), samples, objective)
+
+
+def opo(samples: Scored, objective: ObjectiveFields) -> Tensor:
+    """Return ``R - sum(n R) / sum(n)`` over the group, n the sample's loss tokens (arXiv 2505.23585, eq. 8).
+
+    Without any loss token in the group the baseline is 0, and no token has an advantage.
+    """
+    lengths = samples.lengths.double().masked_fill(samples.rewards.isnan(), 0.0)
+    total = int(samples.index.max()) + 1
+    weighted = segment_sum(lengths * samples.rewards.nan_to_num(), samples.index, total)
+    tokens = segment_sum(lengths, samples.index, total)
+    baseline = (weighted / tokens.clamp(min=1.0))[samples.index]
+    # the rounding error of a weighted mean of equal rewards is no advantage
+    even = samples.group.constant & (tokens > 0)[samples.index] & ~samples.rewards.isnan()
+    return _alone((samples.rewards - baseline).masked_fill(even, 0.0), samples, objective)
+
+
+def gpg(samples: Scored, objective: ObjectiveFields) -> Tensor:
+    """Return ``alpha (R - mean) / gpg_norm``, alpha = samples / samples of a reward other than 0 (arXiv 2504.02546)."""
+    known = samples.rewards[~samples.rewards.isnan()]
+    alpha = known.numel() / max(int(torch.count_nonzero(known)), 1)
+    return alpha * _alone(_centred(samples), samples, objective) / objective.gpg_norm
+
+
+def grpo_passk(samples: Scored, objective: ObjectiveFields) -> Tensor:
+    """Return the best reward of the group minus the second best for its best sample, 0 for others (arXiv 2503.19595).
+
+    Of equal ones the first is the best. Divided by the standard deviation as ``scale`` says.
+
+    Raises:
+        InputError: for a group of one sample, which has no second best.
+    """
+    if bool((samples.group.count < 2).any()):
+        raise InputError(
+            "groups_N has a group of one scored sample: advantage=grpo_passk needs a second best; give every prompt at "
+            "least 2 samples."
+        )
+    rewards = samples.rewards.nan_to_num(nan=-torch.inf)
+    advantages = torch.zeros_like(rewards)
+    for group in range(int(samples.index.max()) + 1):
+        members = torch.nonzero(samples.index == group)[:, 0]
+        own = rewards[members]
+        best = int(own.argmax())
+        others = own.clone()
+        others[best] = -torch.inf
+        advantages[members[best]] = own[best] - others.max()
+    return _scaled(advantages, samples, objective).masked_fill(samples.rewards.isnan(), torch.nan)
+
+
+ESTIMATORS: dict[str, Estimator] = {
+    "grpo": grpo,
+    "rloo": rloo,
+    "reinforce_plus_plus_baseline": group_mean,
+    "opo": opo,
+    "gpg": gpg,
+    "grpo_passk": grpo_passk,
+    "gdpo": grpo,
+}
+
+
+def _centred(samples: Scored) -> Tensor:
+    # exactly 0: divided by a standard deviation of its own size, the rounding error of the mean would not
+    # be small
+    even = samples.group.constant & ~samples.rewards.isnan()
+    return (samples.rewards - samples.group.mean).masked_fill(even, 0.0)
+
+
+def _alone(centred: Tensor, samples: Scored, objective: ObjectiveFields) -> Tensor:
+    """Return the values, and those of the only sample of a group by the objective's rule."""
+    alone = samples.rewards if objective.single_sample == "raw" else torch.zeros_like(samples.rewards)
+    single = (samples.group.count == 1) & ~samples.rewards.isnan()
+    return torch.where(single, alone, centred)
+
+
+def _scaled(centred: Tensor, samples: Scored, objective: ObjectiveFields) -> Tensor:
+    """Return the values over the standard deviation that ``scale`` names, plus eps."""
+    scale = torch.ones_like(centred)
+    if objective.scale != "none":
+        group = samples.group
+        whole = deviation(samples.rewards, objective.ddof).expand_as(centred)
+        std = group.std if objective.scale == "group" else whole
+        alone_as_one = (group.count == 1) & (objective.single_sample == "raw")
+        scale = std.masked_fill(alone_as_one, 1.0) + objective.eps
+    return quotient(_alone(centred, samples, objective), scale)

@@ -1,0 +1,81 @@
+"""Metrics of an update under the names of TRL and verl, with the meaning that they have there."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from regress.grpo.fields import ObjectiveFields
+from regress.grpo.losses import TokenLoss
+from regress.grpo.metrics import Metric
+from regress.grpo.segments import segment_lengths, segment_sum
+
+
+def verl_metrics(loss: TokenLoss, objective: ObjectiveFields) -> dict[str, Metric]:
+    """Return ``actor/ppo_kl``, ``actor/pg_clipfrac`` and ``actor/pg_clipfrac_lower`` over the tokens of a microbatch.
+
+    What counts as clipped depends on the loss, as in verl 0.9 ``core_algos.compute_policy_loss_*``: the side that the
+    sign of the advantage clips (vanilla, gspo), any ratio outside of the range (cispo), untrusted tokens (dppo), drawn
+    ones (clip_cov), either side by the sign of the advantage (geo_mean); the lower one is the dual clip, the cap of
+    dppo's ratio, or geo_mean's share of negative advantages. ``ppo_kl`` is the mean of log p_old - log p, of its
+    absolute value for kl_cov, with the clamp that vanilla, dppo, sapo and cispo apply to it.
+    """
+    x_K = loss.log_ratio_K
+    if objective.importance_level == "token":
+        x_K = _clamped(x_K, objective)
+    found = {"actor/ppo_kl": _mean(x_K.abs() if objective.loss == "kl_cov" else -x_K)}
+    low_K, high_K = objective.clip_range
+    clipped_K, lower_K = loss.clipped_low_K | loss.clipped_high_K, loss.dual_clipped_K
+    if objective.loss == "cispo":
+        clipped_K = (loss.ratio_K < low_K) | (loss.ratio_K > high_K)
+    elif objective.loss == "clip_cov" and loss.kept_K is not None:
+        clipped_K = ~loss.kept_K
+    elif objective.loss == "geo_mean":
+        clipped_K, lower_K = loss.clipped_high_K, loss.clipped_low_K
+    elif objective.loss in ("dppo_tv", "dppo_kl") and objective.delta is not None:
+        lower_K = (loss.ratio_K > objective.delta) & ~clipped_K
+    return found | {"actor/pg_clipfrac": _mean(clipped_K), "actor/pg_clipfrac_lower": _mean(lower_K)}
+
+
+def trl_metrics(
+    loss: TokenLoss, sequence_K: Tensor, num_sequences: int, objective: ObjectiveFields
+) -> dict[str, Metric]:
+    """Return TRL's metrics of a microbatch: ``clip_ratio/*``, ``cispo_clip_ratio``, ``kl`` and ``entropy``.
+
+    Means are over tokens, of a sequence-level ratio over samples; ``low_min`` and ``high_max`` are the extremes of the
+    samples' means. Samples without loss tokens count as TRL 1.16 counts them: as not clipped in means over samples.
+    """
+    found: dict[str, Metric] = {}
+    if objective.loss == "ppo_clip":
+        whole = objective.importance_level != "token"
+        sides = {"low": loss.clipped_low_K, "high": loss.clipped_high_K}
+        sides["region"] = sides["low"] | sides["high"]
+        shares = {name: _share(side, sequence_K, num_sequences) for name, side in sides.items()}
+        for name, side in sides.items():
+            filled = shares[name].nan_to_num(nan=0.0)
+            found[f"clip_ratio/{name}_mean"] = _mean(filled if whole else side)
+        lows, highs = (values[~values.isnan()] for values in (shares["low"], shares["high"]))
+        found["clip_ratio/low_min"] = Metric(float(lows.min()) if len(lows) else 0.0, len(lows), "min")
+        found["clip_ratio/high_max"] = Metric(float(highs.max()) if len(highs) else 0.0, len(highs), "max")
+    elif objective.loss == "cispo":
+        found["cispo_clip_ratio"] = _mean(loss.clipped_high_K)
+    for name, values in (("kl", loss.kl_K), ("entropy", loss.entropy_K)):
+        if values is not None:
+            found[name] = _mean(values)
+    return found
+
+
+def _share(flags_K: Tensor, sequence_K: Tensor, num_sequences: int) -> Tensor:
+    """Return the share of each sample's tokens, NaN for samples without any, [N]."""
+    lengths = segment_lengths(sequence_K, num_sequences)
+    return segment_sum(flags_K.double(), sequence_K, num_sequences) / lengths
+
+
+def _mean(values: Tensor) -> Metric:
+    return Metric(float(values.double().sum()), values.numel())
+
+
+def _clamped(x_K: Tensor, objective: ObjectiveFields) -> Tensor:
+    if objective.log_ratio_min is None and objective.log_ratio_max is None:
+        return x_K
+    return torch.clamp(x_K, objective.log_ratio_min, objective.log_ratio_max)
