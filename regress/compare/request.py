@@ -68,7 +68,7 @@ def compare_sources(
     """
     folder = None if golden_dir is None else Path(golden_dir)
     bounds = bounds_of(rtol, atol, bitwise, tolerances, folder, precision=precision)
-    patterns = [only] if isinstance(only, str) else [*only]
+    patterns = [*only] if isinstance(only, list | tuple) else [only]
     for pattern in patterns:
         if not isinstance(pattern, str):
             raise ConfigError(f"only={pattern!r} is no pattern: give a text such as 'gradient/*q_proj*'")

@@ -17,8 +17,9 @@ from regress.engine.policy import LocalPolicy
 from regress.engine.step import weigh
 from regress.engine.trainer import Trainer
 from regress.faults.patch import Patch
-from regress.grpo import advantages
-from regress.grpo.advantages import group_statistics, token_advantages
+from regress.grpo import estimators
+from regress.grpo.advantages import token_advantages
+from regress.grpo.groups import group_statistics
 from regress.grpo.objective import Objective
 from regress.layout import RankLayout, TokenLayout
 
@@ -87,7 +88,7 @@ def population_deviation(patch: Patch) -> None:
     """The deviation divides by N in place of N - 1."""
     statistics: Any = group_statistics
     patch.setattr(
-        advantages, "group_statistics", lambda rewards, groups, ddof: statistics(rewards, groups, 0)
+        estimators, "group_statistics", lambda rewards, groups, ddof: statistics(rewards, groups, 0)
     )
 
 

@@ -111,6 +111,14 @@ def test_every_field_of_the_objective_is_told(name: str) -> None:
     assert told[0] != told[1]
 
 
+BOUNDS = {"correction_max": 2.0}
+NEEDED: dict[str, dict[str, Any]] = {
+    "dro": {"dro_beta": 0.1},
+    **{f"{level}_{kind}": BOUNDS for level in ("token", "sequence") for kind in ("truncate", "mask")},
+}
+"""Value -> what has to be said with it."""
+
+
 @pytest.mark.parametrize(
     "name",
     ["advantage", "scale", "loss", "importance_level", "aggregation", "sampler_correction", "old_log_probs"],
@@ -118,7 +126,10 @@ def test_every_field_of_the_objective_is_told(name: str) -> None:
 def test_formulas_differ_where_the_objective_does(name: str) -> None:
     choices = next(spec for spec in fields(Objective) if spec.name == name).metadata["choices"]
     base = {"importance_level": "sequence"} if name == "sequence_gradient" else {}
-    told = [json.dumps(dict(formulas(Objective(**base, **{name: choice})))) for choice in choices]
+    told = [
+        json.dumps(dict(formulas(Objective(**base, **NEEDED.get(choice, {}), **{name: choice}))))
+        for choice in choices
+    ]
     assert len(set(told)) == len(choices)
 
 

@@ -25,7 +25,7 @@ def compared(**options: Any) -> Call:
         (compared(steps=0), ConfigError, "steps=0 is no range"),
         (compared(steps="0"), ConfigError, "steps='0' is no range"),
         (compared(steps=(3, 1)), ConfigError, r"steps=\(3, 1\) is no range"),
-        (compared(only=["gradient"]), ConfigError, "is no pattern"),
+        (compared(only=[3]), ConfigError, "is no pattern"),
         (compared(only=None), ConfigError, "only=None is no pattern"),
         (compared(rtol="1e-3"), ConfigError, "rtol=1e-3 is no bound"),
         (compared(rtol=float("nan")), ConfigError, "rtol=nan is no bound"),

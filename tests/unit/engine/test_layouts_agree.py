@@ -185,7 +185,6 @@ WHOLE_BATCH: dict[str, dict[str, Any]] = {
         "loss": "vespo",
         "sampler_correction": "token_mask",
         "correction_max": 1.2,
-        "correction_normalize": True,
     },
     "geo_mean": {"loss": "geo_mean", "aggregation": "seq-mean-token-mean", "kl_estimator": "k3+"},
     "bypass": {

@@ -1,13 +1,13 @@
-"""A plain GRPO loop under `guard`, with a place for a fault: ``live_loop.py RANK PORT FAULT`` is one rank of two."""
+"""A plain GRPO loop under `guard`, with a place for a fault: ``live_loop.py RANK STORE FAULT`` is one rank of two."""
 
 from __future__ import annotations
 
 import copy
-import os
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -149,10 +149,10 @@ RANK_FAULTS: dict[str, dict[str, Any]] = {
 
 def main() -> None:
     """Train as one of two ranks; print the violation."""
-    rank, port, fault = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": str(rank), "WORLD_SIZE": "2"}
+    rank, store, fault = int(sys.argv[1]), sys.argv[2], sys.argv[3]
     torch.set_num_threads(1)
-    distributed.init_process_group("gloo")
+    patience = timedelta(seconds=120)
+    distributed.init_process_group("gloo", f"file://{store}", patience, world_size=2, rank=rank)
     model = nn.parallel.DistributedDataParallel(tiny_model(torch.float32))
     try:
         print(run(Loop(**RANK_FAULTS[fault]), model, rank, 2).summary())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -265,13 +264,12 @@ def test_checksums_see_every_bit_and_every_exchange(size: int, data: st.DataObje
     assert torch.equal(checksum(values), checksum(swapped)) == torch.equal(values, swapped)
 
 
-def ranks(fault: str) -> list[str]:
-    """What two ranks printed."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+def ranks(fault: str, folder: Path) -> list[str]:
+    """What two ranks printed, which meet in a file."""
     script = str(Path(__file__).with_name("live_loop.py"))
-    command = [[sys.executable, "-W", "ignore", script, str(rank), port, fault] for rank in (0, 1)]
+    command = [
+        [sys.executable, "-W", "ignore", script, str(rank), str(folder / "store"), fault] for rank in (0, 1)
+    ]
     children = [
         subprocess.Popen(one, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for one in command
     ]
@@ -282,9 +280,9 @@ def ranks(fault: str) -> list[str]:
             child.kill()
 
 
-def test_replicas_that_come_apart_stop_both_ranks() -> None:
+def test_replicas_that_come_apart_stop_both_ranks(tmp_path: Path) -> None:
     """One element of one rank moves by its last bits."""
-    told = ranks("replicas")
+    told = ranks("replicas", tmp_path)
     words = "model.embed_tokens.weight differs between ranks 0 and 1 after the update"
     assert all("GuardError: step 2, rank 0: " in one and words in one for one in told), told
 
@@ -293,6 +291,6 @@ def test_replicas_that_come_apart_stop_both_ranks() -> None:
 @pytest.mark.parametrize(
     ("fault", "words"), [("none", "replicas     checked 4 times, broken 0"), ("repeated", "sample 0 counts")]
 )
-def test_other_runs_on_two_ranks(fault: str, words: str) -> None:
-    told = ranks(fault)
+def test_other_runs_on_two_ranks(fault: str, words: str, tmp_path: Path) -> None:
+    told = ranks(fault, tmp_path)
     assert all(words in one for one in told), told

@@ -160,7 +160,7 @@ def errors(case: dict[str, Any], schedule: str, ranks: int, per_rank: int, count
     whole = dict(plain.named_parameters())
     pipeline = pipeline_of(model_of(**case), schedule, ranks, per_rank)
     before = plain.log_probs(micros)
-    after = pipeline.log_probs(micros, functools.partial(project, entropy=False))
+    after = [one.log_probs for one in pipeline.values(micros, functools.partial(project, entropy=False))]
     results = pipeline.forward_backward(micros, loss, project)
     pipeline.sum_tied()
     found: dict[str, Any] = {
