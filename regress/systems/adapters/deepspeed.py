@@ -210,7 +210,9 @@ class DeepSpeed(System):
         advantage = torch.tensor([value for _, value in micro])[:, None].expand(B, T)
         losses = -log_probs * advantage
         if self.cell.objective == "grpo":
-            old = torch.tensor([[*sampler_log_probs(sample), *[0.0] * (T - len(sample.tokens))] for sample, _ in micro])
+            old = torch.tensor(
+                [[*sampler_log_probs(sample), *[0.0] * (T - len(sample.tokens))] for sample, _ in micro]
+            )
             ratio = (log_probs - old).exp()
             losses = -torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
         share: Any = (losses * mask).sum() / tokens

@@ -18,7 +18,7 @@ from typing import Any
 
 from regress.systems.exported import ExportedCase, Sample
 from regress.systems.own_loop import group_advantages, loss_mask, sampler_log_probs
-from regress.systems.protocol import Cell, Engaged, Layout, Shim, System
+from regress.systems.protocol import Cell, Declared, Engaged, Layout, Shim, System
 
 
 def _layout(name: str, *, tp: int = 1, pp: int = 1, dp: int = 1, rows: int = 2, **settings: Any) -> Layout:
@@ -31,37 +31,61 @@ _PP = _layout("pp2", pp=2)
 _VPP = _layout("pp2-vpp2", pp=2, virtual=2, spread=True)
 _DP = _layout("dp2", dp=2)
 _DISTRIBUTED = _layout("dp2-distributed-optimizer", dp=2, distributed=True)
+_PADDING = "Megatron's embedding trains the padding token, Hugging Face's (padding_idx) does not, and a prompt holds it"
+
+_TWO = (6, 6)
+_FIRST = (6,)
+"""Batches of cases of which a later sample holds the padding token, which Hugging Face's embedding does not train."""
 
 CELLS = (
-    Cell(_layout("single", rows=12), "grpo", updates=2),
+    Cell(_layout("single", rows=12), "grpo"),
     Cell(_layout("single", rows=12), "sft"),
-    Cell(_layout("accumulation", rows=3), "grpo", updates=2),
+    Cell(
+        _layout("padding-token", rows=12),
+        "grpo",
+        updates=2,
+        declared=(Declared("gradient", _PADDING, amount=1.0),),
+    ),
+    Cell(_layout("accumulation", rows=3), "grpo", updates=2, batches=_TWO),
     Cell(_layout("accumulation", rows=3), "sequence-mean"),
-    Cell(_layout("accumulation", rows=3), "grpo", "tied"),
+    Cell(_layout("accumulation", rows=3), "grpo", "tied", batches=_FIRST),
     Cell(_layout("recompute", recompute=True), "grpo"),
-    Cell(_TP, "grpo", updates=2),
-    Cell(_TP, "sft", "tied"),
+    Cell(_TP, "grpo", updates=2, batches=_TWO),
+    Cell(_TP, "sft", "tied", batches=_FIRST),
     Cell(_TP, "sequence-mean"),
-    Cell(_SP, "grpo", updates=2),
-    Cell(_SP, "grpo", "tied"),
+    Cell(_SP, "grpo", updates=2, batches=_TWO),
+    Cell(_SP, "grpo", "tied", batches=_FIRST),
     Cell(_layout("tp2-sp-recompute", tp=2, sp=True, recompute=True), "grpo"),
-    Cell(_PP, "grpo", updates=2),
-    Cell(_PP, "grpo", "tied", updates=2),
+    Cell(_PP, "grpo", updates=2, batches=_TWO),
+    Cell(_PP, "grpo", "tied", batches=_FIRST),
     Cell(_PP, "sequence-mean"),
     Cell(_VPP, "grpo"),
-    Cell(_VPP, "sft", "tied"),
-    Cell(_layout("pp4", pp=4, spread=True), "grpo", "tied"),
-    Cell(_DP, "grpo", updates=2),
+    Cell(_layout("pp2-vpp2", pp=2, virtual=2, spread=True, rows=3), "sft", "tied", batches=_FIRST),
+    Cell(_layout("pp2-vpp2-batched", pp=2, virtual=2, spread=True, batched=True), "grpo"),
+    Cell(_layout("pp4", pp=4, spread=True, rows=1), "grpo", "tied", batches=_FIRST),
+    Cell(_layout("pp4-recompute", pp=4, spread=True, recompute=True), "grpo"),
+    Cell(_DP, "grpo", updates=2, batches=_TWO),
     Cell(_DP, "sequence-mean"),
-    Cell(_layout("dp2-overlap", dp=2, overlap=True), "grpo", updates=2),
-    Cell(_DISTRIBUTED, "grpo", updates=2),
-    Cell(_DISTRIBUTED, "sft", "tied"),
-    Cell(_layout("dp2-distributed-optimizer-overlap", dp=2, distributed=True, overlap=True), "grpo"),
+    Cell(_layout("dp2-overlap", dp=2, overlap=True), "grpo", updates=2, batches=_TWO),
+    Cell(_DISTRIBUTED, "grpo", updates=2, batches=_TWO),
+    Cell(_DISTRIBUTED, "sft", "tied", batches=_FIRST),
+    Cell(
+        _layout("dp2-distributed-optimizer-overlap", dp=2, distributed=True, overlap=True),
+        "grpo",
+        updates=2,
+        batches=_TWO,
+    ),
     Cell(_layout("dp4", dp=4, rows=1), "grpo"),
-    Cell(_layout("tp2-pp2-sp", tp=2, pp=2, sp=True), "grpo", updates=2),
-    Cell(_layout("tp2-dp2", tp=2, dp=2), "grpo", "tied"),
-    Cell(_layout("pp2-dp2", pp=2, dp=2), "grpo", updates=2),
-    Cell(_layout("pp2-dp2-distributed-optimizer", pp=2, dp=2, distributed=True), "grpo", "tied"),
+    Cell(_layout("tp2-pp2-sp", tp=2, pp=2, sp=True), "grpo", updates=2, batches=_TWO),
+    Cell(_layout("tp2-dp2", tp=2, dp=2), "grpo", "tied", batches=_FIRST),
+    Cell(_layout("tp2-dp2-sp-distributed-optimizer", tp=2, dp=2, sp=True, distributed=True), "grpo"),
+    Cell(_layout("pp2-dp2", pp=2, dp=2, rows=1), "grpo", updates=2, batches=_TWO),
+    Cell(
+        _layout("pp2-dp2-distributed-optimizer", pp=2, dp=2, distributed=True, rows=1),
+        "grpo",
+        "tied",
+        batches=_FIRST,
+    ),
 )
 
 
@@ -79,7 +103,11 @@ class Megatron(System):
             21,
             "megatron-core writes out device='cuda' and torch.cuda.current_device()",
         ),
-        Shim("tracker of random states left alone", 8, "it keeps states of CUDA; dropout is 0, nothing is drawn"),
+        Shim(
+            "tracker of random states left alone",
+            8,
+            "it keeps states of CUDA; dropout is 0, nothing is drawn",
+        ),
         Shim(
             "type of float32 tensors named as CUDA's",
             5,
@@ -140,8 +168,11 @@ class Megatron(System):
 
     def _build(self) -> None:
         import torch
-        from megatron.core.distributed import DistributedDataParallel as DDP
-        from megatron.core.distributed import DistributedDataParallelConfig, finalize_model_grads
+        from megatron.core.distributed import (
+            DistributedDataParallel,
+            DistributedDataParallelConfig,
+            finalize_model_grads,
+        )
         from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
         from transformers import AutoModelForCausalLM
 
@@ -160,7 +191,8 @@ class Megatron(System):
         self.names: dict[str, Any] = {}
         for stage in range(self.settings.get("virtual") or 1):
             model = self._model(source, stage if self.settings.get("virtual") else None)
-            self.chunks.append(DDP(self.config, ddp, model, disable_bucketing=stage > 0))
+            chunk = DistributedDataParallel(self.config, ddp, model, disable_bucketing=stage > 0)
+            self.chunks.append(chunk)
         self.config.finalize_model_grads_func = finalize_model_grads
         if overlap:
             self.config.no_sync_func = self.chunks[0].no_sync
@@ -187,6 +219,7 @@ class Megatron(System):
         from megatron.core.transformer.transformer_config import TransformerConfig
 
         spread, again = bool(self.settings.get("spread")), bool(self.settings.get("recompute"))
+        overlapped = bool(self.settings.get("virtual")) and not self.settings.get("batched")
         return TransformerConfig(
             num_layers=found.num_hidden_layers,
             hidden_size=found.hidden_size,
@@ -205,6 +238,8 @@ class Megatron(System):
             tensor_model_parallel_size=self.settings["tp"],
             pipeline_model_parallel_size=self.settings["pp"],
             virtual_pipeline_model_parallel_size=self.settings.get("virtual"),
+            batch_p2p_comm=not overlapped,
+            overlap_p2p_comm=overlapped,
             account_for_embedding_in_pipeline_split=spread,
             account_for_loss_in_pipeline_split=spread,
             sequence_parallel=bool(self.settings.get("sp")),
@@ -297,7 +332,10 @@ class Megatron(System):
         from regress.dump.recorder import Recorder
         from regress.dump.taps import at, recording
 
-        mesh = {"world_size": self.cell.layout.ranks, **{key: self.settings[key] for key in ("pp", "dp", "tp")}}
+        mesh = {
+            "world_size": self.cell.layout.ranks,
+            **{key: self.settings[key] for key in ("pp", "dp", "tp")},
+        }
         config = {"model": {"dtype": "float32"}, "capture": {"system": self.name}}
         recorder = Recorder(
             str(self.folder),
@@ -313,8 +351,6 @@ class Megatron(System):
 
     def _update(self, step: int) -> None:
         from megatron.core.pipeline_parallel import get_forward_backward_func
-
-        from regress.dump.taps import tap
 
         batches = self._batches(step)
         for chunk in self.chunks:
@@ -340,8 +376,10 @@ class Megatron(System):
             if chunk.ddp_config.overlap_param_gather:
                 chunk.start_param_sync(force_sync=True)
         self._tap("gradient", gradients, {} if norm is None else {"grad_norm": float(norm)})
+        for key in ("exp_avg", "exp_avg_sq"):
+            states = {name: self._state(p, key) for name, p in self.names.items()}
+            self._tap("optimizer", states, {}, f"/{key}")
         self._tap("param", {name: p.detach() for name, p in self.names.items()}, {})
-        del tap
 
     def _batches(self, step: int) -> list[dict[str, Any]]:
         """Return the microbatches of this rank, all of one width, a multiple of the tensor ranks."""
@@ -446,16 +484,31 @@ class Megatron(System):
                     found[p] = whole[start:stop].view(p.shape)
         return {name: found[p] for name, p in self.names.items()}
 
-    def _tap(self, kind: str, values: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
-        """Record parameters (or their gradients) by their Hugging Face names, with the part on this rank."""
+    def _state(self, p: Any, key: str) -> Any:
+        """Return a moment of a parameter; of a distributed optimizer gathered from the ranges of all ranks."""
+        if not self.settings.get("distributed"):
+            return next(one.optimizer.state[p][key] for one in self._optimizers() if p in one.optimizer.state)
+        import torch
+        from megatron.core import parallel_state as ranks
+
+        found = torch.zeros(p.numel())
+        for one in self._optimizers():
+            if p in one.model_param_group_index_map:
+                group, order = one.model_param_group_index_map[p]
+                own = one._get_model_param_range_map(p)["param"]
+                main = one.optimizer.param_groups[group]["params"][order]
+                found[own.start : own.end] = one.optimizer.state[main][key]
+        torch.distributed.all_reduce(found, group=ranks.get_data_parallel_group())
+        return found.view(p.shape)
+
+    def _tap(self, kind: str, values: Mapping[str, Any], meta: Mapping[str, Any], suffix: str = "") -> None:
+        """Record parameters (or what belongs to them) by their Hugging Face names, with the part on this rank."""
         from regress.dump.taps import tap
 
         tensors, shards = {}, {}
         for name, value in values.items():
             for label, (piece, shard) in self.map.split(name, value.numpy()).items():
-                if label in tensors:  # both ends of a pipeline of one stage have the tied embedding
-                    continue
-                tensors[label], shards[label] = piece, shard.to_json()
+                tensors[label + suffix], shards[label + suffix] = piece, shard.to_json()
         tap(kind, tensors, meta={**meta, "shards": shards})
 
     def _gather(self, value: Any) -> list[Any]:
@@ -514,7 +567,7 @@ class Megatron(System):
             ranks.destroy_model_parallel()
 
 
-_TYPES = ("batch_inputs", "forward_data", "loss", "token_gradient", "gradient", "param")
+_TYPES = ("batch_inputs", "forward_data", "loss", "token_gradient", "gradient", "optimizer", "param")
 _SPLIT = {"ColumnParallelLinear", "RowParallelLinear", "VocabParallelEmbedding"}
 
 

@@ -107,7 +107,9 @@ class NameMap:
                 return self._attention(layer, kind)
             if stem == "mlp.linear_fc1":
                 return self._gated(layer, kind)
-        raise SystemsError(f"the map of names has no rule for Megatron's {name}: add one to megatron_names.py")
+        raise SystemsError(
+            f"the map of names has no rule for Megatron's {name}: add one to megatron_names.py"
+        )
 
     def fuse(self, name: str, tensors: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
         """Return Megatron's local parameter from whole Hugging Face tensors."""
