@@ -44,7 +44,7 @@ CELLS = (
         _layout("padding-token", rows=12),
         "grpo",
         updates=2,
-        declared=(Declared("gradient", _PADDING, amount=1.0),),
+        declared=(Declared("gradient", _PADDING, amount=4435.7),),
     ),
     Cell(_layout("accumulation", rows=3), "grpo", updates=2, batches=_TWO),
     Cell(_layout("accumulation", rows=3), "sequence-mean"),
