@@ -31,7 +31,7 @@ _PP = _layout("pp2", pp=2)
 _VPP = _layout("pp2-vpp2", pp=2, virtual=2, spread=True)
 _DP = _layout("dp2", dp=2)
 _DISTRIBUTED = _layout("dp2-distributed-optimizer", dp=2, distributed=True)
-_PADDING = "Megatron's embedding trains the padding token, Hugging Face's (padding_idx) does not, and a prompt holds it"
+_PADDING = "Megatron's embedding trains the padding token, Hugging Face's (padding_idx) does not, and a sample holds it"
 
 _TWO = (6, 6)
 _FIRST = (6,)
