@@ -16,77 +16,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from regress.systems.adapters.megatron_cells import CELLS
 from regress.systems.exported import ExportedCase, Sample
 from regress.systems.own_loop import group_advantages, loss_mask, sampler_log_probs
-from regress.systems.protocol import Cell, Declared, Engaged, Layout, Shim, System
-
-
-def _layout(name: str, *, tp: int = 1, pp: int = 1, dp: int = 1, rows: int = 2, **settings: Any) -> Layout:
-    return Layout(name, tp * pp * dp, {"tp": tp, "pp": pp, "dp": dp, "rows": rows, **settings})
-
-
-_TP = _layout("tp2", tp=2)
-_SP = _layout("tp2-sp", tp=2, sp=True)
-_PP = _layout("pp2", pp=2)
-_VPP = _layout("pp2-vpp2", pp=2, virtual=2, spread=True)
-_DP = _layout("dp2", dp=2)
-_DISTRIBUTED = _layout("dp2-distributed-optimizer", dp=2, distributed=True)
-_PADDING = "Megatron's embedding trains the padding token, Hugging Face's (padding_idx) does not, and a sample holds it"
-
-_TWO = (6, 6)
-_FIRST = (6,)
-"""Batches of cases of which a later sample holds the padding token, which Hugging Face's embedding does not train."""
-
-CELLS = (
-    Cell(_layout("single", rows=12), "grpo"),
-    Cell(_layout("single", rows=12), "sft"),
-    Cell(
-        _layout("padding-token", rows=12),
-        "grpo",
-        updates=2,
-        declared=(Declared("gradient", _PADDING, amount=4435.7),),
-    ),
-    Cell(_layout("accumulation", rows=3), "grpo", updates=2, batches=_TWO),
-    Cell(_layout("accumulation", rows=3), "sequence-mean"),
-    Cell(_layout("accumulation", rows=3), "grpo", "tied", batches=_FIRST),
-    Cell(_layout("recompute", recompute=True), "grpo"),
-    Cell(_TP, "grpo", updates=2, batches=_TWO),
-    Cell(_TP, "sft", "tied", batches=_FIRST),
-    Cell(_TP, "sequence-mean"),
-    Cell(_SP, "grpo", updates=2, batches=_TWO),
-    Cell(_SP, "grpo", "tied", batches=_FIRST),
-    Cell(_layout("tp2-sp-recompute", tp=2, sp=True, recompute=True), "grpo"),
-    Cell(_PP, "grpo", updates=2, batches=_TWO),
-    Cell(_PP, "grpo", "tied", batches=_FIRST),
-    Cell(_PP, "sequence-mean"),
-    Cell(_VPP, "grpo"),
-    Cell(_layout("pp2-vpp2", pp=2, virtual=2, spread=True, rows=3), "sft", "tied", batches=_FIRST),
-    Cell(_layout("pp2-vpp2-batched", pp=2, virtual=2, spread=True, batched=True), "grpo"),
-    Cell(_layout("pp4", pp=4, spread=True, rows=1), "grpo", "tied", batches=_FIRST),
-    Cell(_layout("pp4-recompute", pp=4, spread=True, recompute=True), "grpo"),
-    Cell(_DP, "grpo", updates=2, batches=_TWO),
-    Cell(_DP, "sequence-mean"),
-    Cell(_layout("dp2-overlap", dp=2, overlap=True), "grpo", updates=2, batches=_TWO),
-    Cell(_DISTRIBUTED, "grpo", updates=2, batches=_TWO),
-    Cell(_DISTRIBUTED, "sft", "tied", batches=_FIRST),
-    Cell(
-        _layout("dp2-distributed-optimizer-overlap", dp=2, distributed=True, overlap=True),
-        "grpo",
-        updates=2,
-        batches=_TWO,
-    ),
-    Cell(_layout("dp4", dp=4, rows=1), "grpo"),
-    Cell(_layout("tp2-pp2-sp", tp=2, pp=2, sp=True), "grpo", updates=2, batches=_TWO),
-    Cell(_layout("tp2-dp2", tp=2, dp=2), "grpo", "tied", batches=_FIRST),
-    Cell(_layout("tp2-dp2-sp-distributed-optimizer", tp=2, dp=2, sp=True, distributed=True), "grpo"),
-    Cell(_layout("pp2-dp2", pp=2, dp=2, rows=1), "grpo", updates=2, batches=_TWO),
-    Cell(
-        _layout("pp2-dp2-distributed-optimizer", pp=2, dp=2, distributed=True, rows=1),
-        "grpo",
-        "tied",
-        batches=_FIRST,
-    ),
-)
+from regress.systems.protocol import Cell, Engaged, Shim, System
 
 
 class Megatron(System):
@@ -100,7 +33,7 @@ class Megatron(System):
     shims = (
         Shim(
             "CUDA's device, streams and factories answered by the CPU",
-            21,
+            33,
             "megatron-core writes out device='cuda' and torch.cuda.current_device()",
         ),
         Shim(
@@ -148,7 +81,8 @@ class Megatron(System):
         self.case, self.cell, self.folder = case, cell, folder
         self.settings = cell.layout.settings
         self.rank = int(os.environ.get("RANK", "0"))
-        self.updates = 0
+        self.updates = self.passes = self.wanted_passes = 0
+        self.lengths: set[float] = set()
         cuda_on_cpu()
         one_random_state()
         named_as_cuda()
@@ -176,10 +110,13 @@ class Megatron(System):
         from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
         from transformers import AutoModelForCausalLM
 
+        from regress.systems.adapters.megatron_model import build_model, transformer_config
+
         distributed = bool(self.settings.get("distributed"))
         overlap = bool(self.settings.get("overlap"))
         source = AutoModelForCausalLM.from_pretrained(self.case.model, dtype=torch.float32)
-        self.config = self._transformer(source.config)
+        by_tokens = self.cell.objective != "sequence-mean"
+        self.config = transformer_config(source.config, self.settings, by_tokens=by_tokens)
         ddp = DistributedDataParallelConfig(
             grad_reduce_in_fp32=True,
             overlap_grad_reduce=overlap,
@@ -190,7 +127,11 @@ class Megatron(System):
         self.chunks: list[Any] = []
         self.names: dict[str, Any] = {}
         for stage in range(self.settings.get("virtual") or 1):
-            model = self._model(source, stage if self.settings.get("virtual") else None)
+            virtual = stage if self.settings.get("virtual") else None
+            model = build_model(self.config, source.config, self.settings, virtual)
+            self._load(model, source, virtual)
+            for layer in model.decoder.layers:
+                layer.register_forward_hook(self._seen)
             chunk = DistributedDataParallel(self.config, ddp, model, disable_bucketing=stage > 0)
             self.chunks.append(chunk)
         self.config.finalize_model_grads_func = finalize_model_grads
@@ -214,91 +155,10 @@ class Megatron(System):
         )
         self.config.grad_scale_func = self.optimizer.scale_loss
 
-    def _transformer(self, found: Any) -> Any:
-        import torch
-        from megatron.core.transformer.transformer_config import TransformerConfig
-
-        spread, again = bool(self.settings.get("spread")), bool(self.settings.get("recompute"))
-        overlapped = bool(self.settings.get("virtual")) and not self.settings.get("batched")
-        return TransformerConfig(
-            num_layers=found.num_hidden_layers,
-            hidden_size=found.hidden_size,
-            ffn_hidden_size=found.intermediate_size,
-            num_attention_heads=found.num_attention_heads,
-            num_query_groups=found.num_key_value_heads,
-            kv_channels=found.head_dim,
-            layernorm_epsilon=found.rms_norm_eps,
-            normalization="RMSNorm",
-            qk_layernorm=found.model_type == "qwen3",
-            gated_linear_unit=True,
-            activation_func=torch.nn.functional.silu,
-            add_bias_linear=False,
-            hidden_dropout=0.0,
-            attention_dropout=0.0,
-            tensor_model_parallel_size=self.settings["tp"],
-            pipeline_model_parallel_size=self.settings["pp"],
-            virtual_pipeline_model_parallel_size=self.settings.get("virtual"),
-            batch_p2p_comm=not overlapped,
-            overlap_p2p_comm=overlapped,
-            account_for_embedding_in_pipeline_split=spread,
-            account_for_loss_in_pipeline_split=spread,
-            sequence_parallel=bool(self.settings.get("sp")),
-            recompute_granularity="full" if again else None,
-            recompute_method="uniform" if again else None,
-            recompute_num_layers=1 if again else None,
-            calculate_per_token_loss=self.cell.objective != "sequence-mean",
-            params_dtype=torch.float32,
-            pipeline_dtype=torch.float32,
-            use_cpu_initialization=True,
-            gradient_accumulation_fusion=False,
-            bias_activation_fusion=False,
-            masked_softmax_fusion=False,
-            apply_rope_fusion=False,
-            persist_layer_norm=False,
-            deallocate_pipeline_outputs=False,
-            attention_softmax_in_fp32=True,
-        )
-
-    def _model(self, source: Any, stage: int | None) -> Any:
-        """Return the layers of this rank (and of a virtual stage) with the weights of the source."""
-        from megatron.core import parallel_state as ranks
-        from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
-        from megatron.core.models.gpt.gpt_model import GPTModel
-        from megatron.core.transformer.torch_norm import WrappedTorchNorm
-        from megatron.core.transformer.transformer_block import (
-            TransformerBlockSubmodules,
-            get_num_layers_to_build,
-        )
-
-        from regress.systems.adapters.megatron_shims import Norm
-
-        qk_norm = self.config.qk_layernorm
-        norm: Any = Norm if self.settings.get("sp") else WrappedTorchNorm
-        spec = get_gpt_layer_local_spec(qk_layernorm=qk_norm, normalization="RMSNorm")
-        if self.settings.get("sp"):
-            inside = spec.submodules
-            inside.input_layernorm = inside.pre_mlp_layernorm = norm
-            if qk_norm:
-                attention = inside.self_attention.submodules
-                attention.q_layernorm = attention.k_layernorm = norm
-        layers = get_num_layers_to_build(self.config, vp_stage=stage)
-        virtual = {} if stage is None else {"vp_stage": stage}
-        place: dict[str, Any] = {"ignore_virtual": stage is None, **virtual}
-        found = source.config
-        model = GPTModel(
-            self.config,
-            TransformerBlockSubmodules(layer_specs=[spec] * layers, layer_norm=norm),
-            vocab_size=found.vocab_size,
-            max_sequence_length=found.max_position_embeddings,
-            pre_process=ranks.is_pipeline_first_stage(**place),
-            post_process=ranks.is_pipeline_last_stage(**place),
-            position_embedding_type="rope",
-            rotary_base=int(found.rope_parameters["rope_theta"]),
-            share_embeddings_and_output_weights=found.tie_word_embeddings,
-            **virtual,
-        )
-        self._load(model, source, stage)
-        return model
+    def _seen(self, module: Any, given: Any, found: Any) -> None:
+        """Count a pass of a layer, and keep the part of the sequence that it works on."""
+        self.passes += 1
+        self.lengths.add(found[0].shape[0] / self.width)
 
     def _load(self, model: Any, source: Any, stage: int | None) -> None:
         """Fill a model from the source, and keep its parameters by their names in the whole model."""
@@ -353,6 +213,9 @@ class Megatron(System):
         from megatron.core.pipeline_parallel import get_forward_backward_func
 
         batches = self._batches(step)
+        self.width = batches[0]["ids"].shape[1]
+        layers = sum(len(chunk.module.decoder.layers) for chunk in self.chunks)
+        self.wanted_passes += layers * len(batches) * (2 if self.settings.get("recompute") else 1)
         for chunk in self.chunks:
             chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
@@ -531,6 +394,9 @@ class Megatron(System):
             "optimizer": sorted({type(one).__name__ for one in self._optimizers()}),
             "modules": sorted(set(modules) & _SPLIT),
             "stages": len(self.chunks),
+            "passes": self.passes,
+            "lengths": sorted(self.lengths),
+            "overlap": [chunk.ddp_config.overlap_grad_reduce for chunk in self.chunks],
             "held": round(sum(p.numel() for p in self.names.values()) / whole, 3),
             "buckets": sum(len(buffer.buckets) for chunk in self.chunks for buffer in chunk.buffers),
             "collectives": collectives(),
@@ -547,6 +413,11 @@ class Megatron(System):
             wanted = "forward_backward_pipelining_without_interleaving"
             if settings.get("virtual"):
                 wanted = "forward_backward_pipelining_with_interleaving"
+        if facts["passes"] != self.wanted_passes:
+            yield f"the layers ran {facts['passes']} times, not {self.wanted_passes}"
+        part = 1 / settings["tp"] if settings.get("sp") else 1.0
+        if any(length != part for length in facts["lengths"]):
+            yield f"a layer worked on {facts['lengths']} of the sequence, not on {part}"
         if facts["schedule"] != wanted:
             yield f"the schedule is {facts['schedule']}"
         if settings.get("distributed") and "DistributedOptimizer" not in facts["optimizer"]:
