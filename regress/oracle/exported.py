@@ -141,9 +141,9 @@ def program_of(
     _require_known(chosen)
     steps = dict.fromkeys(int(update["step"]) for update in case.updates[:count])
     rollouts = {step: case.rollouts(step) for step in steps}
-    values = {**dump_everything(folder), **_settings(case, chosen, len(steps), folder), **chosen}
-    config = compose({}, values, folder)
     own_rates = [float(update["learning_rate"]) for update in case.updates]
+    own = {**_settings(case, chosen, len(steps), folder), "optimizer.learning_rate": max(own_rates)}
+    config = compose({}, {**dump_everything(folder), **own, **chosen}, folder)
     program = Program(
         config=config,
         rollouts=rollouts,

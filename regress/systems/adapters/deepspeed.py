@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 import os
-import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from regress.systems.exported import ExportedCase, Sample
+from regress.systems.own_loop import group_advantages, loss_mask, sampler_log_probs
 from regress.systems.protocol import Cell, Engaged, Layout, Shim, System
 
 
@@ -170,7 +170,7 @@ class DeepSpeed(System):
         from regress.dump.taps import at, tap
 
         samples = self.case.steps[step]
-        advantages = _advantages(samples) if self.cell.objective == "grpo" else [1.0] * len(samples)
+        advantages = group_advantages(samples) if self.cell.objective == "grpo" else [1.0] * len(samples)
         mine = list(zip(samples, advantages, strict=True))[self.rank // self.tensor :: self.data_ranks]
         size = int(self.cell.layout.settings["per_device"])
         micros = [mine[start : start + size] for start in range(0, len(mine), size)]
@@ -203,14 +203,16 @@ class DeepSpeed(System):
         B, T = len(rows), max(map(len, rows))
         ids = torch.tensor([row + [0] * (T - len(row)) for row in rows])
         seen = torch.tensor([[1] * len(row) + [0] * (T - len(row)) for row in rows])
-        mask = torch.tensor([[*_mask(sample), *[0] * (T - len(sample.tokens))] for sample, _ in micro])
+        mask = torch.tensor([[*loss_mask(sample), *[0] * (T - len(sample.tokens))] for sample, _ in micro])
         logits = self.engine(input_ids=ids, attention_mask=seen, use_cache=False).logits[:, :-1]
         found = logits.float().log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
         log_probs = torch.nn.functional.pad(found, (1, 0))
         advantage = torch.tensor([value for _, value in micro])[:, None].expand(B, T)
         losses = -log_probs * advantage
         if self.cell.objective == "grpo":
-            old = torch.tensor([[*_old(sample), *[0.0] * (T - len(sample.tokens))] for sample, _ in micro])
+            old = torch.tensor(
+                [[*sampler_log_probs(sample), *[0.0] * (T - len(sample.tokens))] for sample, _ in micro]
+            )
             ratio = (log_probs - old).exp()
             losses = -torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
         share: Any = (losses * mask).sum() / tokens
@@ -283,29 +285,6 @@ class DeepSpeed(System):
 
 _TYPES = ("batch_inputs", "forward_data", "loss", "token_gradient", "gradient", "param")
 _SPLIT = {"LinearLayer", "LinearAllreduce", "LmHeadLinearAllreduce"}
-
-
-def _advantages(samples: Sequence[Sample]) -> list[float]:
-    """Return reward minus the mean of the group, over its standard deviation."""
-    groups: dict[str, list[float]] = {}
-    for sample in samples:
-        groups.setdefault(sample.key[0], []).append(sample.reward)
-    found = []
-    for sample in samples:
-        own = groups[sample.key[0]]
-        spread = statistics.stdev(own) if len(own) > 1 else 0.0
-        centred = sample.reward - statistics.fmean(own)
-        found.append(centred / (spread + 1e-6) if len(set(own)) > 1 else 0.0)
-    return found
-
-
-def _mask(sample: Sample) -> list[int]:
-    return [0] * len(sample.prompt) + sample.mask
-
-
-def _old(sample: Sample) -> list[float]:
-    known = sample.sampler or []
-    return [0.0] * len(sample.prompt) + [0.0 if value is None else value for value in known]
 
 
 def _count(shape: tuple[int, ...]) -> int:

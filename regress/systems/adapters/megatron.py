@@ -1,0 +1,448 @@
+"""Megatron-core: its GPT model, schedules and optimizer, on samples of the case.
+
+Megatron-core has no policy loss: the function of the log-probs is this adapter's, and each cell counts for its layout,
+whose code is Megatron's own: the split layers and the vocabulary-parallel likelihood, the schedule of the pipeline with
+its scaling by tokens or microbatches, DDP's buffers, `finalize_model_grads`, clipping and the optimizer. Log-probs are
+what the model returns for its labels; gradients are `main_grad` once the schedule has finalized them, each rank's part
+under its Hugging Face name (`megatron_names`). Of the distributed optimizer a rank has its own range of the gradients
+only; they are gathered from all ranks by the ranges of Megatron's buffer.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from regress.systems.adapters.megatron_cells import CELLS
+from regress.systems.exported import ExportedCase, Sample
+from regress.systems.own_loop import group_advantages, loss_mask, sampler_log_probs
+from regress.systems.protocol import Cell, Engaged, Shim, System
+
+
+class Megatron(System):
+    """Runs the schedule and the optimizer of megatron-core on a model with the weights of the case."""
+
+    name = "megatron"
+    version_of = "megatron-core"
+    requirements = ("megatron-core==0.16.1", "einops==0.8.2")
+    modules = ("megatron.core", "transformers.models.auto.modeling_auto")
+    environ: Mapping[str, str] = {"NVTE_FRAMEWORK": "none"}
+    shims = (
+        Shim(
+            "CUDA's device, streams and factories answered by the CPU",
+            31,
+            "megatron-core writes out device='cuda' and torch.cuda.current_device()",
+        ),
+        Shim(
+            "tracker of random states left alone",
+            8,
+            "it keeps states of CUDA; dropout is 0, nothing is drawn",
+        ),
+        Shim(
+            "type of float32 tensors named as CUDA's",
+            5,
+            "the optimizers know float32 by the name torch.cuda.FloatTensor",
+        ),
+        Shim(
+            "RMS norm of torch with the mark of sequence parallelism",
+            8,
+            "megatron-core's wrapper of torch's norm refuses sequence parallelism, its other norms need CUDA",
+            touches_numerics=True,
+            layouts=("*-sp*",),
+        ),
+    )
+
+    def cells(self) -> Iterator[Cell]:
+        """Yield the cells of the table."""
+        yield from CELLS
+
+    def objective(self, cell: Cell) -> Mapping[str, Any]:
+        """Return the loss of the adapter: GRPO without a KL term over tokens or samples, or the likelihood."""
+        aggregation = "seq-mean-token-mean" if cell.objective == "sequence-mean" else "token-mean"
+        own = {
+            "algorithm.preset": "grpo",
+            "algorithm.kl_coef": 0.0,
+            "algorithm.aggregation": aggregation,
+            "algorithm.old_log_probs": "sampler",
+        }
+        if cell.objective == "sft":
+            own = {"algorithm.preset": "sft"}
+        return {**own, "rollout_worker.temperature": 1.0, "optimizer.weight_decay": 0.0}
+
+    def prepare(self, case: ExportedCase, cell: Cell, folder: Path) -> None:
+        """Arrange the ranks and build model, buffers and optimizer."""
+        import torch
+
+        from regress.systems.adapters.megatron_shims import cuda_on_cpu, named_as_cuda, one_random_state
+
+        self.case, self.cell, self.folder = case, cell, folder
+        self.settings = cell.layout.settings
+        self.rank = int(os.environ.get("RANK", "0"))
+        self.updates = self.passes = self.wanted_passes = 0
+        self.lengths: set[float] = set()
+        cuda_on_cpu()
+        one_random_state()
+        named_as_cuda()
+        if not torch.distributed.is_initialized():
+            store = f"file://{tempfile.mkdtemp(prefix='regress-megatron-')}/store"
+            torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+        from megatron.core import parallel_state as ranks
+
+        ranks.initialize_model_parallel(
+            self.settings["tp"],
+            self.settings["pp"],
+            virtual_pipeline_model_parallel_size=self.settings.get("virtual"),
+            create_gloo_process_groups=True,
+        )
+        self.share = ranks.get_data_parallel_rank()
+        self._build()
+
+    def _build(self) -> None:
+        import torch
+        from megatron.core.distributed import (
+            DistributedDataParallel,
+            DistributedDataParallelConfig,
+            finalize_model_grads,
+        )
+        from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+        from transformers import AutoModelForCausalLM
+
+        from regress.systems.adapters.megatron_model import build_model, transformer_config
+
+        distributed = bool(self.settings.get("distributed"))
+        overlap = bool(self.settings.get("overlap"))
+        source = AutoModelForCausalLM.from_pretrained(self.case.model, dtype=torch.float32)
+        by_tokens = self.cell.objective != "sequence-mean"
+        self.config = transformer_config(source.config, self.settings, by_tokens=by_tokens)
+        ddp = DistributedDataParallelConfig(
+            grad_reduce_in_fp32=True,
+            overlap_grad_reduce=overlap,
+            overlap_param_gather=overlap and distributed,
+            use_distributed_optimizer=distributed,
+            average_in_collective=False,
+        )
+        self.chunks: list[Any] = []
+        self.names: dict[str, Any] = {}
+        for stage in range(self.settings.get("virtual") or 1):
+            virtual = stage if self.settings.get("virtual") else None
+            model = build_model(self.config, source.config, self.settings, virtual)
+            self._load(model, source, virtual)
+            for layer in model.decoder.layers:
+                layer.register_forward_hook(self._seen)
+            chunk = DistributedDataParallel(self.config, ddp, model, disable_bucketing=stage > 0)
+            self.chunks.append(chunk)
+        self.config.finalize_model_grads_func = finalize_model_grads
+        if overlap:
+            self.config.no_sync_func = self.chunks[0].no_sync
+        first, second = self.case.optimizer["betas"]
+        self.optimizer = get_megatron_optimizer(
+            OptimizerConfig(
+                optimizer="adam",
+                lr=self.case.learning_rate(0),
+                min_lr=0.0,
+                weight_decay=0.0,
+                adam_beta1=first,
+                adam_beta2=second,
+                adam_eps=self.case.optimizer["eps"],
+                clip_grad=self.case.numbers["max_grad_norm"] or 0.0,
+                use_distributed_optimizer=distributed,
+                overlap_param_gather=overlap and distributed,
+            ),
+            self.chunks,
+        )
+        self.config.grad_scale_func = self.optimizer.scale_loss
+
+    def _seen(self, module: Any, given: Any, found: Any) -> None:
+        """Count a pass of a layer, and keep the part of the sequence that it works on."""
+        self.passes += 1
+        self.lengths.add(found[0].shape[0] / self.width)
+
+    def _load(self, model: Any, source: Any, stage: int | None) -> None:
+        """Fill a model from the source, and keep its parameters by their names in the whole model."""
+        import torch
+        from megatron.core import parallel_state as ranks
+        from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
+
+        from regress.systems.adapters.megatron_names import NameMap
+
+        whole = {name: p.detach().numpy() for name, p in source.named_parameters()}
+        self.map = NameMap(
+            {name: value.shape for name, value in whole.items()},
+            source.config.num_attention_heads,
+            source.config.num_key_value_heads,
+            ranks.get_tensor_model_parallel_rank(),
+            self.settings["tp"],
+        )
+        offset = get_transformer_layer_offset(self.config, vp_stage=stage)
+        with torch.no_grad():
+            for name, p in model.named_parameters():
+                parts = name.split(".")
+                if parts[:2] == ["decoder", "layers"]:
+                    parts[2] = str(int(parts[2]) + offset)
+                known = ".".join(parts)
+                p.copy_(torch.from_numpy(self.map.fuse(known, whole)))
+                self.names[known] = p
+
+    def step(self) -> None:
+        """Make the updates, with taps around Megatron's calls."""
+        from regress.dump.manifest import Provenance
+        from regress.dump.recorder import Recorder
+        from regress.dump.taps import at, recording
+
+        mesh = {
+            "world_size": self.cell.layout.ranks,
+            **{key: self.settings[key] for key in ("pp", "dp", "tp")},
+        }
+        config = {"model": {"dtype": "float32"}, "capture": {"system": self.name}}
+        recorder = Recorder(
+            str(self.folder),
+            options=dict.fromkeys(_TYPES, True),
+            provenance=Provenance(config=config, mesh=mesh),
+            rank=self.rank,
+            gather=self._gather,
+        )
+        with recording(recorder):
+            for step in range(self.cell.updates):
+                with at(step=step, rank=self.rank):
+                    self._update(step)
+
+    def _update(self, step: int) -> None:
+        from megatron.core.pipeline_parallel import get_forward_backward_func
+
+        batches = self._batches(step)
+        self.width = batches[0]["ids"].shape[1]
+        layers = sum(len(chunk.module.decoder.layers) for chunk in self.chunks)
+        self.wanted_passes += layers * len(batches) * (2 if self.settings.get("recompute") else 1)
+        for chunk in self.chunks:
+            chunk.zero_grad_buffer()
+        self.optimizer.zero_grad()
+        iterators = [iter(enumerate(batches)) for _ in self.chunks]
+        virtual = len(self.chunks) > 1
+        get_forward_backward_func()(
+            forward_step_func=self._forward,
+            data_iterator=iterators if virtual else iterators[0],
+            model=self.chunks if virtual else self.chunks[0],
+            num_microbatches=len(batches),
+            seq_length=batches[0]["ids"].shape[1],
+            micro_batch_size=batches[0]["ids"].shape[0],
+            forward_only=False,
+        )
+        gradients = self._gradients()
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.case.learning_rate(step)
+        done, norm, _ = self.optimizer.step()
+        self.updates += bool(done)
+        for chunk in self.chunks:
+            if chunk.ddp_config.overlap_param_gather:
+                chunk.start_param_sync(force_sync=True)
+        self._tap("gradient", gradients, {} if norm is None else {"grad_norm": float(norm)})
+        for key in ("exp_avg", "exp_avg_sq"):
+            states = {name: self._state(p, key) for name, p in self.names.items()}
+            self._tap("optimizer", states, {}, f"/{key}")
+        self._tap("param", {name: p.detach() for name, p in self.names.items()}, {})
+
+    def _batches(self, step: int) -> list[dict[str, Any]]:
+        """Return the microbatches of this rank, all of one width, a multiple of the tensor ranks."""
+        import torch
+
+        samples = self.case.steps[step]
+        plain = self.cell.objective == "sft"
+        advantages = [1.0] * len(samples) if plain else group_advantages(samples)
+        mine = list(zip(samples, advantages, strict=True))[self.share :: self.settings["dp"]]
+        width = max(len(sample.tokens) for sample in samples)
+        T = width + -width % self.settings["tp"]
+
+        def padded(rows: list[list[Any]]) -> Any:
+            return torch.tensor([row + [0] * (T - len(row)) for row in rows])
+
+        def batch(rows: list[tuple[Sample, float]]) -> dict[str, Any]:
+            own = [sample for sample, _ in rows]
+            return {
+                "samples": own,
+                "ids": padded([sample.tokens for sample in own]),
+                "seen": padded([[1] * len(sample.tokens) for sample in own]),
+                "mask": padded([loss_mask(sample) for sample in own]),
+                "old": padded([sampler_log_probs(sample) for sample in own]).float(),
+                "advantage": torch.tensor([value for _, value in rows])[:, None].expand(len(rows), T),
+                "tokens": self.case.tokens_of_loss(step),
+                "count": len(samples),
+            }
+
+        size = int(self.settings["rows"])
+        return [batch(mine[start : start + size]) for start in range(0, len(mine), size)]
+
+    def _forward(self, batches: Any, model: Any, *args: Any) -> tuple[Any, Any]:
+        """Run a microbatch through the layers of a stage; the loss function serves the last one."""
+        import functools
+
+        import torch
+
+        number, batch = next(batches)
+        B, T = batch["ids"].shape
+        hidden = torch.ones(1, 1, T, T).triu(1).bool()
+        labels = batch["ids"].roll(-1, 1)
+        found = model(batch["ids"], torch.arange(T)[None].expand(B, T), hidden, labels=labels)
+        return found, functools.partial(self._loss, number, batch)
+
+    def _loss(self, number: int, batch: dict[str, Any], likelihood: Any) -> tuple[Any, ...]:
+        """Return the loss of a microbatch as Megatron wants it: a sum and its tokens, or a mean of samples."""
+        import torch
+
+        from regress.dump.taps import at
+
+        log_probs = torch.nn.functional.pad(-likelihood[:, :-1], (1, 0))
+        advantage, mask = batch["advantage"], batch["mask"]
+        losses = -log_probs * advantage
+        if self.cell.objective != "sft":
+            ratio = (log_probs - batch["old"]).exp()
+            losses = -torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
+        if self.cell.objective == "sequence-mean":
+            each = (losses * mask).sum(1) / mask.sum(1).clamp(min=1)
+            own, share = each.mean(), each.sum() / batch["count"]
+        else:
+            own = (losses * mask).sum()
+            share = own / batch["tokens"]
+        (slope,) = torch.autograd.grad(share, log_probs, retain_graph=True)
+        with at(micro=number):
+            self._tap_micro(batch, log_probs.detach(), share.detach(), slope)
+        told = {"loss": share.detach()}
+        if self.cell.objective == "sequence-mean":
+            return own, told
+        return own, mask.sum().int(), told
+
+    def _tap_micro(self, batch: dict[str, Any], log_probs: Any, share: Any, slope: Any) -> None:
+        from regress.dump.taps import tap
+        from regress.layout import Segment, TokenLayout
+
+        own, mask = batch["samples"], batch["mask"]
+        segments = tuple(Segment(row, 0, len(one.tokens), row, 0) for row, one in enumerate(own))
+        place: dict[str, Any] = {
+            "layout": TokenLayout(tuple(batch["ids"].shape), segments),
+            "meta": {"samples": [[*one.key] for one in own]},
+        }
+        tap("batch_inputs", {"input_ids": batch["ids"], "attention_mask": batch["seen"]}, **place)
+        tap("forward_data", {"log_probs": log_probs * mask, "response_mask": mask}, **place)
+        tap("loss", {"loss": share}, **place)
+        tap("token_gradient", {"token_gradient": slope * mask}, **place)
+
+    def _gradients(self) -> dict[str, Any]:
+        """Return the finalized gradient of each parameter; of a distributed optimizer gathered from all ranks."""
+        if not self.settings.get("distributed"):
+            return {name: p.main_grad.detach().clone() for name, p in self.names.items()}
+        from torch import distributed
+
+        found: dict[Any, Any] = {}
+        for chunk in self.chunks:
+            for buffer in chunk.buffers:
+                whole = buffer.grad_data.clone()
+                for bucket in buffer.buckets:
+                    start, size = bucket.offset, bucket.grad_data.numel()
+                    parts = list(whole[start : start + size].chunk(buffer.data_parallel_world_size))
+                    own = parts[distributed.get_rank(buffer.data_parallel_group)].clone()
+                    distributed.all_gather(parts, own, group=buffer.data_parallel_group)
+                for p, (start, stop, _) in buffer.param_index_map.items():
+                    found[p] = whole[start:stop].view(p.shape)
+        return {name: found[p] for name, p in self.names.items()}
+
+    def _state(self, p: Any, key: str) -> Any:
+        """Return a moment of a parameter; of a distributed optimizer gathered from the ranges of all ranks."""
+        if not self.settings.get("distributed"):
+            return next(one.optimizer.state[p][key] for one in self._optimizers() if p in one.optimizer.state)
+        import torch
+        from megatron.core import parallel_state as ranks
+
+        found = torch.zeros(p.numel())
+        for one in self._optimizers():
+            if p in one.model_param_group_index_map:
+                group, order = one.model_param_group_index_map[p]
+                own = one._get_model_param_range_map(p)["param"]
+                main = one.optimizer.param_groups[group]["params"][order]
+                found[own.start : own.end] = one.optimizer.state[main][key]
+        torch.distributed.all_reduce(found, group=ranks.get_data_parallel_group())
+        return found.view(p.shape)
+
+    def _tap(self, kind: str, values: Mapping[str, Any], meta: Mapping[str, Any], suffix: str = "") -> None:
+        """Record parameters (or what belongs to them) by their Hugging Face names, with the part on this rank."""
+        from regress.dump.taps import tap
+
+        tensors, shards = {}, {}
+        for name, value in values.items():
+            for label, (piece, shard) in self.map.split(name, value.numpy()).items():
+                tensors[label + suffix], shards[label + suffix] = piece, shard.to_json()
+        tap(kind, tensors, meta={**meta, "shards": shards})
+
+    def _gather(self, value: Any) -> list[Any]:
+        import torch
+
+        found: list[Any] = [None] * self.cell.layout.ranks
+        torch.distributed.all_gather_object(found, value)
+        return found
+
+    def engaged(self) -> Engaged:
+        """Return the modules of tensor parallelism, the held part, the schedule, the optimizer and the collectives."""
+        from megatron.core.pipeline_parallel import get_forward_backward_func
+
+        from regress.systems.evidence import collectives
+
+        whole = sum(_count(shape) for shape in self.map.shapes.values())
+        modules = [type(one).__name__ for chunk in self.chunks for one in chunk.modules()]
+        facts: dict[str, Any] = {
+            "schedule": get_forward_backward_func().__name__,
+            "optimizer": sorted({type(one).__name__ for one in self._optimizers()}),
+            "modules": sorted(set(modules) & _SPLIT),
+            "stages": len(self.chunks),
+            "passes": self.passes,
+            "lengths": sorted(self.lengths),
+            "overlap": [chunk.ddp_config.overlap_grad_reduce for chunk in self.chunks],
+            "held": round(sum(p.numel() for p in self.names.values()) / whole, 3),
+            "buckets": sum(len(buffer.buckets) for chunk in self.chunks for buffer in chunk.buffers),
+            "collectives": collectives(),
+            "updates": self.updates,
+        }
+        return Engaged(facts, "; ".join(self._lacks(facts)))
+
+    def _lacks(self, facts: Mapping[str, Any]) -> Iterator[str]:
+        settings = self.settings
+        if facts["updates"] != self.cell.updates:
+            yield f"it made {facts['updates']} updates of {self.cell.updates}"
+        wanted = "forward_backward_no_pipelining"
+        if settings["pp"] > 1:
+            wanted = "forward_backward_pipelining_without_interleaving"
+            if settings.get("virtual"):
+                wanted = "forward_backward_pipelining_with_interleaving"
+        if facts["passes"] != self.wanted_passes:
+            yield f"the layers ran {facts['passes']} times, not {self.wanted_passes}"
+        part = 1 / settings["tp"] if settings.get("sp") else 1.0
+        if any(length != part for length in facts["lengths"]):
+            yield f"a layer worked on {facts['lengths']} of the sequence, not on {part}"
+        if facts["schedule"] != wanted:
+            yield f"the schedule is {facts['schedule']}"
+        if settings.get("distributed") and "DistributedOptimizer" not in facts["optimizer"]:
+            yield f"the optimizer is a {', '.join(facts['optimizer'])}"
+        if settings["tp"] * settings["pp"] > 1 and facts["held"] > 0.9:
+            yield f"a rank holds {facts['held']} of the elements"
+        if self.cell.layout.ranks > 1 and not facts["collectives"]:
+            yield "nothing was communicated"
+
+    def _optimizers(self) -> list[Any]:
+        return list(getattr(self.optimizer, "chained_optimizers", [self.optimizer]))
+
+    def close(self) -> None:
+        """Release Megatron's process groups."""
+        if getattr(self, "chunks", None) is not None:
+            from megatron.core import parallel_state as ranks
+
+            ranks.destroy_model_parallel()
+
+
+_TYPES = ("batch_inputs", "forward_data", "loss", "token_gradient", "gradient", "optimizer", "param")
+_SPLIT = {"ColumnParallelLinear", "RowParallelLinear", "VocabParallelEmbedding"}
+
+
+def _count(shape: Any) -> int:
+    import math
+
+    return math.prod(shape)
