@@ -287,6 +287,7 @@ class Verl(System):
             token_gradient=True,
             temperature=self.setting.temperature,
             sequence_group=engine.ulysses_parallel_group,
+            mesh=self._mesh(),
             system=self.name,
             **packed,
         ):
@@ -295,6 +296,15 @@ class Verl(System):
                 with engine.train_mode():
                     engine.train_batch(batch, loss)
                 engine.lr_scheduler_step()
+
+    def _mesh(self) -> dict[str, int] | None:
+        """Return the extents of the ranks of Ulysses, over which FSDP shards the parameters, too."""
+        if not self.engine.use_ulysses_sp:
+            return None
+        return {
+            "fsdp": self.engine.get_data_parallel_size(),
+            "cp": self.engine.ulysses_sequence_parallel_size,
+        }
 
     def _loss(self) -> Any:
         """Return verl's loss function with its configuration."""
