@@ -64,6 +64,13 @@ SETTINGS: Mapping[str, Setting] = {
         "verl:token-mean", {"algorithm.entropy_coef": 0.01}, entropy_coeff=0.01
     ),
     "verl:token-mean T=0.7": _ppo("verl:token-mean", {"rollout_worker.temperature": 0.7}, temperature=0.7),
+    "verl:token-mean kl=0.05": _ppo(
+        "verl:token-mean",
+        {"algorithm.kl_coef": 0.05, "algorithm.kl_estimator": "k3"},
+        use_kl_loss=True,
+        kl_loss_coef=0.05,
+        kl_loss_type="low_var_kl",
+    ),
     "sft": Setting(supervised=True, truth={"algorithm.preset": "sft"}),
     "sft first-token": Setting(supervised=True, first_token=True, truth={"algorithm.preset": "sft"}),
 }
@@ -75,6 +82,10 @@ def _layout(name: str, ranks: int = 1, **settings: Any) -> Layout:
 
 
 _PADDED: Mapping[str, Any] = {"use_remove_padding": False}
+_FP32: Mapping[str, Any] = dict.fromkeys(("param_dtype", "reduce_dtype", "buffer_dtype"), "fp32")
+_BF16: Mapping[str, Any] = {
+    "mixed_precision": {"param_dtype": "bf16", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
+}
 _SP: Mapping[str, Any] = {"ulysses_sequence_parallel_size": 2}
 PACKED = _layout("packed")
 MICRO1 = _layout("packed-micro1", micro=1)
@@ -86,6 +97,7 @@ NESTED = _layout("nested", rows="nested")
 NESTED1 = _layout("nested-micro1", rows="nested", micro=1)
 NESTED3 = _layout("nested-micro3", rows="nested", micro=3)
 WIDE = _layout("packed-to-64", micro=3, engine={"pad_to_length": True, "pad_to_length_bucket": 64})
+MIXED = _layout("packed-autocast", micro=3, engine=_BF16)
 CHECKPOINTING = _layout("checkpointing", micro=3, model={"enable_gradient_checkpointing": True})
 FSDP = _layout("fsdp2", 2)
 FSDP3 = _layout("fsdp2-micro3", 2, micro=3)
@@ -94,6 +106,7 @@ FSDP_AT_ONCE = _layout(
 )
 FSDP_PADDED = _layout("fsdp2-padded", 2, micro=3, model=_PADDED)
 FSDP_DYNAMIC = _layout("fsdp2-dynamic", 2, dynamic=60)
+FSDP_MIXED = _layout("fsdp2-autocast", 2, micro=3, engine=_BF16)
 HSDP = _layout("hsdp2x2", 4, engine={"fsdp_size": 2})
 HSDP3 = _layout("hsdp2x2-micro3", 4, micro=3, engine={"fsdp_size": 2})
 ULYSSES = _layout("ulysses2-flash", 2, attention="flash", engine=_SP)
@@ -120,6 +133,13 @@ CELLS = (
     Cell(NESTED3, "verl:seq-mean-token-sum"),
     Cell(NESTED1, f"verl:{_NORM}"),
     Cell(NESTED3, f"verl:{_NORM}"),
+    Cell(NESTED3, f"verl:{_NORM}", "tools"),
+    Cell(NESTED, "verl:token-mean kl=0.05"),
+    Cell(MIXED, "sft", precision="bfloat16"),
+    Cell(FSDP_MIXED, "sft", precision="bfloat16"),
+    Cell(PACKED, "verl:seq-mean-token-mean", "moe"),
+    Cell(MICRO3, "sft", "moe"),
+    Cell(FSDP3, "sft", "moe"),
     Cell(WIDE, "verl:token-mean"),
     Cell(CHECKPOINTING, "verl:token-mean"),
     Cell(FSDP, "verl:token-mean", updates=2),
@@ -246,8 +266,7 @@ class Verl(System):
             strategy="fsdp2",
             use_torch_compile=False,
             model_dtype="fp32",
-            mixed_precision=dict.fromkeys(("param_dtype", "reduce_dtype", "buffer_dtype"), "fp32"),
-            **{"fsdp_size": -1, **settings.get("engine", {})},
+            **{"fsdp_size": -1, "mixed_precision": _FP32, **settings.get("engine", {})},
         )
         optimizer = FSDPOptimizerConfig(
             lr=case.learning_rate(0),
@@ -385,7 +404,10 @@ class Verl(System):
         advantages, _ = compute_grpo_outcome_advantage(
             rewards, mask, groups, norm_adv_by_std_in_grpo=self.setting.scaled
         )
-        old = right([[value or 0.0 for value in one.sampler or []] for one in samples], torch.float32)
+
+        def floats(values: Sequence[Sequence[float | None]]) -> Any:
+            return right([[value or 0.0 for value in row] for row in values], torch.float32)
+
         return TensorDict(
             {
                 "prompts": prompts,
@@ -394,8 +416,9 @@ class Verl(System):
                 "attention_mask": seen,
                 "position_ids": (seen.cumsum(1) - 1).clamp(min=0),
                 "response_mask": mask,
-                "old_log_probs": old,
+                "old_log_probs": floats([one.sampler or [] for one in samples]),
                 "advantages": advantages,
+                "ref_log_prob": floats([one.reference or [] for one in samples]),
             },
             batch_size=[len(samples)],
         )
@@ -465,7 +488,7 @@ def _nest(batch: Any, samples: Sequence[Sample]) -> None:
     batch["prompts"] = _jagged([one.prompt for one in samples], int)
     batch["responses"] = _jagged([one.completion for one in samples], int)
     batch["response_mask"] = batch["loss_mask"] = _jagged([one.mask for one in samples], int)
-    for name in ("old_log_probs", "advantages"):
+    for name in ("old_log_probs", "advantages", "ref_log_prob"):
         rows = [row[:length].tolist() for row, length in zip(batch[name], lengths, strict=True)]
         batch[name] = _jagged(rows, float)
     for name in ("attention_mask", "max_response_len"):
