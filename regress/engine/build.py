@@ -211,6 +211,8 @@ def assembled(
     parts: dict[str, Stateful] = {"evaluation": evaluation}
     if curriculum is not None:
         parts["curriculum"] = curriculum
+    if trainer.coefficients.adaptive:
+        parts["coefficients"] = trainer.coefficients
     return Run(
         config,
         material.tokenizer,

@@ -11,6 +11,7 @@ from torch import Tensor
 from regress.engine import passes
 from regress.faults.patch import Patch
 from regress.grpo import losses
+from regress.grpo.fields import ObjectiveFields
 from regress.grpo.kl import kl_estimate
 from regress.grpo.losses import token_loss
 from regress.grpo.objective import Objective
@@ -18,7 +19,7 @@ from regress.grpo.ratios import importance_ratio
 
 
 def clip_sides_swapped(patch: Patch) -> None:
-    patch.setattr(Objective, "clip_range", property(lambda o: (1.0 - o.clip_high, 1.0 + o.clip_low)))
+    patch.setattr(ObjectiveFields, "clip_range", property(lambda o: (1.0 - o.clip_high, 1.0 + o.clip_low)))
 
 
 def minimum_before_the_advantage(patch: Patch) -> None:
@@ -69,13 +70,13 @@ def entropy_bonus_reversed(patch: Patch) -> None:
 
 def clip_range_off(patch: Patch) -> None:
     """The clip range is 0.19 in place of 0.20."""
-    right = Objective.clip_range.fget  # type: ignore[attr-defined]  # a property, read from its class
+    right = ObjectiveFields.clip_range.fget  # type: ignore[attr-defined]  # a property, read from its class
 
     def wrong(objective: Objective) -> tuple[float, float]:
         low, high = right(objective)
         return (1 - (1 - low) * 0.95, 1 + (high - 1) * 0.95)
 
-    patch.setattr(Objective, "clip_range", property(wrong))
+    patch.setattr(ObjectiveFields, "clip_range", property(wrong))
 
 
 def coefficients_off(patch: Patch) -> None:
@@ -91,4 +92,4 @@ def coefficients_off(patch: Patch) -> None:
 
 
 def ratio_not_clipped(patch: Patch) -> None:
-    patch.setattr(Objective, "clip_range", property(lambda _: (0.0, 1e9)))
+    patch.setattr(ObjectiveFields, "clip_range", property(lambda _: (0.0, 1e9)))

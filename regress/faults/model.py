@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from regress.engine import build, policy, trainer
-from regress.engine.batch import LossTokens, Microbatch
+from regress.engine.batch import LossTokens, Microbatch, TokenBatch
 from regress.engine.build import Run
 from regress.engine.policy import LocalPolicy
 from regress.engine.projection import logits_at
@@ -66,7 +66,13 @@ def logits_one_late(patch: Patch) -> None:
 
 def targets_one_early(patch: Patch) -> None:
     """The target is the token before the predicted one."""
-    patch.setattr(Microbatch, "targets", property(lambda micro: micro.input_ids.reshape(-1)[micro.local - 1]))
+    right: Any = TokenBatch._project
+
+    def early(self: TokenBatch, *args: Any) -> Microbatch:
+        micro: Microbatch = right(self, *args)
+        return replace(micro, targets=micro.input_ids.reshape(-1)[micro.local - 1])
+
+    patch.setattr(TokenBatch, "_project", early)
 
 
 def temperature_ignored(patch: Patch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -56,6 +57,11 @@ class Coefficients:
         return cls(objective, objective.kl_coef, objective.entropy_coef)
 
     @property
+    def adaptive(self) -> bool:
+        """True if a controller changes a coefficient, so that a checkpoint has to keep it."""
+        return "adaptive" in (self.objective.kl_controller, self.objective.entropy_controller)
+
+    @property
     def entropy_in_use(self) -> float:
         """Coefficient of the entropy bonus of the next update; 0 while an adaptive controller rests."""
         resting = (
@@ -75,11 +81,15 @@ class Coefficients:
             self.entropy = adapted_entropy_coef(self.entropy, entropy, self.objective)
             self.last_entropy = entropy
 
-    def state_dict(self) -> dict[str, float]:
-        """Return the state as plain values."""
-        return {"kl": self.kl, "entropy": self.entropy, "last_entropy": self.last_entropy}
+    def state_dict(self) -> dict[str, float | None]:
+        """Return the state as values of JSON, which has no infinity."""
+        known = math.isfinite(self.last_entropy)
+        return {"kl": self.kl, "entropy": self.entropy, "last_entropy": self.last_entropy if known else None}
 
-    def load_state_dict(self, state: Mapping[str, float]) -> None:
+    def load_state_dict(self, state: Mapping[str, float | None]) -> None:
         """Go on from a state."""
-        self.kl, self.entropy = float(state["kl"]), float(state["entropy"])
-        self.last_entropy = float(state["last_entropy"])
+        kl, entropy, last = (state[name] for name in ("kl", "entropy", "last_entropy"))
+        assert kl is not None
+        assert entropy is not None
+        self.kl, self.entropy = kl, entropy
+        self.last_entropy = math.inf if last is None else last

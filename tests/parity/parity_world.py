@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from regress.grpo.advantages import token_advantages
-from regress.grpo.aggregation import token_weights
+from regress.grpo.aggregation import batch_weights, entropy_scale, entropy_weights
 from regress.grpo.kl import kl_penalty
 from regress.grpo.logprobs import token_log_probs
 from regress.grpo.losses import TokenLoss, token_loss
@@ -185,9 +185,10 @@ def our_step(
         objective,
         kl_penalty(old[keep], ref[keep], objective) if objective.kl_in_reward else None,
     )
-    shares_K = token_weights(
-        owner[keep], len(samples), objective, max_completion_length=MAX_COMPLETION_LENGTH
-    )
+    whole = owner[keep], len(samples), objective
+    shares_K = batch_weights(*whole, max_completion_length=MAX_COMPLETION_LENGTH, partition=microbatches)
+    entropy_K = entropy_weights(*whole, partition=microbatches)
+    scale_K = None if entropy_K is None else entropy_scale(shares_K, entropy_K)
     loss_total, losses = 0.0, []
     for members in microbatches:
         tokens = torch.cat([torch.nonzero(owner == member)[:, 0] for member in members])
@@ -196,10 +197,6 @@ def our_step(
         local = torch.repeat_interleave(torch.arange(len(members)), lengths[list(members)])[kept]
         new, entropy = completion_log_probs(model, [samples[member] for member in members], temperature)
         weights = shares_K[chosen]
-        if objective.denominator_scope == "microbatch":
-            weights = token_weights(
-                local, len(members), objective, max_completion_length=MAX_COMPLETION_LENGTH
-            ) / len(microbatches)
         loss = token_loss(
             new[kept],
             new[kept].detach() if on_policy else old[tokens][kept],
@@ -210,6 +207,7 @@ def our_step(
             ref_log_probs_K=ref[tokens][kept],
             sampler_log_probs_K=sampler[tokens][kept],
             entropy_K=entropy[kept],
+            entropy_scale_K=None if scale_K is None else scale_K[chosen],
         )
         share = (weights * loss.loss_K).sum()
         share.backward()

@@ -5,9 +5,7 @@ sampling is replaced: the recorded completions are handed to the trainer, which 
 shuffles, splits and back-propagates them itself (``training_step``). Off-policy steps are second
 iterations over the same rollouts (``num_iterations=2``), with the policy's weights exchanged in between.
 
-What the presets do not reproduce, because TRL normalizes it apart from the loss: an entropy bonus, which
-TRL averages over the tokens of each microbatch whatever ``loss_type`` says (the same for ``bnpo``, and
-for ``dapo`` without accumulation); and ``steps_per_generation`` unequal to the accumulation steps, where
+What the presets do not reproduce: ``steps_per_generation`` unequal to the accumulation steps, where
 ``dapo`` and ``cispo`` divide by the mean token count of the mini-batches of a rollout batch. A completion
 without loss tokens adds the constant ``-A / B`` to the loss that ``RLOOTrainer`` reports, and no gradient.
 """
@@ -36,29 +34,13 @@ from parity_world import (
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
 from regress.grpo.presets import PRESETS, make_objective
+from regress.grpo.recipes import RECIPES
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 # what a user writes in TRL for each preset
 SETTINGS: dict[str, dict[str, Any]] = {
-    "trl:grpo": {"loss_type": "grpo"},
-    "trl:dapo": {},
-    "trl:bnpo": {"loss_type": "bnpo"},
-    "trl:dr_grpo": {"loss_type": "dr_grpo", "scale_rewards": "none"},
-    "trl:cispo": {"loss_type": "cispo", "epsilon_high": 5.0},
-    "trl:gspo": {
-        "loss_type": "grpo",
-        "importance_sampling_level": "sequence",
-        "epsilon": 3e-4,
-        "epsilon_high": 4e-4,
-    },
-    "trl:luspo": {
-        "loss_type": "luspo",
-        "importance_sampling_level": "sequence",
-        "epsilon": 2e-3,
-        "epsilon_high": 2.5e-3,
-    },
-    "trl:rloo": {},
+    name: dict(recipe.settings) for name, recipe in RECIPES.items() if name.startswith("trl:")
 }
 
 
@@ -127,12 +109,17 @@ def variations() -> list[Case]:
         "vllm_importance_sampling_clip_max": 1.5,
     }
     for mode in ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"):
-        for preset in ("trl:dapo", "trl:gspo"):
+        for preset in ("trl:dapo", "trl:gspo", *(("trl:vespo",) if mode.startswith("token") else ())):
             trl = sampler | {"vllm_importance_sampling_mode": mode}
             cases.append(Case(preset, mode, trl=trl, ours=correction | {"sampler_correction": mode}, **off))
     entropy = both("entropy_coef", "entropy_coef", 0.05)
-    cases.append(Case("trl:bnpo", "entropy", trl=entropy[0], ours=entropy[1], **off))
-    cases.append(Case("trl:dapo", "entropy", trl=entropy[0], ours=entropy[1], on_policy=False))
+    top = {"entropy_coef": 0.05, "top_entropy_quantile": 0.4}
+    for preset in SETTINGS:
+        if preset != "trl:rloo":
+            cases.append(Case(preset, "entropy", trl=entropy[0], ours=entropy[1], **off))
+            cases.append(Case(preset, "top-entropy", trl=top, ours=top, **off))
+    far = both("off_policy_mask_threshold", "off_policy_threshold", 0.01)
+    cases.append(Case("trl:dapo", "off-policy", trl=far[0], ours=far[1], **off))
     return cases
 
 
@@ -157,7 +144,7 @@ def test_trl(world: World, tmp_path: Path, case: Case) -> None:
         microbatches=microbatches,
         temperature=case.temperature,
     )
-    if not case.on_policy and case.name == "clip":
+    if not case.on_policy and case.name == "clip" and objective.loss in ("ppo_clip", "cispo"):
         assert any(loss.clipped_high_K.any() for loss in losses), (
             "a comparison without clipping shows nothing"
         )

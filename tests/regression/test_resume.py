@@ -62,6 +62,16 @@ def test_a_killed_run_goes_on(bench: Callable[[str], Bench], window: str) -> Non
     require_same(whole, found.killed_and_resumed(window, window=(window, KILLS[window])))
 
 
+ADAPTIVE = ("kl_coef=0.1", "kl_controller=adaptive", "kl_target=0.01", "kl_horizon=50")
+
+
+def test_adaptive_coefficients_go_on(pool: RankPool, targets: Any, tmp_path: Path) -> None:
+    """A coefficient that follows the KL would otherwise begin anew with every resume."""
+    found = Bench(pool, targets, tmp_path, [*SMALL, *(f"algorithm.{key}" for key in ADAPTIVE)], ranks=1)
+    whole = found.uninterrupted()
+    require_same(whole, found.killed_and_resumed("adaptive", window=("before the rename", 5)))
+
+
 GROUPS = ("", "dp=2", "dp=2 data_parallel=ddp", "dp=2 data_parallel=accelerate", "fsdp=2")
 ATTACKS = [
     (layout, window, victim)

@@ -14,11 +14,11 @@ from regress.engine.trainer import Trainer
 from regress.faults.corpus import CORPUS
 from regress.faults.patch import Fault
 from regress.grpo import advantages, logprobs, losses
-from regress.grpo.objective import Objective
+from regress.grpo.fields import ObjectiveFields
 
 PLACES = (
     *(build, optim, passes, policy, step, trainer, advantages, logprobs, losses),
-    *(VarlenSegments, Microbatch, TokenBatch, LocalPolicy, Trainer, Objective),
+    *(VarlenSegments, Microbatch, TokenBatch, LocalPolicy, Trainer, ObjectiveFields),
 )
 
 

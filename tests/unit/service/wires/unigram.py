@@ -257,7 +257,11 @@ class Unigrams:
         """dL / d log-prob of each token."""
         try:
             if loss == "importance_sampling":
-                return -np.exp(new - inputs["logprobs"]) * inputs["advantages"]
+                with np.errstate(over="ignore", invalid="ignore"):
+                    found = -np.exp(new - inputs["logprobs"]) * inputs["advantages"]
+                if not np.isfinite(found).all():
+                    raise ServiceError("the loss is not finite")
+                return found
             if loss == "surrogate":
                 return inputs["surrogate_weights"]
             return -inputs["weights"] if loss == "cross_entropy" else np.zeros(len(new))
