@@ -83,9 +83,6 @@ def _layout(name: str, ranks: int = 1, **settings: Any) -> Layout:
 
 _PADDED: Mapping[str, Any] = {"use_remove_padding": False}
 _FP32: Mapping[str, Any] = dict.fromkeys(("param_dtype", "reduce_dtype", "buffer_dtype"), "fp32")
-_BF16: Mapping[str, Any] = {
-    "mixed_precision": {"param_dtype": "bf16", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
-}
 _SP: Mapping[str, Any] = {"ulysses_sequence_parallel_size": 2}
 PACKED = _layout("packed")
 MICRO1 = _layout("packed-micro1", micro=1)
@@ -97,7 +94,6 @@ NESTED = _layout("nested", rows="nested")
 NESTED1 = _layout("nested-micro1", rows="nested", micro=1)
 NESTED3 = _layout("nested-micro3", rows="nested", micro=3)
 WIDE = _layout("packed-to-64", micro=3, engine={"pad_to_length": True, "pad_to_length_bucket": 64})
-MIXED = _layout("packed-autocast", micro=3, engine=_BF16)
 CHECKPOINTING = _layout("checkpointing", micro=3, model={"enable_gradient_checkpointing": True})
 FSDP = _layout("fsdp2", 2)
 FSDP3 = _layout("fsdp2-micro3", 2, micro=3)
@@ -106,7 +102,6 @@ FSDP_AT_ONCE = _layout(
 )
 FSDP_PADDED = _layout("fsdp2-padded", 2, micro=3, model=_PADDED)
 FSDP_DYNAMIC = _layout("fsdp2-dynamic", 2, dynamic=60)
-FSDP_MIXED = _layout("fsdp2-autocast", 2, micro=3, engine=_BF16)
 HSDP = _layout("hsdp2x2", 4, engine={"fsdp_size": 2})
 HSDP3 = _layout("hsdp2x2-micro3", 4, micro=3, engine={"fsdp_size": 2})
 ULYSSES = _layout("ulysses2-flash", 2, attention="flash", engine=_SP)
@@ -135,8 +130,6 @@ CELLS = (
     Cell(NESTED3, f"verl:{_NORM}"),
     Cell(NESTED3, f"verl:{_NORM}", "tools"),
     Cell(NESTED, "verl:token-mean kl=0.05"),
-    Cell(MIXED, "sft", precision="bfloat16"),
-    Cell(FSDP_MIXED, "sft", precision="bfloat16"),
     Cell(PACKED, "verl:seq-mean-token-mean", "moe"),
     Cell(MICRO3, "sft", "moe"),
     Cell(FSDP3, "sft", "moe"),
