@@ -110,6 +110,9 @@ ULYSSES_DP = _layout("ulysses2-flash-dp2", 4, attention="flash", micro=3, engine
 ULYSSES_SDPA = _layout("ulysses2-sdpa", 2, micro=3, engine=_SP)
 ULYSSES_EAGER = _layout("ulysses2-eager", 2, micro=3, attention="eager", engine=_SP)
 
+ACTIVATIONS = r"model\.(embed_tokens|layers\.\d+|norm)"
+"""Modules whose outputs are recorded, those of the truth but the head."""
+
 CELLS = (
     *(Cell(PACKED, name) for name in SETTINGS if "sft" not in name),
     Cell(PACKED, "sft"),
@@ -297,6 +300,7 @@ class Verl(System):
             self.folder,
             engine.module,
             token_gradient=True,
+            activations=ACTIVATIONS,
             temperature=self.setting.temperature,
             sequence_group=engine.ulysses_parallel_group,
             mesh=self._mesh(),
