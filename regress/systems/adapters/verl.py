@@ -187,7 +187,7 @@ class Verl(System):
     shims = (
         Shim(
             "a platform called cpu in verl's registry",
-            17,
+            18,
             "verl 0.9.1 knows CUDA, ROCm and Ascend; its engine class is used without the registry of engines, too",
         ),
         Shim(
@@ -197,7 +197,7 @@ class Verl(System):
         ),
         Shim(
             "flash attention's entry is masked sdpa, behind verl's own all-to-all",
-            12,
+            13,
             "flash attention has no kernel for a CPU",
             touches_numerics=True,
             layouts=("*-flash*",),
@@ -448,6 +448,9 @@ class Verl(System):
             yield f"parameters are {', '.join(facts['parameters'])}, no DTensors"
         if facts["held"] > 1 / share + 0.05:
             yield f"a rank holds {facts['held']} of the elements"
+        steps = max(self.case.optimizer_steps.values(), default=0) if self.cell.warm else 0
+        if max(facts["optimizer_steps"], default=0) != steps + self.cell.updates:
+            yield f"the optimizer has made {facts['optimizer_steps']} steps, {steps} of them before"
         if self.cell.layout.ranks > 1 and not facts["collectives"]:
             yield "nothing was communicated"
         if self.engine.use_remove_padding != all(shape[0] == 1 for shape in facts["inputs"]):
