@@ -55,7 +55,7 @@ def judge(
         gone = [one for one in declared if not _met(one, found.verdicts)]
         told = "; ".join(f"{one.quantity} was declared to differ ({one.reason}) and does not" for one in gone)
         return Judgement(Result.UNDECLARED if gone else Result.EXACT, errors, told, listed=listed)
-    scene = run_context_of(found)
+    scene = replace(run_context_of(found), precisions=(None, None))  # the truth is float64 on purpose
     divergence = find_divergence(found.verdicts, scene)
     told = (
         headline(divergence.first, str(divergence.first.place)) if divergence else headline(found.failed[0])
