@@ -68,11 +68,13 @@ def compare_sources(
     """
     folder = None if golden_dir is None else Path(golden_dir)
     bounds = bounds_of(rtol, atol, bitwise, tolerances, folder, precision=precision)
-    patterns = [*only] if isinstance(only, list | tuple) else [only]
+    patterns: list[object] = [*only] if isinstance(only, list | tuple) else [only]
     for pattern in patterns:
         if not isinstance(pattern, str):
             raise ConfigError(f"only={pattern!r} is no pattern: give a text such as 'gradient/*q_proj*'")
-    options = Options(_known_steps(steps), bounds=bounds, only=Selection.of(*patterns), common=common)
+    options = Options(
+        _known_steps(steps), bounds=bounds, only=Selection.of(*map(str, patterns)), common=common
+    )
     theirs = located(str(actual), folder)
     if ranks_average:
         theirs = averaged(theirs)

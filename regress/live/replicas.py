@@ -65,8 +65,9 @@ def differing(root: nn.Module, groups: Sequence[tuple[Any, list[str]]]) -> Itera
         for rank, theirs in zip(ranks[1:], held[1:], strict=True):
             wrong = (theirs != held[0]).any(-1).nonzero().flatten().tolist()
             if wrong:
+                name = names[wrong[0]].removeprefix("module.")
                 yield (
-                    f"{names[wrong[0]]} differs between ranks {ranks[0]} and {rank} after the update, as do "
+                    f"{name} differs between ranks {ranks[0]} and {rank} after the update, as do "
                     f"{len(wrong)} of {len(names)} parameters: their gradients were not averaged, or one of them made "
                     "another update"
                 )

@@ -14,7 +14,10 @@ GROUP = "regress.systems"
 
 BUILT_IN: Mapping[str, str] = {
     "deepspeed": "regress.systems.adapters.deepspeed:DeepSpeed",
+    "megatron": "regress.systems.adapters.megatron:Megatron",
     "trainer": "regress.systems.adapters.trainer:Trainer",
+    "trl": "regress.systems.adapters.trl:TRL",
+    "verl": "regress.systems.adapters.verl:Verl",
 }
 """Adapters of this package, as `pyproject.toml` registers them: known where its metadata is stale, too."""
 

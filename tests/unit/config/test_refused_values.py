@@ -61,7 +61,7 @@ VALUES = {
     "model.family=lama": f"must be one of {', '.join(FAMILIES)}; did you mean llama?",
     "algorithm.preset=trl:dappo": f"must be one of {', '.join(PRESETS)}; did you mean trl:dapo?",
     "algorithm.loss=ppo": "must be one of ppo_clip, cispo, importance_sampling, reinforce, sapo, vespo, geo_mean, "
-    "dppo_tv, dppo_kl, dro, clip_cov, kl_cov; did you mean ppo_clip?",
+    "dppo_tv, dppo_kl, dro, clip_cov, kl_cov; did you mean sapo?",
     "model=null": NOT_A_SECTION,
     "seed=${sed}": "refers to sed, which is no key of the configuration; the nearest valid key is seed.",
     "exp_name=${oc.env:NOWHERE}": "needs the environment variable NOWHERE, which is not set; set it or write "

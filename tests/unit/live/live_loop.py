@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -158,7 +159,9 @@ def main() -> None:
         print(run(Loop(**RANK_FAULTS[fault]), model, rank, 2).summary())
     except Exception as error:
         print(f"{type(error).__name__}: {error}")
-    distributed.destroy_process_group()
+    sys.stdout.flush()
+    distributed.barrier()
+    os._exit(0)  # gloo may wait for ever in its destructors if the other rank is gone first
 
 
 if __name__ == "__main__":
