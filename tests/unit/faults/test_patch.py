@@ -13,11 +13,11 @@ from regress.engine.policy import LocalPolicy
 from regress.engine.trainer import Trainer
 from regress.faults.corpus import CORPUS
 from regress.faults.patch import Fault
-from regress.grpo import advantages, logprobs, losses
+from regress.grpo import advantages, estimators, logprobs, losses
 from regress.grpo.fields import ObjectiveFields
 
 PLACES = (
-    *(build, optim, passes, policy, step, trainer, advantages, logprobs, losses),
+    *(build, optim, passes, policy, step, trainer, advantages, estimators, logprobs, losses),
     *(VarlenSegments, Microbatch, TokenBatch, LocalPolicy, Trainer, ObjectiveFields),
 )
 
