@@ -1,4 +1,4 @@
-"""What a loss learns by comparing the loss tokens of a mini-batch: over all microbatches and ranks."""
+"""Marks that a loss gets by comparing the loss tokens of a mini-batch: over all microbatches and ranks."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ EPS = 1e-8
 
 @dataclass(frozen=True)
 class TokenVariance:
-    """What the variance of a token's score is estimated from, [K] each.
+    """Values that the variance of a token's score is estimated from, [K] each.
 
     Attributes:
         log_probs: of the policy before the update.

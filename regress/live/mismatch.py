@@ -61,7 +61,8 @@ def _cause(
         if cause:
             return cause
     older = stale(micro)
-    if older is not None and _rms((micro.sampler - older)[micro.mask].to(torch.float64)) <= tolerance:  # type: ignore[operator]  # it is there
+    assert micro.sampler is not None
+    if older is not None and _rms((micro.sampler - older)[micro.mask].to(torch.float64)) <= tolerance:
         return "they are those of the weights before the last update, so the sampler did not get the new ones"
     cause = _truncated(difference, tolerance) or _rounded(difference)
     ruled = ["zeros", "a shift", "a cut-off support", "rounding"] + (

@@ -23,7 +23,7 @@ FIT = 1e-3
 
 @dataclass(frozen=True)
 class Share:
-    """What one microbatch contributes to an update.
+    """Contribution of one microbatch to an update.
 
     Attributes:
         data_rank: first rank that holds the same samples; microbatch: number on it.

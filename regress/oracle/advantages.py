@@ -1,4 +1,4 @@
-"""What is known of the loss tokens of a recorded update before it, and its advantages."""
+"""Recorded values of the loss tokens of an update before it, and its advantages."""
 
 from __future__ import annotations
 

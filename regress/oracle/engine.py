@@ -33,7 +33,7 @@ from regress.replay.run import torch_settings
 
 @dataclass(frozen=True)
 class GivenTokens:
-    """What is known of the loss tokens of a rollout and not computed; None: the engine computes it.
+    """Given values of the loss tokens of a rollout, which are not computed; None: the engine computes it.
 
     Attributes:
         advantages, old_log_probs, ref_log_probs: ``[K]`` in the order of the samples, or one number for all tokens.

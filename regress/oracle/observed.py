@@ -109,7 +109,7 @@ class Recorded:
 
     @property
     def capture(self) -> Mapping[str, Any]:
-        """What `regress.record` tells of the run; empty for a dump of another kind."""
+        """Facts that `regress.record` tells of the run; empty for a dump of another kind."""
         found = self.dump.manifest.provenance.config.get("capture")
         return found if isinstance(found, Mapping) else {}
 

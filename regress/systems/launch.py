@@ -22,7 +22,7 @@ TIMEOUT = 300.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the ranks of a cell told.
+    """Results of the ranks of a cell.
 
     Attributes:
         error: why there is no dump, in one sentence; empty if there is one. ``notes`` are the traceback and output.

@@ -98,7 +98,7 @@ def objective_of(request: PassRequest, loss: Loss) -> Objective:
         "dro_beta": _beta(request) if "beta" in loss.settings else None,
     }
     try:
-        return Objective(loss=loss.kind, aggregation="token-sum", clip_bounds="absolute", **values)  # type: ignore[arg-type]
+        return Objective(loss=loss.kind, aggregation="token-sum", clip_bounds="absolute", **values)  # type: ignore[arg-type]  # keyed by field
     except ConfigError as error:
         raise ServiceError(f"loss_fn_config of {request.loss}: {error}") from error
 

@@ -45,7 +45,7 @@ def cuda_on_cpu() -> None:
     _device._device_constructors()  # remembers the real ones, which loading on a device needs
     for name in _FACTORIES:
         setattr(torch, name, _on_cpu(getattr(torch, name)))
-    Tensor.cuda = lambda self, *args, **options: self  # type: ignore[method-assign]
+    Tensor.cuda = lambda self, *args, **options: self  # type: ignore[method-assign]  # the shim
 
 
 def _on_cpu(factory: Any) -> Any:
@@ -79,7 +79,7 @@ def named_as_cuda() -> None:
         found = kind(self, *args, **options)
         return "torch.cuda.FloatTensor" if found == "torch.FloatTensor" else found
 
-    Tensor.type = type_  # type: ignore[method-assign, assignment]
+    Tensor.type = type_  # type: ignore[method-assign, assignment]  # the shim
 
 
 class Norm(nn.Module):
@@ -91,7 +91,7 @@ class Norm(nn.Module):
     def __init__(self, config: Any, hidden_size: int, eps: float = 1e-6, **options: Any) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(hidden_size))
-        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]  # as Megatron marks it
         self.eps = eps
 
     def forward(self, hidden: Tensor) -> Tensor:

@@ -206,29 +206,36 @@ class Trainer(System):
         window = len(case.steps[0])
         data_ranks = self._data_ranks()
         per_device = settings.get("per_device", window // data_ranks)
-        first, second = case.optimizer["betas"]
         given = {"train_sampling_strategy": "sequential", **settings.get("arguments", {})}
         whole = 1 if given.get("accelerator_config", {}).get("split_batches") else data_ranks
         return TrainingArguments(
             output_dir=tempfile.mkdtemp(prefix="regress-trainer-"),
-            use_cpu=True,
-            ddp_backend="gloo" if self.cell.layout.ranks > 1 else None,
-            report_to=[],
-            save_strategy="no",
-            disable_tqdm=True,
+            **self.common_arguments(),
             remove_unused_columns=False,
             per_device_train_batch_size=per_device,
             gradient_accumulation_steps=-(-window // (per_device * whole)),
-            max_steps=self.cell.updates,
-            learning_rate=case.learning_rate(0),
-            lr_scheduler_type="constant",
-            weight_decay=0.0,
-            adam_beta1=first,
-            adam_beta2=second,
-            adam_epsilon=case.optimizer["eps"],
-            max_grad_norm=case.numbers["max_grad_norm"] or 0.0,
             **given,
         )
+
+    def common_arguments(self) -> dict[str, Any]:
+        """Return what every trainer of this family is told: the machine, no files, and the recorded optimizer."""
+        case = self.case
+        first, second = case.optimizer["betas"]
+        return {
+            "use_cpu": True,
+            "ddp_backend": "gloo" if self.cell.layout.ranks > 1 else None,
+            "report_to": [],
+            "save_strategy": "no",
+            "disable_tqdm": True,
+            "max_steps": self.cell.updates,
+            "learning_rate": case.learning_rate(0),
+            "lr_scheduler_type": "constant",
+            "weight_decay": 0.0,
+            "adam_beta1": first,
+            "adam_beta2": second,
+            "adam_epsilon": case.optimizer["eps"],
+            "max_grad_norm": case.numbers["max_grad_norm"] or 0.0,
+        }
 
     def _data_ranks(self) -> int:
         """Return the number of ranks with samples of their own."""

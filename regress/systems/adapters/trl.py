@@ -175,7 +175,6 @@ class TRL(Trainer):
         case, layout = self.case, self.cell.layout
         window = len(case.steps[0])
         per_device = layout.settings.get("per_device", window // layout.ranks)
-        first, second = case.optimizer["betas"]
         given: dict[str, Any] = {
             "temperature": 1.0,
             **setting.arguments,
@@ -184,25 +183,13 @@ class TRL(Trainer):
         return config(
             **{"gradient_checkpointing": False, "beta": 0.0, **given},
             output_dir=tempfile.mkdtemp(prefix="regress-trl-"),
-            use_cpu=True,
             bf16=False,
-            ddp_backend="gloo" if layout.ranks > 1 else None,
-            report_to=[],
-            save_strategy="no",
-            disable_tqdm=True,
+            **self.common_arguments(),
             shuffle_dataset=False,
             per_device_train_batch_size=per_device,
             gradient_accumulation_steps=window // (per_device * layout.ranks),
             num_generations=max(sample.key[1] for sample in case.steps[0]) + 1,
             max_completion_length=case.numbers["norm_length"],
-            max_steps=self.cell.updates,
-            learning_rate=case.learning_rate(0),
-            lr_scheduler_type="constant",
-            weight_decay=0.0,
-            adam_beta1=first,
-            adam_beta2=second,
-            adam_epsilon=case.optimizer["eps"],
-            max_grad_norm=case.numbers["max_grad_norm"] or 0.0,
         )
 
     def step(self) -> None:

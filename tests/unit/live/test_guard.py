@@ -265,7 +265,7 @@ def test_checksums_see_every_bit_and_every_exchange(size: int, data: st.DataObje
 
 
 def ranks(fault: str, folder: Path) -> list[str]:
-    """What two ranks printed, which meet in a file."""
+    """Return the output of two ranks, which meet in a file."""
     script = str(Path(__file__).with_name("live_loop.py"))
     command = [
         [sys.executable, "-W", "ignore", script, str(rank), str(folder / "store"), fault] for rank in (0, 1)

@@ -134,7 +134,7 @@ def test_what_a_service_decides_is_refused_here(sides: Sides, override: str, nam
 
 
 def test_a_temperature_is_that_of_the_sampler_alone(sides: Sides) -> None:
-    """What the loss compares with are log-probs of the policy at 1, as the protocols define them."""
+    """The loss compares with log-probs of the policy at 1, as the protocols define them."""
     chosen = ("rollout_worker.temperature=0.5", "algorithm.old_log_probs=recompute", "algorithm.preset=dapo")
     service = sides.there(*chosen, "max_steps=1")
     drawn = [request for name, request in service.calls if name == "sample"]
