@@ -1,0 +1,202 @@
+"""Operators: small changes of one node of a function, as a slip of the hand would make them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+_COMPARED: dict[type[ast.cmpop], tuple[type[ast.cmpop], ...]] = {
+    ast.Lt: (ast.LtE, ast.Gt),
+    ast.LtE: (ast.Lt, ast.GtE),
+    ast.Gt: (ast.GtE, ast.Lt),
+    ast.GtE: (ast.Gt, ast.LtE),
+    ast.Eq: (ast.NotEq,),
+    ast.NotEq: (ast.Eq,),
+    ast.Is: (ast.IsNot,),
+    ast.IsNot: (ast.Is,),
+    ast.In: (ast.NotIn,),
+    ast.NotIn: (ast.In,),
+}
+_COMPUTED: dict[type[ast.operator], type[ast.operator]] = {
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Div,
+    ast.Div: ast.Mult,
+    ast.FloorDiv: ast.Mult,
+    ast.Mod: ast.Mult,
+    ast.Pow: ast.Mult,
+    ast.MatMult: ast.Mult,
+    ast.BitAnd: ast.BitOr,
+    ast.BitOr: ast.BitAnd,
+    ast.BitXor: ast.BitOr,
+}
+_EXCHANGED = {
+    "min": "max",
+    "amin": "amax",
+    "minimum": "maximum",
+    "floor": "ceil",
+    "sum": "mean",
+    "logical_and": "logical_or",
+    "any": "all",
+    "cumsum": "cumprod",
+    "zeros": "ones",
+    "zeros_like": "ones_like",
+    "new_zeros": "new_ones",
+    "argmin": "argmax",
+    "sin": "cos",
+    "exp": "expm1",
+    "log": "log1p",
+    "log_softmax": "softmax",
+    "mul": "div",
+    "mul_": "div_",
+    "add": "sub",
+    "add_": "sub_",
+}
+EXCHANGED = _EXCHANGED | {new: old for old, new in _EXCHANGED.items() if old not in ("sum", "exp", "log")}
+"""Names of functions and methods, and what is called in place of them."""
+LEFT_OUT = frozenset(
+    "detach clone abs double float clamp clamp_ contiguous flip t transpose mT exp log square sqrt neg expand_as "
+    "nan_to_num masked_fill sort unique cumsum roll type_as to bool long".split()
+)
+"""Methods that are left out: their object takes the place of the call."""
+_NO_NUMERICS = ("isinstance", "getattr", "hasattr", "Error", "warn", "warning", "info", "debug", "repr", "print")
+
+
+@dataclass(frozen=True)
+class Change:
+    """One change of a function: the node that it takes the place of, by its number in `walk`.
+
+    Attributes:
+        index: number of the node.
+        operator: name of the change, in the words of a table.
+        make: returns the node that takes its place; None leaves a statement out.
+    """
+
+    index: int
+    operator: str
+    make: Callable[[], ast.AST | None]
+
+
+def changes(function: ast.FunctionDef) -> Iterator[Change]:
+    """Yield all changes of a function, without those of messages, checks and annotations."""
+    for index, node in enumerate(walk(function)):
+        for operator, make in _of(node):
+            yield Change(index, operator, make)
+
+
+def walk(function: ast.FunctionDef) -> Iterator[ast.AST]:
+    """Yield the nodes of a function that compute, in an order that is the same for each copy of it."""
+    for statement in function.body:
+        yield from _below(statement)
+
+
+def _below(node: ast.AST) -> Iterator[ast.AST]:
+    if _only_speaks(node):
+        return
+    yield node
+    for name, value in ast.iter_fields(node):
+        if name in ("annotation", "returns", "decorator_list", "args") and not isinstance(node, ast.Call):
+            continue
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST):
+                yield from _below(child)
+
+
+def _only_speaks(node: ast.AST) -> bool:
+    """Tell messages, checks, docstrings and declarations."""
+    if isinstance(node, ast.Raise | ast.Assert | ast.JoinedStr | ast.Import | ast.ImportFrom | ast.Pass):
+        return True
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+        return True
+    if isinstance(node, ast.If) and all(isinstance(part, ast.Raise) for part in node.body) and not node.orelse:
+        return True
+    if isinstance(node, ast.Call):
+        name = _called(node)
+        return any(name.endswith(part) for part in _NO_NUMERICS) or name.startswith(("require", "check", "refuse"))
+    return False
+
+
+def _called(node: ast.Call) -> str:
+    function = node.func
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+
+
+Made = Iterator[tuple[str, Callable[[], ast.AST | None]]]
+
+
+def _of(node: ast.AST) -> Made:
+    match node:
+        case ast.Compare(left, [operator], comparators):
+            for other in _COMPARED.get(type(operator), ()):
+                yield (
+                    f"{_sign(operator)} to {_sign(other())}",
+                    lambda other=other: ast.Compare(left, [other()], comparators),
+                )
+        case ast.BinOp(left, operator, right) if not (_text(left) or _text(right)):
+            if other := _COMPUTED.get(type(operator)):
+                yield f"{_sign(operator)} to {_sign(other())}", lambda: ast.BinOp(left, other(), right)
+        case ast.UnaryOp(ast.USub() | ast.Not() | ast.Invert() as operator, operand):
+            yield f"{_sign(operator)} left out", lambda: operand
+        case ast.BoolOp(operator, values):
+            turned = ast.Or() if isinstance(operator, ast.And) else ast.And()
+            yield f"{_sign(operator)} to {_sign(turned)}", lambda: ast.BoolOp(turned, values)
+        case ast.Constant(value):
+            yield from _of_constant(value)
+        case ast.If(test, body, orelse):
+            yield "if always", lambda: ast.If(ast.Constant(True), body, orelse)
+            yield "if never", lambda: ast.If(ast.Constant(False), body, orelse)
+        case ast.IfExp(_, body, orelse):
+            yield "if always", lambda: body
+            yield "if never", lambda: orelse
+        case ast.Call():
+            yield from _of_call(node)
+        case ast.AugAssign(target, operator, value):
+            yield "left out", lambda: None
+            yield "= in place of augmented", lambda: ast.Assign([target], value)
+        case ast.Expr(ast.Call()):
+            yield "left out", lambda: None
+        case ast.Assign([ast.Subscript() | ast.Attribute()], _):
+            yield "left out", lambda: None
+        case ast.With(items, body) if all(item.optional_vars is None for item in items):
+            yield "with left out", lambda: ast.If(ast.Constant(True), body, [])
+
+
+def _of_constant(value: object) -> Made:
+    if isinstance(value, bool):
+        yield f"{value} to {not value}", lambda: ast.Constant(not value)
+    elif isinstance(value, int):
+        yield f"{value} to {value + 1}", lambda: ast.Constant(value + 1)
+        if value:
+            yield f"{value} to 0", lambda: ast.Constant(0)
+    elif isinstance(value, float):
+        other = 2 * value if value else 1.0
+        yield f"{value} to {other}", lambda: ast.Constant(other)
+
+
+def _of_call(node: ast.Call) -> Made:
+    name, function = _called(node), node.func
+    if name in EXCHANGED:
+        new = EXCHANGED[name]
+        renamed: ast.expr = (
+            ast.Attribute(function.value, new, ast.Load())
+            if isinstance(function, ast.Attribute)
+            else ast.Name(new, ast.Load())
+        )
+        yield f"{name} to {new}", lambda: ast.Call(renamed, node.args, node.keywords)
+    if name in LEFT_OUT and isinstance(function, ast.Attribute):
+        yield f"{name} left out", lambda: function.value
+
+
+def _text(node: ast.AST) -> bool:
+    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
+
+
+def _sign(operator: ast.AST) -> str:
+    if isinstance(operator, ast.cmpop):
+        return ast.unparse(ast.Compare(ast.Name("a"), [operator], [ast.Name("b")])).split(" ", 1)[1][:-2]
+    if isinstance(operator, ast.operator):
+        return ast.unparse(ast.BinOp(ast.Name("a"), operator, ast.Name("b"))).split(" ")[1]
+    if isinstance(operator, ast.boolop):
+        return "and" if isinstance(operator, ast.And) else "or"
+    return {ast.USub: "-", ast.Not: "not", ast.Invert: "~"}[type(operator)]

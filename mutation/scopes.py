@@ -1,0 +1,62 @@
+"""Scopes: files whose statements compute, by what they compute, and how many of their mutants are run."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from mutation.mutants import ROOT, Mutant, mutants
+from regress.replay.variants import Extent
+
+
+@dataclass(frozen=True)
+class Scope:
+    """Some files.
+
+    Attributes:
+        name: of what they compute.
+        paths: from the root of the repository.
+        ranks: most ranks of a replay that can show a mutant.
+        extent: part of the matrix that is replayed.
+        goal: share of mutants, without equivalent ones, that has to be caught.
+        sample: number of mutants, drawn by a seed; None: all of them.
+    """
+
+    name: str
+    paths: tuple[str, ...]
+    ranks: int = 1
+    extent: Extent = Extent.DEFAULT
+    goal: float = 0.97
+    sample: int | None = None
+
+    def mutants(self) -> list[Mutant]:
+        """Return its mutants, in the order in which they are run: drawn by a seed, so that any part is a sample."""
+        found = list(mutants(self.paths))
+        random.Random(0).shuffle(found)
+        return found[: self.sample]
+
+
+def _files(folder: str, *left_out: str) -> tuple[str, ...]:
+    found = sorted(path.relative_to(ROOT) for path in (ROOT / folder).glob("*.py"))
+    return tuple(str(path) for path in found if path.name not in ("__init__.py", *left_out))
+
+
+def _of(folder: str, names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(f"{folder}/{name}.py" for name in names)
+
+
+SCOPES = {
+    scope.name: scope
+    for scope in (
+        Scope("step", _of("regress/engine", ("step", "passes", "optim"))),
+        Scope("planner", _of("regress/layout", ("planner", "tokens", "frame")), ranks=2),
+        Scope("losses", _of("regress/grpo", ("losses", "policy_losses", "ratios", "kl", "corrections", "marks"))),
+        Scope("log-probs", (*_of("regress/grpo", ("logprobs",)), *_of("regress/engine", ("projection",)))),
+        Scope("advantages", _of("regress/grpo", ("advantages", "groups", "estimators", "token_baselines", "returns"))),
+        Scope("aggregation", _of("regress/grpo", ("aggregation",)), ranks=2),
+        Scope("parallel", _files("regress/parallel", "failure.py", "run.py", "families.py"), 4, Extent.REDUCED, 0.9, 400),
+    )
+}
+PATHS = tuple(sorted({path for scope in SCOPES.values() for path in scope.paths}))
+"""Files of all scopes, whose reached lines are noted together."""
