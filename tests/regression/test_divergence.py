@@ -155,7 +155,7 @@ CASES = (
         "dense",
         "gradient model.layers.1.mlp.up_proj.weight",
         ("scaled:power_of_two",),
-        "gradient-power-of-two",
+        "gradient-of-one-tensor",  # the factor of one tensor is no loss scale
     ),
     Case(of_run(gradients_of_norms), "dense", "gradient model.norm.weight", ("names:norms",), ""),
     Case(
