@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from regress.engine import passes
+from regress.faults.fault import Shown, fault
 from regress.faults.patch import Patch
 from regress.grpo import losses
 from regress.grpo.fields import ObjectiveFields
@@ -18,10 +19,41 @@ from regress.grpo.objective import Objective
 from regress.grpo.ratios import importance_ratio
 
 
+@fault(
+    category="K",
+    source="DAPO's clip_low and clip_high exchanged",
+    first="policy_loss policy_loss",
+    place="step0/update1/rank0/micro0",
+    update=1,
+    cases=("dapo",),
+    tokens="above or below 0.8 1.2",
+    rules=("clip-sides",),
+    calibration=True,
+    also=(
+        Shown(
+            "gspo",
+            "mbs4",
+            "policy_loss policy_loss",
+            place="step0/rank0/micro1",
+            tokens="above or below 0.9 1.1",
+        ),
+    ),
+    silent={"dense/mbs4": "both sides are 0.2"},
+)
 def clip_sides_swapped(patch: Patch) -> None:
     patch.setattr(ObjectiveFields, "clip_range", property(lambda o: (1.0 - o.clip_high, 1.0 + o.clip_low)))
 
 
+@fault(
+    category="K",
+    source="takuseno/ppo#3",
+    first="policy_loss policy_loss",
+    place="step0/rank0/micro0",
+    tokens="clipped and disliked",
+    rules=("minimum-before-advantage",),
+    small=True,
+    calibration=True,
+)
 def minimum_before_the_advantage(patch: Patch) -> None:
     """The loss is min(r, clip(r)) A, which is pessimistic for positive advantages only."""
 
@@ -31,6 +63,16 @@ def minimum_before_the_advantage(patch: Patch) -> None:
     patch.setattr(losses, "_policy_loss", wrong)
 
 
+@fault(
+    category="J",
+    source="open-instruct#534, NeMo-RL PR#2506",
+    first="kl kl",
+    place="step0/rank0/micro0",
+    tokens="all",
+    rules=("kl-estimator",),
+    small=True,
+    calibration=True,
+)
 def another_estimator(patch: Patch) -> None:
     """k1, whose expected gradient is zero, replaces k3."""
     right: Any = kl_estimate
@@ -39,6 +81,16 @@ def another_estimator(patch: Patch) -> None:
     )
 
 
+@fault(
+    category="K",
+    source="TRL#5814",
+    first="ratio prob_ratio",
+    place="step0/rank0/micro0",
+    cases=("gspo",),
+    tokens="all",
+    rules=("ratio-level",),
+    calibration=True,
+)
 def ratio_of_sums(patch: Patch) -> None:
     """The ratio of a sequence is the product over its tokens, not their geometric mean."""
     right: Any = importance_ratio
@@ -52,12 +104,29 @@ def ratio_of_sums(patch: Patch) -> None:
     patch.setattr(losses, "importance_ratio", wrong)
 
 
+@fault(
+    category="K",
+    source="old and new log-probs exchanged",
+    first="ratio prob_ratio",
+    rules=("ratio-inverted",),
+    calibration=True,
+)
 def ratio_inverted(patch: Patch) -> None:
     """The ratio is p_old / p in place of p / p_old."""
     right: Any = importance_ratio
     patch.setattr(losses, "importance_ratio", lambda *args: 1.0 / right(*args))
 
 
+@fault(
+    category="K",
+    source="an entropy bonus that is added to the loss",
+    first="token_loss elementwise_loss",
+    place="step0/rank0/micro0",
+    cases=("dr_grpo",),
+    tokens="all",
+    rules=("term-left-out",),
+    calibration=True,
+)
 def entropy_bonus_reversed(patch: Patch) -> None:
     right: Any = token_loss
 
@@ -68,6 +137,14 @@ def entropy_bonus_reversed(patch: Patch) -> None:
     patch.setattr(passes, "token_loss", wrong)
 
 
+@fault(
+    category="K",
+    source="RLinf#316: a configured constant that does not arrive",
+    first="policy_loss policy_loss",
+    rules=("clip-range",),
+    small=True,
+    calibration=True,
+)
 def clip_range_off(patch: Patch) -> None:
     """The clip range is 0.19 in place of 0.20."""
     right = ObjectiveFields.clip_range.fget  # type: ignore[attr-defined]  # a property, read from its class
@@ -79,6 +156,14 @@ def clip_range_off(patch: Patch) -> None:
     patch.setattr(ObjectiveFields, "clip_range", property(wrong))
 
 
+@fault(
+    category="J",
+    source="a coefficient that is rounded on its way",
+    first="token_loss elementwise_loss",
+    rules=("coefficient",),
+    small=True,
+    calibration=True,
+)
 def coefficients_off(patch: Patch) -> None:
     """The coefficients of KL and entropy are 1 % too large."""
     right: Any = token_loss
@@ -91,5 +176,11 @@ def coefficients_off(patch: Patch) -> None:
     patch.setattr(passes, "token_loss", wrong)
 
 
+@fault(
+    category="K", source="GMPO#4", first="policy_loss policy_loss", rules=("clip-left-out",), calibration=True
+)
 def ratio_not_clipped(patch: Patch) -> None:
     patch.setattr(ObjectiveFields, "clip_range", property(lambda _: (0.0, 1e9)))
+
+
+# @@new
