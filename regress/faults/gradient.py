@@ -210,6 +210,7 @@ def weight_not_detached(patch: Patch) -> None:
     first="token_gradient token_gradient",
     place="step0/rank0/micro0",
     cases=("gspo",),
+    steps=None,
     rules=("ratio-gradient-level",),
 )
 def ratio_gradient_of_each_token(patch: Patch) -> None:

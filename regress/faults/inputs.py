@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from regress.engine import policy
-from regress.engine.attention import VarlenSegments
+from regress.dump.trajectory import Trajectory
+from regress.engine import attention, policy
+from regress.engine.attention import VarlenSegments, visible
 from regress.engine.batch import Microbatch, TokenBatch
 from regress.engine.policy import LocalPolicy
 from regress.engine.trainer import Trainer
@@ -92,7 +93,7 @@ def positions_ignored(patch: Patch) -> None:
     variants=("left-mbs3",),
     tokens="behind padding",
     probe="log_probs",
-    rules=("padding-seen",),
+    rules=("padding-seen", "packed-leak"),
     small=True,
     calibration=True,
     also=(
@@ -177,6 +178,103 @@ def order_not_restored(patch: Patch) -> None:
         return torch.cat(source.log_probs(micros))
 
     patch.setattr(Trainer, "_collected", wrong)
+
+
+def projected(patch: Patch, change: Callable[[Microbatch], Microbatch]) -> None:
+    """Change every microbatch that is laid out."""
+    right: Any = TokenBatch._project
+    patch.setattr(TokenBatch, "_project", lambda self, *args: change(right(self, *args)))
+
+
+def masks(patch: Patch, change: Callable[[Trajectory], list[int]]) -> None:
+    """Train on the tokens that ``change`` tells of a sample."""
+    patch.setattr(Trainer, "loss_masks", lambda _, samples: [change(sample) for sample in samples])
+
+
+@fault(
+    category="G",
+    source="fairseq-style positions that begin at 1",
+    first="batch_inputs position_ids",
+    cases=("gpt2",),
+    rules=("position-offset",),
+)
+def positions_from_one(patch: Patch) -> None:
+    """Position ids begin at 1."""
+    projected(patch, lambda micro: replace(micro, position_ids=micro.position_ids + 1))
+
+
+@fault(
+    category="Q",
+    source="a mask of the response that begins with the prompt",
+    first="batch_inputs response_mask",
+    rules=("prompt-tokens",),
+)
+def prompt_tokens_in_the_loss(patch: Patch) -> None:
+    """All tokens but the first are trained on."""
+    masks(patch, lambda sample: [0] + [1] * (len(sample.tokens) - 1))
+
+
+@fault(category="Q", source="slime#1490", first="batch_inputs response_mask", rules=("last-token-masked",))
+def stop_token_not_in_the_loss(patch: Patch) -> None:
+    """The last token of a sample is masked, so that it never learns to stop."""
+    masks(patch, lambda sample: [*sample.loss_mask[:-1], 0])
+
+
+@fault(
+    category="Q",
+    source="DAPO's overlong filter that is not applied",
+    first="batch_inputs response_mask",
+    cases=("dapo",),
+    silent={"dense": "truncated completions are trained on"},
+)
+def truncated_completions_in_the_loss(patch: Patch) -> None:
+    """Completions that were cut off are trained on."""
+    masks(patch, lambda sample: sample.loss_mask)
+
+
+@fault(category="Q", source="TRL#5224, slime PR#117", first="batch_inputs input_ids", rules=("other-tokens",))
+def tokens_encoded_again(patch: Patch) -> None:
+    """Decoding and encoding again gives another id for the most frequent token."""
+
+    def wrong(micro: Microbatch) -> Microbatch:
+        ids = micro.input_ids
+        often = ids[torch.from_numpy(micro.layout.attention_mask)].mode().values
+        return replace(micro, input_ids=torch.where(ids == often, ids + 1, ids))
+
+    projected(patch, wrong)
+
+
+@fault(
+    category="G",
+    source="sliding_window of another configuration",
+    first="activations model.layers.0",
+    rules=("module", "long-context"),
+)
+def window_of_four(patch: Patch) -> None:
+    """Tokens see no more than the four last ones."""
+    right: Any = attention.block_causal_mask
+
+    def wrong(layout: TokenLayout, *args: Any) -> Tensor:
+        band = torch.ones(layout.shape[1], layout.shape[1], dtype=torch.bool).triu(-3)
+        return right(layout, *args) & band
+
+    patch.setattr(policy, "block_causal_mask", wrong)
+
+
+@fault(
+    category="G", source="a mask that is off by one", first="activations model.layers.0", rules=("module",)
+)
+def next_token_seen(patch: Patch) -> None:
+    """A token sees the one after it."""
+
+    def wrong(layout: TokenLayout, *_: Any) -> Tensor:
+        columns = torch.arange(layout.shape[1])
+        right = visible(layout, columns, columns)
+        samples = torch.from_numpy(layout.sample_ids)
+        after = (columns[None, :] == columns[:, None] + 1) & (samples[:, :, None] == samples[:, None, :])
+        return right | (after & (samples[:, :, None] >= 0))[:, None]
+
+    patch.setattr(policy, "block_causal_mask", wrong)
 
 
 # @@new

@@ -90,7 +90,8 @@ def gradient_of_one_weight(run: Run) -> None:
 @fault(
     category="T",
     source="TransformerEngine#1616: a wrong backward pass of a layer",
-    first="gradient model.embed_tokens.weight",
+    first="gradient model.layers.0.mlp.down_proj.weight",
+    names=r"model\.(embed_tokens|layers\.0)\..*",
     place="step0/rank0",
     rules=("backward-of-a-module", "gradient-power-of-two"),
 )
@@ -106,7 +107,8 @@ def backward_of_layer_0(run: Run) -> None:
 @fault(
     category="T",
     source="Megatron#1446",
-    first="gradient model.layers.0.input_layernorm.weight",
+    first="gradient model.norm.weight",
+    names=r".*norm.*",
     place="step0/rank0",
     rules=("gradient-power-of-two",),
 )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from regress.engine import build, policy, trainer
 from regress.engine.batch import LossTokens, Microbatch, TokenBatch
@@ -13,6 +16,7 @@ from regress.engine.build import Run
 from regress.engine.policy import LocalPolicy
 from regress.engine.projection import logits_at
 from regress.engine.step import train_step
+from regress.engine.trainer import Trainer
 from regress.errors import ReplayError
 from regress.faults.fault import fault
 from regress.faults.patch import Patch
@@ -197,6 +201,218 @@ def stale_weight(run: Run) -> None:
     """One matrix is off by 2 %."""
     found = [p for name, p in run.trainer.policy.named_parameters() if p.ndim == 2 and "embed" not in name]
     found[-1].mul_(1.02)
+
+
+def tempered(patch: Patch, change: Callable[[float], float]) -> None:
+    """Take log-probs at another temperature."""
+    right: Any = token_log_probs
+    patch.setattr(
+        policy,
+        "token_log_probs",
+        lambda *args, temperature, **rest: right(*args, temperature=change(temperature), **rest),
+    )
+
+
+@fault(
+    category="H",
+    source="GMISWE/tinker-cloud PR#26",
+    first="log_probs log_probs",
+    cases=("dr_grpo",),
+    tokens="all",
+    rules=("temperature",),
+    silent={"dense/mbs4": "the temperature is 1"},
+)
+def temperature_twice(patch: Patch) -> None:
+    """Logits are divided by the temperature twice."""
+    tempered(patch, lambda temperature: temperature**2)
+
+
+@fault(
+    category="H",
+    source="a temperature that multiplies",
+    first="log_probs log_probs",
+    cases=("dr_grpo",),
+    tokens="all",
+    rules=("temperature",),
+)
+def temperature_inverted(patch: Patch) -> None:
+    """Logits are multiplied by the temperature."""
+    tempered(patch, lambda temperature: 1.0 / temperature)
+
+
+@fault(
+    category="H",
+    source="TRL#6789, vllm#42259",
+    first="log_probs log_probs",
+    rules=("log-softmax", "vocabulary-parts"),
+)
+def log_probs_over_top_k(patch: Patch) -> None:
+    """Log-probs are normalized over the eight likeliest tokens and the sampled one."""
+    right: Any = token_log_probs
+
+    def wrong(logits: Tensor, targets: Tensor, **rest: Any) -> Any:
+        kept = torch.zeros_like(logits, dtype=torch.bool)
+        kept.scatter_(-1, logits.topk(8, dim=-1).indices, True)
+        kept.scatter_(-1, targets[..., None], True)
+        return right(logits.masked_fill(~kept, -torch.inf), targets, **rest)
+
+    patch.setattr(policy, "token_log_probs", wrong)
+
+
+@fault(
+    category="H",
+    source="prime-rl PR#1525, ms-swift PR#8196",
+    first="old_log_probs old_log_probs",
+    rules=("log-probs-shifted", "old-log-probs"),
+)
+def sampler_log_probs_one_late(patch: Patch) -> None:
+    """Log-probs of the sampler are read one token off."""
+    right: Any = TokenBatch.sampler_log_probs
+
+    def wrong(self: TokenBatch, dtype: torch.dtype) -> Tensor | None:
+        found = right(self, dtype)
+        return None if found is None else found.roll(1)
+
+    patch.setattr(TokenBatch, "sampler_log_probs", wrong)
+
+
+@fault(
+    category="K",
+    source="verl: rollout log-probs in place of recomputed ones",
+    first="old_log_probs old_log_probs",
+    cases=("cispo",),
+    rules=("old-log-probs",),
+    silent={"dense": "the configuration asks for them"},
+)
+def old_log_probs_of_the_sampler(patch: Patch) -> None:
+    """Old log-probs are those of the sampler, and should be recomputed."""
+    right: Any = Trainer._recorded
+
+    def wrong(self: Trainer, mini: Any) -> Any:
+        found = right(self, mini)
+        return replace(found, tokens=replace(found.tokens, old_log_probs=found.tokens.sampler_log_probs))
+
+    patch.setattr(Trainer, "_recorded", wrong)
+
+
+@fault(
+    category="K",
+    source="slime PR#179",
+    first="sampler_weights sampler_weights",
+    cases=("cispo",),
+    update=1,
+    rules=("sampler-mismatch",),
+)
+def correction_of_the_current_policy(patch: Patch) -> None:
+    """The sampler's weights are those of the policy that is trained, not of the one before the updates."""
+    right: Any = losses._correction
+    patch.setattr(
+        losses,
+        "_correction",
+        lambda log_probs, given, objective: right(
+            log_probs, given, replace(objective, correction_policy="current")
+        ),
+    )
+
+
+@fault(
+    category="F",
+    source="Megatron PR#4256: routers disagree",
+    first="activations model.layers.0",
+    cases=("moe",),
+    tokens="all",
+    probe="log_probs",
+    rules=("router",),
+)
+def one_expert_fewer(run: Run) -> None:
+    """Each token has one expert in place of two."""
+    routers: list[Any] = [m for m in run.trainer.policy.model.modules() if hasattr(m, "norm_topk_prob")]
+    if not routers:
+        raise ReplayError("there is no router")
+    for router in routers:
+        router.top_k -= 1
+
+
+@fault(
+    category="H",
+    source="TRL PR#3234, TRL#2042, trlX#107",
+    first="activations model.layers.0",
+    rules=("module",),
+)
+def dropout_left_on(run: Run) -> None:
+    """Dropout is active in the trainer's forward pass, and was not in the sampler's."""
+    for name, module in run.trainer.policy.model.named_modules():
+        if name.endswith(".mlp"):
+            module.register_forward_hook(lambda _, __, out: nn.functional.dropout(out, 0.1, training=True))
+
+
+@fault(
+    category="T",
+    source="Megatron#1503: 1 / sqrt of another head dimension",
+    first="activations model.layers.0",
+    tokens="",
+    rules=("module", "module-scale"),
+)
+def attention_not_scaled(run: Run) -> None:
+    """Scores are not divided by the root of the head dimension."""
+    for module in run.trainer.policy.model.modules():
+        if hasattr(module, "scaling") and hasattr(module, "q_proj"):
+            setattr(module, "scaling", 1.0)  # noqa: B010  # torch declares no such attribute
+
+
+@fault(
+    category="T",
+    source="rope_theta of another checkpoint",
+    first="activations model.layers.0",
+    rules=("rotary",),
+)
+def rotary_base_of_another_model(run: Run) -> None:
+    """Rotary frequencies have the base 500000 in place of 10000."""
+    for name, buffer in run.trainer.policy.model.named_buffers():
+        if name.endswith("inv_freq"):
+            buffer.pow_(math.log(500000) / math.log(10000))
+
+
+@fault(
+    category="T",
+    source="linear RoPE scaling that the sampler has not",
+    first="activations model.layers.0",
+    rules=("rotary",),
+)
+def positions_interpolated(run: Run) -> None:
+    """Positions are halved before the rotation."""
+    for name, buffer in run.trainer.policy.model.named_buffers():
+        if name.endswith("inv_freq"):
+            buffer.mul_(0.5)
+
+
+@fault(
+    category="T",
+    source="hidden_act of another family",
+    first="activations model.layers.0",
+    tokens="all",
+    probe="log_probs",
+    rules=("module",),
+)
+def another_activation_function(run: Run) -> None:
+    """GELU in place of SiLU."""
+    for module in run.trainer.policy.model.modules():
+        if hasattr(module, "act_fn"):
+            module.act_fn = nn.GELU()
+
+
+@fault(
+    category="T",
+    source="transformers: rotate_half and interleaved rotation",
+    first="activations model.layers.0",
+    rules=("rotary", "module"),
+)
+def rotation_interleaved(run: Run) -> None:
+    """The columns of queries and keys are paired 0-1, 2-3, and the weights are made for halves."""
+    for name, parameter in run.trainer.policy.named_parameters():
+        if name.endswith(("q_proj.weight", "k_proj.weight")):
+            heads = parameter.data.view(-1, 8, parameter.shape[1])
+            heads.copy_(torch.cat([heads[:, 0::2], heads[:, 1::2]], dim=1))
 
 
 # @@new

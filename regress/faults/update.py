@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from regress.engine import trainer
 from regress.engine.batch import Microbatch
@@ -59,7 +60,7 @@ def after_each_backward(patch: Patch, change: Callable[[LocalPolicy, bool], None
 @fault(
     category="B",
     source="Fast-LLM#550, NeMo Automodel PR#3530",
-    first="gradient model.embed_tokens.weight",
+    first="gradient lm_head.weight",
     place="step0/rank0",
     rules=("accumulation",),
     calibration=True,
@@ -74,7 +75,7 @@ def only_the_last_survives(patch: Patch) -> None:
 @fault(
     category="L",
     source="clipping inside of the accumulation loop",
-    first="gradient model.embed_tokens.weight",
+    first="gradient lm_head.weight",
     place="step0/rank0",
     rules=("accumulation",),
     calibration=True,
@@ -90,7 +91,7 @@ def clipped_every_microbatch(patch: Patch) -> None:
 @fault(
     category="A",
     source="unsloth-zoo PR#1023, transformers PR#35438",
-    first="gradient model.embed_tokens.weight",
+    first="gradient lm_head.weight",
     place="step0/rank0",
     rules=("gradient-divided-by-microbatches",),
     calibration=True,
@@ -131,7 +132,7 @@ def one_gradient_halved(patch: Patch) -> None:
     category="O",
     kind="precision",
     source="DeepSpeed PR#7985",
-    first="gradient model.embed_tokens.weight",
+    first="gradient lm_head.weight",
     rules=("gradient-dtype",),
     small=True,
     calibration=True,
@@ -180,6 +181,132 @@ def norm_of_clipping_off(patch: Patch) -> None:
         "clip_grad_norm",
         lambda self, limit: right(self, None if limit is None else limit * 1.01),
     )
+
+
+@fault(
+    category="N",
+    source="verl PR#5725: a position in the data that is counted twice",
+    first="coverage",
+    status="coverage",
+    rules=("batch-twice",),
+)
+def first_microbatch_twice(patch: Patch) -> None:
+    """The first microbatch is trained on again at the end."""
+    right: Any = train_step
+
+    def wrong(
+        model: Any, optimizer: Any, tokens: Any, micros: Sequence[Microbatch], *args: Any, **rest: Any
+    ) -> Any:
+        return right(model, optimizer, tokens, [*micros, micros[0]], *args, **rest)
+
+    patch.setattr(trainer, "train_step", wrong)
+
+
+@fault(
+    category="L",
+    source="torch.nn.utils.clip_grad_value_",
+    first="optimizer",
+    rules=("clip-of-gradients", "clip-of-gradients-left-out"),
+    blind=("loss 5 %", "loss 1 %", "norm 3 %", "cosine 0.99", "L2 8.3 %", "allclose", "mean 1e-3"),
+)
+def clipped_by_value(patch: Patch) -> None:
+    """Every element is clamped at a thousandth, and the norm is left alone."""
+    right: Any = LocalPolicy.clip_grad_norm
+
+    def wrong(self: LocalPolicy, limit: float | None) -> Tensor:
+        norm = right(self, None)
+        for _, parameter in self.named_parameters():
+            if parameter.grad is not None:
+                parameter.grad.clamp_(-1e-3, 1e-3)
+        return norm
+
+    patch.setattr(LocalPolicy, "clip_grad_norm", wrong)
+
+
+@fault(
+    category="L",
+    source="clipping inside a loop over parameters",
+    first="optimizer",
+    steps=None,
+    rules=("clip-of-gradients",),
+)
+def clipped_parameter_by_parameter(patch: Patch) -> None:
+    """Each gradient is clipped by its own norm."""
+    right: Any = LocalPolicy.clip_grad_norm
+
+    def wrong(self: LocalPolicy, limit: float | None) -> Tensor:
+        norm = right(self, None)
+        for _, parameter in self.named_parameters():
+            if parameter.grad is not None and limit is not None:
+                parameter.grad.mul_((limit / (parameter.grad.norm() + 1e-6)).clamp(max=1.0))
+        return norm
+
+    patch.setattr(LocalPolicy, "clip_grad_norm", wrong)
+
+
+@fault(
+    category="L",
+    source="norm_type=inf",
+    first="grad_norm grad_norm",
+    rules=("norm",),
+    blind=("loss 5 %", "loss 1 %", "cosine 0.99", "L2 8.3 %", "allclose", "mean 1e-3"),
+)
+def largest_norm(patch: Patch) -> None:
+    """The largest of the norms of all gradients stands for their norm."""
+    patch.setattr(LocalPolicy, "_total_norm", lambda self, norms: torch.stack([*norms.values()]).max())
+
+
+@fault(
+    category="L", source="AReaL#312: squares that are not taken", first="grad_norm grad_norm", rules=("norm",)
+)
+def sum_of_norms(patch: Patch) -> None:
+    """Norms of gradients are added, not their squares."""
+    patch.setattr(LocalPolicy, "_total_norm", lambda self, norms: torch.stack([*norms.values()]).sum())
+
+
+@fault(
+    category="B",
+    source="optimizer.zero_grad that is not called",
+    first="gradient",
+    steps=2,
+    place="step1/rank0",
+    rules=("gradients-not-dropped", "gradients-of-the-last-update"),
+)
+def gradients_of_the_last_update_kept(patch: Patch) -> None:
+    """Gradients of the update before are still there."""
+    patch.setattr(LocalPolicy, "zero_grad", lambda self: None)
+
+
+@fault(category="B", source="NeMo Automodel PR#3530", first="gradient", rules=("accumulation",))
+def first_microbatch_wiped(patch: Patch) -> None:
+    """Gradients are dropped once more after the first microbatch."""
+    passed: list[bool] = []
+
+    def wipe(policy: LocalPolicy, last: bool) -> None:
+        passed.append(last)
+        if len(passed) == 1:
+            policy.zero_grad()
+        if last:
+            passed.clear()
+
+    after_each_backward(patch, wipe)
+
+
+@fault(
+    category="A",
+    source="torchtitan#1733: an average that runs along",
+    first="gradient",
+    rules=("accumulation",),
+)
+def running_average_of_microbatches(patch: Patch) -> None:
+    """After each microbatch what was accumulated is divided by two."""
+
+    def halve(policy: LocalPolicy, last: bool) -> None:
+        for parameter in policy.model.parameters():
+            if parameter.grad is not None and not last:
+                parameter.grad /= 2
+
+    after_each_backward(patch, halve)
 
 
 # @@new

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,17 +10,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 from regress.engine import trainer
-from regress.engine.batch import LossTokens, Microbatch, TokenBatch
+from regress.engine.batch import TokenBatch
 from regress.engine.build import Run
 from regress.engine.local import local
-from regress.engine.step import weigh
+from regress.engine.trainer import Trainer
 from regress.faults.fault import Shown, fault
 from regress.faults.patch import Patch
 from regress.faults.ranks.helpers import (
     on_rank,
 )
 from regress.grpo.advantages import token_advantages
-from regress.grpo.objective import Objective
 from regress.parallel.world import ProcessWorld
 
 
@@ -71,13 +70,15 @@ def incomplete_microbatch_dropped(patch: Patch) -> None:
 )
 def denominator_of_own_rank(patch: Patch) -> None:
     """Each rank divides by its own tokens, and the ranks are averaged."""
-    right: Any = weigh
+    right: Any = Trainer._laid_out
 
-    def wrong(tokens: LossTokens, micros: Sequence[Microbatch], objective: Objective, **rest: Any) -> Tensor:
-        own = sum(len(micro.select) for micro in micros)
-        return right(tokens, micros, objective, **rest) * len(tokens) / (own * dist.get_world_size())
+    def wrong(self: Trainer, *args: Any) -> Any:
+        found = right(self, *args)
+        own = max(sum(len(micro.select) for micro in found.microbatches), 1)
+        weights = found.tokens.weights * len(found.tokens) / (own * dist.get_world_size())
+        return replace(found, tokens=replace(found.tokens, weights=weights))
 
-    patch.setattr(trainer, "weigh", wrong)
+    patch.setattr(Trainer, "_laid_out", wrong)
 
 
 @fault(
