@@ -154,15 +154,15 @@ def row_of(system: SystemUnderTest, cell: Cell, outcome: Outcome, dump: Path, wo
         return Row(result=Result.ERROR, told=outcome.error, notes=outcome.notes, **common)
     if outcome.missing:
         return Row(result=Result.ERROR, told=f"the layout is not on: {outcome.missing}", **common)
+    from regress.replay.exported import ExportedCase
     from regress.systems.explained import explained
-    from regress.systems.exported import ExportedCase
 
     try:
         truth = workspace.truth(cell, claimed)
         found = judge(truth, dump, cell.declared, cell.precision)
     except RegressError as error:
         return Row(result=Result.ERROR, told=str(error), **common)
-    shown = explained(dump, ExportedCase(workspace.export(cell.case, cell.batches)))
+    shown = explained(dump, ExportedCase(workspace.export(cell.case, cell.batches)), claimed)
     judged: dict[str, Any] = {"told": found.told, "cause": found.cause, "listed": found.listed}
     return Row(result=found.result, errors=found.errors, explained=shown, **judged, **common)
 
