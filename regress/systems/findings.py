@@ -67,6 +67,33 @@ FINDINGS: tuple[Finding, ...] = (
         "megatron-core-the-interleaved-schedule-on-two-stages",
         "drift: log_probs:*",
     ),
+    Finding(
+        "deepspeed-round-robin",
+        "deepspeed",
+        ("zero2-dp2-round-robin/grpo/dense",),
+        ("0.19.8",),
+        "with round_robin_gradients the functions for whole parameters and gradients return other parameters'",
+        "deepspeed-round_robin_gradients-and-whole-parameters",
+        "*raised RuntimeError: The size of tensor a*",
+    ),
+    Finding(
+        "deepspeed-ulysses-zero3",
+        "deepspeed",
+        ("ulysses2-zero3/grpo/dense",),
+        ("0.19.8",),
+        "ZeRO 3 divides gradients by the parts of a sequence, too; stages 0 to 2 do not",
+        "deepspeed-ulysses-under-zero-3",
+        "drift: gradient *",
+    ),
+    Finding(
+        "deepspeed-ulysses-packed",
+        "deepspeed",
+        ("ulysses2-zero1-packed/grpo/dense",),
+        ("0.19.8",),
+        "Ulysses over sdpa lets the samples of a packed row attend to each other",
+        "deepspeed-ulysses-over-sdpa-and-packed-rows",
+        "drift: log_probs:*",
+    ),
 )
 """One row for each finding; a cell that meets one and is not red makes a run fail."""
 
