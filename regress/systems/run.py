@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from hashlib import sha256
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 from regress.errors import RegressError, SystemsError
 from regress.golden.store import GoldenStore
 from regress.systems.environments import Environment
+from regress.systems.findings import marked
 from regress.systems.judge import judge
 from regress.systems.launch import TIMEOUT, Outcome, run_jobs
 from regress.systems.protocol import Cell, SystemUnderTest
@@ -91,6 +92,7 @@ def run_system(
     *,
     environment: Environment,
     patterns: Sequence[str] = (),
+    leave_out: Collection[str] = (),
     plant: str = "",
     paths: Sequence[str] = (),
     timeout: float = TIMEOUT,
@@ -102,6 +104,7 @@ def run_system(
         name: registered name, or ``module:Class``.
         environment: Python that has the system.
         patterns: of the names of cells; all by default.
+        leave_out: `Cell.identity` of cells that are not run again.
         plant: ``module:function`` of a context manager around each cell, which changes the system.
         paths: folders from which the adapter and the plant are imported besides.
         told: called with each row.
@@ -111,7 +114,7 @@ def run_system(
     """
     location = location_of(name)
     system = load(location)
-    cells = chosen(system, patterns)
+    cells = [cell for cell in chosen(system, patterns) if cell.identity not in leave_out]
     folder = workspace.folder / system.name
     jobs, dumps = [], []
     for number, cell in enumerate(cells):
@@ -122,7 +125,8 @@ def run_system(
     rows: list[Row] = []
 
     def done(number: int, outcome: Outcome) -> None:
-        rows.append(row_of(system, cells[number], outcome, dumps[number], workspace))
+        row = row_of(system, cells[number], outcome, dumps[number], workspace)
+        rows.append(marked(replace(row, stamp="" if plant else environment.stamp, disk=environment.size)))
         told(rows[-1])
 
     if jobs:
