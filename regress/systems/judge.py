@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from regress.compare.diagnosis.causes import UNKNOWN, diagnose
-from regress.compare.diagnosis.divergence import Divergence, find_divergence
+from regress.compare.diagnosis.divergence import Divergence, find_divergence, name_of
 from regress.compare.dumps.session import Comparison
 from regress.compare.request import compare_sources
 from regress.compare.verdicts.verdict import Status, Verdict
@@ -30,6 +30,7 @@ class Judgement:
     result: Result
     errors: Mapping[str, Error]
     told: str = ""
+    first: str = ""
     cause: str = ""
     listed: tuple[str, ...] = ()
 
@@ -60,15 +61,16 @@ def judge(
     told = (
         headline(divergence.first, str(divergence.first.place)) if divergence else headline(found.failed[0])
     )
+    first = name_of(divergence.first if divergence else found.failed[0])
     causes = () if divergence is None else diagnose(divergence, scene)
     cause = "; ".join(f"{one.cause} ({one.rule})" for one in causes if one.rule != UNKNOWN)
     unmet = [one for one in declared if not _met(one, found.verdicts)]
     if declared and not unmet and _covered(divergence, declared):
         reasons = "; ".join(f"{one.quantity}: {one.reason}" for one in declared)
-        return Judgement(Result.DECLARED, errors, reasons, listed=listed)
+        return Judgement(Result.DECLARED, errors, reasons, first, listed=listed)
     if unmet:
         told += f" (declared was {'; '.join(_stated(one) for one in unmet)})"
-    return Judgement(Result.WRONG, errors, told, cause, listed)
+    return Judgement(Result.WRONG, errors, told, first, cause, listed)
 
 
 def _shared(comparison: Comparison) -> Comparison:

@@ -47,6 +47,7 @@ class Row:
         result: `Result`.
         errors: by quantity, in the order of computation.
         told: what is wrong in one sentence: first divergence, error, or what was declared; empty for an exact cell.
+        first: quantity and tensor that diverge first; empty where nothing is wrong.
         cause: probable cause of the first divergence; empty without one.
         claimed: what the system's configuration claims, as keys of the engine's configuration.
         explained: what the recorded step really did, by subject.
@@ -63,6 +64,7 @@ class Row:
     result: Result
     errors: Mapping[str, Error] = field(default_factory=dict)
     told: str = ""
+    first: str = ""
     cause: str = ""
     claimed: Mapping[str, Any] = field(default_factory=dict)
     explained: Mapping[str, str] = field(default_factory=dict)
@@ -71,6 +73,7 @@ class Row:
     listed: Sequence[str] = ()
     notes: Sequence[str] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
+    plant: str = ""
 
     @property
     def worst(self) -> tuple[str, Error] | None:

@@ -19,7 +19,8 @@ RED = (Result.WRONG, Result.UNDECLARED, Result.ERROR)
 def line_of(row: Row) -> str:
     """Return a row in one line: ``trainer 5.23.0 fsdp2/sft/dense: exact (gradient 3.1e-07, 0.2 x tolerance)``."""
     name = f"{row.system} {row.version}".strip()
-    return f"{name} {row.cell.name}: {row.result}{_detail(row)}"
+    plant = f" with {row.plant}" if row.plant else ""
+    return f"{name} {row.cell.name}{plant}: {row.result}{_detail(row)}"
 
 
 def _detail(row: Row) -> str:
