@@ -40,7 +40,8 @@ def judge(
 ) -> Judgement:
     """Judge the dump of a cell by its truth.
 
-    Forward quantities are judged for each rank and microbatch, gradients and parameters for each rank and update.
+    Forward quantities are judged for each rank and microbatch, gradients and parameters for each rank and update. What
+    cannot be compared makes an error of a cell in which nothing fails; what fails beside it is wrong all the same.
 
     Raises:
         RegressError: if the dumps cannot be compared at all.
@@ -49,9 +50,10 @@ def judge(
     found = _shared(compare_sources(str(truth), str(dump), precision=stated))
     errors = errors_of(found.verdicts)
     listed = (*found.notes, *(f"{one} is in the system's dump only" for one in found.actual_only))
-    if found.problems:
-        told = f"not compared: {'; '.join(found.problems)}"
-        return Judgement(Result.ERROR, errors, told, listed=listed)
+    open_ = tuple(f"not compared: {one}" for one in found.problems)
+    if not found.failed and open_:
+        return Judgement(Result.ERROR, errors, "; ".join(open_), listed=listed)
+    listed += open_
     if not found.failed:
         gone = [one for one in declared if not _met(one, found.verdicts)]
         told = "; ".join(f"{one.quantity} was declared to differ ({one.reason}) and does not" for one in gone)
@@ -65,7 +67,7 @@ def judge(
     causes = () if divergence is None else diagnose(divergence, scene)
     cause = "; ".join(f"{one.cause} ({one.rule})" for one in causes if one.rule != UNKNOWN)
     unmet = [one for one in declared if not _met(one, found.verdicts)]
-    if declared and not unmet and _covered(divergence, declared):
+    if declared and not unmet and not open_ and _covered(divergence, declared):
         reasons = "; ".join(f"{one.quantity}: {one.reason}" for one in declared)
         return Judgement(Result.DECLARED, errors, reasons, first, listed=listed)
     if unmet:
