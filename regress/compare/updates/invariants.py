@@ -22,6 +22,7 @@ from regress.compare.quantities import SHARES
 from regress.compare.updates.checked import Checked
 from regress.compare.updates.plan import Plan
 from regress.compare.updates.record_index import RecordIndex
+from regress.compare.updates.reported import TOKENS, check_combined, check_part, parts_of
 from regress.compare.verdicts.verdict import Place, Verdict
 from regress.dump.arrays import Array
 from regress.dump.record import Record
@@ -78,6 +79,10 @@ class _Update:
             "on_policy": (self._on_policy, "at the first update every ratio is 1"),
             "ratio": (self._ratios, "the ratio is exp(log p - log p_old)"),
             "loss": (self._losses, "the loss is the sum of weights times token losses"),
+            "metrics": (
+                self._metrics,
+                "a metric of the update is that of all microbatches together, and theirs is that of their tokens",
+            ),
         }
         found = []
         for name, (check, sentence) in checks.items():
@@ -249,6 +254,20 @@ class _Update:
                 )
                 bound = 4 * (len(products) + 4) * max(map(_eps, (terms, actual))) * scale
                 known.number(total, float(actual[0]), bound, f"{share} of {key} ({SHARES[share]})")
+
+    def _metrics(self, known: Checked) -> None:
+        reports = {
+            f"of rank {key.rank}": record
+            for key in self.placed.of_stages(["metrics"])
+            if (record := self.placed.get(key)) is not None
+        }
+        check_combined(known, [record for _, record in self._records("loss")], reports)
+        told = {(key.rank, key.micro): parts_of(record) for key, record in self._records("loss", once=False)}
+        for name, (stage, tensor) in TOKENS.items():
+            for key, _, (values,) in self._values(stage, [tensor]):
+                part = told.get((key.rank, key.micro), {}).get(name)
+                if part is not None:
+                    check_part(known, name, part, values.astype(np.float64), f"of {key}")
 
 
 def _eps(array: Array) -> float:
