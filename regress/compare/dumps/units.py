@@ -37,6 +37,7 @@ from regress.compare.dumps.sides import Side, open_side
 from regress.compare.dumps.truth import TruthSide
 from regress.compare.metrics.stripes import Measures
 from regress.compare.quantities import (
+    METRICS,
     UPDATE_STAGES,
     Kind,
     Source,
@@ -307,7 +308,7 @@ class _Work:
 
     def _scale(self, source: Source, label: str) -> float | None:
         """Return the largest golden value over all records, as far as it is known."""
-        if isinstance(self.golden_side, TruthSide):
+        if isinstance(self.golden_side, TruthSide) or source.quantity in METRICS:
             return self._whole_update.scale(source)
         return self.scales.get((source.quantity, label))
 
