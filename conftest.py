@@ -15,6 +15,7 @@ if "regress" not in entry_points(group="pytest11").names:  # a source tree that 
     pytest_plugins.append("regress.plugin")
 
 EXTENDED = "extended"
+FAULTS = "faults"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -23,9 +24,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect extended tests, unless the option or ``-m`` asks for them."""
+    """Deselect extended tests, unless the option or ``-m`` asks for them, or for faults."""
     _thin(items)
-    if config.getoption("--extended") or EXTENDED in config.getoption("-m"):
+    asked = config.getoption("-m")
+    if config.getoption("--extended") or EXTENDED in asked or FAULTS in asked:
         return
     kept, left = [], []
     for item in items:
