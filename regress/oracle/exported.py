@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,15 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import load_file
 
 from regress.dump.arrays import Array
 from regress.dump.trajectory import Trajectory
-from regress.errors import ConfigError, GoldenError, reason
+from regress.errors import ConfigError, DumpError, GoldenError, reason
+from regress.golden.exported import read_index, read_objective, read_rollouts
 from regress.grpo.presets import preset_values
+from regress.interop.tensorfiles import tensors_in
 from regress.oracle.engine import GivenTokens, Program, run_program
 from regress.replay.configure import compose, dump_everything
-from regress.replay.export import FORMAT, INDEX
+from regress.replay.export import FORMAT
 
 ADVANTAGES = "advantages"
 """Key of an override that is no key of the configuration: one advantage for every loss token."""
@@ -38,7 +38,7 @@ class ExportedCase:
     folder: Path
 
     def __post_init__(self) -> None:
-        index = self._json(INDEX)
+        index = read_index(self.folder)
         if index.get("format") != FORMAT:
             raise GoldenError(
                 f"{self.folder} has the format {index.get('format')!r} and this version reads {FORMAT}; export the "
@@ -48,7 +48,7 @@ class ExportedCase:
     @cached_property
     def objective(self) -> Mapping[str, Any]:
         """Content of ``objective.json``."""
-        return self._json("objective.json")
+        return read_objective(self.folder)
 
     @property
     def name(self) -> str:
@@ -76,8 +76,8 @@ class ExportedCase:
         """Return the samples of a step, in canonical order."""
         path = self.folder / "rollouts" / f"step_{step:06d}.jsonl"
         try:
-            return [_trajectory(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
-        except (OSError, KeyError, TypeError, ValueError) as error:
+            return [_trajectory(row) for row in read_rollouts(path)]
+        except (KeyError, TypeError, ValueError) as error:
             raise GoldenError(
                 f"{path} cannot be read as rollouts ({reason(error)}); export the case again"
             ) from error
@@ -87,19 +87,12 @@ class ExportedCase:
         steps = self.objective["optimizer_steps"]
         if steps is None:
             return None
-        moments = load_file(self.folder / "optimizer.safetensors")
-        return {**moments, **{f"{name}/step": np.asarray(float(count)) for name, count in steps.items()}}
-
-    def _json(self, name: str) -> dict[str, Any]:
         try:
-            found = json.loads((self.folder / name).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise GoldenError(
-                f"{self.folder} is no exported case ({reason(error)}); write one with regress golden export CASE DIR"
-            ) from error
-        if not isinstance(found, dict):
-            raise GoldenError(f"{self.folder / name} is no JSON object; export the case again")
-        return found
+            held = tensors_in(self.folder / "optimizer.safetensors")
+        except DumpError as error:
+            raise GoldenError(f"{error}; export the case again") from error
+        moments = {name: np.array(array) for name, array in held.items()}
+        return {**moments, **{f"{name}/step": np.asarray(float(count)) for name, count in steps.items()}}
 
 
 def truth(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from regress.errors import SystemsError
+from regress.errors import GoldenError, SystemsError
+from regress.golden.exported import read_index, read_objective, read_rollouts
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,9 @@ class ExportedCase:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         try:
-            self.name = str(json.loads((folder / "export.json").read_text())["case"])
-            self.numbers: dict[str, Any] = json.loads((folder / "objective.json").read_text())
-        except (OSError, ValueError, KeyError) as error:
+            self.name = str(read_index(folder)["case"])
+            self.numbers: dict[str, Any] = read_objective(folder)
+        except GoldenError as error:
             raise SystemsError(
                 f"{folder} holds no exported case ({error}): write one with regress golden export CASE {folder}"
             ) from error
@@ -102,7 +102,7 @@ class ExportedCase:
     def steps(self) -> tuple[tuple[Sample, ...], ...]:
         """The samples of each recorded rollout batch."""
         return tuple(
-            tuple(_sample(json.loads(line)) for line in path.read_text().splitlines())
+            tuple(_sample(row) for row in read_rollouts(path))
             for path in sorted((self.folder / "rollouts").glob("step_*.jsonl"))
         )
 

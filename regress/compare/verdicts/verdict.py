@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from regress.compare.verdicts.affected import Affected
+from regress.schema import conform
 
 
 class Status(StrEnum):
@@ -140,7 +141,8 @@ class Verdict:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Verdict:
-        """Rebuild a verdict written by `to_json`."""
+        """Rebuild a verdict written by `to_json`; raises `ValueError` for anything else."""
+        conform(data, cls, "a verdict")
         known = {spec.name: data[spec.name] for spec in fields(cls)}
         worst, row = known["worst"], known["worst_row"]
         known["status"] = Status(known["status"])
