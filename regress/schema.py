@@ -6,9 +6,9 @@
 
     stamp = conform(json, Stamp, "the stamp")
 
-The same classes are what mypy knows of a document, and a dataclass is the object of its fields. An integer is no bool, a
-float may be an integer and is finite if it is `Finite`, and a text is one that can be encoded. Objects may have further
-keys, which later releases write.
+The same classes are what mypy knows of a document, and a dataclass is the object of its fields. An integer is no bool,
+a float may be an integer and is finite if it is `Finite`, and a text is one that can be encoded. Objects may have
+further keys, which later releases write.
 """
 
 from __future__ import annotations
@@ -165,9 +165,8 @@ def _object(kind: Any) -> Check:
     checks = {name: _check_of(_inner(hint)) for name, hint in hints.items()}
     must = {name for name, hint in hints.items() if get_origin(hint) is Required}
     may = {name for name, hint in hints.items() if get_origin(hint) is NotRequired}
-    required = (
-        hints.keys() - may if kind.__total__ else must
-    )  # annotations are texts, so the class itself cannot tell
+    total = getattr(kind, "__total__", True)
+    required = hints.keys() - may if total else must  # annotations are texts, so the class itself cannot tell
 
     def check(value: Any, where: str) -> None:
         if not isinstance(value, Mapping):

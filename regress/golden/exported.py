@@ -1,4 +1,4 @@
-"""Documents of an exported case, as ``regress golden export`` writes them, with the type of every field that is read."""
+"""Documents of an exported case, as ``regress golden export`` writes them, with the types of what is read."""
 
 from __future__ import annotations
 

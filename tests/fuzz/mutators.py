@@ -6,6 +6,7 @@ behind the check of the checksum would ever be reached.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
@@ -276,10 +277,8 @@ def _safetensors(data: bytes, random: Random) -> bytes:
         text = json.dumps(head)
         for mark, raw in RAW.items():
             text = text.replace(f'"{mark}"', raw)
-        try:
+        with contextlib.suppress(ValueError, RecursionError):
             text = dumps(json.loads(text)) if len(text) < 10_000 else text
-        except (ValueError, RecursionError):
-            pass
         header["__metadata__"]["regress"] = text
         with_body = hashlib.sha256(text.encode("utf-8", "surrogatepass") + b"\0")
         with_body.update(_in_order(header, head, body))

@@ -77,6 +77,9 @@ class WorstRow:
     relative_l2: float
 
 
+_NESTED = ("place", "worst", "worst_row", "affected")
+
+
 @dataclass(frozen=True)
 class Verdict:
     """The judgement of one tensor at one place.
@@ -137,7 +140,8 @@ class Verdict:
 
     def to_json(self) -> dict[str, Any]:
         """Return a plain dict, the inverse of `from_json`."""
-        return asdict(self) | {"status": str(self.status)}
+        nested = {name: asdict(value) for name in _NESTED if (value := getattr(self, name)) is not None}
+        return {**vars(self), **nested, "status": str(self.status)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Verdict:
