@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -334,8 +333,7 @@ def tell(
         for path in write_report(folder, report):
             click.echo(f"written: {path}")
     if json_file is not None:
-        text = json.dumps(report.to_json(), indent=1, allow_nan=False) + "\n"
-        write_atomically(json_file, [text.encode()])
+        write_atomically(json_file, [report.dumps().encode()])
         click.echo(f"written: {json_file}")
     codes = [comparison.exit_code for comparison in found.values()]
     codes += [1] if modes is not None and modes.discrepancies else []

@@ -117,9 +117,7 @@ WORDS = (
 )
 MESH = {"pp": 2, "dp": 2, "cp": 2, "tp": 2, "ep": 2}
 CONFIG = {"algorithm": {"importance_level": "sequence"}}
-SCENE = RunContext(
-    world_size=4, micros=3, mesh=MESH, config=CONFIG, precisions=("float32", "bfloat16")
-)
+SCENE = RunContext(world_size=4, micros=3, mesh=MESH, config=CONFIG, precisions=("float32", "bfloat16"))
 OK = Verdict(Status.OK, "log_probs", "log_probs", Place(0, None, 0, 0), count=5)
 
 
