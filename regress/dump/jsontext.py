@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from regress.errors import DumpError
+from regress.inputs import parse_json
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
@@ -89,11 +90,8 @@ def float_name(value: float) -> str:
 
 
 def loads(text: str | bytes) -> Any:
-    """Parse strict JSON and restore tagged floats; raises `ValueError` for anything else."""
-    try:
-        return json.loads(text, object_hook=_untag, parse_constant=_refuse_constant)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+    """Parse strict JSON and restore tagged floats; raises `ValueError` for anything else, see `parse_json`."""
+    return parse_json(text, pairs=_untag)
 
 
 def _untag(item: dict[str, Any]) -> Any:
@@ -107,7 +105,3 @@ def nonfinite(name: Any) -> float:
     if not isinstance(name, str) or name not in _NONFINITE:
         raise ValueError(f"{name!r} is no float")
     return _NONFINITE[name]
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"bare {name} is not JSON")

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from regress.errors import DumpError, RegressError
+from regress.inputs import parse_json, read_bytes
 
 METRICS = "metrics.jsonl"
 SEGMENT, SEQUENCE, TIME, STEP, UPDATE = "segment", "sequence", "time", "step", "update"
@@ -193,7 +194,7 @@ def _plain(name: str, value: Any) -> Any:
 def _parsed(path: Path) -> tuple[list[Row], int, int]:
     """Return the rows, the number of bytes that they take, and that of the file."""
     try:
-        data = path.read_bytes()
+        data = read_bytes(path)
     except OSError as error:
         raise DumpError(
             f"{path} cannot be read ({error.strerror or error}); name a run's {METRICS}"
@@ -227,7 +228,7 @@ def _lines(data: bytes) -> Iterator[tuple[int, bytes]]:
 def _row(line: bytes, index: int) -> Row | None:
     """Return a line's row; rows of an older release have no segment and no number."""
     try:
-        row = json.loads(line)
+        row = parse_json(line, finite=False)
     except (ValueError, RecursionError):
         return None
     if not isinstance(row, dict) or not isinstance(row.get(STEP), int):

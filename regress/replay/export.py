@@ -31,13 +31,11 @@ from regress.golden.files import unwritable
 from regress.replay.configure import replay_config
 from regress.replay.export_objective import objective_of
 from regress.replay.export_readme import readme
+from regress.replay.exported import FORMAT, INDEX
 from regress.replay.matrix import Replay
 from regress.replay.plan import PlannedUpdate
 from regress.replay.variants import BASE, Precision
 
-FORMAT = 1
-INDEX = "export.json"
-"""File that names the format, the case and the hash of every other file; written last."""
 DERIVED = {"advantages": "advantages", "token_weights": "weights"}
 """Field of a file below ``derived/`` -> golden quantity and tensor."""
 GIVEN = {"old_log_probs": "old_log_probs", "ref_log_probs": "ref_log_probs"}

@@ -108,6 +108,12 @@ _SHOWN = 8
     metavar="HOST:PORT",
     help="An existing Ray cluster; by default that of RAY_ADDRESS, else one is started.",
 )
+@click.option(
+    "--verify/--no-verify",
+    default=True,
+    show_default=True,
+    help="Verify the bytes that are read by the checksums of their dump.",
+)
 @directory_option
 @click.pass_context
 def compare(
@@ -133,6 +139,7 @@ def compare(
     engine: str,
     workers: int | None,
     ray_address: str | None,
+    verify: bool,
     golden_dir: Path | None,
 ) -> None:
     """Compare two sources; the first judges the second.
@@ -161,7 +168,7 @@ def compare(
     try:
         pairs, dirs = _pairs(golden, actual, self_hosted_dir, remote_api_dir, weaver_dir, golden_dir)
         bounds = bounds_of(rtol, atol, bitwise, tolerances, golden_dir, precision=precision)
-        options = replace(_options(step, only, num_ranks, num_micros, bounds), common=common)
+        options = replace(_options(step, only, num_ranks, num_micros, bounds), common=common, verify=verify)
         if ranks_average:
             pairs = {name: (one, averaged(other)) for name, (one, other) in pairs.items()}
         work = engine_named(engine, workers=workers, address=ray_address, tell=_warn)

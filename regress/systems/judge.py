@@ -51,7 +51,7 @@ def judge(
     errors = errors_of(found.verdicts)
     listed = (*found.notes, *(f"{one} is in the system's dump only" for one in found.actual_only))
     open_ = tuple(f"not compared: {one}" for one in found.problems)
-    if not found.failed and open_:
+    if open_ and (declared or not found.failed):
         return Judgement(Result.ERROR, errors, "; ".join(open_), listed=listed)
     listed += open_
     if not found.failed:

@@ -20,6 +20,10 @@ class Result(StrEnum):
     ERROR = "error"
 
 
+RED = (Result.WRONG, Result.UNDECLARED, Result.ERROR)
+"""Results of a cell that its system fails."""
+
+
 @dataclass(frozen=True)
 class Error:
     """Largest error of a quantity.
@@ -56,6 +60,9 @@ class Row:
         listed: what only one side has, a sentence each.
         notes: traceback and output of the rank that failed.
         versions: of the system and what it ran on.
+        finding: name of the known finding that the cell shows; of one that is not red: that it showed before.
+        stamp: of the environment, by which a run that is resumed knows that the row still holds.
+        disk: bytes of the environment, without the packages that it shares with the calling Python.
     """
 
     system: str
@@ -74,6 +81,19 @@ class Row:
     notes: Sequence[str] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
     plant: str = ""
+    finding: str = ""
+    stamp: str = ""
+    disk: int = 0
+
+    @property
+    def known(self) -> bool:
+        """True for a red cell that shows a known finding."""
+        return bool(self.finding) and self.result in RED
+
+    @property
+    def fixed(self) -> bool:
+        """True for a cell that a known finding made red, and that is not red any more."""
+        return bool(self.finding) and self.result not in RED
 
     @property
     def worst(self) -> tuple[str, Error] | None:

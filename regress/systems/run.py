@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from hashlib import sha256
@@ -13,6 +13,7 @@ from typing import Any
 from regress.errors import RegressError, SystemsError
 from regress.golden.store import GoldenStore
 from regress.systems.environments import Environment
+from regress.systems.findings import marked
 from regress.systems.judge import judge
 from regress.systems.launch import TIMEOUT, Outcome, run_jobs
 from regress.systems.protocol import Cell, SystemUnderTest
@@ -91,6 +92,7 @@ def run_system(
     *,
     environment: Environment,
     patterns: Sequence[str] = (),
+    leave_out: Collection[str] = (),
     plant: str = "",
     paths: Sequence[str] = (),
     timeout: float = TIMEOUT,
@@ -102,6 +104,7 @@ def run_system(
         name: registered name, or ``module:Class``.
         environment: Python that has the system.
         patterns: of the names of cells; all by default.
+        leave_out: `Cell.identity` of cells that are not run again.
         plant: ``module:function`` of a context manager around each cell, which changes the system.
         paths: folders from which the adapter and the plant are imported besides.
         told: called with each row.
@@ -109,7 +112,8 @@ def run_system(
     Raises:
         RegressError: if the environment, a case or an objective is impossible; a cell that fails is a row.
     """
-    tasks = [(cell, plant) for cell in chosen(load(location_of(name)), patterns)]
+    cells = chosen(load(location_of(name)), patterns)
+    tasks = [(cell, plant) for cell in cells if cell.identity not in leave_out]
     return run_cells(name, workspace, tasks, environment=environment, paths=paths, timeout=timeout, told=told)
 
 
@@ -144,7 +148,8 @@ def run_cells(
 
     def done(number: int, outcome: Outcome) -> None:
         cell, plant = tasks[number]
-        rows.append(replace(row_of(system, cell, outcome, dumps[number], workspace), plant=plant))
+        row = replace(row_of(system, cell, outcome, dumps[number], workspace), plant=plant)
+        rows.append(marked(replace(row, stamp="" if plant else environment.stamp, disk=environment.size)))
         told(rows[-1])
 
     if jobs:
@@ -176,15 +181,15 @@ def row_of(system: SystemUnderTest, cell: Cell, outcome: Outcome, dump: Path, wo
         return Row(result=Result.ERROR, told=outcome.error, notes=outcome.notes, **common)
     if outcome.missing:
         return Row(result=Result.ERROR, told=f"the layout is not on: {outcome.missing}", **common)
+    from regress.replay.exported import ExportedCase
     from regress.systems.explained import explained
-    from regress.systems.exported import ExportedCase
 
     try:
         truth = workspace.truth(cell, claimed)
         found = judge(truth, dump, cell.declared, cell.precision)
     except RegressError as error:
         return Row(result=Result.ERROR, told=str(error), **common)
-    shown = explained(dump, ExportedCase(workspace.export(cell.case, cell.batches)))
+    shown = explained(dump, ExportedCase(workspace.export(cell.case, cell.batches)), claimed)
     judged: dict[str, Any] = {
         "told": found.told,
         "first": found.first,
