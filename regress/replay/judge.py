@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from regress.compare.dumps.golden import token_text
-from regress.compare.quantities import TOKEN_GRADIENTS, quantity_named
+from regress.compare.quantities import ADDED, METRICS, quantity_named
 from regress.compare.updates.bitwise_reference import judge_bitwise
 from regress.compare.updates.golden import judge_update
 from regress.compare.updates.invariants import judge_invariants
@@ -26,8 +26,8 @@ from regress.replay.variants import Precision
 
 NATIVE = ("activations", "logit_gradient", "gradient", "param", "optimizer")
 """Quantities in the dtype of the model; log-probs and all that is computed from them are at least float32."""
-WIDE = ("weights", "grad_norm")
-"""Quantities that are float64 in every precision: denominators, and a number that is written as text."""
+WIDE = ("weights", "grad_norm", *METRICS)
+"""Quantities that are float64 in every precision: denominators, and numbers that are written as text."""
 
 Truth = Mapping[str, Mapping[str, Array]]
 
@@ -148,7 +148,7 @@ def stored_tolerances(
 def _measured(case: GoldenCase, precision: Precision, quantity: str) -> Tolerance | None:
     """Return the manifest's tolerance of a quantity; None for one that was added after the recording of the case."""
     entry = case.tolerance(quantity, precision.measured_as)
-    if entry is None and quantity in TOKEN_GRADIENTS and not _recorded(case, quantity):
+    if entry is None and quantity in ADDED and not _recorded(case, quantity):
         return None
     if entry is None:
         unmeasured = Tolerance(0.0, reason=f"none was measured: run regress golden calibrate {case.name}")

@@ -71,7 +71,7 @@ def test_it_says_what_it_said_whichever_way_it_is_asked(one: snapshot.Subject, t
         key: known.get(key) for key in (*SAME, "broken")
     }
     assert counts(found, known) == counts(known, known)
-    good = replace(one, fault=None, ranks=None).dump(tmp_path / "good", steps=known["steps"])
+    good = replace(one, fault=None).dump(tmp_path / "good", steps=known["steps"])
     for golden in (f"golden:{snapshot.GOLDEN / one.case}", str(good.folder)):
         scene, verdicts = snapshot.compared(golden, str(dump.folder))
         found = snapshot.told(verdicts, scene)

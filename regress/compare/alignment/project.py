@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from regress.compare.alignment.local_shard import whole_layout
 from regress.compare.alignment.locate import Locator, TokenText
+from regress.compare.alignment.metric_scale import metric_scale
 from regress.compare.alignment.token_overlap import Part
 from regress.compare.diagnosis.beside import NOTHING, Beside
 from regress.compare.diagnosis.failure_context import FailureContext
@@ -21,6 +22,7 @@ from regress.compare.diagnosis.hypotheses import Truth
 from regress.compare.metrics.stripes import largest
 from regress.compare.quantities import (
     AT_TOKENS,
+    METRICS,
     SHARES,
     Kind,
     Source,
@@ -227,6 +229,11 @@ class Projection:
         total = math.fsum((weights[tokens] * terms[tokens]).tolist())
         return np.array(total), self._share_scale(weights[tokens], terms), lambda _: words
 
+    def _size_of_share(self, name: str) -> float:
+        """Return `share_scale`; 1 where nothing tells it, as advantages and ratios are of the order of 1."""
+        known = {"weights", SHARES[name]} <= self.truth.keys() and self.known_loss_mask is not None
+        return self.share_scale(name) if known else 1.0
+
     def share_scale(self, name: str) -> float:
         """Return the scale of the total of a loss over the update, see `_share_scale`."""
         weights, terms = self._summands(name)
@@ -269,8 +276,13 @@ class Projection:
             )
 
     def scale(self, source: Source) -> float:
-        """Return the scale of tolerances: the largest absolute golden value over all ranks and microbatches."""
+        """Return the scale of tolerances: the largest absolute golden value over all ranks and microbatches; see
+        `metric_scale` for metrics."""
         key = (source.quantity, source.name)
         if key not in self._scales:
-            self._scales[key] = largest(self.truth[source.quantity][source.name])
+            values = self.truth[source.quantity][source.name]
+            if source.quantity in METRICS:
+                self._scales[key] = metric_scale(source.name, values, self.truth, self._size_of_share)
+            else:
+                self._scales[key] = largest(values)
         return self._scales[key]
