@@ -49,11 +49,6 @@ def _ratios_of_tokens(_: Divergence, scene: RunContext) -> bool:
     return scene.setting("algorithm", "importance_level") in (None, "token")
 
 
-def _only_step_counters(divergence: Divergence, _: RunContext) -> bool:
-    """Return True where the counters of all tensors are off and the moments hold, or are not known to be off."""
-    return divergence.pattern("names:step counters") is not None or divergence.broken == (1, 1)
-
-
 def _tied(divergence: Divergence, _: RunContext) -> bool:
     """Return True for a model whose output projection has no weight of its own."""
     return divergence.pattern("tied") is not None
@@ -84,7 +79,6 @@ CONDITIONS: dict[str, Condition] = {
     "places_are_tokens": lambda found, _: found.first.quantity not in (*UPDATE_STAGES, "grad_norm", "loss"),
     "after_an_update": lambda found, _: bool(found.first.place.step or found.first.place.update),
     "nothing_else_fails": lambda found, _: not found.downstream and not found.independent,
-    "only_step_counters": _only_step_counters,
     "several_tensors": lambda found, _: found.broken[0] > 1,
     "one_tensor": lambda found, _: found.broken[0] == 1 < found.broken[1],
     "nearly_all_tensors": lambda found, _: found.broken[1] > 2 and found.broken[0] >= 0.9 * found.broken[1],
