@@ -145,6 +145,9 @@ TOKEN_GRADIENTS = ("token_gradient", "entropy_gradient", "token_residual", "logi
 EVERYWHERE = ("token_gradient", "entropy_gradient")
 """Quantities of tokens that are 0 at every token that the loss leaves out: they are compared there, too."""
 
+RECOVERABLE = Source("token_gradient", "recoverable", "token_residual", "recoverable")
+"""Mask of the tokens whose derivatives rounding does not hide; others are recorded as 0, and not compared."""
+
 SOURCES: tuple[Source, ...] = (
     *(
         Source("batch_inputs", name, "batch_inputs", name)
@@ -168,7 +171,7 @@ SOURCES: tuple[Source, ...] = (
     *(Source("loss", name, "loss", name) for name in ("loss", "pg_loss", "kl_loss", "entropy_loss")),
     Source("is_loss_debug", "loss", "loss", "loss", primary=False),
     *(Source("token_gradient", name, name, name) for name in TOKEN_GRADIENTS),
-    Source("token_gradient", "recoverable", "token_residual", "recoverable"),
+    RECOVERABLE,
     Source("old_log_probs", "old_log_probs", "old_log_probs", "old_log_probs", primary=False),
     Source("ref_log_probs", "ref_log_probs", "ref_log_probs", "ref_log_probs", primary=False),
 )

@@ -13,6 +13,7 @@ from regress.dump.formats import Format
 from regress.dump.location import Location
 from regress.dump.manifest import MANIFEST, Entry
 from regress.dump.reader import files_within, is_dump_file, read_all
+from regress.dump.sums import file_sums
 from regress.errors import DumpError
 
 _MODULUS = 2**256
@@ -127,12 +128,6 @@ def _entry(path: Location, format: Format, start: StartingPlace) -> Entry:
             f"{path} was recorded as {path.suffix.removeprefix('.')} before {start.stated} and would be continued as "
             f"{format.name}; keep the dump format, or choose another dump directory"
         )
-    if isinstance(path, Path):
-        return _described(path, file_stamp(path))
-    data = path.read_bytes()
-    return _described(path, stamp_of(data))
-
-
-def _described(path: Location, stamp: Stamp) -> Entry:
+    stamp = file_stamp(path) if isinstance(path, Path) else stamp_of(path.read_bytes())
     (record,) = read_all(path)
-    return Entry(record.type, record.where, stamp)
+    return Entry(record.type, record.where, stamp, file_sums(path))

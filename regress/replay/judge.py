@@ -18,6 +18,7 @@ from regress.dump.arrays import Array, dtype_name
 from regress.dump.reader import DumpReader
 from regress.dump.record import Record
 from regress.golden.case import GoldenCase
+from regress.replay.own_gradients import beside_of
 from regress.replay.plan import PlannedUpdate
 from regress.replay.rollouts import RolloutJudge
 from regress.replay.variants import Precision
@@ -51,6 +52,7 @@ def judge_replay(
     text = token_text(case)
     verdicts, seen = [], []
     rollouts = RolloutJudge(case, dump, precision, plan, bound, golden)
+    earlier = earlier_updates(case)
     for step in case.trajectories():
         verdicts += rollouts.verdicts(step)
         for update in (update for update in plan if update.step == step):
@@ -65,6 +67,7 @@ def judge_replay(
                 dtype=partial(expected_dtype, values, precision),
                 text=text,
                 config=dump.manifest.provenance.config,
+                beside=beside_of(case, update, earlier.get(update.where)),
             )
             verdicts += invariants_of(dump, update, records)
             seen.append(values)
@@ -95,6 +98,12 @@ def judge_twin(
             )
             verdicts += invariants_of(dump, update, records)
     return verdicts
+
+
+def earlier_updates(case: GoldenCase) -> dict[str, str]:
+    """Return the update before each, by name; the first has none."""
+    names = case.wheres()
+    return dict(zip(names[1:], names[:-1], strict=True))
 
 
 def invariants_of(dump: DumpReader, update: PlannedUpdate, records: Sequence[Record]) -> list[Verdict]:

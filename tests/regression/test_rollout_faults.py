@@ -13,7 +13,6 @@ import pytest
 
 from regress.compare.verdicts.verdict import Verdict
 from regress.errors import GoldenError, ReplayError
-from regress.faults.patch import Fault
 from regress.golden.case import GREEDY
 from regress.golden.store import GoldenStore
 from regress.replay import sampled
@@ -96,7 +95,7 @@ def _judged(case: Case, folder: Path, launch: Any = None) -> list[Verdict]:
 
 @pytest.mark.parametrize("case", _some(CASES, 2), ids=lambda case: case.id)
 def test_a_fault_of_the_sampler_is_caught(case: Case, tmp_path: Path) -> None:
-    with Fault(case.inject).injected():
+    with metric_faults.injected(case.inject):
         failed = _judged(case, tmp_path)
     if case.inject in HARMLESS and case.variant == "rollout-batch1":
         assert not failed
@@ -127,7 +126,7 @@ def test_the_mismatch_of_sampler_and_trainer_is_a_quantity_of_its_own(tmp_path: 
 
         patch.setattr(LocalPolicy, "_token_log_probs", colder)
 
-    with Fault(at_another_temperature).injected():
+    with metric_faults.injected(at_another_temperature):
         failed = _judged(Case(at_another_temperature), tmp_path)
     first_step = {verdict.quantity for verdict in failed if verdict.place.step == 0}
     assert MISMATCH in first_step
@@ -147,7 +146,7 @@ def test_a_decision_near_its_boundary_is_refused(tmp_path: Path, monkeypatch: py
 @pytest.mark.extended
 def test_values_of_other_rollouts_are_never_golden(tmp_path: Path) -> None:
     case = GoldenStore(GOLDEN).case("rollout")
-    with Fault(bugs.temperature_ignored).injected():
+    with metric_faults.injected(bugs.temperature_ignored):
         dump = replay(case, VARIANTS["base"], Precision.FLOAT64, tmp_path)
     with pytest.raises(ReplayError, match="record the case again: regress golden record rollout"):
         require_rollouts(case, dump)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -14,6 +15,7 @@ from regress.compare.alignment.local_shard import whole_layout
 from regress.compare.alignment.locate import Locator, TokenText
 from regress.compare.alignment.metric_scale import metric_scale
 from regress.compare.alignment.token_overlap import Part
+from regress.compare.diagnosis.beside import NOTHING, Beside
 from regress.compare.diagnosis.failure_context import FailureContext
 from regress.compare.diagnosis.failure_contexts import FailureContexts
 from regress.compare.diagnosis.hypotheses import Truth
@@ -62,6 +64,7 @@ class Projection:
         frame: the samples of the update.
         text: text of a token id, for words.
         config: configuration of the run, nested; hypotheses depend on its sections ``algorithm`` and ``optimizer``.
+        beside: further facts about the update, for hypotheses.
     """
 
     def __init__(
@@ -71,6 +74,7 @@ class Projection:
         text: TokenText | None = None,
         config: Mapping[str, Any] | None = None,
         whole: Projection | None = None,
+        beside: Beside = NOTHING,
     ) -> None:
         self.truth = truth
         self.frame = frame
@@ -81,6 +85,7 @@ class Projection:
         self._pools: dict[tuple[str, str], NDArray[np.float64] | None] = {}
         self._config = config or {}
         self._whole = whole or self
+        self._beside = beside
 
     @cached_property
     def locator(self) -> Locator:
@@ -108,7 +113,18 @@ class Projection:
             name: Chosen(tensors, chosen) if quantity_named(name).kind in AT_TOKENS else tensors
             for name, tensors in self.truth.items()
         }
-        return Projection(truth, frame, self._text, self._config, self)
+        beside = self._known_beside.of_tokens(tokens)
+        return Projection(truth, frame, self._text, self._config, self, beside)
+
+    @cached_property
+    def _known_beside(self) -> Beside:
+        """Further facts, with the number of loss tokens of each sample."""
+        loss = self.known_loss_mask
+        if self._beside.counts or loss is None:
+            return self._beside
+        before = np.concatenate([np.zeros(1, np.int64), np.cumsum(loss)])
+        counts = np.diff(before[self.frame.offsets])
+        return replace(self._beside, counts=dict(zip(self.frame.samples, counts.tolist(), strict=True)))
 
     @cached_property
     def _loss_rows(self) -> NDArray[np.int64]:
@@ -185,7 +201,9 @@ class Projection:
     @cached_property
     def around(self) -> FailureContexts:
         """Failure contexts of the tensors of the update."""
-        return FailureContexts(self.truth, self.frame, self.known_loss_mask, self._config, self._whole.pool)
+        return FailureContexts(
+            self.truth, self.frame, self.known_loss_mask, self._config, self._whole.pool, self._known_beside
+        )
 
     def pool(self, source: Source) -> NDArray[np.float64] | None:
         """Return the distinct golden values of a token quantity in the update, sorted; None for too many, or none."""
