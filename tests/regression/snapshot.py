@@ -1,12 +1,14 @@
 """Snapshot of the verdicts on every fault and on healthy replays, short enough to be kept in a file.
 
 ``python tests/regression/snapshot.py`` judges all of them anew and writes the file; the tests compare with it.
-``--missing`` judges only those that the file lacks, and leaves the others as they are.
+``--missing`` judges only those that the file lacks, and leaves the others as they are; so does ``--only PATTERN``, of
+those whose names match.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -142,9 +144,11 @@ def compared(golden: str, actual: str) -> tuple[RunContext, list[Verdict]]:
 
 def main() -> None:
     """Judge all anew, or what is missing, and write the file."""
-    rows: dict[str, Any] = json.loads(FILE.read_text()) if "--missing" in sys.argv[1:] else {}
+    some = re.compile(sys.argv[sys.argv.index("--only") + 1]) if "--only" in sys.argv[1:] else None
+    kept = some is not None or "--missing" in sys.argv[1:]
+    rows: dict[str, Any] = json.loads(FILE.read_text()) if kept else {}
     for one in subjects():
-        if one.name in rows:
+        if one.name in rows and (some is None or not some.search(one.name)):
             continue
         for steps in (1, None):  # what does not show in the first step may do so in a later one
             with tempfile.TemporaryDirectory() as folder:
