@@ -167,10 +167,59 @@ def run(
     ctx.exit(found.exit_code)
 
 
+@faults.command()
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.option("--steps", type=click.IntRange(11), default=50, show_default=True, help="Steps of a training.")
+@click.option("--seeds", type=click.IntRange(1), default=3, show_default=True, help="Trainings with a fault.")
+@click.option(
+    "--healthy", type=click.IntRange(2), default=5, show_default=True, help="Trainings without one."
+)
+@click.option(
+    "--out", type=click.Path(path_type=Path), required=True, metavar="FILE", help="Keeps the curves, as JSON."
+)
+def curves(names: tuple[str, ...], steps: int, seeds: int, healthy: int, out: Path) -> None:
+    """Train with faults, and tell whose reward curve differs.
+
+    A fault is noticed if its last ten steps have a mean reward outside of the range of the healthy seeds. Twenty faults
+    are tried by default. The file keeps every curve as soon as it is drawn; a second call goes on.
+
+    \b
+    regress faults curves --out outputs/curves.json
+    regress faults curves mean_of_means kl_detached --steps 30 --out outputs/curves.json
+    """
+    from regress.replay.curves import NAMED, drawn, verdicts
+
+    chosen = [one.name for one in _chosen(names)] if names else [*NAMED]
+    console = Console()
+    columns = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}")
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+        task = bars.add_task("", total=healthy + seeds * len(chosen))
+        found = drawn(
+            chosen,
+            out,
+            steps=steps,
+            seeds=seeds,
+            healthy=healthy,
+            advance=lambda name: bars.update(task, advance=1, description=name),
+        )
+    told = [one for one in verdicts(found) if one.fault in chosen]
+    for one in told:
+        verb = "noticed" if one.noticed else "not noticed"
+        click.echo(f"{one.fault}: {verb}, ends at {one.end:.3f} (healthy {one.low:.3f} to {one.high:.3f})")
+    click.echo(f"{sum(one.noticed for one in told)} of {len(told)} faults noticed; written: {out}")
+
+
 @faults.command("matrix")
 @click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.option("--out", type=click.Path(path_type=Path), required=True, metavar="FILE", help="The page.")
-def kill_matrix(runs: tuple[Path, ...], out: Path) -> None:
+@click.option(
+    "--curves",
+    "drawn_before",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    metavar="FILE",
+    help="Reward curves of regress faults curves, for the page.",
+)
+def kill_matrix(runs: tuple[Path, ...], out: Path, drawn_before: Path | None) -> None:
     """Write the page of runs that were made before, from their faults.json.
 
     \b
@@ -184,7 +233,13 @@ def kill_matrix(runs: tuple[Path, ...], out: Path) -> None:
 
     rows = {row.name: row for path in runs for row in from_json(path.read_text())}
     ordered = sorted(rows.values(), key=lambda row: (row.category, row.fault))
-    write_atomically(out, [markdown(ordered, COMMON, CATEGORIES).encode()])
+    told: list[tuple[str, float, float, float, bool]] = []
+    if drawn_before is not None:
+        from regress.replay.curves import read, verdicts
+
+        found = verdicts(read(drawn_before))
+        told = [(one.fault, one.end, one.low, one.high, one.noticed) for one in found]
+    write_atomically(out, [markdown(ordered, COMMON, CATEGORIES, told).encode()])
     click.echo(f"written: {out}")
 
 
