@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from regress.systems.exported import Sample
+from regress.replay.exported import Sample
 
 
 def group_advantages(samples: Sequence[Sample]) -> list[float]:
