@@ -207,8 +207,9 @@ def difference(
     if len(golden) != len(actual) or not _from_the_start(golden) or not _from_the_start(actual):
         return Difference(limit=limit)
     allowed = np.zeros(chosen.places.size)
-    runs = [_made(side, own, name, chosen, adam) for side, own in zip(sides, (golden, actual), strict=True)]
-    for place, first, second in zip(golden, *runs, strict=True):
+    for place, (first, second) in zip(
+        golden, _pairs(sides, (golden, actual), name, chosen, adam), strict=True
+    ):
         if first is None or second is None or first.stage != second.stage:
             return Difference(limit=limit)
         bound = relative[first.stage] * _scale(sides[0], first, place, name)
@@ -260,7 +261,36 @@ class Made:
     suffix: str = ""
 
 
-def _made(side: Side, updates: Iterable[At], name: str, chosen: Chosen, adam: Adam) -> Iterable[Made | None]:
+SAME = 1e-3
+"""Largest distance of two directions of one update, of at most about 1, as its state and as its gradients tell it."""
+
+
+def _pairs(
+    sides: tuple[Side, Side], updates: tuple[list[At], list[At]], name: str, chosen: Chosen, adam: Adam
+) -> list[tuple[Made | None, Made | None]]:
+    """Return each update as made on both sides, from what both recorded.
+
+    Where only one side has states, both are made of gradients; this holds for an optimizer that started without a
+    state, which that side tells.
+    """
+    by_state = [[*_made(side, own, name, chosen, adam)] for side, own in zip(sides, updates, strict=True)]
+    if all(x is None or y is None or x.stage == y.stage for x, y in zip(*by_state, strict=True)):
+        return [*zip(*by_state, strict=True)]
+    plain = [
+        [*_made(side, own, name, chosen, adam, states=False)]
+        for side, own in zip(sides, updates, strict=True)
+    ]
+    for known, found in (
+        (a, b) for one, other in zip(by_state, plain, strict=True) for a, b in zip(one, other, strict=True)
+    ):
+        if known is None or found is None or bool((np.abs(known.direction - found.direction) > SAME).any()):
+            return [*zip(*by_state, strict=True)]
+    return [*zip(*plain, strict=True)]
+
+
+def _made(
+    side: Side, updates: Iterable[At], name: str, chosen: Chosen, adam: Adam, *, states: bool = True
+) -> Iterable[Made | None]:
     """Yield each update, from its recorded state, else from all gradients so far; None where nothing tells."""
     first: Floats | None = np.zeros(chosen.places.size)
     second: Floats | None = np.zeros(chosen.places.size)
@@ -268,7 +298,7 @@ def _made(side: Side, updates: Iterable[At], name: str, chosen: Chosen, adam: Ad
     for count, at in enumerate(updates, 1):
         moment, square = (_part(side, "optimizer", at, f"{name}/{key}", chosen)[0] for key in STATE)
         gradient, norm = _part(side, "gradient", at, name, chosen)
-        if moment is not None and square is not None:
+        if states and moment is not None and square is not None:
             first, second = moment, square
             yield Made(adam.direction(first, second, count), moment, "optimizer", f"/{STATE[0]}")
         elif gradient is None or first is None or second is None:
