@@ -22,6 +22,7 @@ from regress.grpo.commands import objective
 from regress.oracle.commands import oracle
 from regress.replay.commands import calibrate, record, study
 from regress.replay.export_commands import export
+from regress.replay.fault_commands import faults
 from regress.replay.replay_commands import replay, variants
 from regress.report.compare_commands import compare
 from regress.report.run_commands import report
@@ -249,6 +250,7 @@ for command in (record, export, calibrate, study):
 for command in (
     golden,
     replay,
+    faults,
     variants,
     compare,
     report,

@@ -23,7 +23,7 @@ from enum import StrEnum
 from typing import Any, Self
 
 from regress.dump.jsontext import Json, dumps, loads, plain
-from regress.dump.location import Location
+from regress.dump.location import Location, read_bytes
 from regress.errors import DumpError
 from regress.layout import SampleKey
 
@@ -145,7 +145,7 @@ def read_requests(folder: Location) -> list[DumpedRequest]:
     """
     path = folder / INDEX
     try:
-        lines = path.read_bytes().split(b"\n")[:-1]
+        lines = read_bytes(path).split(b"\n")[:-1]
     except OSError as error:
         raise DumpError(f"{path} cannot be read ({error.strerror or error}): check the path") from None
     return list(_parsed(lines, path))

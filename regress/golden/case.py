@@ -15,7 +15,7 @@ from regress.dump.trajectory import Trajectory, from_record
 from regress.errors import DumpError, GoldenError
 from regress.golden import truth
 from regress.golden.casefile import parse_case
-from regress.golden.files import RESTORE, read_stamped, read_unstamped, stamp_of
+from regress.golden.files import RESTORE, is_stamped, read_stamped, read_unstamped
 from regress.golden.manifest import Manifest, Truth, read_manifest
 from regress.golden.names import CASE_FILE, input_files, where_order
 from regress.golden.tolerance import ToleranceEntry
@@ -86,7 +86,7 @@ class GoldenCase:
             return
         for path, stamp in sorted(self.manifest.inputs.items()):
             try:
-                if stamp_of(self.folder / path) != stamp:
+                if not is_stamped(self.folder / path, stamp):
                     yield f"{self.folder / path} is not the file that was recorded: {RESTORE}"
             except GoldenError as error:
                 yield str(error)

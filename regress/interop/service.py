@@ -19,6 +19,7 @@ from regress.dump.location import Location
 from regress.dump.reader import files_within, is_dump_file, read
 from regress.dump.record import Record
 from regress.dump.requests import INDEX, DumpedRequest, Operation, Part, read_requests
+from regress.dump.sums import Span
 from regress.errors import DumpError
 from regress.interop.readers import Source
 from regress.layout import Segment, TokenLayout
@@ -154,7 +155,7 @@ class ServiceDump(Source):
             if not one.folder:
                 yield from ((one, part) for part in one.parts)
 
-    def verify(self, name: str) -> None:
+    def verify(self, name: str, span: Span | None = None) -> None:
         """Read a file again, which verifies its checksum."""
         if not name.startswith(_INDEXED):
             read(self.folder / name)

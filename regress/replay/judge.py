@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from regress.compare.dumps.golden import token_text
-from regress.compare.quantities import TOKEN_GRADIENTS, quantity_named
+from regress.compare.quantities import ADDED, METRICS, quantity_named
 from regress.compare.updates.bitwise_reference import judge_bitwise
 from regress.compare.updates.golden import judge_update
 from regress.compare.updates.invariants import judge_invariants
@@ -20,13 +20,14 @@ from regress.dump.reader import DumpReader
 from regress.dump.record import Record
 from regress.dump.trajectory import to_record
 from regress.golden.case import GoldenCase
+from regress.replay.own_gradients import beside_of
 from regress.replay.plan import PlannedUpdate
 from regress.replay.variants import Precision
 
 NATIVE = ("activations", "logit_gradient", "gradient", "param", "optimizer")
 """Quantities in the dtype of the model; log-probs and all that is computed from them are at least float32."""
-WIDE = ("weights", "grad_norm")
-"""Quantities that are float64 in every precision: denominators, and a number that is written as text."""
+WIDE = ("weights", "grad_norm", *METRICS)
+"""Quantities that are float64 in every precision: denominators, and numbers that are written as text."""
 
 Truth = Mapping[str, Mapping[str, Array]]
 
@@ -51,6 +52,7 @@ def judge_replay(
     bound = tolerance or stored_tolerances(case, precision)
     text = token_text(case)
     verdicts, seen = [], []
+    earlier = earlier_updates(case)
     for step, trajectories in sorted(case.trajectories().items()):
         verdicts += judge_trajectories(_one(dump, step), to_record(trajectories, step))
         for update in (update for update in plan if update.step == step):
@@ -65,6 +67,7 @@ def judge_replay(
                 dtype=partial(expected_dtype, values, precision),
                 text=text,
                 config=dump.manifest.provenance.config,
+                beside=beside_of(case, update, earlier.get(update.where)),
             )
             verdicts += invariants_of(dump, update, records)
             seen.append(values)
@@ -93,6 +96,12 @@ def judge_twin(
             )
             verdicts += invariants_of(dump, update, records)
     return verdicts
+
+
+def earlier_updates(case: GoldenCase) -> dict[str, str]:
+    """Return the update before each, by name; the first has none."""
+    names = case.wheres()
+    return dict(zip(names[1:], names[:-1], strict=True))
 
 
 def invariants_of(dump: DumpReader, update: PlannedUpdate, records: Sequence[Record]) -> list[Verdict]:
@@ -139,7 +148,7 @@ def stored_tolerances(
 def _measured(case: GoldenCase, precision: Precision, quantity: str) -> Tolerance | None:
     """Return the manifest's tolerance of a quantity; None for one that was added after the recording of the case."""
     entry = case.tolerance(quantity, precision.measured_as)
-    if entry is None and quantity in TOKEN_GRADIENTS and not _recorded(case, quantity):
+    if entry is None and quantity in ADDED and not _recorded(case, quantity):
         return None
     if entry is None:
         unmeasured = Tolerance(0.0, reason=f"none was measured: run regress golden calibrate {case.name}")

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from regress.compare.verdicts.tolerance import EXACT, Tolerance, Tolerances
-from regress.faults.corpus import CORPUS
+from regress.faults.fault import Fault
+from regress.faults.registry import corpus
 from regress.golden.case import GoldenCase
 from regress.replay.noise_floor import KAPPA, Floor
 from regress.replay.validation_run import HELD_OUT, ValidationRun, run_validation
@@ -57,9 +58,14 @@ class Proof:
         ]
 
 
+def tried_faults() -> list[Fault]:
+    """Return the faults that calibration tries."""
+    return [fault for fault in corpus().values() if fault.calibration]
+
+
 def trials() -> int:
     """Return the number of replays that a proof takes."""
-    return len(KAPPA) * (len(HELD_OUT) + len(CORPUS))
+    return len(KAPPA) * (len(HELD_OUT) + len(tried_faults()))
 
 
 def prove(
@@ -72,7 +78,7 @@ def prove(
         for variant in HELD_OUT:
             healthy.append(run_validation(case, variant, precision, workspace / "healthy", bounds))
             advance()
-        for fault in CORPUS:
+        for fault in tried_faults():
             faulty.append(run_validation(case, fault.variant, precision, workspace / "faulty", bounds, fault))
             advance()
     return Proof(healthy, faulty)

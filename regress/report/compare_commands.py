@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -108,6 +107,12 @@ _SHOWN = 8
     metavar="HOST:PORT",
     help="An existing Ray cluster; by default that of RAY_ADDRESS, else one is started.",
 )
+@click.option(
+    "--verify/--no-verify",
+    default=True,
+    show_default=True,
+    help="Verify the bytes that are read by the checksums of their dump.",
+)
 @directory_option
 @click.pass_context
 def compare(
@@ -133,6 +138,7 @@ def compare(
     engine: str,
     workers: int | None,
     ray_address: str | None,
+    verify: bool,
     golden_dir: Path | None,
 ) -> None:
     """Compare two sources; the first judges the second.
@@ -161,7 +167,7 @@ def compare(
     try:
         pairs, dirs = _pairs(golden, actual, self_hosted_dir, remote_api_dir, weaver_dir, golden_dir)
         bounds = bounds_of(rtol, atol, bitwise, tolerances, golden_dir, precision=precision)
-        options = replace(_options(step, only, num_ranks, num_micros, bounds), common=common)
+        options = replace(_options(step, only, num_ranks, num_micros, bounds), common=common, verify=verify)
         if ranks_average:
             pairs = {name: (one, averaged(other)) for name, (one, other) in pairs.items()}
         work = engine_named(engine, workers=workers, address=ray_address, tell=_warn)
@@ -327,8 +333,7 @@ def tell(
         for path in write_report(folder, report):
             click.echo(f"written: {path}")
     if json_file is not None:
-        text = json.dumps(report.to_json(), indent=1, allow_nan=False) + "\n"
-        write_atomically(json_file, [text.encode()])
+        write_atomically(json_file, [report.dumps().encode()])
         click.echo(f"written: {json_file}")
     codes = [comparison.exit_code for comparison in found.values()]
     codes += [1] if modes is not None and modes.discrepancies else []

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import fields
 from typing import Any
 
 from regress.compare.diagnosis.layers import merged_layers, multiples_by_layer
 from regress.compare.quantities import order_of
 from regress.compare.verdicts.verdict import Place, Verdict
-from regress.dump.jsontext import dumps, float_name, plain
+from regress.dump.jsontext import dumps, float_name, strict
 from regress.report.call import Call
 from regress.report.html import script_json
 from regress.report.model import Report
@@ -68,10 +68,7 @@ def _texts(values: Iterable[str]) -> dict[str, Any]:
 
 def _nested(call: Call, name: str) -> str:
     value = getattr(call.verdict, name)
-    if not value:
-        return ""
-    tree = value if isinstance(value, Mapping) else asdict(value)
-    return dumps(plain(tree, name))
+    return dumps(strict(value, name)) if value else ""
 
 
 def figure(value: float | None) -> float | str | None:

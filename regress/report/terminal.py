@@ -60,7 +60,10 @@ def screen(
 
 def whole(report: Report, width: int = _WIDE) -> str:
     """Return everything as plain text: failures, every quantity by rank and microbatch, headroom."""
-    parts = [printed(block, width, False) for block in _everything(report, width)]
+    parts = [
+        f"{block}\n" if isinstance(block, str) else printed(block, width, False)
+        for block in _everything(report, width)
+    ]
     return "\n".join(part for part in parts if part.strip())
 
 
@@ -114,17 +117,18 @@ def _failures(report: Report, width: int, causes: bool) -> Iterator[RenderableTy
 
 
 def _everything(report: Report, width: int) -> Iterator[RenderableType]:
+    """Yield blocks for a terminal, and texts that are lines already."""
     yield _state(report)
     for name, error in report.errors.items():
         yield Text(f"! {name}: {error}")
     for where in dict.fromkeys([*report.divergences, *report.diagnoses]):
         found = [report.divergences[where]] if where in report.divergences else []
         yield Text("\n".join([where, *map(str, found), *map(str, report.diagnoses.get(where, ()))]))
-    yield Text("\n".join(f"✗ {headline(call.verdict, call.where)}" for call in report.failed))
+    yield "\n".join(f"✗ {headline(call.verdict, call.where)}" for call in report.failed)
     for table in rank_tables(report.calls):
-        yield Text(f"--- {table.title} ---")
-        yield table.render()
-        yield Text(table.statistics)
+        yield f"--- {table.title} ---"
+        yield "\n".join(table.lines())
+        yield table.statistics
     yield headroom_table(report.closest, max(width, 200))
     yield Text("\n".join([*report.notes, *(f"{key}: {value}" for key, value in report.environment.items())]))
 

@@ -51,6 +51,7 @@ class Row:
         result: `Result`.
         errors: by quantity, in the order of computation.
         told: what is wrong in one sentence: first divergence, error, or what was declared; empty for an exact cell.
+        first: quantity and tensor that diverge first; empty where nothing is wrong.
         cause: probable cause of the first divergence; empty without one.
         claimed: what the system's configuration claims, as keys of the engine's configuration.
         explained: what the recorded step really did, by subject.
@@ -70,6 +71,7 @@ class Row:
     result: Result
     errors: Mapping[str, Error] = field(default_factory=dict)
     told: str = ""
+    first: str = ""
     cause: str = ""
     claimed: Mapping[str, Any] = field(default_factory=dict)
     explained: Mapping[str, str] = field(default_factory=dict)
@@ -78,6 +80,7 @@ class Row:
     listed: Sequence[str] = ()
     notes: Sequence[str] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
+    plant: str = ""
     finding: str = ""
     stamp: str = ""
     disk: int = 0

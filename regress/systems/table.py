@@ -18,8 +18,9 @@ FORMAT = 1
 def line_of(row: Row) -> str:
     """Return a row in one line: ``trainer 5.23.0 fsdp2/sft/dense: exact (gradient 3.1e-07, 0.2 x tolerance)``."""
     name = f"{row.system} {row.version}".strip()
+    plant = f" with {row.plant}" if row.plant else ""
     known = f", known finding {row.finding}" if row.known else ""
-    return f"{name} {row.cell.name}: {row.result}{known}{_detail(row)}"
+    return f"{name} {row.cell.name}{plant}: {row.result}{known}{_detail(row)}"
 
 
 def _detail(row: Row) -> str:

@@ -23,6 +23,8 @@ Floats = NDArray[np.float64]
 
 _CHANCE = 1e-6
 _AT_LEAST = 2
+LEFT = 1e-3
+"""Largest part of an error that a formula or factor may leave if it is to explain it."""
 
 
 @dataclass(frozen=True)
@@ -77,11 +79,20 @@ def explains(guess: Hypothesis, actual: Array, golden: Array, over: NDArray[np.b
     moved = np.abs(values - golden[said].astype(np.float64))
     if float(np.median(moved)) <= 4 * slack:
         return False  # it equals the golden tensor
+    if not exact and not leaves_little(actual[said], golden[said], values):
+        return False
     if exact:
         return hits >= 3 or np.unique(values).size > 1
     room = float(np.ptp(np.concatenate([values, golden[said].astype(np.float64)])))
     chance = min(2 * slack / room, 1.0) if room else 1.0
     return hits * math.log(max(chance, 1e-300)) < math.log(_CHANCE)
+
+
+def leaves_little(actual: Array, golden: Array, values: Floats) -> bool:
+    """Return True if values leave at most `LEFT` of the error of the actual ones, in norm."""
+    found = actual.astype(np.float64)
+    error = float(np.linalg.norm(found - golden.astype(np.float64)))
+    return float(np.linalg.norm(found - values)) <= LEFT * error
 
 
 def permuted(actual: Array, golden: Array, pool: Floats, over: NDArray[np.bool_], bound: float) -> bool:

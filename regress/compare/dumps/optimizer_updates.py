@@ -207,11 +207,12 @@ def difference(
     if len(golden) != len(actual) or not _from_the_start(golden) or not _from_the_start(actual):
         return Difference(limit=limit)
     allowed = np.zeros(chosen.places.size)
-    for place, (first, second) in zip(
-        golden, _pairs(sides, (golden, actual), name, chosen, adam), strict=True
-    ):
-        if first is None or second is None or first.stage != second.stage:
+    runs = [_made(side, own, name, chosen, adam) for side, own in zip(sides, (golden, actual), strict=True)]
+    for place, one, other in zip(golden, *runs, strict=True):
+        stage = next((stage for stage in ("optimizer", "gradient") if stage in one and stage in other), None)
+        if stage is None:
             return Difference(limit=limit)
+        first, second = one[stage], other[stage]
         bound = relative[first.stage] * _scale(sides[0], first, place, name)
         alike = np.abs(first.source - second.source) <= bound
         allowed += np.where(alike, adam.rate * np.abs(first.direction - second.direction), 0.0)
@@ -261,54 +262,30 @@ class Made:
     suffix: str = ""
 
 
-SAME = 1e-3
-"""Largest distance of two directions of one update, of at most about 1, as its state and as its gradients tell it."""
-
-
-def _pairs(
-    sides: tuple[Side, Side], updates: tuple[list[At], list[At]], name: str, chosen: Chosen, adam: Adam
-) -> list[tuple[Made | None, Made | None]]:
-    """Return each update as made on both sides, from what both recorded.
-
-    Where only one side has states, both are made of gradients; this holds for an optimizer that started without a
-    state, which that side tells.
-    """
-    by_state = [[*_made(side, own, name, chosen, adam)] for side, own in zip(sides, updates, strict=True)]
-    if all(x is None or y is None or x.stage == y.stage for x, y in zip(*by_state, strict=True)):
-        return [*zip(*by_state, strict=True)]
-    plain = [
-        [*_made(side, own, name, chosen, adam, states=False)]
-        for side, own in zip(sides, updates, strict=True)
-    ]
-    for known, found in (
-        (a, b) for one, other in zip(by_state, plain, strict=True) for a, b in zip(one, other, strict=True)
-    ):
-        if known is None or found is None or bool((np.abs(known.direction - found.direction) > SAME).any()):
-            return [*zip(*by_state, strict=True)]
-    return [*zip(*plain, strict=True)]
-
-
 def _made(
-    side: Side, updates: Iterable[At], name: str, chosen: Chosen, adam: Adam, *, states: bool = True
-) -> Iterable[Made | None]:
-    """Yield each update, from its recorded state, else from all gradients so far; None where nothing tells."""
+    side: Side, updates: Iterable[At], name: str, chosen: Chosen, adam: Adam
+) -> Iterable[Mapping[str, Made]]:
+    """Yield each update as its recorded state makes it, and as all gradients so far do, by stage; what is recorded."""
     first: Floats | None = np.zeros(chosen.places.size)
     second: Floats | None = np.zeros(chosen.places.size)
     beta1, beta2 = adam.betas
     for count, at in enumerate(updates, 1):
+        found: dict[str, Made] = {}
         moment, square = (_part(side, "optimizer", at, f"{name}/{key}", chosen)[0] for key in STATE)
         gradient, norm = _part(side, "gradient", at, name, chosen)
-        if states and moment is not None and square is not None:
-            first, second = moment, square
-            yield Made(adam.direction(first, second, count), moment, "optimizer", f"/{STATE[0]}")
-        elif gradient is None or first is None or second is None:
+        if gradient is None or first is None or second is None:
             first = second = None
-            yield None
         else:
             clipped = adam.clipped(gradient, norm)
             first = beta1 * first + (1 - beta1) * clipped
             second = beta2 * second + (1 - beta2) * clipped**2
-            yield Made(adam.direction(first, second, count), gradient, "gradient")
+            found["gradient"] = Made(adam.direction(first, second, count), gradient, "gradient")
+        if moment is not None and square is not None:
+            first, second = moment, square
+            found["optimizer"] = Made(
+                adam.direction(moment, square, count), moment, "optimizer", f"/{STATE[0]}"
+            )
+        yield found
 
 
 def _part(side: Side, stage: str, at: At, name: str, chosen: Chosen) -> tuple[Floats | None, object]:

@@ -184,7 +184,8 @@ class DeepSpeed(System):
         self.engine.step()
         norm = self.engine.get_global_grad_norm()
         tap("gradient", whole, meta=None if norm is None else {"grad_norm": float(norm)})
-        after = {name: p if stage == 0 else safe_get_full_fp32_param(p) for name, p in self.names.items()}
+        # up to stage 2 a rank has all parameters, those that the next forward pass uses
+        after = {name: p if stage < 3 else safe_get_full_fp32_param(p) for name, p in self.names.items()}
         tap("param", {name: self._whole(name, value) for name, value in after.items() if value is not None})
 
     def _share(self, micro: list[tuple[Sample, float]], tokens: int) -> Any:

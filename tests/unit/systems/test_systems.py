@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from regress.errors import SystemsError
+from regress.errors import GoldenError, SystemsError
 from regress.golden.store import GoldenStore
 from regress.systems import environments, session
 from regress.systems.environments import environment_of, lacking
@@ -213,10 +213,10 @@ def test_batches_are_cut_anew(tmp_path: Path) -> None:
     assert workspace.export("dense", (7, 3)) is workspace.export("dense", (7, 3))
     with pytest.raises(SystemsError, match="samples, not 999: ask for smaller batches"):
         recut(workspace.export("dense"), (999,), tmp_path / "other")
-    with pytest.raises(SystemsError, match="so a cell of 3 updates is not possible"):
+    with pytest.raises(GoldenError, match="so a cell of 3 updates is not possible"):
         cut.samples(3)
 
 
 def test_a_folder_without_an_export_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SystemsError, match="holds no exported case"):
+    with pytest.raises(GoldenError, match="is no exported case"):
         ExportedCase(tmp_path)
