@@ -59,9 +59,9 @@ class Numbered(Side):
         """Return the rank whose tokens a rank repeats."""
         return self._side.root(rank)
 
-    def verify(self, name: str) -> None:
+    def verify(self, name: str, span: tuple[int, int] | None = None) -> None:
         """Raise `DumpError` if a record is not what was written."""
-        self._side.verify(name)
+        self._side.verify(name, span)
 
     @cached_property
     def entries(self) -> Mapping[str, tuple[str, Coordinates]]:
