@@ -23,7 +23,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect extended tests and those of installed systems, unless the option or ``-m`` asks for them, or for faults."""
+    """Deselect extended tests and those of installed systems, unless an option or ``-m`` asks for them."""
     _thin(items)
     asked = config.getoption("-m")
     away = [name for name in (EXTENDED, SYSTEMS) if name not in asked]

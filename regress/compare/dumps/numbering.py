@@ -18,6 +18,8 @@ from regress.compare.dumps.match import Tokens
 from regress.compare.dumps.sides import Side
 from regress.dump.coordinates import Coordinates
 from regress.dump.record import Record
+from regress.dump.sums import Span
+from regress.interop.readers import verify_span
 
 _OF_STEPS = ("trajectory", "old_log_probs", "ref_log_probs")
 
@@ -59,9 +61,9 @@ class Numbered(Side):
         """Return the rank whose tokens a rank repeats."""
         return self._side.root(rank)
 
-    def verify(self, name: str, span: tuple[int, int] | None = None) -> None:
-        """Raise `DumpError` if a record is not what was written."""
-        self._side.verify(name, span)
+    def verify(self, name: str, span: Span | None = None) -> None:
+        """Raise `DumpError` if a record, or a part of its file, is not what was written."""
+        verify_span(self._side, name, span)
 
     @cached_property
     def entries(self) -> Mapping[str, tuple[str, Coordinates]]:
