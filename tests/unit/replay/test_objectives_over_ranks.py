@@ -50,6 +50,7 @@ GLOBAL: Mapping[str, Overrides] = {
         "algorithm.correction_max": 5.0,
         "algorithm.correction_normalize": True,
         "algorithm.correction_policy": "current",
+        "algorithm.loss": "reinforce",
     },
 }
 
