@@ -58,6 +58,7 @@ def metrics_of_the_last_microbatch(patch: Patch) -> None:
 
 
 @fault(
+    names=r"training_step/loss",
     category="U",
     first="metrics",
     source="transformers PR#34191: a loss that is logged otherwise than trained on",
@@ -86,7 +87,14 @@ def changed(patch: Patch, change: Any) -> None:
     patch.setattr(passes, "token_metrics", found)
 
 
-@fault(category="U", first="metrics", source="TRL#3032", rules=("reported",), blind=BLIND)
+@fault(
+    names=r"training_step/clip_ratio/(low|high)",
+    category="U",
+    first="metrics",
+    source="TRL#3032",
+    rules=("reported",),
+    blind=BLIND,
+)
 def clip_fractions_exchanged(patch: Patch) -> None:
     """Report the share of tokens clipped from below as that from above."""
 
@@ -96,13 +104,27 @@ def clip_fractions_exchanged(patch: Patch) -> None:
     changed(patch, change)
 
 
-@fault(category="U", first="metrics", source="verl: pg_clipfrac_lower", rules=("reported",), blind=BLIND)
+@fault(
+    names=r"training_step/clip_ratio/dual",
+    category="U",
+    first="metrics",
+    source="verl: pg_clipfrac_lower",
+    rules=("reported",),
+    blind=BLIND,
+)
 def dual_clip_fraction_of_another(patch: Patch) -> None:
     """Count tokens clipped from below as dual clipped."""
     changed(patch, lambda _, known: {"clip_ratio/dual": known["clip_ratio/low"]})
 
 
-@fault(category="U", first="metrics", source="verl: approx_kl by k2", rules=("reported",), blind=BLIND)
+@fault(
+    names=r"training_step/approx_kl/k3",
+    category="U",
+    first="metrics",
+    source="verl: approx_kl by k2",
+    rules=("reported",),
+    blind=BLIND,
+)
 def reported_kl_of_another_estimator(patch: Patch) -> None:
     """Report the estimator k2 as k3."""
 
@@ -113,6 +135,7 @@ def reported_kl_of_another_estimator(patch: Patch) -> None:
 
 
 @fault(
+    names=r"training_step/approx_kl/k1",
     category="U",
     first="metrics",
     source="a KL of the other direction in the log",
@@ -125,6 +148,7 @@ def reported_kl_reversed(patch: Patch) -> None:
 
 
 @fault(
+    names=r"training_step/entropy",
     category="U",
     first="metrics",
     source="entropy averaged over masked tokens",
@@ -141,7 +165,14 @@ def reported_entropy_over_one_token_more(patch: Patch) -> None:
     changed(patch, change)
 
 
-@fault(category="U", first="metrics", source="a minimum logged as maximum", rules=("reported",), blind=BLIND)
+@fault(
+    names=r"training_step/ratio/max",
+    category="U",
+    first="metrics",
+    source="a minimum logged as maximum",
+    rules=("reported",),
+    blind=BLIND,
+)
 def least_ratio_for_the_greatest(patch: Patch) -> None:
     """Report the least ratio as the greatest."""
     changed(
@@ -151,6 +182,7 @@ def least_ratio_for_the_greatest(patch: Patch) -> None:
 
 
 @fault(
+    names=r"training_step/grad_norm",
     category="U",
     first="metrics",
     source="miles_diffusion PR#35",
@@ -171,6 +203,7 @@ def norm_reported_after_clipping(patch: Patch) -> None:
 
 
 @fault(
+    names=r"training_step/learning_rate",
     category="U",
     first="metrics",
     source="lightning#1772: a rate read after the schedule",
@@ -184,6 +217,7 @@ def learning_rate_reported_otherwise(patch: Patch) -> None:
 
 
 @fault(
+    names=r"training_step/dr_component_kl",
     category="U",
     first="metrics",
     source="a KL term logged without its coefficient",
@@ -203,6 +237,7 @@ def terms_reported_without_coefficients(patch: Patch) -> None:
 
 
 @fault(
+    names=r"rollouts/(advantages|returns)_std",
     category="U",
     first="step_metrics",
     source="numpy.std in place of torch.std",
@@ -215,6 +250,7 @@ def reported_deviation_over_n(patch: Patch) -> None:
 
 
 @fault(
+    names=r"rollouts/advantages_(mean|std)",
     category="U",
     first="step_metrics",
     source="verl: advantages averaged over tokens",
@@ -232,6 +268,7 @@ def reported_advantages_by_token(patch: Patch) -> None:
 
 
 @fault(
+    names=r"rollouts/completion_length_mean",
     category="U",
     first="step_metrics",
     source="a length that counts the prompt",
@@ -323,6 +360,7 @@ def metrics_averaged_over_ranks(patch: Patch) -> None:
 
 
 @fault(
+    names=r"training_step/loss",
     category="U",
     first="metrics",
     source="Megatron#7452: a loss summed over tensor-parallel ranks",

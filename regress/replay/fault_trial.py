@@ -178,7 +178,7 @@ def row_of(trial: Trial, found: Judged, seconds: float) -> FaultRow:
         caught=bool(found.problem or found.failed),
         first="" if first is None else f"{first.quantity} {tensor_of(first)}",
         place="" if first is None else str(first.place),
-        multiple=largest if drifts else None,
+        multiple=largest if drifts or not (found.problem or found.failed) else None,
         stage=stage_right(shown, found),
         tensor=tensor_right(shown, found),
         rules=tuple(one.rule for one in found.diagnoses),
