@@ -16,6 +16,7 @@ from rich.text import Text
 from regress.dump.files import write_atomically
 from regress.golden.commands import code_option, directory_option
 from regress.golden.location import open_store
+from regress.printed import echo
 
 if TYPE_CHECKING:
     from regress.faults.fault import Fault
@@ -59,7 +60,7 @@ def list_faults(names: tuple[str, ...], kind: str | None, category: str | None) 
         cells = one.name, one.kind, CATEGORIES[one.category], where, one.shown[0].first
         found.add_row(*(Text(cell) for cell in cells))
     _wide().print(found)
-    click.echo(f"{len(chosen)} faults")
+    echo(f"{len(chosen)} faults")
 
 
 @faults.command()
@@ -86,16 +87,16 @@ def show(name: str) -> None:
         "part": ("held-out" if one.held_out else "tuning") if one.wrong else "",
         "code": f"{one.inject.__module__}.{one.name}",
     }
-    click.echo(name)
+    echo(name)
     for key, text in told.items():
         if text:
-            click.echo(f"  {key + ':':<12}{text}")
+            echo(f"  {key + ':':<12}{text}")
     for shown in one.shown:
         which = f", ranks {', '.join(map(str, shown.ranks))}" if shown.ranks else ""
         verb = f"shows in {shown.first}" if one.wrong else "is tried"
-        click.echo(f"  {shown.case}/{shown.variant}: {verb}{which} ({', '.join(one.precisions)})")
+        echo(f"  {shown.case}/{shown.variant}: {verb}{which} ({', '.join(one.precisions)})")
     for where, why in one.silent.items():
-        click.echo(f"  {where}: cannot show: {why}")
+        echo(f"  {where}: cannot show: {why}")
 
 
 @faults.command()
@@ -157,13 +158,13 @@ def run(
     _wide().print(table(rows))
     found = score(rows)
     for line in summary(found, COMMON):
-        click.echo(line)
+        echo(line)
     written = write(report, rows, COMMON) if report is not None else []
     if matrix is not None:
         write_atomically(matrix, [markdown(rows, COMMON, CATEGORIES).encode()])
         written.append(matrix)
     for path in written:
-        click.echo(f"written: {path}")
+        echo(f"written: {path}")
     ctx.exit(found.exit_code)
 
 
@@ -240,7 +241,7 @@ def kill_matrix(runs: tuple[Path, ...], out: Path, drawn_before: Path | None) ->
         found = verdicts(read(drawn_before))
         told = [(one.fault, one.end, one.low, one.high, one.noticed) for one in found]
     write_atomically(out, [markdown(ordered, COMMON, CATEGORIES, told).encode()])
-    click.echo(f"written: {out}")
+    echo(f"written: {out}")
 
 
 def _chosen(names: Sequence[str]) -> list[Fault]:
