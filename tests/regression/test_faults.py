@@ -21,6 +21,7 @@ from regress.compare.verdicts.verdict import Place, Status
 from regress.faults.fault import REFUSED, Fault, Shown
 from regress.faults.registry import corpus
 from regress.golden.store import GoldenStore
+from regress.replay.common_practice import measured, noticed
 from regress.replay.fault_trial import (
     Judged,
     Trial,
@@ -161,6 +162,8 @@ def test_a_fault_fails_first_where_it_is(trial: Trial, micros: Callable[[Judged]
     print(f"{trial.name}: {multiple:.2g} times the tolerance ({trial.fault.source})")
     least = MARGINS[trial.fault.kind] if exact else MARGINS["precision"]
     assert multiple >= least or math.isinf(multiple) or found.with_the_first[0].status is not Status.DRIFT
+    common = noticed(measured(found.replay.case, found.plan, found.verdicts))
+    assert [check for check in trial.fault.blind if common.get(check)] == []
     if found.diagnoses and not trial.fault.held_out:
         assert score(trial.fault, found) == "right", found.diagnoses[0]
 
