@@ -25,6 +25,7 @@ from regress.replay.layouts import LAYOUTS
 from regress.replay.matrix import Replay
 from regress.replay.parts import overrides_of
 from regress.replay.plan import PlannedUpdate
+from regress.replay.rollout_variants import ROLLOUTS
 from regress.replay.run import replay
 from regress.replay.run_context import run_context_of
 from regress.replay.variants import VARIANTS, Precision, Variant
@@ -87,7 +88,7 @@ def variant_named(name: str) -> Variant:
     Raises:
         ConfigError: for a name that does neither.
     """
-    known = VARIANTS.get(name) or LAYOUTS.get(name)
+    known = VARIANTS.get(name) or LAYOUTS.get(name) or ROLLOUTS.get(name)
     overrides = overrides_of(name)
     if known is not None:
         return known
