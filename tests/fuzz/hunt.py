@@ -1,7 +1,7 @@
 """Search for inputs that a reader does not take as it should: processes that read, watched from outside.
 
-A process that stands still for `PATIENCE` seconds hangs: it is killed, the input is a finding, and another process goes on
-behind it. On a busy machine standing still is measured by the processor time that it has used, not by the clock alone.
+A process that stands still for `PATIENCE` seconds hangs: it is killed, the input is a finding, and another process goes
+on behind it. Standing still is measured by the processor time that it has used, as the machine may be busy.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ class Listed:
             return ShardLayout.whole(self.tensors[name][1])
         try:
             return ShardLayout.from_json(self.shards[name])
-        except (KeyError, TypeError, ValueError):
+        except (LookupError, TypeError, ValueError, ArithmeticError):
             return None
 
 
