@@ -20,7 +20,7 @@ def test_nothing_acts_on_a_terminal(text: str) -> None:
     assert printable(shown) == shown
 
 
-@pytest.mark.parametrize("text", ["plain", "zwei\nZeilen\t", "日本語 ünï", "✗ 3 × tolerance"])
+@pytest.mark.parametrize("text", ["plain", "zwei\nZeilen\t", "日本語 ünï", "✗ 3 tolerances"])
 def test_ordinary_texts_stay(text: str) -> None:
     assert printable(text) == text
 
