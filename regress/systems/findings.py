@@ -38,7 +38,9 @@ class Finding:
 
     def meets(self, row: Row) -> bool:
         """Return True if the cell of a row is one that shows the defect."""
-        return row.system in (self.system, *self.also) and any(fnmatchcase(row.cell.name, one) for one in self.cells)
+        return row.system in (self.system, *self.also) and any(
+            fnmatchcase(row.cell.name, one) for one in self.cells
+        )
 
 
 FINDINGS: tuple[Finding, ...] = (
