@@ -11,17 +11,16 @@ from regress.compare.updates.bitwise_reference import judge_bitwise
 from regress.compare.updates.golden import judge_update
 from regress.compare.updates.invariants import judge_invariants
 from regress.compare.updates.selftest import judge_rolled
-from regress.compare.updates.trajectories import judge_trajectories
 from regress.compare.verdicts.overrides import Overrides
 from regress.compare.verdicts.tolerance import EXACT, Tolerance, Tolerances, tolerance_of
 from regress.compare.verdicts.verdict import Verdict
 from regress.dump.arrays import Array, dtype_name
 from regress.dump.reader import DumpReader
 from regress.dump.record import Record
-from regress.dump.trajectory import to_record
 from regress.golden.case import GoldenCase
 from regress.replay.own_gradients import beside_of
 from regress.replay.plan import PlannedUpdate
+from regress.replay.rollouts import RolloutJudge
 from regress.replay.variants import Precision
 
 NATIVE = ("activations", "logit_gradient", "gradient", "param", "optimizer")
@@ -52,9 +51,10 @@ def judge_replay(
     bound = tolerance or stored_tolerances(case, precision)
     text = token_text(case)
     verdicts, seen = [], []
+    rollouts = RolloutJudge(case, dump, precision, plan, bound, golden)
     earlier = earlier_updates(case)
-    for step, trajectories in sorted(case.trajectories().items()):
-        verdicts += judge_trajectories(_one(dump, step), to_record(trajectories, step))
+    for step in case.trajectories():
+        verdicts += rollouts.verdicts(step)
         for update in (update for update in plan if update.step == step):
             values, records = golden(update.where), records_of(dump, update)
             verdicts += judge_update(
@@ -82,8 +82,10 @@ def judge_twin(
 ) -> list[Verdict]:
     """Return all verdicts of a byte-for-byte comparison with the replay of another variant."""
     verdicts = []
-    for step, trajectories in sorted(case.trajectories().items()):
-        verdicts += judge_trajectories(_one(dump, step), to_record(trajectories, step))
+    bound = stored_tolerances(case, Precision.FLOAT32)
+    rollouts = RolloutJudge(case, dump, Precision.BITWISE, plan, bound, case.truth)
+    for step in case.trajectories():
+        verdicts += rollouts.verdicts(step)
         for update in (update for update in plan if update.step == step):
             records = records_of(dump, update)
             verdicts += judge_bitwise(
@@ -120,10 +122,6 @@ def records_of(dump: DumpReader, update: PlannedUpdate) -> list[Record]:
     entries = dump.manifest.files
     names = (name for name in dump.names(step=update.step) if entries[name].type != "trajectory")
     return [dump.read(name) for name in names if entries[name].where.update == update.update]
-
-
-def _one(dump: DumpReader, step: int) -> Record | None:
-    return next(dump.records("trajectory", step), None)
 
 
 def stored_tolerances(

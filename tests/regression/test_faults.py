@@ -165,7 +165,9 @@ def test_a_fault_fails_first_where_it_is(trial: Trial, micros: Callable[[Judged]
         assert score(trial.fault, found) == "right", found.diagnoses[0]
 
 
-@pytest.mark.parametrize("trial", some(trials_of(QUIET), of=lambda one: (one.fault.kind, one.fault.category)))
+@pytest.mark.parametrize(
+    "trial", some(trials_of(QUIET), of=lambda one: (one.fault.kind, "HTB".find(one.fault.category)))
+)
 def test_what_changes_nothing_is_not_flagged(trial: Trial) -> None:
     found = judged(trial, store())
     assert not found.problem, found.problem

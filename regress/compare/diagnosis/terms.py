@@ -83,8 +83,16 @@ class Terms:
                 continue
             told = {self.terms[i].name: self._count(i, float(c)) for i, c in zip(chosen, change, strict=True)}
             wrong = {name: count for name, count in told.items() if abs(count - 1.0) > _SAME}
-            return wrong if 0 < len(wrong) <= self.most else None
+            if not 0 < len(wrong) <= self.most or self._factor(parts, wrong):
+                return None
+            return wrong
         return None
+
+    def _factor(self, parts: Floats, wrong: Mapping[str, float]) -> bool:
+        """Return True if all parts count equally, which a factor says without them."""
+        there = [term.name for i, term in enumerate(self.terms) if parts[:, i].any() and term.count]
+        first = next(iter(wrong.values()))
+        return {*wrong} == {*there} and all(abs(c - first) <= _SAME * abs(first) for c in wrong.values())
 
     def _adds_up(self, parts: Floats, golden: Floats) -> bool:
         """Return True if the parts are those of the golden values."""

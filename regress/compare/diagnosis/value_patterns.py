@@ -23,6 +23,7 @@ EXPLAINED = LEFT
 AT_LEAST = 8
 """Fewest elements of one tensor that prove a factor, offset or formula; less of each of several tensors will do."""
 _ALIKE = 1e-4
+_TOLD = 3  # formulas that are named
 _FEW = 8
 """Elements of a tensor below which it need not speak for a hypothesis that all others prove."""
 
@@ -60,6 +61,9 @@ def _held(found: Sequence[Affected]) -> Iterator[Pattern]:
             continue
         if not proven([item.hits.get(key, item.total.hits) for item in own]):
             continue
+        if key == "formula":
+            yield from _formulas([item.held[key]["titles"] for item in own])
+            continue
         numbers = own[0].held[key]
         if all(item.held[key] == numbers for item in own):
             yield Pattern(key, _words(key, numbers), numbers)
@@ -68,6 +72,14 @@ def _held(found: Sequence[Affected]) -> Iterator[Pattern]:
             listed = ", ".join(f"{value:g}" for value in values)
             words = f"equal to {numbers['what']} a number of its own ({listed})"
             yield Pattern("fitted_each", words, {"what": numbers["what"], "values": [*values]})
+
+
+def _formulas(titles: Sequence[Sequence[str]]) -> Iterator[Pattern]:
+    """Yield the formulas that explain every tensor; several of them may say the same of all values."""
+    common = [title for title in titles[0] if all(title in others for others in titles)]
+    if common:
+        what = ", or ".join(common[:_TOLD])
+        yield Pattern("formula", f"equal to {what}", {"what": what})
 
 
 def proven(hits: Sequence[int]) -> bool:

@@ -287,11 +287,13 @@ class Verl(System):
         return model, engine, optimizer, CheckpointConfig()
 
     def _watch(self) -> None:
-        """Note the inputs of the model, and the borders of samples in a packed row."""
+        """Note the inputs of the model, and the samples of a microbatch with their borders in a packed row."""
         prepare = self.engine.prepare_model_inputs
 
         def noting(micro_batch: Any) -> Any:
             self.borders = micro_batch["input_ids"].offsets()
+            rows = [row.tolist() for row in micro_batch["input_ids"].unbind()]
+            self.keys = self.case.keys_of(rows, self.case.steps[self.update])
             inputs, arguments = prepare(micro_batch=micro_batch)
             self.shapes.add(tuple(inputs["input_ids"].shape))
             self.micros += 1
@@ -309,6 +311,7 @@ class Verl(System):
     def step(self) -> None:
         """Make the updates under `regress.record`."""
         from regress.capture.recording import record
+        from regress.dump.taps import at, tap_trajectories
 
         engine = self.engine
         packed: dict[str, Any] = (
@@ -318,14 +321,20 @@ class Verl(System):
             self.folder,
             engine.module,
             token_gradient=True,
+            initial_weights=True,
             activations=ACTIVATIONS,
             temperature=self.setting.temperature,
+            samples=lambda given: self.keys,
             sequence_group=engine.ulysses_parallel_group,
             mesh=self._mesh(),
             system=self.name,
             **packed,
         ):
-            for samples in self.case.steps[: self.cell.updates]:
+            for step, samples in enumerate(self.case.steps[: self.cell.updates]):
+                self.update = step
+                if engine.rank == 0:
+                    with at(step=step):
+                        tap_trajectories([sample.trajectory for sample in samples])
                 batch, loss = self._batch(samples), self._loss()
                 with engine.train_mode():
                     engine.train_batch(batch, loss)

@@ -82,6 +82,7 @@ CONDITIONS: dict[str, Condition] = {
     "after_an_update": lambda found, _: bool(found.first.place.step or found.first.place.update),
     "nothing_else_fails": lambda found, _: not found.downstream and not found.independent,
     "only_step_counters": _only_step_counters,
+    "several_tensors": lambda found, _: found.broken[0] > 1,
     "one_tensor": lambda found, _: found.broken[0] == 1 < found.broken[1],
     "nearly_all_tensors": lambda found, _: found.broken[1] > 2 and found.broken[0] >= 0.9 * found.broken[1],
     "most_elements": lambda found, _: 2 * found.first.over >= found.first.count,
