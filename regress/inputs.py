@@ -25,6 +25,13 @@ GROWTH = 12
 SPARE = 150 * 2**20
 """Bytes in memory that JSON of any form may take."""
 
+DOCUMENT = 1 << 28
+"""Most bytes of a document that is one JSON value, a manifest of a million files among them."""
+
+_LARGE, _SPARSE = (
+    1 << 28,
+    64,
+)  # a file system that compresses stores no recording in a sixty-fourth of its size
 _VALUE, _CONTAINER = 24, 88  # bytes in memory, about
 _LONG = re.compile(rb"\d{20}")
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
@@ -76,7 +83,10 @@ def read_bytes(path: Path | str, limit: int | None = None) -> bytes:
         OSError: if it cannot be read, is no ordinary file, or has more bytes than that.
     """
     with open_file(path) as file:
-        size = os.fstat(file.fileno()).st_size
+        found = os.fstat(file.fileno())
+        size = found.st_size
+        if size > _LARGE and found.st_blocks * 512 * _SPARSE < size:
+            raise OSError(errno.EFBIG, f"it has {size} bytes, nearly all of them a hole", str(path))
         if limit is None:
             return file.read()
         data = file.read(limit + 1) if size <= limit else b""
@@ -87,11 +97,14 @@ def read_bytes(path: Path | str, limit: int | None = None) -> bytes:
     return data
 
 
-def parse_json(text: bytes | str, *, finite: bool = True, pairs: Pairs | None = None) -> Any:
+def parse_json(
+    text: bytes | str, *, finite: bool = True, wide: bool = False, pairs: Pairs | None = None
+) -> Any:
     """Return the value of a JSON text.
 
     Args:
         finite: refuse bare NaN and Infinity, which are not JSON but are what Python writes.
+        wide: accept integers of more than 64 bits, of a few thousand digits at most.
         pairs: makes a value of each object; by default the object itself.
 
     Raises:
@@ -101,7 +114,7 @@ def parse_json(text: bytes | str, *, finite: bool = True, pairs: Pairs | None = 
     data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     _refuse_bombs(data)
     options: dict[str, Any] = {"parse_constant": _refused_constant} if finite else {}
-    if _LONG.search(data):
+    if not wide and _LONG.search(data):
         options["parse_int"] = _integer
     try:
         return json.loads(data, object_pairs_hook=_once(pairs), **options)

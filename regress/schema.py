@@ -6,16 +6,18 @@
 
     stamp = conform(json, Stamp, "the stamp")
 
-The same classes are what mypy knows of a document. An integer is no bool, a float is finite, and a text is one that can
-be encoded. Objects may have further keys, which later releases write.
+The same classes are what mypy knows of a document, and a dataclass is the object of its fields. An integer is no bool,
+a float may be an integer and is finite if it is `Finite`, and a text is one that can be encoded. Objects may have
+further keys, which later releases write.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, is_dataclass
+from enum import Enum
 from functools import lru_cache
 from types import NoneType, UnionType
 from typing import (
@@ -41,7 +43,7 @@ Check = Callable[[Any, str], None]
 _SHOWN = 60
 _WORDS = {
     int: "an integer",
-    float: "a finite number",
+    float: "a number",
     str: "a text",
     bool: "true or false",
     NoneType: "null",
@@ -73,6 +75,11 @@ class Matches:
 
 
 @dataclass(frozen=True)
+class IsFinite:
+    """Bound of a number: neither NaN nor infinite."""
+
+
+@dataclass(frozen=True)
 class Named:
     """Form of a text that names something: printable, and not empty."""
 
@@ -81,6 +88,8 @@ Count = Annotated[int, Least(0), Most(2**63 - 1)]
 """A number of things, bytes or elements."""
 Name = Annotated[str, Named(), Most(1000)]
 """Name of something."""
+Finite = Annotated[float, IsFinite()]
+"""A number that is neither NaN nor infinite."""
 Hash = Annotated[str, Matches("[0-9a-f]{64}", "a SHA-256")]
 
 
@@ -103,7 +112,7 @@ def _check_of(kind: Any) -> Check:
     """Return the function that raises for what is not of a kind."""
     if kind is Any:
         return lambda value, where: None
-    if is_typeddict(kind):
+    if is_typeddict(kind) or is_dataclass(kind):
         return _object(kind)
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Annotated:
@@ -112,8 +121,12 @@ def _check_of(kind: Any) -> Check:
         return _union(arguments)
     if origin is Literal:
         return _literal(arguments)
-    if origin is list:
+    if origin in (list, Sequence):
         return _list(_check_of(arguments[0]))
+    if origin is tuple and arguments[-1] is Ellipsis:
+        return _list(_check_of(arguments[0]))
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return _literal(tuple(one.value for one in kind))
     if origin is tuple:
         return _tuple([_check_of(one) for one in arguments])
     if origin in (dict, Mapping):
@@ -125,7 +138,7 @@ def _plain(kind: Any) -> Check:
     kinds = (int, float) if kind is float else (kind,)
 
     def check(value: Any, where: str) -> None:
-        if type(value) not in kinds or (kind is float and not _finite(value)):
+        if not isinstance(value, kinds) or (kind is not bool and isinstance(value, bool)):
             refuse(value, where, _WORDS[kind])
         if kind is str and not value.isascii():
             _refuse_surrogates(value, where)
@@ -152,12 +165,11 @@ def _object(kind: Any) -> Check:
     checks = {name: _check_of(_inner(hint)) for name, hint in hints.items()}
     must = {name for name, hint in hints.items() if get_origin(hint) is Required}
     may = {name for name, hint in hints.items() if get_origin(hint) is NotRequired}
-    required = (
-        hints.keys() - may if kind.__total__ else must
-    )  # annotations are texts, so the class itself cannot tell
+    total = getattr(kind, "__total__", True)
+    required = hints.keys() - may if total else must  # annotations are texts, so the class itself cannot tell
 
     def check(value: Any, where: str) -> None:
-        if type(value) is not dict:
+        if not isinstance(value, Mapping):
             refuse(value, where, "an object")
         for name, found in checks.items():
             if name in value:
@@ -191,6 +203,8 @@ def _refuse_beyond(value: Any, bound: Any, where: str) -> None:
             refuse(value, where, f"at most {most:g}")
         case Matches(pattern, words) if isinstance(value, str) and not re.fullmatch(pattern, value, re.ASCII):
             refuse(value, where, words)
+        case IsFinite() if isinstance(value, int | float) and not _finite(value):
+            refuse(value, where, "a finite number")
         case Named() if isinstance(value, str) and not (value and value.isprintable()):
             refuse(value, where, "a printable name")
 
@@ -219,7 +233,9 @@ def _literal(allowed: tuple[Any, ...]) -> Check:
     words = " or ".join(map(repr, allowed))
 
     def check(value: Any, where: str) -> None:
-        if not any(type(value) is type(one) and value == one for one in allowed):
+        if isinstance(value, bool) or not any(
+            isinstance(value, type(one)) and value == one for one in allowed
+        ):
             refuse(value, where, words)
 
     return check
@@ -227,7 +243,7 @@ def _literal(allowed: tuple[Any, ...]) -> Check:
 
 def _list(check: Check) -> Check:
     def checked(value: Any, where: str) -> None:
-        if type(value) is not list:
+        if not isinstance(value, list | tuple):
             refuse(value, where, "a list")
         for index, item in enumerate(value):
             check(item, f"{where}[{index}]")
@@ -237,7 +253,7 @@ def _list(check: Check) -> Check:
 
 def _tuple(checks: list[Check]) -> Check:
     def checked(value: Any, where: str) -> None:
-        if type(value) is not list or len(value) != len(checks):
+        if not isinstance(value, list | tuple) or len(value) != len(checks):
             refuse(value, where, f"a list of {len(checks)}")
         for index, (item, check) in enumerate(zip(value, checks, strict=True)):
             check(item, f"{where}[{index}]")
@@ -247,7 +263,7 @@ def _tuple(checks: list[Check]) -> Check:
 
 def _mapping(check: Check, key: Check) -> Check:
     def checked(value: Any, where: str) -> None:
-        if type(value) is not dict:
+        if not isinstance(value, Mapping):
             refuse(value, where, "an object")
         for name, item in value.items():
             key(name, f"a key of {where}")

@@ -17,6 +17,7 @@ from regress.dump.sums import file_sums
 from regress.errors import DumpError
 
 _MODULUS = 2**256
+STEP_METRICS = "step_metrics"
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Place:
         """Return True if a record lies before this place.
 
         Records of the whole unfinished step are made again, except rollouts (``train``, ``val``, ``val_samples``),
-        which are not.
+        which are not. The metrics of a step carry the number of its last update, but come after all of them.
         """
         if where.step != self.step:
             return where.step < self.step
@@ -63,6 +64,8 @@ class Place:
             return True
         if folder == "train":
             return self.updates_in_step > 0
+        if folder == STEP_METRICS:
+            return False
         return where.update is not None and where.update < self.updates_in_step
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import is_dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,6 +19,7 @@ from regress.inputs import parse_json
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
 _TAG = "$float"
+_AS_THEY_ARE = frozenset((str, bool, type(None)))
 _DEPTH = 64  # far below the recursion limit of the parsers that read dumps back
 _NONFINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
@@ -82,6 +84,31 @@ def tag_floats(value: Any) -> Any:
     if isinstance(value, list):
         return [tag_floats(item) for item in value]
     return value
+
+
+def strict(value: Any, where: str = "the report") -> Any:
+    """Return a tree of `plain` JSON values with tagged floats, in one pass; dataclasses are their fields.
+
+    Raises `DumpError` as `plain` does.
+    """
+    kind = type(value)
+    if kind is float:
+        return value if math.isfinite(value) else {_TAG: float_name(value)}
+    if kind is int:
+        return _bounded(value, where)
+    if kind in _AS_THEY_ARE:
+        return value
+    if kind is dict:
+        return {
+            key if type(key) is str else _key(key, where): strict(item, where) for key, item in value.items()
+        }
+    if kind is list or kind is tuple:
+        return [strict(item, where) for item in value]
+    if isinstance(value, Mapping):
+        return strict(dict(value), where)
+    if is_dataclass(value) and not isinstance(value, type):
+        return {name: strict(item, where) for name, item in vars(value).items()}
+    return tag_floats(plain(value, where))
 
 
 def float_name(value: float) -> str:

@@ -19,6 +19,7 @@ from regress.dump.location import Location, read_bytes
 from regress.dump.stages import FOLDERS, STAGES
 from regress.dump.sums import CHUNK, fits
 from regress.errors import DumpError
+from regress.inputs import DOCUMENT
 from regress.redaction import redacted_tree
 from regress.schema import Count, Hash, Name, conform
 
@@ -141,7 +142,7 @@ def read_manifest(folder: Location) -> Manifest:
     """Read and verify manifest.json; raises `DumpError` when it is missing, damaged or not of this schema."""
     path = folder / MANIFEST
     try:
-        tree = loads(read_bytes(path))
+        tree = loads(read_bytes(path, DOCUMENT))
         return _from_json(tree)
     except (FileNotFoundError, NotADirectoryError):
         if not folder.is_dir():

@@ -202,12 +202,13 @@ def rewards_of_the_next_sample(patch: Patch) -> None:
 @fault(
     category="I",
     kind="precision",
+    precisions=("float64",),
     source="NeMo-RL PR#4158",
     first="advantages advantages",
     rules=("advantage-epsilon", "advantage-scale"),
 )
 def variance_by_cancellation(patch: Patch) -> None:
-    """The variance is E[x^2] - E[x]^2 in float32."""
+    """The variance is E[x^2] - E[x]^2 in float32, where statistics are float64 in every precision."""
     right: Any = group_statistics
 
     def wrong(rewards: Tensor, index: Tensor, ddof: int) -> Any:

@@ -70,7 +70,7 @@ class Shown:
         ranks: ranks that have failures of it; () for a verdict on all of them together, None for any.
         place: place of the first verdict, such as ``step0/rank0/micro1``; "" for any.
         update: update of its step in which it shows first.
-        status: status of the first verdict.
+        status: status of the first verdict; "" for any.
         says: part of what the first verdict says.
         tokens: which loss tokens fail, in the words of the tests of faults; "" for any.
         probe: the tensor of these tokens, if not the first one.
@@ -84,7 +84,7 @@ class Shown:
     ranks: tuple[int, ...] | None = None
     place: str = ""
     update: int | None = None
-    status: str = "drift"
+    status: str = ""
     says: str = ""
     tokens: str = ""
     probe: str = ""

@@ -16,6 +16,7 @@ from regress.grpo.kl import kl_estimate
 from regress.grpo.losses import token_loss
 from regress.grpo.objective import Objective
 from regress.grpo.ratios import importance_ratio
+from regress.grpo.segments import segment_sum
 
 
 def valued(value: Tensor, gradient: Tensor) -> Tensor:
@@ -207,11 +208,10 @@ def weight_not_detached(patch: Patch) -> None:
 @fault(
     category="R",
     source="EasyR1 PR#596",
-    first="token_gradient token_gradient",
-    place="step0/rank0/micro0",
+    kind="equivalent",
     cases=("gspo",),
-    steps=None,
-    rules=("ratio-gradient-level",),
+    proof="all tokens of a sample have one weight, one advantage and one ratio: the sum over its n tokens of a "
+    "gradient of 1 / n through the mean is the gradient of 1 through the own log-prob (GSPO-token, arXiv 2507.18071)",
 )
 def ratio_gradient_of_each_token(patch: Patch) -> None:
     """The ratio of a sample has a gradient that reaches each token's own log-prob only."""
@@ -220,6 +220,25 @@ def ratio_gradient_of_each_token(patch: Patch) -> None:
     def wrong(log_probs: Tensor, *args: Any) -> Tensor:
         ratio = right(log_probs, *args).detach()
         return valued(ratio, ratio * log_probs)
+
+    patch.setattr(losses, "importance_ratio", wrong)
+
+
+@fault(
+    category="R",
+    source="EasyR1 PR#596: a mean whose backward pass is that of a sum",
+    first="token_gradient token_gradient",
+    place="step0/rank0/micro0",
+    cases=("gspo",),
+    rules=("ratio-gradient-level",),
+)
+def ratio_gradient_of_the_sum(patch: Patch) -> None:
+    """The ratio of a sample has the gradient of a sum over its tokens, and its value is made of their mean."""
+    right: Any = importance_ratio
+
+    def wrong(log_probs: Tensor, old: Tensor, sequence: Tensor, count: int, *rest: Any) -> Tensor:
+        ratio = right(log_probs, old, sequence, count, *rest).detach()
+        return valued(ratio, ratio * segment_sum(log_probs, sequence, count)[sequence])
 
     patch.setattr(losses, "importance_ratio", wrong)
 
@@ -249,7 +268,6 @@ def before_backward(patch: Patch, change: Any) -> None:
     place="step0/rank0/micro0",
     rules=("token-gradient-of-microbatches",),
     calibration=True,
-    silent={"dense/base": "never: the number is fixed, not that of the microbatches"},
 )
 def loss_divided_by_microbatches(patch: Patch) -> None:
     """The weights hold the denominator, and the loss is divided by the three microbatches once more."""

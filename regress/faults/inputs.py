@@ -149,7 +149,6 @@ def one_segment(patch: Patch) -> None:
     cases=("tools",),
     rules=("tool-tokens",),
     calibration=True,
-    tokens="tools",
     silent={"dense": "no tool writes anything"},
 )
 def tool_tokens_in_the_loss(patch: Patch) -> None:

@@ -163,7 +163,7 @@ def clip_range_off(patch: Patch) -> None:
     category="J",
     source="a coefficient that is rounded on its way",
     first="token_loss elementwise_loss",
-    rules=("coefficient",),
+    rules=("coefficient", "token-loss"),
     small=True,
     calibration=True,
 )
@@ -259,11 +259,11 @@ def kl_left_out(patch: Patch) -> None:
 def kl_subtracted(patch: Patch) -> None:
     """The divergence is rewarded."""
     right: Any = losses._total
-    patch.setattr(
-        losses,
-        "_total",
-        lambda policy, kl, entropy, o: right(policy, kl, entropy, replace(o, kl_coef=-o.kl_coef)),
-    )
+
+    def wrong(policy: Tensor, kl: Tensor | None, entropy: Any, objective: Objective) -> Tensor:
+        return right(policy, None if kl is None else -kl, entropy, objective)
+
+    patch.setattr(losses, "_total", wrong)
 
 
 @fault(category="K", source="tianshou#433", first=LOSS, rules=("one-sign", "policy-loss", "clip-range"))

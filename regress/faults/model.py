@@ -47,6 +47,7 @@ def router_not_normalized(run: Run) -> None:
 
 
 @fault(
+    precisions=("float64", "float32"),
     category="T",
     source="eps of another configuration",
     first="activations model.layers.0",
@@ -191,7 +192,7 @@ def no_sampler_correction(patch: Patch) -> None:
     category="P",
     source="TRL#5312, verl#7495",
     first="activations lm_head",
-    rules=("output-projection",),
+    rules=("output-projection", "module-scale"),
     small=True,
     calibration=True,
     silent={},
@@ -310,7 +311,7 @@ def correction_of_the_current_policy(patch: Patch) -> None:
         losses,
         "_correction",
         lambda log_probs, given, objective: right(
-            log_probs, given, replace(objective, correction_policy="current")
+            log_probs, replace(given, old=log_probs.detach()), objective
         ),
     )
 

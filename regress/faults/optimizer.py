@@ -15,6 +15,7 @@ from regress.faults.patch import Patch
 
 
 @fault(
+    precisions=("float64", "float32"),
     category="M",
     source="verl#5070",
     first="param model.embed_tokens.weight",
@@ -29,6 +30,7 @@ def no_weight_decay(patch: Patch) -> None:
 
 
 @fault(
+    precisions=("float64", "float32"),
     category="M",
     source="AdamW variants that add eps before the bias correction",
     first="param model.embed_tokens.weight",

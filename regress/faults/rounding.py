@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +22,7 @@ from regress.grpo.ratios import importance_ratio
 
 
 @fault(
+    precisions=("float32", "float64"),
     category="O",
     kind="precision",
     source="Modalities PR#462, transformers PR#29285",
@@ -199,7 +201,7 @@ def reference_in_bfloat16(run: Run) -> None:
     kind="precision",
     source="advantages under autocast",
     first="advantages advantages",
-    rules=(),
+    rules=("advantage-dtype",),
 )
 def advantages_in_bfloat16(patch: Patch) -> None:
     """Advantages are rounded to half precision."""
@@ -221,7 +223,7 @@ def token_weights_in_float16(patch: Patch) -> None:
     kind="precision",
     source="a ratio under autocast",
     first="ratio prob_ratio",
-    rules=("ratio",),
+    rules=("ratio", "ratio-dtype"),
 )
 def ratio_in_bfloat16(patch: Patch) -> None:
     """Importance ratios are rounded to half precision."""
@@ -248,7 +250,11 @@ def log_probs_in_float16(patch: Patch) -> None:
 
 
 @fault(
-    category="O", kind="precision", source="verl: entropy under autocast", first="entropy entropy", rules=()
+    category="O",
+    kind="precision",
+    source="verl: entropy under autocast",
+    first="entropy entropy",
+    rules=("softmax-dtype",),
 )
 def entropy_in_bfloat16(patch: Patch) -> None:
     """Entropies are rounded to half precision."""
@@ -301,14 +307,14 @@ def parameters_in_bfloat16(patch: Patch) -> None:
 @fault(
     category="O",
     kind="precision",
-    source="float32 inside of a float64 model: norms of transformers",
+    source="float32 inside of a float64 model: Hugging Face modules",
     precisions=("float64",),
     first="activations model.layers.0",
     rules=("module", "module-dtype"),
 )
-def float32_inside_of_float64(run: Run) -> None:
-    """A cast to float32 in every norm, as `model.double()` leaves it."""
-    outputs_rounded(run, "layernorm", torch.float32)
+def float32_inside_of_float64(patch: Patch) -> None:
+    """`model.double()` alone: norms, rotary embeddings and the softmax of a float64 model cast to float32."""
+    patch.setattr(policy, "arithmetic", lambda dtype: nullcontext())
 
 
 # @@new

@@ -13,7 +13,8 @@ import yaml
 from regress.dump.jsontext import Json, plain
 from regress.errors import DumpError, GoldenError, reason
 
-_KEYS = ("reason", "claims", "config", "recipe")
+_KEYS = ("reason", "claims", "rollouts", "config", "recipe")
+_ROLLOUTS = ("recorded", "sampled")
 _LIMIT = 2**20
 _FLOAT = re.compile(r"[-+]?([0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)[eE][-+]?[0-9]+")
 
@@ -27,12 +28,15 @@ class CaseFile:
         claims: signals it promises beyond those of every case, such as `tool_tokens`.
         config: engine configuration, as overrides of the defaults.
         recipe: settings that the inputs were made with, in the form of the program that made them.
+        rollouts: ``recorded``: replays read the recorded rollouts; ``sampled``: they sample their own, which must be
+            the recorded ones.
     """
 
     reason: str
     claims: list[str] = field(default_factory=list)
     config: dict[str, Json] = field(default_factory=dict)
     recipe: dict[str, Json] = field(default_factory=dict)
+    rollouts: str = "recorded"
 
 
 def parse_case(data: bytes, path: Path) -> CaseFile:
@@ -65,8 +69,15 @@ def _checked(values: Json, path: Path) -> CaseFile:
     claims = values.get("claims") or []
     if not isinstance(claims, list) or not all(isinstance(claim, str) for claim in claims):
         raise GoldenError(f"{path} has claims {claims!r}: write a list of words")
+    rollouts = values.get("rollouts", _ROLLOUTS[0])
+    if rollouts not in _ROLLOUTS:
+        raise GoldenError(f"{path} has rollouts {rollouts!r}: write {' or '.join(_ROLLOUTS)}")
     return CaseFile(
-        found, [str(c) for c in claims], _mapping(values, "config", path), _mapping(values, "recipe", path)
+        found,
+        [str(c) for c in claims],
+        _mapping(values, "config", path),
+        _mapping(values, "recipe", path),
+        str(rollouts),
     )
 
 

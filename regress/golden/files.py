@@ -86,6 +86,19 @@ def stamp_of(path: Path) -> Stamp:
     return Stamp(size, digest.hexdigest())
 
 
+def is_stamped(path: Path, stamp: Stamp) -> bool:
+    """Return True if a file is the one that was recorded; raises `GoldenError` when it cannot be read.
+
+    A file of another size is not hashed: one that replaced it may be huge.
+    """
+    try:
+        if path.stat().st_size != stamp.size:
+            return False
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    return stamp_of(path) == stamp
+
+
 def _unreadable(path: Path, error: OSError) -> GoldenError:
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return GoldenError(f"{path} is missing: {RESTORE}")

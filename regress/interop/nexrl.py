@@ -115,7 +115,9 @@ class NexrlDump(Source):
             raise DumpError(
                 f"{self.folder / file} is no record of NexRL: {damage}; {damage.remedy}"
             ) from None
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        except DumpError as error:
+            raise DumpError(f"{self.folder / file} is no record of NexRL ({error})") from None
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise DumpError(
                 f"{self.folder / file} is no record of NexRL ({type} with {error}); {CUT_OFF}"
             ) from None

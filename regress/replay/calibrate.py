@@ -15,7 +15,8 @@ microbatch are small.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -49,14 +50,21 @@ def calibrate(
     workspace: Path,
     *,
     seeds: int = SEEDS,
+    only: Collection[str] | None = None,
     advance: Callable[[], None] = lambda: None,
 ) -> list[Floor]:
-    """Measure the noise floors of a recorded case; ``advance`` is called after each replay.
+    """Measure the noise floors of a recorded case.
+
+    Args:
+        only: quantities that are measured; None for all.
+        advance: called after each replay.
 
     Raises:
         ReplayError: if even float64 cannot be judged at its bound.
     """
-    return [floor for precision in KAPPA for floor in _floors(case, precision, workspace, seeds, advance)]
+    return [
+        floor for precision in KAPPA for floor in _floors(case, precision, workspace, seeds, only, advance)
+    ]
 
 
 def replays_of(seeds: int) -> int:
@@ -65,23 +73,29 @@ def replays_of(seeds: int) -> int:
 
 
 def _floors(
-    case: GoldenCase, precision: Precision, workspace: Path, seeds: int, advance: Callable[[], None]
+    case: GoldenCase,
+    precision: Precision,
+    workspace: Path,
+    seeds: int,
+    only: Collection[str] | None,
+    advance: Callable[[], None],
 ) -> list[Floor]:
     measured: Responses = {}
+    unbounded = partial(_unbounded, only)
     for variant in LAYOUTS:
         layout = Replay(case, variant, precision)
         folder = workspace / f"{variant.name}{precision.suffix}"
         dump = replay(case, variant, precision, folder / "plain")
         advance()
         own = canonical(case, dump, layout)
-        _widen(measured, judge_replay(case, dump, layout.plan, precision, tolerance=_unbounded), _dtype_error)
+        _widen(measured, judge_replay(case, dump, layout.plan, precision, tolerance=unbounded), _dtype_error)
         for seed in range(seeds):
             moved = replay(
                 case, variant, precision, folder / f"seed{seed}", prepare=perturbation(precision, seed)
             )
             advance()
             verdicts = judge_replay(
-                case, moved, layout.plan, precision, truth=own.__getitem__, tolerance=_unbounded
+                case, moved, layout.plan, precision, truth=own.__getitem__, tolerance=unbounded
             )
             _widen(measured, verdicts, _perturbed)
     if precision is Precision.FLOAT64:
@@ -90,7 +104,9 @@ def _floors(
     return [Floor.of(quantity, precision, tensors, seeds) for quantity, tensors in measured.items()]
 
 
-def _unbounded(quantity: str) -> Tolerance:
+def _unbounded(only: Collection[str] | None, quantity: str) -> Tolerance | None:
+    if only is not None and quantity not in only:
+        return None
     return EXACT if quantity_named(quantity).exact else Tolerance(math.inf)
 
 

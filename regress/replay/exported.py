@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,11 +12,11 @@ import numpy as np
 
 from regress.dump.arrays import Array
 from regress.dump.trajectory import Trajectory
-from regress.errors import GoldenError, reason
+from regress.errors import DumpError, GoldenError, reason
+from regress.golden.exported import read_index, read_objective, read_rollouts
+from regress.interop.tensorfiles import tensors_in
 
 FORMAT = 1
-INDEX = "export.json"
-"""File that names the format, the case and the hash of every other file; written last."""
 
 
 @dataclass(frozen=True)
@@ -94,13 +93,13 @@ class ExportedCase:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        index = self._json(INDEX)
+        index = read_index(folder)
         if index.get("format") != FORMAT:
             raise GoldenError(
                 f"{folder} has the format {index.get('format')!r} and this version reads {FORMAT}; export the case "
                 "again with regress golden export"
             )
-        self.numbers: dict[str, Any] = self._json("objective.json")
+        self.numbers: dict[str, Any] = read_objective(folder)
         self.name = str(self.numbers["case"])
 
     @property
@@ -132,11 +131,13 @@ class ExportedCase:
 
     def optimizer_state(self) -> dict[str, Array] | None:
         """Return ``PARAMETER/exp_avg``, ``PARAMETER/exp_avg_sq`` and ``PARAMETER/step`` by name; None without any."""
-        from safetensors.numpy import load_file
-
         if self.numbers["optimizer_steps"] is None:
             return None
-        moments = load_file(self.folder / "optimizer.safetensors")
+        try:
+            held = tensors_in(self.folder / "optimizer.safetensors")
+        except DumpError as error:
+            raise GoldenError(f"{error}; export the case again") from error
+        moments = {name: np.array(array) for name, array in held.items()}
         counts = {f"{name}/step": np.asarray(float(count)) for name, count in self.optimizer_steps.items()}
         return {**moments, **counts}
 
@@ -203,22 +204,11 @@ class ExportedCase:
 
     def _rollouts(self, path: Path) -> tuple[Sample, ...]:
         try:
-            return tuple(_sample(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines())
-        except (OSError, KeyError, TypeError, ValueError) as error:
+            return tuple(_sample(row) for row in read_rollouts(path))
+        except (KeyError, TypeError, ValueError) as error:
             raise GoldenError(
                 f"{path} cannot be read as rollouts ({reason(error)}); export the case again"
             ) from error
-
-    def _json(self, name: str) -> dict[str, Any]:
-        try:
-            found = json.loads((self.folder / name).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise GoldenError(
-                f"{self.folder} is no exported case ({reason(error)}); write one with regress golden export CASE DIR"
-            ) from error
-        if not isinstance(found, dict):
-            raise GoldenError(f"{self.folder / name} is no JSON object; export the case again")
-        return found
 
 
 def _sample(row: Mapping[str, Any]) -> Sample:

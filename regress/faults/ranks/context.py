@@ -107,6 +107,7 @@ def zigzag_read_in_order(patch: Patch) -> None:
 
 
 @fault(
+    precisions=("float64", "float32"),
     category="D",
     source="ROCm aiter PR#3334",
     cases=("dense",),

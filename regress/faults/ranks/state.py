@@ -36,13 +36,14 @@ def update_lost_on_a_rank(patch: Patch) -> None:
 
 
 @fault(
+    precisions=("float64", "float32"),
     category="M",
     source="verl#5070",
     cases=("dense",),
     variants=("dp2",),
     first="param",
     ranks=(1,),
-    rules=("state-of-a-rank",),
+    rules=("state-of-a-rank", "weight-decay"),
 )
 def decay_on_one_rank_only(run: Run) -> None:
     if on_rank(1):
@@ -51,13 +52,14 @@ def decay_on_one_rank_only(run: Run) -> None:
 
 
 @fault(
+    precisions=("float64", "float32"),
     category="M",
     source="Megatron PR#5976",
     cases=("dense",),
     variants=("dp2",),
     first="optimizer",
     ranks=(1,),
-    rules=("step-counter",),
+    rules=("step-counter", "state-of-a-rank"),
     names=r".*/step",
 )
 def counter_ahead_on_a_rank(run: Run) -> None:

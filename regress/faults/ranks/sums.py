@@ -103,6 +103,7 @@ def loss_times_ranks(patch: Patch) -> None:
 
 
 @fault(
+    precisions=("float64", "float32"),
     category="D",
     source="VeOmni PR#1115",
     cases=("dense",),

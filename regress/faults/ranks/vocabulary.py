@@ -57,6 +57,7 @@ def maximum_of_own_part(patch: Patch) -> None:
 
 
 @fault(
+    precisions=("float64", "float32"),
     category="C",
     source="ColossalAI#5488, torchtitan PR#4319",
     cases=("dense",),
