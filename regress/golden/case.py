@@ -75,6 +75,11 @@ class GoldenCase:
         """Settings that the inputs were made with."""
         return self._file.recipe
 
+    @property
+    def precisions(self) -> list[str]:
+        """Precisions that the case is replayed in; none for all."""
+        return self._file.precisions
+
     def verify_inputs(self) -> None:
         """Raise `GoldenError` naming the first input that is missing, changed, or not part of the recording."""
         for problem in self.input_problems():

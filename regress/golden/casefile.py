@@ -13,7 +13,7 @@ import yaml
 from regress.dump.jsontext import Json, plain
 from regress.errors import DumpError, GoldenError, reason
 
-_KEYS = ("reason", "claims", "config", "recipe")
+_KEYS = ("reason", "claims", "precisions", "config", "recipe")
 _LIMIT = 2**20
 _FLOAT = re.compile(r"[-+]?([0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)[eE][-+]?[0-9]+")
 
@@ -27,12 +27,14 @@ class CaseFile:
         claims: signals it promises beyond those of every case, such as `tool_tokens`.
         config: engine configuration, as overrides of the defaults.
         recipe: settings that the inputs were made with, in the form of the program that made them.
+        precisions: precisions that it is replayed in; none: all.
     """
 
     reason: str
     claims: list[str] = field(default_factory=list)
     config: dict[str, Json] = field(default_factory=dict)
     recipe: dict[str, Json] = field(default_factory=dict)
+    precisions: list[str] = field(default_factory=list)
 
 
 def parse_case(data: bytes, path: Path) -> CaseFile:
@@ -62,12 +64,15 @@ def _checked(values: Json, path: Path) -> CaseFile:
     found = values.get("reason")
     if not isinstance(found, str) or not found.strip():
         raise GoldenError(f"{path} has no reason: write one sentence on what this case is for")
-    claims = values.get("claims") or []
-    if not isinstance(claims, list) or not all(isinstance(claim, str) for claim in claims):
-        raise GoldenError(f"{path} has claims {claims!r}: write a list of words")
-    return CaseFile(
-        found, [str(c) for c in claims], _mapping(values, "config", path), _mapping(values, "recipe", path)
-    )
+    mappings = (_mapping(values, key, path) for key in ("config", "recipe"))
+    return CaseFile(found, _words(values, "claims", path), *mappings, _words(values, "precisions", path))
+
+
+def _words(values: dict[str, Json], key: str, path: Path) -> list[str]:
+    found = values.get(key) or []
+    if not isinstance(found, list) or not all(isinstance(word, str) for word in found):
+        raise GoldenError(f"{path} has {key} {found!r}: write a list of words")
+    return [str(word) for word in found]
 
 
 def _mapping(values: dict[str, Json], key: str, path: Path) -> dict[str, Json]:

@@ -91,7 +91,9 @@ def calibrate(
     store, console = open_store(golden_dir, writes=True), Console()
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
-        task = bars.add_task(f"calibrating {case}", total=replays_of(seeds) + (trials() if proof else 0))
+        task = bars.add_task(
+            f"calibrating {case}", total=replays_of(store.case(case), seeds) + (trials() if proof else 0)
+        )
         found = measure(
             store, case, seeds=seeds, proof=proof, only=only or None, advance=lambda: bars.advance(task)
         )
@@ -153,7 +155,7 @@ def study(
     opened = open_store(golden_dir).case(case)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
-        task = bars.add_task(f"drawing {case}", total=draws * replays_of_seed(faults))
+        task = bars.add_task(f"drawing {case}", total=draws * replays_of_seed(opened, faults))
         found = run(opened, draws, faults=faults, advance=lambda: bars.advance(task))
     wide = console if console.is_terminal else Console(width=max(console.width, _WIDTH))
     click.echo("largest multiple of the tolerance in healthy replays:")

@@ -9,7 +9,8 @@ from pathlib import Path
 from regress.compare.verdicts.tolerance import EXACT, Tolerance, Tolerances
 from regress.faults.corpus import CORPUS
 from regress.golden.case import GoldenCase
-from regress.replay.noise_floor import KAPPA, Floor
+from regress.replay.calibrate import precisions_of
+from regress.replay.noise_floor import Floor
 from regress.replay.validation_run import HELD_OUT, ValidationRun, run_validation
 from regress.replay.variants import Precision
 from regress.report.calibration import Row
@@ -57,9 +58,9 @@ class Proof:
         ]
 
 
-def trials() -> int:
-    """Return the number of replays that a proof takes."""
-    return len(KAPPA) * (len(HELD_OUT) + len(CORPUS))
+def trials(case: GoldenCase) -> int:
+    """Return the number of replays that a proof of a case takes."""
+    return len(precisions_of(case)) * (len(HELD_OUT) + len(CORPUS))
 
 
 def prove(
@@ -67,7 +68,7 @@ def prove(
 ) -> Proof:
     """Replay the held-out variants and the corpus of faults, judged by the measured tolerances."""
     healthy, faulty = [], []
-    for precision in KAPPA:
+    for precision in precisions_of(case):
         bounds = bounds_of(floors, precision)
         for variant in HELD_OUT:
             healthy.append(run_validation(case, variant, precision, workspace / "healthy", bounds))

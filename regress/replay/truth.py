@@ -68,7 +68,8 @@ def canonical(case: GoldenCase, dump: DumpReader, plan: Replay | None = None) ->
 def require_case_signal(case: GoldenCase, truth: Truth) -> None:
     """Refuse golden values in which some faults could not show; see `regress.golden.signal`."""
     with TemporaryDirectory(prefix="regress-config-") as folder:
-        config = replay_config(case, BASE, Precision.FLOAT64, 1, Path(folder))
+        steps = len(case.trajectories())
+        config = replay_config(case, BASE, Precision.FLOAT64, steps, Path(folder))
     frames = {update.where: update.frame for update in Replay(case, BASE, Precision.FLOAT64).plan}
     require_signal(
         case.name,
