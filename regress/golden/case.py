@@ -80,6 +80,11 @@ class GoldenCase:
         """Precisions that the case is replayed in; none for all."""
         return self._file.precisions
 
+    @property
+    def leaves_out(self) -> list[str]:
+        """Quantities that are not recorded."""
+        return self._file.leaves_out
+
     def verify_inputs(self) -> None:
         """Raise `GoldenError` naming the first input that is missing, changed, or not part of the recording."""
         for problem in self.input_problems():

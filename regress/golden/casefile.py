@@ -13,7 +13,7 @@ import yaml
 from regress.dump.jsontext import Json, plain
 from regress.errors import DumpError, GoldenError, reason
 
-_KEYS = ("reason", "claims", "precisions", "config", "recipe")
+_KEYS = ("reason", "claims", "precisions", "leaves_out", "config", "recipe")
 _LIMIT = 2**20
 _FLOAT = re.compile(r"[-+]?([0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)[eE][-+]?[0-9]+")
 
@@ -28,6 +28,7 @@ class CaseFile:
         config: engine configuration, as overrides of the defaults.
         recipe: settings that the inputs were made with, in the form of the program that made them.
         precisions: precisions that it is replayed in; none: all.
+        leaves_out: quantities that are not recorded, because other cases have them.
     """
 
     reason: str
@@ -35,6 +36,7 @@ class CaseFile:
     config: dict[str, Json] = field(default_factory=dict)
     recipe: dict[str, Json] = field(default_factory=dict)
     precisions: list[str] = field(default_factory=list)
+    leaves_out: list[str] = field(default_factory=list)
 
 
 def parse_case(data: bytes, path: Path) -> CaseFile:
@@ -65,7 +67,8 @@ def _checked(values: Json, path: Path) -> CaseFile:
     if not isinstance(found, str) or not found.strip():
         raise GoldenError(f"{path} has no reason: write one sentence on what this case is for")
     mappings = (_mapping(values, key, path) for key in ("config", "recipe"))
-    return CaseFile(found, _words(values, "claims", path), *mappings, _words(values, "precisions", path))
+    words = (_words(values, key, path) for key in ("precisions", "leaves_out"))
+    return CaseFile(found, _words(values, "claims", path), *mappings, *words)
 
 
 def _words(values: dict[str, Json], key: str, path: Path) -> list[str]:

@@ -275,7 +275,7 @@ def _correction(found: Recording) -> Iterator[str]:
         if (weights > 0).all():
             yield "no sampler weight is masked"
         return
-    for bound in bounds:
+    for bound in bounds if not found.objective.get("correction_normalize") else ():
         if bound is not None and not (weights == bound).any():
             yield f"no sampler weight is cut to {bound:g}"
 

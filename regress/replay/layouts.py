@@ -55,6 +55,7 @@ _PAIRS: tuple[Variant, ...] = (
     combined(
         "fsdp2-cp2-gather-hsdp-noreshard-reduce16", "gathered keys over shards", "dense", Precision.MIXED
     ),
+    combined("fsdp2-param32-reduce16-mbs3", "gradients alone in half precision", "dense", Precision.MIXED),
     combined("fsdp2-cp2-gather", "gathered keys over shards that are given back", "dense", Precision.MIXED),
     combined(
         "fsdp2-cp2-ring-hsdp-noreshard-param32-reduce32",

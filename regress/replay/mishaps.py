@@ -8,12 +8,13 @@ from dataclasses import replace
 from regress.dump.trajectory import Trajectory
 from regress.engine.rollout import Prompt
 
-REPEATED, EQUAL, LONE = "repeated_prompt", "equal_rewards", "lone_sample"
+REPEATED, EQUAL, LONE, UNTOLD = "repeated_prompt", "equal_rewards", "lone_sample", "untold_temperature"
 
 MISHAPS: Mapping[str, str] = {
     REPEATED: "the second group of a step has the prompt of the first",
     EQUAL: "the samples of the first group have the same reward, whose mean is another number",
     LONE: "the last group of a step has one sample",
+    UNTOLD: "nobody says at which temperature the samples were drawn",
 }
 
 
@@ -35,6 +36,8 @@ def returned(trajectories: Sequence[Trajectory], mishaps: Collection[str]) -> li
     if EQUAL in mishaps:
         first = found[0].group_id
         found = [_rewarded(one, REWARD) if one.group_id == first else one for one in found]
+    if UNTOLD in mishaps:
+        found = [replace(one, temperature=None) for one in found]
     if LONE in mishaps:
         last = found[-1].group_id
         first = next(index for index, one in enumerate(found) if one.group_id == last)

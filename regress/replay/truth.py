@@ -7,6 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from regress.compare.alignment.canonical import canonicalize
+from regress.compare.quantities import quantity_named
 from regress.dump.arrays import Array
 from regress.dump.difference import compare_bitwise
 from regress.dump.reader import DumpReader
@@ -57,11 +58,17 @@ def require_invariants(case: GoldenCase, dump: DumpReader) -> None:
 
 
 def canonical(case: GoldenCase, dump: DumpReader, plan: Replay | None = None) -> Truth:
-    """Return the content of a dump, free of its layout."""
+    """Return the content of a dump, free of its layout, without what the case leaves out."""
     layout = plan or Replay(case, BASE, Precision.FLOAT64)
-    return {
+    for quantity in case.leaves_out:
+        quantity_named(quantity)
+    found = {
         update.where: canonicalize(records_of(dump, update), update.frame, update.records)
         for update in layout.plan
+    }
+    return {
+        where: {name: tensors for name, tensors in row.items() if name not in case.leaves_out}
+        for where, row in found.items()
     }
 
 

@@ -14,9 +14,8 @@ from typing import Any
 
 import yaml
 
-from regress.errors import ConfigError
+from regress.errors import ConfigError, GoldenError
 from regress.faults.corpus import CORPUS
-from regress.errors import GoldenError
 from regress.golden.case import GoldenCase
 from regress.golden.names import CASE_FILE
 from regress.golden.store import GoldenStore
@@ -142,8 +141,8 @@ def validate(
     """
     if case.precisions:
         raise GoldenError(
-            f"case {case.name} is replayed in {', '.join(case.precisions)} only, and its tolerances are no part of what "
-            "other seeds show; validate a case without precisions in its case.yaml"
+            f"case {case.name} is replayed in {', '.join(case.precisions)} only, so other seeds of it show little; "
+            "validate a case without precisions in its case.yaml"
         )
     if not case.recipe:
         raise ConfigError(

@@ -386,7 +386,7 @@ VARIANTS: Mapping[str, Variant] = _rows(
         "adamw-for-loop",
         "the plain update",
         {"optimizer.implementation": "for_loop"},
-        cases=("tied",),
+        cases=("tied", "on_policy"),
     ),
     Variant(
         "adamw-foreach",
@@ -394,14 +394,14 @@ VARIANTS: Mapping[str, Variant] = _rows(
         {"optimizer.implementation": "foreach"},
         (*SEMANTICS, Precision.BITWISE),
         twin="adamw-for-loop",
-        cases=("tied",),
+        cases=("tied", "on_policy"),
     ),
     Variant(
         "adamw-fused",
         "one kernel",
         {"optimizer.implementation": "fused"},
         BOTH,
-        cases=("dense",),
+        cases=("dense", "on_policy"),
     ),
     # the whole program: what goes on between the steps
     Variant(

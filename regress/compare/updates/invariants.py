@@ -166,7 +166,7 @@ class _Update:
         known.number(total, math.fsum(sums), 64 * len(sums) * spacing(np.dtype(np.float32)), "their sum")
 
     def _total_weight(self, found: Sequence[Mapping[str, Any]]) -> float | None:
-        """Return the sum of all weights: 1, or less where samples without loss tokens count; None if it is not known."""
+        """Return the sum of all weights: 1, less where samples without loss tokens count, None if it is not known."""
         scope = found[0].get("denominator_scope")
         if scope == "microbatch_sum":
             return None
@@ -239,7 +239,9 @@ class _Update:
             return
         for _, canonical, (new, old) in self._values("is_loss_debug", ["log_probs", "old_log_probs"]):
             wide = np.exp(new.astype(np.float64) - old.astype(np.float64))
-            known.elements(np.ones(wide.shape), wide, 0.0, self._token(canonical, "the ratio"))
+            # without the tokens that were rejected since, products have other sizes, which may round otherwise
+            bound = 0.0 if not self._objective.get("rejection") else 1024 * max(_eps(new), _eps(old))
+            known.elements(np.ones(wide.shape), wide, bound, self._token(canonical, "the ratio"))
 
     def _ratios(self, known: Checked) -> None:
         objective = self._objective

@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 
 from regress.golden.store import GoldenStore
-from regress.replay.coverage import Setting, missing, settings_of, shown, universe
 from regress.replay.exercised import Unexercised, unexercised
-from regress.replay.possible import forbidden
 from regress.replay.table import project_variants
 
 ROOT = Path(__file__).parents[3]

@@ -26,7 +26,8 @@ SOURCE = {
             return objective.kl_coef
 
         def together(objective: Objective | None, other: Thing) -> float:
-            return other.kl_placement if objective.loss == "cispo" or objective.loss in ("sapo", "dro") else objective.new_key
+            known = objective.loss == "cispo" or objective.loss in ("sapo", "dro")
+            return other.kl_placement if known else objective.new_key
 
         def through_a_property(o: Objective) -> bool:
             return o.kl_in_loss and LOSSES[o.loss].weighs
@@ -96,4 +97,6 @@ def test_the_engine_is_read() -> None:
     assert {"algorithm.clip_low", "algorithm.clip_high", "algorithm.clip_bounds", "algorithm.loss"} <= known[
         "grpo.losses._clipped"
     ].fields.keys()
-    assert {"parallel.pp_schedule", "parallel.pp_stages_per_rank"} <= known["parallel.policy._cut"].fields.keys()
+    assert {"parallel.pp_schedule", "parallel.pp_stages_per_rank"} <= known[
+        "parallel.policy._cut"
+    ].fields.keys()
