@@ -19,6 +19,7 @@ NAMES = (
     "dump_overhead",
     "guard",
     "packing",
+    "pages",
     "ranks",
     "scale",
     "service",

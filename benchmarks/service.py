@@ -148,7 +148,8 @@ def _self_hosted(model: PreTrainedModel, rows: Sequence[Any]) -> Step:
         [
             Trajectory("g", index, row[0], mask, 0.0, 1)
             for index, (row, mask) in enumerate(zip(rows, masks, strict=True))
-        ]
+        ],
+        effective=[[0, *row[2][1:]] for row in rows],
     )
     data = [_datum(*row) for row in rows]
 

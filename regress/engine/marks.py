@@ -52,7 +52,7 @@ def _values(
 ) -> tuple[Tensor, Tensor | None]:
     """Return log-probs and, if they are compared, entropies of all loss tokens, [K] each."""
     wanted = objective.top_entropy_quantile < 1.0
-    with receiving(None):  # the outputs of this pass are none of the update's
+    with receiving(None):  # activations are those of the pass that is trained
         found = policy.values(microbatches, entropy=wanted)
     log_probs = _collected([each.log_probs for each in found], microbatches, tokens, world)
     if not wanted:

@@ -22,7 +22,7 @@ def clips(found: Found, readings: list[Reading], mask: Mask, known: Policies) ->
         return
     used = np.zeros(mask.update.frame.size, bool)
     used[found.tokens] = True
-    ratio, advantage = best.match.factor.values, best.match.advantages.values
+    ratio, advantage = best.match.factor.clipped, best.match.advantages.values
     low_cap, high_cap = best.match.fit.caps
     if low_cap is not None or high_cap is not None:
         bounds = (("at most", high_cap), ("at least", low_cap))

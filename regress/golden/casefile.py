@@ -13,7 +13,8 @@ import yaml
 from regress.dump.jsontext import Json, plain
 from regress.errors import DumpError, GoldenError, reason
 
-_KEYS = ("reason", "claims", "precisions", "leaves_out", "config", "recipe")
+_KEYS = ("reason", "claims", "rollouts", "precisions", "leaves_out", "config", "recipe")
+_ROLLOUTS = ("recorded", "sampled")
 _LIMIT = 2**20
 _FLOAT = re.compile(r"[-+]?([0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)[eE][-+]?[0-9]+")
 
@@ -27,6 +28,8 @@ class CaseFile:
         claims: signals it promises beyond those of every case, such as `tool_tokens`.
         config: engine configuration, as overrides of the defaults.
         recipe: settings that the inputs were made with, in the form of the program that made them.
+        rollouts: ``recorded``: replays read the recorded rollouts; ``sampled``: they sample their own, which must be
+            the recorded ones.
         precisions: precisions that it is replayed in; none: all.
         leaves_out: quantities that are not recorded, because other cases have them.
     """
@@ -35,6 +38,7 @@ class CaseFile:
     claims: list[str] = field(default_factory=list)
     config: dict[str, Json] = field(default_factory=dict)
     recipe: dict[str, Json] = field(default_factory=dict)
+    rollouts: str = "recorded"
     precisions: list[str] = field(default_factory=list)
     leaves_out: list[str] = field(default_factory=list)
 
@@ -66,9 +70,12 @@ def _checked(values: Json, path: Path) -> CaseFile:
     found = values.get("reason")
     if not isinstance(found, str) or not found.strip():
         raise GoldenError(f"{path} has no reason: write one sentence on what this case is for")
+    rollouts = values.get("rollouts", _ROLLOUTS[0])
+    if rollouts not in _ROLLOUTS:
+        raise GoldenError(f"{path} has rollouts {rollouts!r}: write {' or '.join(_ROLLOUTS)}")
     mappings = (_mapping(values, key, path) for key in ("config", "recipe"))
     words = (_words(values, key, path) for key in ("precisions", "leaves_out"))
-    return CaseFile(found, _words(values, "claims", path), *mappings, *words)
+    return CaseFile(found, _words(values, "claims", path), *mappings, str(rollouts), *words)
 
 
 def _words(values: dict[str, Json], key: str, path: Path) -> list[str]:

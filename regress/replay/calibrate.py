@@ -15,7 +15,7 @@ microbatch are small.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from itertools import chain
 from pathlib import Path
 
@@ -49,15 +49,23 @@ def calibrate(
     workspace: Path,
     *,
     seeds: int = SEEDS,
+    only: Collection[str] | None = None,
     advance: Callable[[], None] = lambda: None,
 ) -> list[Floor]:
-    """Measure the noise floors of a recorded case; ``advance`` is called after each replay.
+    """Measure the noise floors of a recorded case.
+
+    Args:
+        only: quantities that are measured; None for all.
+        advance: called after each replay.
 
     Raises:
         ReplayError: if even float64 cannot be judged at its bound.
     """
-    measured = precisions_of(case)
-    return [floor for precision in measured for floor in _floors(case, precision, workspace, seeds, advance)]
+    return [
+        floor
+        for precision in precisions_of(case)
+        for floor in _floors(case, precision, workspace, seeds, only, advance)
+    ]
 
 
 def precisions_of(case: GoldenCase) -> list[Precision]:
@@ -77,12 +85,17 @@ def replays_of(case: GoldenCase, seeds: int) -> int:
 
 
 def _floors(
-    case: GoldenCase, precision: Precision, workspace: Path, seeds: int, advance: Callable[[], None]
+    case: GoldenCase,
+    precision: Precision,
+    workspace: Path,
+    seeds: int,
+    only: Collection[str] | None,
+    advance: Callable[[], None],
 ) -> list[Floor]:
     measured: Responses = {}
 
-    def bound(quantity: str) -> Tolerance | None:
-        return None if quantity in case.leaves_out else _unbounded(quantity)
+    def unbounded(quantity: str) -> Tolerance | None:
+        return None if quantity in case.leaves_out else _unbounded(only, quantity)
 
     for layout in layouts_of(case, precision):
         variant = layout.variant
@@ -90,14 +103,14 @@ def _floors(
         dump = replay(case, variant, precision, folder / "plain")
         advance()
         own = canonical(case, dump, layout)
-        _widen(measured, judge_replay(case, dump, layout.plan, precision, tolerance=bound), _dtype_error)
+        _widen(measured, judge_replay(case, dump, layout.plan, precision, tolerance=unbounded), _dtype_error)
         for seed in range(seeds):
             moved = replay(
                 case, variant, precision, folder / f"seed{seed}", prepare=perturbation(precision, seed)
             )
             advance()
             verdicts = judge_replay(
-                case, moved, layout.plan, precision, truth=own.__getitem__, tolerance=bound
+                case, moved, layout.plan, precision, truth=own.__getitem__, tolerance=unbounded
             )
             _widen(measured, verdicts, _perturbed)
     if precision is Precision.FLOAT64:
@@ -106,7 +119,9 @@ def _floors(
     return [Floor.of(quantity, precision, tensors, seeds) for quantity, tensors in measured.items()]
 
 
-def _unbounded(quantity: str) -> Tolerance:
+def _unbounded(only: Collection[str] | None, quantity: str) -> Tolerance | None:
+    if only is not None and quantity not in only:
+        return None
     return EXACT if quantity_named(quantity).exact else Tolerance(math.inf)
 
 

@@ -14,6 +14,7 @@ from regress.dump.files import write_atomically
 from regress.golden.commands import code_option, directory_option
 from regress.golden.location import open_store
 from regress.golden.names import MANIFEST
+from regress.printed import echo
 from regress.report.numbers import plural
 
 if TYPE_CHECKING:
@@ -101,9 +102,9 @@ def calibrate(
     wide = console if console.is_terminal else Console(width=max(console.width, _WIDTH))
     wide.print(table(case, rows))
     for line in [*notes(rows), *([] if found.proof is None else found.proof.alarms)]:
-        click.echo(line)
+        echo(line)
     for path in write(report, case, rows) if report is not None else ():
-        click.echo(f"written: {path}")
+        echo(f"written: {path}")
     _keep(store, found, accept)
 
 
@@ -113,13 +114,13 @@ def _keep(store: GoldenStore, found: Calibration, accept: bool) -> None:
 
     name = found.case.name
     if not keep(store, found, accept=accept):
-        click.echo(f"{name}: the tolerances are those that are recorded")
+        echo(f"{name}: the tolerances are those that are recorded")
     elif accept:
-        click.echo(f"written: {found.case.folder / MANIFEST}")
+        echo(f"written: {found.case.folder / MANIFEST}")
     else:
-        click.echo(f"{name}: the tolerances are pending")
-        click.echo(f"look: regress golden review {name}")
-        click.echo(f"accept: regress golden accept {name} 'tolerances/*'")
+        echo(f"{name}: the tolerances are pending")
+        echo(f"look: regress golden review {name}")
+        echo(f"accept: regress golden accept {name} 'tolerances/*'")
 
 
 @click.command("validate")
@@ -158,16 +159,16 @@ def study(
         task = bars.add_task(f"drawing {case}", total=draws * replays_of_seed(opened, faults))
         found = run(opened, draws, faults=faults, advance=lambda: bars.advance(task))
     wide = console if console.is_terminal else Console(width=max(console.width, _WIDTH))
-    click.echo("largest multiple of the tolerance in healthy replays:")
+    echo("largest multiple of the tolerance in healthy replays:")
     wide.print(headroom_table(found.healthy))
     if faults:
-        click.echo("faults, in multiples of the tolerance in float32:")
+        echo("faults, in multiples of the tolerance in float32:")
         wide.print(faults_table(found.faulty))
     for line in (*found.alarms, *found.misses):
-        click.echo(line)
+        echo(line)
     if report is not None:
-        click.echo(f"written: {_written(report, found)}")
-    click.echo(found.summary)
+        echo(f"written: {_written(report, found)}")
+    echo(found.summary)
     ctx.exit(int(bool(found.alarms or found.misses)))
 
 
@@ -218,11 +219,11 @@ def record(case: str, golden_dir: Path | None, inputs: bool, quantities: tuple[s
     kept = has_inputs(opened) and not inputs
     written = add(store, case, quantities) if quantities else run(store, case, inputs=inputs)
     if kept and opened.recipe:
-        click.echo(f"{case}: inputs are those that were there; --inputs makes them again, as the recipe says")
+        echo(f"{case}: inputs are those that were there; --inputs makes them again, as the recipe says")
     if not written:
-        click.echo(f"{case}: nothing changed")
+        echo(f"{case}: nothing changed")
         return
     values = sum(path.name != MANIFEST for path in written)
-    click.echo(f"{case}: wrote {opened.folder / MANIFEST} and {plural(values, 'file')} of golden values")
+    echo(f"{case}: wrote {opened.folder / MANIFEST} and {plural(values, 'file')} of golden values")
     told = "".join(f" --quantity {quantity}" for quantity in quantities)
-    click.echo(f"next: regress golden calibrate {case}{told}")
+    echo(f"next: regress golden calibrate {case}{told}")

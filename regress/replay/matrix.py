@@ -22,6 +22,7 @@ from regress.replay.coverage import section_values
 from regress.replay.partition import depends_on_microbatches, same_microbatches
 from regress.replay.plan import PlannedUpdate, plan_replay
 from regress.replay.remote_variants import quantities
+from regress.replay.rollouts import quantities_of_rollouts
 from regress.replay.size import world_size
 from regress.replay.variants import Extent, Precision, Variant
 
@@ -181,6 +182,9 @@ def items(replay: Replay) -> Iterator[Item]:
         return
     for step in dict.fromkeys(update.step for update in replay.plan):
         yield Item(replay, Place(step), "trajectory")
+        for quantity in quantities_of_rollouts(replay.case, replay.precision):
+            if _judged(replay, quantity):
+                yield Item(replay, Place(step), quantity)
         for update in (update for update in replay.plan if update.step == step):
             yield from _items_of_update(replay, update)
 

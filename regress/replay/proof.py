@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from regress.compare.verdicts.tolerance import EXACT, Tolerance, Tolerances
-from regress.faults.corpus import CORPUS
+from regress.faults.fault import Fault
+from regress.faults.registry import corpus
 from regress.golden.case import GoldenCase
 from regress.replay.calibrate import precisions_of
 from regress.replay.noise_floor import Floor
@@ -58,9 +59,14 @@ class Proof:
         ]
 
 
+def tried_faults() -> list[Fault]:
+    """Return the faults that calibration tries."""
+    return [fault for fault in corpus().values() if fault.calibration]
+
+
 def trials(case: GoldenCase) -> int:
     """Return the number of replays that a proof of a case takes."""
-    return len(precisions_of(case)) * (len(HELD_OUT) + len(CORPUS))
+    return len(precisions_of(case)) * (len(HELD_OUT) + len(tried_faults()))
 
 
 def prove(
@@ -73,7 +79,7 @@ def prove(
         for variant in HELD_OUT:
             healthy.append(run_validation(case, variant, precision, workspace / "healthy", bounds))
             advance()
-        for fault in CORPUS:
+        for fault in tried_faults():
             faulty.append(run_validation(case, fault.variant, precision, workspace / "faulty", bounds, fault))
             advance()
     return Proof(healthy, faulty)

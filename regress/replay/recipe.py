@@ -21,20 +21,17 @@ from torch import Tensor
 
 from regress.dump.coordinates import Coordinates
 from regress.dump.files import write_atomically
-from regress.dump.formats import format_named
 from regress.dump.record import Record
 from regress.dump.trajectory import from_record, to_record
 from regress.engine.adapters.save import save_model
 from regress.engine.build import Run, build
 from regress.engine.rollout import TRAIN
 from regress.errors import ConfigError
-from regress.golden.case import GoldenCase
+from regress.golden.case import GREEDY, GoldenCase
 from regress.replay.configure import compose
 from regress.replay.coverage import section_values
 from regress.replay.mishaps import MISHAPS, asked, returned
-from regress.replay.run import no_progress, torch_settings
-
-FORMAT = format_named("safetensors")
+from regress.replay.run import FORMAT, no_progress, torch_settings, write_rollouts
 
 
 @dataclass(frozen=True)
@@ -101,7 +98,7 @@ def has_inputs(case: GoldenCase) -> bool:
 
 def remove_inputs(case: GoldenCase) -> None:
     """Remove the files that `make_inputs` writes."""
-    for folder in ("model", "reference", "trajectories"):
+    for folder in ("model", "reference", "trajectories", GREEDY):
         shutil.rmtree(case.folder / folder, ignore_errors=True)
     (case.folder / "optimizer.safetensors").unlink(missing_ok=True)
 
@@ -127,8 +124,9 @@ def make_inputs(case: GoldenCase, workspace: Path) -> None:
             stale = _weights(run)
         _save_model(run, case.folder / "model", tokenizer=True)
         _save_optimizer(run, case.folder / "optimizer.safetensors")
-        _load(run, stale)
-        _save_rollouts(run, case.folder / "trajectories", recipe)
+        if not case.sampled:
+            _load(run, stale)
+            _save_rollouts(run, case.folder / "trajectories", recipe)
         shutil.rmtree(case.folder / "reference", ignore_errors=True)
         if run.trainer.reference is not None and not config.reference.without_adapter:
             _load(run, reference)
@@ -192,5 +190,4 @@ def _save_rollouts(run: Run, folder: Path, recipe: Recipe) -> None:
     for step in range(recipe.steps):
         trajectories = trainer.worker.rollout(step, asked(trainer.prompts(step), recipe.rollouts), TRAIN)
         trajectories = returned(trajectories, recipe.rollouts)
-        record = to_record(trajectories, step, trainer.trajectory_meta(step))
-        write_atomically(folder / f"{record.where.stem}.{FORMAT.name}", FORMAT.encode(record))
+        write_rollouts(folder, to_record(trajectories, step, trainer.trajectory_meta(step)))

@@ -14,10 +14,12 @@ from regress.dump.reader import DumpReader
 from regress.engine.config import to_plain
 from regress.errors import ReplayError
 from regress.golden.case import GoldenCase
+from regress.golden.rollout_signal import require_rollout_signal
 from regress.golden.signal import require_signal
 from regress.replay.configure import replay_config
 from regress.replay.judge import invariants_of, records_of
 from regress.replay.matrix import Replay
+from regress.replay.rollouts import RolloutJudge
 from regress.replay.run import replay
 from regress.replay.variants import BASE, Precision
 
@@ -39,6 +41,7 @@ def compute_truth(case: GoldenCase, workspace: Path) -> Truth:
             f"case {case.name}: two runs of the same computation differ ({first.file}, {first.what}), so neither "
             "can be golden; look for a source of randomness or for threads, and set threads=1"
         )
+    require_rollouts(case, dumps[0])
     require_invariants(case, dumps[0])
     return canonical(case, dumps[0])
 
@@ -54,6 +57,21 @@ def require_invariants(case: GoldenCase, dump: DumpReader) -> None:
         raise ReplayError(
             f"case {case.name} cannot become golden, because what is true of every correct update is not true of this "
             f"one ({listed}{more}): correct the engine"
+        )
+
+
+def require_rollouts(case: GoldenCase, dump: DumpReader) -> None:
+    """Refuse other rollouts than the recorded ones of a sampled case; raises `ReplayError` for the first."""
+    if not case.sampled:
+        return
+    judge = RolloutJudge(case, dump, Precision.FLOAT64, (), lambda _: None, case.truth)
+    found = (verdict for step in case.trajectories() for verdict in judge.verdicts(step))
+    first = next((verdict for verdict in found if not verdict.ok), None)
+    if first is not None:
+        raise ReplayError(
+            f"case {case.name} samples other rollouts than were recorded (step {first.place.step}, {first.name}: "
+            f"{first.detail or first.status}), so its updates are those of other samples; if that is right, record the "
+            f"case again: regress golden record {case.name}"
         )
 
 
@@ -73,7 +91,14 @@ def canonical(case: GoldenCase, dump: DumpReader, plan: Replay | None = None) ->
 
 
 def require_case_signal(case: GoldenCase, truth: Truth) -> None:
-    """Refuse golden values in which some faults could not show; see `regress.golden.signal`."""
+    """Refuse golden values in which some faults could not show; see `regress.golden.signal`.
+
+    Of a sampled case, whose updates need not show more than others do, the rollouts must: see
+    `regress.golden.rollout_signal`.
+    """
+    if case.sampled:
+        require_rollout_signal(case)
+        return
     with TemporaryDirectory(prefix="regress-config-") as folder:
         steps = len(case.trajectories())
         config = replay_config(case, BASE, Precision.FLOAT64, steps, Path(folder))

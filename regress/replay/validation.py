@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from regress.errors import ConfigError, GoldenError
-from regress.faults.corpus import CORPUS
+from regress.faults.registry import corpus
 from regress.golden.case import GoldenCase
 from regress.golden.names import CASE_FILE
 from regress.golden.store import GoldenStore
@@ -30,7 +30,7 @@ from regress.report.numbers import plural
 from regress.report.validation import Faulty, Healthy
 
 SEEDS = 3
-FAULTS = tuple(fault for fault in CORPUS if fault.small)
+FAULTS = tuple(fault for fault in corpus().values() if fault.small)
 
 
 @dataclass(frozen=True)

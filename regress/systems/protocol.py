@@ -12,13 +12,14 @@ neither torch nor the system at its top), and on each rank, in the system's own 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from regress.systems.exported import ExportedCase
+    from regress.replay.exported import ExportedCase
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,11 @@ class Cell:
         """Name in the table and on the command line, such as ``fsdp2/sft/dense``."""
         suffix = "" if self.precision == "float32" else f"/{self.precision}"
         return f"{self.layout.name}/{self.objective}/{self.case}{suffix}"
+
+    @property
+    def identity(self) -> str:
+        """Everything that the cell says, as text."""
+        return json.dumps(self.to_json(), sort_keys=True, default=str)
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values, the inverse of `from_json`."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from regress.faults import loss
-from regress.faults.patch import Fault
+from regress.faults.fault import injected
 from regress.golden.store import GoldenStore
 from regress.replay.cache import ReplayCache
 from regress.replay.matrix import Replay, items
@@ -48,7 +48,7 @@ def test_every_case_over_every_wire(replay: Replay, cache: ReplayCache) -> None:
 
 @pytest.mark.extended
 def test_a_fault_of_the_service_is_found(tmp_path: Path) -> None:
-    with Fault(loss.ratio_inverted).injected():
+    with injected(loss.ratio_inverted):
         replay = Replay(STORE.case("cispo"), REMOTE["remote-weaver"], Precision.FLOAT32)
         found = ReplayCache(tmp_path, project_variants(ROOT)).outcome(replay)
     assert found.error is None

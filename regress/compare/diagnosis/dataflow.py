@@ -38,6 +38,8 @@ INPUTS: Mapping[str, tuple[str, ...]] = {
     "grad_norm": ("gradient",),
     "optimizer": ("gradient", "grad_norm"),
     "param": ("optimizer", "gradient"),
+    "metrics": ("loss", "ratio", "log_probs", "grad_norm"),
+    "step_metrics": ("metrics", "advantages"),
     "replicas": ("param",),
     "invariants": (),
 }
@@ -46,6 +48,7 @@ INPUTS: Mapping[str, tuple[str, ...]] = {
 OPTIONAL = (
     *("trajectory", "coverage", "kl", "sampler_weights", "entropy_loss"),
     *("token_gradient", "entropy_gradient", "token_residual", "logit_gradient"),
+    "metrics",
 )
 """Quantities that not every objective or dump has."""
 
@@ -112,6 +115,8 @@ def _within(verdict: Verdict) -> tuple[int, ...]:
         return depth(verdict.name)
     if verdict.quantity == "gradient":
         return tuple(-number for number in (*depth(verdict.name), 0)[:3])
+    if verdict.quantity == "optimizer":  # moments tell more than the number of updates
+        return (int(verdict.name.endswith("/step")),)
     return ()
 
 

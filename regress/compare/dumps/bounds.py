@@ -34,6 +34,8 @@ EPS_MULTIPLES: Mapping[str, int] = {
     "log_probs": 16,
     "old_log_probs": 16,
     "ref_log_probs": 16,
+    "metrics": 1024,
+    "step_metrics": 1024,
 }
 """Multiples of the spacing of the dtype, relative to the largest value; `COMMON` for all other quantities.
 

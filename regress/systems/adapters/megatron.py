@@ -18,7 +18,7 @@ from typing import Any
 
 from regress.systems.adapters.megatron_cells import CELLS
 from regress.systems.exported import ExportedCase, Sample
-from regress.systems.own_loop import group_advantages, loss_mask, sampler_log_probs
+from regress.systems.own_loop import group_advantages, loss_mask, sampler_log_probs, told_config
 from regress.systems.protocol import Cell, Engaged, Shim, System
 
 
@@ -70,7 +70,8 @@ class Megatron(System):
         }
         if cell.objective == "sft":
             own = {"algorithm.preset": "sft"}
-        return {**own, "rollout_worker.temperature": 1.0, "optimizer.weight_decay": 0.0}
+        clip = {} if cell.layout.settings.get("clip", True) else {"optimizer.max_grad_norm": None}
+        return {**own, **clip, "rollout_worker.temperature": 1.0, "optimizer.weight_decay": 0.0}
 
     def prepare(self, case: ExportedCase, cell: Cell, folder: Path) -> None:
         """Arrange the ranks and build model, buffers and optimizer."""
@@ -122,7 +123,8 @@ class Megatron(System):
             overlap_grad_reduce=overlap,
             overlap_param_gather=overlap and distributed,
             use_distributed_optimizer=distributed,
-            average_in_collective=False,
+            average_in_collective=bool(self.settings.get("average")),
+            bucket_size=self.settings.get("bucket"),
         )
         self.chunks: list[Any] = []
         self.names: dict[str, Any] = {}
@@ -147,7 +149,7 @@ class Megatron(System):
                 adam_beta1=first,
                 adam_beta2=second,
                 adam_eps=self.case.optimizer["eps"],
-                clip_grad=self.case.numbers["max_grad_norm"] or 0.0,
+                clip_grad=(self.case.numbers["max_grad_norm"] or 0.0) * self.settings.get("clip", True),
                 use_distributed_optimizer=distributed,
                 overlap_param_gather=overlap and distributed,
             ),
@@ -196,7 +198,7 @@ class Megatron(System):
             "world_size": self.cell.layout.ranks,
             **{key: self.settings[key] for key in ("pp", "dp", "tp")},
         }
-        config = {"model": {"dtype": "float32"}, "capture": {"system": self.name}}
+        config = told_config(self.case, self.name, clip=self.settings.get("clip", True))
         recorder = Recorder(
             str(self.folder),
             options=dict.fromkeys(_TYPES, True),
@@ -424,6 +426,8 @@ class Megatron(System):
             yield f"the optimizer is a {', '.join(facts['optimizer'])}"
         if settings["tp"] * settings["pp"] > 1 and facts["held"] > 0.9:
             yield f"a rank holds {facts['held']} of the elements"
+        if self.settings.get("bucket") and facts["buckets"] < 2:
+            yield "the gradients are in one bucket"
         if self.cell.layout.ranks > 1 and not facts["collectives"]:
             yield "nothing was communicated"
 

@@ -12,6 +12,7 @@ def transformer_config(found: Any, settings: Mapping[str, Any], *, by_tokens: bo
     from megatron.core.transformer.transformer_config import TransformerConfig
 
     spread, again = bool(settings.get("spread")), bool(settings.get("recompute"))
+    granularity = "full" if again else "selective" if settings.get("selective") else None
     overlapped = bool(settings.get("virtual")) and not settings.get("batched")
     return TransformerConfig(
         num_layers=found.num_hidden_layers,
@@ -36,7 +37,7 @@ def transformer_config(found: Any, settings: Mapping[str, Any], *, by_tokens: bo
         account_for_embedding_in_pipeline_split=spread,
         account_for_loss_in_pipeline_split=spread,
         sequence_parallel=bool(settings.get("sp")),
-        recompute_granularity="full" if again else None,
+        recompute_granularity=granularity,
         recompute_method="uniform" if again else None,
         recompute_num_layers=1 if again else None,
         calculate_per_token_loss=by_tokens,

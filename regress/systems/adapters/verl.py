@@ -83,6 +83,7 @@ def _layout(name: str, ranks: int = 1, **settings: Any) -> Layout:
 
 _PADDED: Mapping[str, Any] = {"use_remove_padding": False}
 _FP32: Mapping[str, Any] = dict.fromkeys(("param_dtype", "reduce_dtype", "buffer_dtype"), "fp32")
+_BF16: Mapping[str, Any] = {"mixed_precision": {**_FP32, "param_dtype": "bf16"}}
 _SP: Mapping[str, Any] = {"ulysses_sequence_parallel_size": 2}
 PACKED = _layout("packed")
 MICRO1 = _layout("packed-micro1", micro=1)
@@ -109,6 +110,10 @@ ULYSSES3 = _layout("ulysses2-flash-micro3", 2, attention="flash", micro=3, engin
 ULYSSES_DP = _layout("ulysses2-flash-dp2", 4, attention="flash", micro=3, engine=_SP)
 ULYSSES_SDPA = _layout("ulysses2-sdpa", 2, micro=3, engine=_SP)
 ULYSSES_EAGER = _layout("ulysses2-eager", 2, micro=3, attention="eager", engine=_SP)
+MIXED = _layout("packed-mixed", engine=_BF16)
+MIXED_PADDED = _layout("padded-mixed", micro=3, engine=_BF16, model=_PADDED)
+FSDP_MIXED = _layout("fsdp2-mixed", 2, micro=3, engine=_BF16)
+ULYSSES_MIXED = _layout("ulysses2-flash-mixed", 2, attention="flash", micro=3, engine={**_BF16, **_SP})
 
 ACTIVATIONS = r"model\.(embed_tokens|layers\.\d+|norm)"
 """Modules whose outputs are recorded, those of the truth but the head."""
@@ -153,6 +158,11 @@ CELLS = (
     Cell(ULYSSES_DP, "verl:token-mean"),
     Cell(ULYSSES_SDPA, "verl:token-mean"),
     Cell(ULYSSES_EAGER, "verl:token-mean"),
+    *(Cell(MIXED, name, precision="bfloat16") for name in ("verl:token-mean", "verl:gspo", "sft")),
+    Cell(MIXED, "sft", "tied", precision="bfloat16", updates=2),
+    Cell(MIXED_PADDED, "sft", precision="bfloat16"),
+    *(Cell(FSDP_MIXED, name, precision="bfloat16") for name in ("verl:token-mean", "sft")),
+    Cell(ULYSSES_MIXED, "sft", precision="bfloat16"),
 )
 
 
@@ -224,6 +234,7 @@ class Verl(System):
 
         self.case, self.cell, self.folder = case, cell, folder
         self.setting, self.shapes, self.micros = SETTINGS[cell.objective], set[tuple[int, ...]](), 0
+        self.dtypes = set[str]()
         self.alone = not distributed.is_initialized()
         if self.alone:  # the engine asks for a group, even of one process
             distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
@@ -276,21 +287,31 @@ class Verl(System):
         return model, engine, optimizer, CheckpointConfig()
 
     def _watch(self) -> None:
-        """Note the inputs of the model, and the borders of samples in a packed row."""
+        """Note the inputs of the model, and the samples of a microbatch with their borders in a packed row."""
         prepare = self.engine.prepare_model_inputs
 
         def noting(micro_batch: Any) -> Any:
             self.borders = micro_batch["input_ids"].offsets()
+            rows = [row.tolist() for row in micro_batch["input_ids"].unbind()]
+            self.keys = self.case.keys_of(rows, self.case.steps[self.update])
             inputs, arguments = prepare(micro_batch=micro_batch)
             self.shapes.add(tuple(inputs["input_ids"].shape))
             self.micros += 1
             return inputs, arguments
 
         self.engine.prepare_model_inputs = noting
+        outputs = self.engine.prepare_model_outputs
+
+        def typed(output: Any, *arguments: Any, **named: Any) -> Any:
+            self.dtypes.add(str(output.logits.dtype))
+            return outputs(output, *arguments, **named)
+
+        self.engine.prepare_model_outputs = typed
 
     def step(self) -> None:
         """Make the updates under `regress.record`."""
         from regress.capture.recording import record
+        from regress.dump.taps import at, tap_trajectories
 
         engine = self.engine
         packed: dict[str, Any] = (
@@ -300,14 +321,20 @@ class Verl(System):
             self.folder,
             engine.module,
             token_gradient=True,
+            initial_weights=True,
             activations=ACTIVATIONS,
             temperature=self.setting.temperature,
+            samples=lambda given: self.keys,
             sequence_group=engine.ulysses_parallel_group,
             mesh=self._mesh(),
             system=self.name,
             **packed,
         ):
-            for samples in self.case.steps[: self.cell.updates]:
+            for step, samples in enumerate(self.case.steps[: self.cell.updates]):
+                self.update = step
+                if engine.rank == 0:
+                    with at(step=step):
+                        tap_trajectories([sample.trajectory for sample in samples])
                 batch, loss = self._batch(samples), self._loss()
                 with engine.train_mode():
                     engine.train_batch(batch, loss)
@@ -433,6 +460,7 @@ class Verl(System):
             "mesh": str(dict(zip(engine.device_mesh.mesh_dim_names, engine.device_mesh.shape, strict=True))),
             "sequence_ranks": engine.ulysses_sequence_parallel_size,
             "attention": engine.module.config._attn_implementation,
+            "logits": sorted(self.dtypes),
             "inputs": [list(shape) for shape in sorted(self.shapes)],
             "microbatches": self.micros,
             "optimizer_steps": sorted(steps),
@@ -448,6 +476,8 @@ class Verl(System):
             yield f"parameters are {', '.join(facts['parameters'])}, no DTensors"
         if facts["held"] > 1 / share + 0.05:
             yield f"a rank holds {facts['held']} of the elements"
+        if facts["logits"] != [f"torch.{self.cell.precision}"]:
+            yield f"logits are of {', '.join(facts['logits'])}"
         steps = max(self.case.optimizer_steps.values(), default=0) if self.cell.warm else 0
         if max(facts["optimizer_steps"], default=0) != steps + self.cell.updates:
             yield f"the optimizer has made {facts['optimizer_steps']} steps, {steps} of them before"
@@ -471,6 +501,40 @@ class Verl(System):
 
         if getattr(self, "alone", False) and distributed.is_initialized():
             distributed.destroy_process_group()
+
+
+PINNED = (
+    PACKED.name,
+    MICRO3.name,
+    PADDED3.name,
+    NESTED3.name,
+    FSDP3.name,
+    ULYSSES3.name,
+    ULYSSES_SDPA.name,
+    FSDP_MIXED.name,
+)
+
+
+class VerlOnItsPins(Verl):
+    """Runs the same on the newest transformers and tensordict that verl 0.9.1 allows."""
+
+    name = "verl-pins"
+    requirements = (
+        *(pin for pin in Verl.requirements if not pin.startswith(("tensordict", "pyvers"))),
+        "tensordict==0.10.0",
+        "pyvers==0.1.0",
+        "orjson==3.11.4",
+        "transformers==5.10.4",
+        "huggingface_hub==1.33.0",
+        "tokenizers==0.22.2",
+    )
+    modules = tuple(name for name in Verl.modules if name != "trl")
+
+    def cells(self) -> Iterator[Cell]:
+        """Yield those cells of the table whose layout or objective the pins could touch."""
+        for cell in super().cells():
+            if cell.layout.name in PINNED and cell.case == "dense":
+                yield cell
 
 
 def _jagged(rows: Sequence[Sequence[Any]], kind: type) -> Any:

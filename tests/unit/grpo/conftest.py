@@ -85,7 +85,7 @@ def batch_advantages(batch: Batch, anchor: Tensor, objective: Objective) -> Tens
         batch.sequence,
         objective,
         kl_penalty(old, batch.ref, objective) if objective.kl_in_reward else None,
-        baselines_N=batch.rewards.roll(1),
+        baselines_N=batch.rewards.cos(),
         values_K=batch.sampler_shift,
         old_log_probs_K=old.clamp(max=0.0),
         sum_pi_squared_K=0.5 * old.clamp(max=0.0).exp() + 0.5,
