@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from regress.replay.validation import Validation
 
 
+_LISTED = 40  # settings that are told after a recording
 _WIDTH = 160  # columns of a table where there is no terminal
 
 
@@ -203,8 +204,9 @@ def record(case: str, golden_dir: Path | None, inputs: bool, quantities: tuple[s
     regress golden record mine --quantity token_gradient       beside what is recorded
 
     Inputs (weights, optimizer state, rollouts) are made by its recipe if it has none; then the float64 values of
-    every quantity are computed, twice. A case in which some faults could not show is refused. Measure its
-    tolerances next: regress golden calibrate CASE.
+    every quantity are computed, twice. A case in which some faults could not show is refused. Settings that no case
+    or variant exercises, alone or in pairs that one function reads, are listed. Measure the tolerances of the case
+    next: regress golden calibrate CASE.
     """
     from regress.replay.recipe import has_inputs
     from regress.replay.record import add

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -49,9 +49,9 @@ def _files(case: GoldenCase) -> dict[str, str]:
     return {key: name for key, name in files.items() if (case.folder / name).exists()}
 
 
-def unexercised(cases: Sequence[GoldenCase], variants: Mapping[str, Variant]) -> Unexercised:
-    """Return the settings and pairs that no replay of the default matrix has."""
-    found = missing(exercised(cases, variants))
+def unexercised(sets: Iterable[frozenset[Setting]]) -> Unexercised:
+    """Return the settings and pairs that none of these sets has, which are those of one replay each."""
+    found = missing(sets)
     refused = {alike: sentence for alike in _all(found) if (sentence := _refused(alike)) is not None}
     return Unexercised(
         tuple(setting for setting in found.settings if ((setting,),) not in refused),

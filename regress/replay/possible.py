@@ -16,8 +16,12 @@ from regress.engine.config.schema import Config
 from regress.errors import ConfigError
 from regress.replay.coverage import CLASSES, OTHER, Setting, default_of, universe
 
-EXAMPLES: Mapping[str, Any] = {"algorithm.clip_high": 1.5}
-"""Values that stand beside more than half of the default would."""
+EXAMPLES: Mapping[str, Any] = {
+    "algorithm.clip_high": 1.5,
+    "batching.pad_to_length": 256,
+    "batching.max_tokens_per_microbatch": 512,
+}
+"""Values that stand beside more than half of the default, or a small number, would."""
 
 DEPTH = 3
 """Refusals that are followed one after the other."""

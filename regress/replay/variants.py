@@ -204,6 +204,13 @@ VARIANTS: Mapping[str, Variant] = _rows(
     ),
     Variant("pad8", "columns that hold no token", _batching(pad_to_multiple_of=8), cases=("gpt2",)),
     Variant("pad64", "rows far longer than the samples", _batching(pad_to_length=64), cases=("moe",)),
+    Variant(
+        "pad60-pad8",
+        "a least length that is no multiple",
+        _batching(pad_to_length=60, pad_to_multiple_of=8),
+        cases=("gpt2",),
+        combines=True,
+    ),
     Variant("left-pad8", "both", _batching(padding_side="left", pad_to_multiple_of=8), cases=("gpt2",)),
     # gradient accumulation
     Variant(
