@@ -60,6 +60,13 @@ QUANTITIES: tuple[Quantity, ...] = (
     Quantity(
         "trajectory", Kind.STRUCTURE, "recorded rollouts: tokens, masks, rewards, sampler log-probs", "step"
     ),
+    Quantity("sampler_log_probs", Kind.WHOLE, "log-probs that the sampler drew the tokens with", "step"),
+    Quantity(
+        "mismatch",
+        Kind.WHOLE,
+        "sampler's log-probs less those of the first update's forward pass, which has the same weights",
+        "step",
+    ),
     Quantity(
         "coverage",
         Kind.STRUCTURE,

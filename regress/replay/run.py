@@ -14,13 +14,18 @@ from typing import Any
 import torch
 from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
 
+from regress.dump.files import write_atomically
+from regress.dump.formats import format_named
 from regress.dump.reader import DumpReader
+from regress.dump.record import Record
+from regress.dump.trajectory import to_record
 from regress.engine.build import Run, build
 from regress.engine.config.schema import Config
 from regress.engine.environment import configure_torch
+from regress.engine.rollout import VAL
 from regress.errors import ConfigError
 from regress.faults.registry import installed
-from regress.golden.case import GoldenCase
+from regress.golden.case import GREEDY, GoldenCase
 from regress.parallel.launch.launchers import Launch
 from regress.parallel.world import opened_world
 from regress.replay.configure import replay_config
@@ -29,6 +34,7 @@ from regress.replay.program import replay_program
 from regress.replay.size import world_size
 from regress.replay.variants import Precision, Variant
 
+FORMAT = format_named("safetensors")
 Prepare = Callable[[Run], None]
 """Function that changes a run before its first step, such as by a perturbation of its weights."""
 
@@ -92,7 +98,25 @@ def run_steps(config: Config, prepare: Prepare | None = None, fault: str | None 
             if change is not None:
                 change(run)
         for step in range(config.max_steps):
+            if config.rollout_worker.type != "mock":
+                record_greedy(run, step, Path(config.output_dir))
             run.trainer.step(step)
+
+
+def record_greedy(run: Run, step: int, folder: Path) -> None:
+    """Sample the prompts of a step greedily, by all ranks together; the first one writes ``greedy/`` of a folder."""
+    trainer = run.trainer
+    found = trainer.worker.rollout(step, trainer.prompts(step), VAL)
+    if trainer.world.main:
+        write_rollouts(folder / GREEDY, to_record(found, step, trainer.trajectory_meta(step)))
+
+
+def write_rollouts(folder: Path, record: Record) -> Path:
+    """Write the rollouts of a step as a file of a folder, and return it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{record.where.stem}.{FORMAT.name}"
+    write_atomically(path, FORMAT.encode(record))
+    return path
 
 
 def no_progress(_: str, __: int) -> Callable[[], None]:

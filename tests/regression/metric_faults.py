@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,21 @@ from regress.engine.config import Config, load_config
 from regress.engine.passes import Part
 from regress.engine.step import StepOutcome
 from regress.engine.world import World
+from regress.faults.patch import Patch
 from regress.grpo.losses import TokenLoss
 from regress.grpo.metrics import Metric, add_metrics, token_metrics
 from regress.replay.pool import shared_pool
 from regress.replay.run import run_steps
 
 Metrics = Mapping[str, Metric]
+
+
+@contextmanager
+def injected(fault: Any) -> Iterator[None]:
+    """Break this process inside the context."""
+    with ExitStack() as stack:
+        fault(Patch(stack))
+        yield
 
 
 class Plain:

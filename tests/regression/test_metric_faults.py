@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from regress.compare.verdicts.verdict import Verdict
-from regress.faults.patch import Fault
 from regress.golden.store import GoldenStore
 from regress.replay.judge import judge_replay
 from regress.replay.layouts import LAYOUTS
@@ -98,7 +97,7 @@ def _require(case: Case, failed: list[Verdict]) -> None:
 
 @pytest.mark.parametrize("case", _some(CASES, 3), ids=lambda case: case.id)
 def test_a_metric_that_is_wrong_is_named(case: Case, tmp_path: Path) -> None:
-    with Fault(case.inject).injected():
+    with bugs.injected(case.inject):
         failed = _judged(case, tmp_path)
     _require(case, failed)
 
