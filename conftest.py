@@ -20,10 +20,17 @@ EXTENDED, FAULTS, SYSTEMS = "extended", "faults", "systems"
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add ``--extended``: run the tests that only add more of the same kind."""
     parser.addoption("--extended", action="store_true", help="Run the tests marked extended, too.")
+    parser.addoption(
+        "--fuzz-inputs",
+        type=int,
+        default=None,
+        metavar="N",
+        help="Mutated inputs that tests/fuzz gives to the readers; by default a few hundred.",
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect extended tests and those of installed systems, unless the option or ``-m`` asks for them, or for faults."""
+    """Deselect extended tests and those of installed systems, unless ``-m`` or an option asks for them."""
     _thin(items)
     asked = config.getoption("-m")
     away = [name for name in (EXTENDED, SYSTEMS) if name not in asked]

@@ -20,7 +20,16 @@ class RegressError(Exception):
     on_all_ranks = False
 
     def __init__(self, *args: object) -> None:
-        super().__init__(*(printable(redacted(arg)) if isinstance(arg, str) else arg for arg in args))
+        super().__init__(*(_told(arg) if isinstance(arg, str) else arg for arg in args))
+
+
+def _told(text: str) -> str:
+    """Return a message as it may be shown: one with a name of thousands of characters loses its middle."""
+    known = printable(redacted(text))
+    return known if len(known) <= _LONGEST else f"{known[: _LONGEST // 2]} [...] {known[-_LONGEST // 4 :]}"
+
+
+_LONGEST = 2000
 
 
 class ConfigError(RegressError):

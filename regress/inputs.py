@@ -97,11 +97,14 @@ def read_bytes(path: Path | str, limit: int | None = None) -> bytes:
     return data
 
 
-def parse_json(text: bytes | str, *, finite: bool = True, pairs: Pairs | None = None) -> Any:
+def parse_json(
+    text: bytes | str, *, finite: bool = True, wide: bool = False, pairs: Pairs | None = None
+) -> Any:
     """Return the value of a JSON text.
 
     Args:
         finite: refuse bare NaN and Infinity, which are not JSON but are what Python writes.
+        wide: accept integers of more than 64 bits, of a few thousand digits at most.
         pairs: makes a value of each object; by default the object itself.
 
     Raises:
@@ -111,7 +114,7 @@ def parse_json(text: bytes | str, *, finite: bool = True, pairs: Pairs | None = 
     data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     _refuse_bombs(data)
     options: dict[str, Any] = {"parse_constant": _refused_constant} if finite else {}
-    if _LONG.search(data):
+    if not wide and _LONG.search(data):
         options["parse_int"] = _integer
     try:
         return json.loads(data, object_pairs_hook=_once(pairs), **options)

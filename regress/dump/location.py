@@ -77,8 +77,13 @@ def children(folder: Location) -> list[Location]:
 
 
 def size(path: Location) -> int:
-    """Return the size of a file in bytes."""
-    return path.stat().st_size if isinstance(path, Path) else path.size
+    """Return the size of a file in bytes; raises `DumpError` if it cannot be looked at."""
+    try:
+        return path.stat().st_size if isinstance(path, Path) else path.size
+    except OSError as error:
+        raise DumpError(
+            f"{path} cannot be read ({error.strerror or error}): check the path and its permissions"
+        ) from error
 
 
 def opened(path: Location) -> IO[bytes]:

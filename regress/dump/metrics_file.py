@@ -42,9 +42,8 @@ class _Header(TypedDict):
     step: int
     segment: NotRequired[Count]
     sequence: NotRequired[Annotated[int, Least(-1)]]
-    update: NotRequired[int | None]
     after: NotRequired[int]
-    time: NotRequired[float | None]
+    time: NotRequired[Any]
 
 
 def _warn(text: str) -> None:
@@ -240,11 +239,15 @@ def _lines(data: bytes) -> Iterator[tuple[int, bytes]]:
 def _row(line: bytes, index: int) -> Row | None:
     """Return a line's row; rows of an older release have no segment and no number."""
     try:
-        row = parse_json(line, finite=False)
+        row = parse_json(line, finite=False, wide=True)
     except (ValueError, RecursionError):
         return None
     try:
         conform(row, _Header, "a row")
     except ValueError:
         return None
+    if not isinstance(row.get(UPDATE, 0), int) or isinstance(row.get(UPDATE), bool):
+        row = {
+            name: value for name, value in row.items() if name != UPDATE
+        }  # another program's, that counts none
     return {SEGMENT: 0, SEQUENCE: index, **row}

@@ -118,4 +118,20 @@ def gradients_of_norms(run: Run) -> None:
             parameter.register_hook(lambda gradient: 2 * gradient)
 
 
+@fault(
+    category="T",
+    source="an embedding without padding_idx",
+    first="gradient model.embed_tokens.weight",
+    names=r"model\.embed_tokens\.weight",
+    place="step1/rank0",
+    steps=2,
+    rules=("gradient-of-one-tensor",),
+    blind=("loss 5 %", "loss 1 %", "norm 3 %", "allclose", "mean 1e-3"),
+)
+def row_of_padding_trained(run: Run) -> None:
+    """The embedding of the padding token, which stands in texts, too, gets a gradient."""
+    embedding: Any = run.trainer.policy.model.get_input_embeddings()
+    embedding.padding_idx = None
+
+
 # @@new

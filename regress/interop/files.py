@@ -132,6 +132,10 @@ def _index(path: Location) -> dict[str, str]:
         raise DumpError(f"{path} is no index of shards ({error}): copy the checkpoint again") from None
     if not known:
         raise DumpError(f"{path} names no tensor, so there is nothing to compare: copy the checkpoint again")
+    if odd := next((shard for shard in known.values() if not shard.isprintable()), None):
+        raise DumpError(
+            f"{path} names the shard {odd[:80]!r}, which cannot be printed: copy the checkpoint again"
+        )
     outside = next(
         (shard for shard in known.values() if "/" in shard or "\\" in shard or ".." in shard), None
     )

@@ -115,6 +115,8 @@ class NexrlDump(Source):
             raise DumpError(
                 f"{self.folder / file} is no record of NexRL: {damage}; {damage.remedy}"
             ) from None
+        except DumpError as error:
+            raise DumpError(f"{self.folder / file} is no record of NexRL ({error})") from None
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise DumpError(
                 f"{self.folder / file} is no record of NexRL ({type} with {error}); {CUT_OFF}"

@@ -23,6 +23,7 @@ from regress.dump.sums import Span
 from regress.errors import DumpError
 from regress.interop.readers import Source
 from regress.layout import Segment, TokenLayout
+from regress.schema import conform
 
 PER_MICROBATCH = ("forward_data", "loss", "is_loss_debug", "batch_inputs")
 _ALWAYS: Mapping[str, frozenset[str]] = {
@@ -117,6 +118,10 @@ class ServiceDump(Source):
             return record
         named: Any = record.meta.get("samples") or []
         known = {one.key(number) for one, part in self._parts.get(where, ()) for number in part.datums}
+        try:
+            conform(named, list[tuple[str | int, int]], "its list of samples")
+        except ValueError as error:
+            raise DumpError(f"{self.folder / name} is damaged ({error}): copy the dump again") from None
         unknown = [key for key in named if (str(key[0]), int(key[1])) not in known]
         if unknown:
             raise DumpError(

@@ -16,6 +16,7 @@ from rich.text import Text
 from regress.dump.files import write_atomically
 from regress.golden.commands import code_option, directory_option
 from regress.golden.location import open_store
+from regress.printed import echo
 
 if TYPE_CHECKING:
     from regress.faults.fault import Fault
@@ -59,7 +60,7 @@ def list_faults(names: tuple[str, ...], kind: str | None, category: str | None) 
         cells = one.name, one.kind, CATEGORIES[one.category], where, one.shown[0].first
         found.add_row(*(Text(cell) for cell in cells))
     _wide().print(found)
-    click.echo(f"{len(chosen)} faults")
+    echo(f"{len(chosen)} faults")
 
 
 @faults.command()
@@ -86,16 +87,16 @@ def show(name: str) -> None:
         "part": ("held-out" if one.held_out else "tuning") if one.wrong else "",
         "code": f"{one.inject.__module__}.{one.name}",
     }
-    click.echo(name)
+    echo(name)
     for key, text in told.items():
         if text:
-            click.echo(f"  {key + ':':<12}{text}")
+            echo(f"  {key + ':':<12}{text}")
     for shown in one.shown:
         which = f", ranks {', '.join(map(str, shown.ranks))}" if shown.ranks else ""
         verb = f"shows in {shown.first}" if one.wrong else "is tried"
-        click.echo(f"  {shown.case}/{shown.variant}: {verb}{which} ({', '.join(one.precisions)})")
+        echo(f"  {shown.case}/{shown.variant}: {verb}{which} ({', '.join(one.precisions)})")
     for where, why in one.silent.items():
-        click.echo(f"  {where}: cannot show: {why}")
+        echo(f"  {where}: cannot show: {why}")
 
 
 @faults.command()
@@ -157,20 +158,69 @@ def run(
     _wide().print(table(rows))
     found = score(rows)
     for line in summary(found, COMMON):
-        click.echo(line)
+        echo(line)
     written = write(report, rows, COMMON) if report is not None else []
     if matrix is not None:
         write_atomically(matrix, [markdown(rows, COMMON, CATEGORIES).encode()])
         written.append(matrix)
     for path in written:
-        click.echo(f"written: {path}")
+        echo(f"written: {path}")
     ctx.exit(found.exit_code)
+
+
+@faults.command()
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.option("--steps", type=click.IntRange(11), default=50, show_default=True, help="Steps of a training.")
+@click.option("--seeds", type=click.IntRange(1), default=3, show_default=True, help="Trainings with a fault.")
+@click.option(
+    "--healthy", type=click.IntRange(2), default=5, show_default=True, help="Trainings without one."
+)
+@click.option(
+    "--out", type=click.Path(path_type=Path), required=True, metavar="FILE", help="Keeps the curves, as JSON."
+)
+def curves(names: tuple[str, ...], steps: int, seeds: int, healthy: int, out: Path) -> None:
+    """Train with faults, and tell whose reward curve differs.
+
+    A fault is noticed if its last ten steps have a mean reward outside of the range of the healthy seeds. Twenty faults
+    are tried by default. The file keeps every curve as soon as it is drawn; a second call goes on.
+
+    \b
+    regress faults curves --out outputs/curves.json
+    regress faults curves mean_of_means kl_detached --steps 30 --out outputs/curves.json
+    """
+    from regress.replay.curves import NAMED, drawn, verdicts
+
+    chosen = [one.name for one in _chosen(names)] if names else [*NAMED]
+    console = Console()
+    columns = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}")
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+        task = bars.add_task("", total=healthy + seeds * len(chosen))
+        found = drawn(
+            chosen,
+            out,
+            steps=steps,
+            seeds=seeds,
+            healthy=healthy,
+            advance=lambda name: bars.update(task, advance=1, description=name),
+        )
+    told = [one for one in verdicts(found) if one.fault in chosen]
+    for one in told:
+        verb = "noticed" if one.noticed else "not noticed"
+        click.echo(f"{one.fault}: {verb}, ends at {one.end:.3f} (healthy {one.low:.3f} to {one.high:.3f})")
+    click.echo(f"{sum(one.noticed for one in told)} of {len(told)} faults noticed; written: {out}")
 
 
 @faults.command("matrix")
 @click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.option("--out", type=click.Path(path_type=Path), required=True, metavar="FILE", help="The page.")
-def kill_matrix(runs: tuple[Path, ...], out: Path) -> None:
+@click.option(
+    "--curves",
+    "drawn_before",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    metavar="FILE",
+    help="Reward curves of regress faults curves, for the page.",
+)
+def kill_matrix(runs: tuple[Path, ...], out: Path, drawn_before: Path | None) -> None:
     """Write the page of runs that were made before, from their faults.json.
 
     \b
@@ -184,8 +234,14 @@ def kill_matrix(runs: tuple[Path, ...], out: Path) -> None:
 
     rows = {row.name: row for path in runs for row in from_json(path.read_text())}
     ordered = sorted(rows.values(), key=lambda row: (row.category, row.fault))
-    write_atomically(out, [markdown(ordered, COMMON, CATEGORIES).encode()])
-    click.echo(f"written: {out}")
+    told: list[tuple[str, float, float, float, bool]] = []
+    if drawn_before is not None:
+        from regress.replay.curves import read, verdicts
+
+        found = verdicts(read(drawn_before))
+        told = [(one.fault, one.end, one.low, one.high, one.noticed) for one in found]
+    write_atomically(out, [markdown(ordered, COMMON, CATEGORIES, told).encode()])
+    echo(f"written: {out}")
 
 
 def _chosen(names: Sequence[str]) -> list[Fault]:

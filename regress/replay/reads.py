@@ -222,7 +222,7 @@ def _compared(node: ast.Attribute, comparison: ast.Compare) -> Told:
                 continue
             if not isinstance(part, ast.Constant):
                 return str
-            known.add(part.value)
+            known.add(str(part.value))
     return lambda value: value if value in known else None
 
 
@@ -282,6 +282,11 @@ def _fields_of(
 def _checks(function: ast.FunctionDef) -> bool:
     """Return True for a function that only refuses."""
     return function.name.lstrip("_").startswith("check") and _written(function.returns) == "None"
+
+
+def _belongs_to_values(source: _Source, owner: str | None, function: ast.FunctionDef) -> bool:
+    """Return True for a property of the values themselves, which counts where it is read."""
+    return owner is not None and owner in SECTIONS and function.name in source.classes[owner].properties
 
 
 @lru_cache(maxsize=4)

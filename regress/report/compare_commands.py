@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from regress.compare.dumps.engines import ENGINES, engine_named
 from regress.errors import ConfigError, RegressError
 from regress.golden.commands import directory_option
+from regress.printed import echo
 from regress.report.numbers import plural
 
 if TYPE_CHECKING:
@@ -180,7 +181,7 @@ def compare(
         code = tell(found, told, tables, modes, report, json_file)
     except RegressError as error:
         sentences = " | ".join([str(error), *getattr(error, "__notes__", ())])
-        click.echo(f"error: {' '.join(sentences.splitlines())}", err=True)
+        echo(f"error: {' '.join(sentences.splitlines())}", err=True)
         ctx.exit(2)
     ctx.exit(code)
 
@@ -233,7 +234,7 @@ def _options(
 
 
 def _warn(text: str) -> None:
-    click.echo(f"warning: {text}", err=True)
+    echo(f"warning: {text}", err=True)
 
 
 def _compared(golden: str, actual: str, options: Options, engine: Engine) -> Comparison:
@@ -311,30 +312,30 @@ def tell(
 
     report = report_of(found, sections or {}, tokens, modes)
     for name, where in report.environment.items():
-        click.echo(f"{name}: {where}")
+        echo(f"{name}: {where}")
     console = Console()
     width = console.width if console.is_terminal else _WIDTH
     colour = colourful(console.is_terminal)
     click.echo(screen(report, width=width, height=40, colour=colour, causes=False), nl=False)
     for line in lines_of(sections or {}):
-        click.echo(line)
+        echo(line)
     for one in report.diagnoses.get(MODES, ()):
-        click.echo(str(one))
+        echo(str(one))
     for name, comparison in found.items():
         for line in _failures(comparison.failed, name if len(found) > 1 else ""):
-            click.echo(line)
+            echo(line)
         for line in _causes(report, name):
-            click.echo(f"{name}: {line}" if len(found) > 1 else line)
+            echo(f"{name}: {line}" if len(found) > 1 else line)
     for line in _listed(report.notes):
-        click.echo(f"note: {line}")
+        echo(f"note: {line}")
     for name, error in report.errors.items():
-        click.echo(f"not compared: {name}: {error}")
+        echo(f"not compared: {name}: {error}")
     if folder is not None:
         for path in write_report(folder, report):
-            click.echo(f"written: {path}")
+            echo(f"written: {path}")
     if json_file is not None:
         write_atomically(json_file, [report.dumps().encode()])
-        click.echo(f"written: {json_file}")
+        echo(f"written: {json_file}")
     codes = [comparison.exit_code for comparison in found.values()]
     codes += [1] if modes is not None and modes.discrepancies else []
     return 1 if 1 in codes else max(codes)

@@ -88,7 +88,16 @@ def summary(found: FaultScore, checks: Mapping[str, str]) -> Iterator[str]:
         yield f"must not be flagged: {row.name}: {row.problem or row.first}"
 
 
-def markdown(rows: Sequence[FaultRow], checks: Mapping[str, str], categories: Mapping[str, str]) -> str:
+Curve = tuple[str, float, float, float, bool]
+"""Fault, mean reward at the end of its trainings, least and greatest of healthy ones, True if it is noticed."""
+
+
+def markdown(
+    rows: Sequence[FaultRow],
+    checks: Mapping[str, str],
+    categories: Mapping[str, str],
+    curves: Sequence[Curve] = (),
+) -> str:
     """Return the page of a run: what it adds up to, and a table of faults and checks for each category."""
     found = score(rows)
     parts = [
@@ -115,6 +124,14 @@ def markdown(rows: Sequence[FaultRow], checks: Mapping[str, str], categories: Ma
             flagged = sum(not row.as_it_should for row in own)
             lines.append(f"| {_plain(name)} | {kind} | {_plain(replays)} | {flagged or ''} |")
         parts += ["## What must not be flagged", "\n".join(lines)]
+    if curves:
+        lines = ["| fault | reward at the end | healthy seeds | noticed |", "| --- | --- | --- | --- |"]
+        for name, end, low, high, seen in curves:
+            lines.append(f"| {_plain(name)} | {end:.3f} | {low:.3f} to {high:.3f} | {'x' if seen else ''} |")
+        noticed = sum(curve[-1] for curve in curves)
+        told = f"A look at the reward curve notices {noticed} of {plural(len(curves), 'fault')}: "
+        told += "those whose trainings end outside of the range of healthy seeds."
+        parts += ["## Reward curves", told, "\n".join(lines)]
     return "\n\n".join(parts) + "\n"
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from regress.compare.verdicts.sequence import Verdicts
 from regress.dump.jsontext import strict
+from regress.printed import printable_tree
 from regress.redaction import redacted_tree
 from regress.report.call import Call
 from regress.report.headroom import Closest, Matrix, closest_calls
@@ -62,7 +63,7 @@ class Report:
 
     def __post_init__(self) -> None:
         for name in ("title", "errors", "environment", "notes", "sections"):
-            object.__setattr__(self, name, redacted_tree(getattr(self, name)))
+            object.__setattr__(self, name, printable_tree(redacted_tree(getattr(self, name))))
 
     @property
     def verdicts(self) -> Verdicts:

@@ -11,6 +11,7 @@ from regress.compare.diagnosis.layers import merged_layers, multiples_by_layer
 from regress.compare.quantities import order_of
 from regress.compare.verdicts.verdict import Place, Verdict
 from regress.dump.jsontext import dumps, float_name, strict
+from regress.printed import printable
 from regress.report.call import Call
 from regress.report.html import script_json
 from regress.report.model import Report
@@ -63,7 +64,7 @@ def _says(column: Any) -> bool:
 def _texts(values: Iterable[str]) -> dict[str, Any]:
     known: dict[str, int] = {}
     codes = [known.setdefault(value, len(known)) for value in values]
-    return {"values": [*known], "codes": codes}
+    return {"values": [printable(value) for value in known], "codes": codes}
 
 
 def _nested(call: Call, name: str) -> str:

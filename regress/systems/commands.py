@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from regress.golden.commands import directory_option
+from regress.printed import echo
 
 
 @click.group()
@@ -32,13 +33,13 @@ def list_(names: tuple[str, ...]) -> None:
 
         for name in names:
             for cell in chosen(load(location_of(name))):
-                click.echo(f"{name} {cell.name}: {cell.layout.ranks} ranks, {cell.updates} updates")
+                echo(f"{name} {cell.name}: {cell.layout.ranks} ranks, {cell.updates} updates")
         return
     for name, location in locations().items():
         system = load(location)
         wanted = lacking(system.requirements)
         where = f"needs {', '.join(wanted)}" if wanted else "runs in this Python"
-        click.echo(f"{name}: {len(list(system.cells()))} cells, {where}")
+        echo(f"{name}: {len(list(system.cells()))} cells, {where}")
 
 
 @systems.command()
@@ -60,9 +61,9 @@ def install(names: tuple[str, ...], newest: bool, again: bool) -> None:
     for name in names:
         made = make(load(location_of(name)), newest=newest, again=again)
         if made.folder is None:
-            click.echo(f"{name}: nothing to install, this Python has all of it")
+            echo(f"{name}: nothing to install, this Python has all of it")
         else:
-            click.echo(f"{name}: {', '.join(made.installed)} in {made.folder} ({made.size / 1e6:.0f} MB)")
+            echo(f"{name}: {', '.join(made.installed)} in {made.folder} ({made.size / 1e6:.0f} MB)")
 
 
 @systems.command()
@@ -158,9 +159,9 @@ def table(ctx: click.Context, files: tuple[Path, ...], report: Path | None) -> N
 
     rows = together(marked(row) for path in files for row in read_rows(path))
     for line in text_of(rows):
-        click.echo(line)
+        echo(line)
     if report is not None:
         known = [load(location) for location in locations().values()]
         report.write_text(page_of(rows, known, shared_size()), encoding="utf-8")
-        click.echo(f"written: {report}")
+        echo(f"written: {report}")
     ctx.exit(exit_code(rows))

@@ -24,6 +24,7 @@ class Finding:
         title: what is wrong, in a few words.
         anchor: section of `DOCUMENT`.
         shown: pattern of what the red cell tells, by which this defect is known from another one.
+        also: adapters of the same package in other environments, whose cells of these names show it, too.
     """
 
     name: str
@@ -33,10 +34,13 @@ class Finding:
     title: str
     anchor: str
     shown: str
+    also: tuple[str, ...] = ()
 
     def meets(self, row: Row) -> bool:
         """Return True if the cell of a row is one that shows the defect."""
-        return row.system == self.system and any(fnmatchcase(row.cell.name, one) for one in self.cells)
+        return row.system in (self.system, *self.also) and any(
+            fnmatchcase(row.cell.name, one) for one in self.cells
+        )
 
 
 FINDINGS: tuple[Finding, ...] = (
@@ -93,6 +97,35 @@ FINDINGS: tuple[Finding, ...] = (
         "Ulysses over sdpa lets the samples of a packed row attend to each other",
         "deepspeed-ulysses-over-sdpa-and-packed-rows",
         "drift: log_probs:*",
+    ),
+    Finding(
+        "verl-ulysses-without-flash",
+        "verl",
+        ("ulysses2-sdpa/*", "ulysses2-eager/*"),
+        ("0.9.1",),
+        "Ulysses with sdpa or eager attention exchanges nothing: each rank attends within its own piece",
+        "verl-ulysses-with-any-attention-but-flash-attention",
+        "drift: activations model.layers.0:*",
+        also=("verl-pins",),
+    ),
+    Finding(
+        "verl-norm-of-the-microbatch",
+        "verl",
+        ("nested-micro1/verl:seq-mean-token-sum-norm/dense",),
+        ("0.9.1",),
+        "seq-mean-token-sum-norm without loss_scale_factor divides by the longest response of each microbatch",
+        "verl-seq-mean-token-sum-norm-and-the-microbatch",
+        "drift: loss:*",
+    ),
+    Finding(
+        "verl-sft-mask-over-borders",
+        "verl",
+        ("*/sft first-token/dense",),
+        ("0.9.1",),
+        "sft_loss shifts the loss mask over the borders of samples",
+        "verl-sft_loss-and-the-borders-of-samples",
+        "drift: loss:*",
+        also=("verl-pins",),
     ),
 )
 """One row for each finding; a cell that meets one and is not red makes a run fail."""

@@ -13,7 +13,7 @@ from regress.golden.location import open_store
 from regress.systems.environments import environment_of, shared_size
 from regress.systems.findings import marked
 from regress.systems.registry import load, location_of, locations
-from regress.systems.row import Result, Row
+from regress.systems.row import RED, Row
 from regress.systems.run import Workspace, chosen, run_system
 from regress.systems.table import exit_code, read_rows, text_of, together, write_rows
 
@@ -97,6 +97,6 @@ def _kept(json_file: Path | None, resume: bool) -> list[Row]:
 
 
 def _done(rows: Sequence[Row], system: str, stamp: str) -> set[str]:
-    """Return the cells of a system that were judged in this environment; errors are tried again."""
+    """Return the cells of a system that were judged in this environment; red ones of no finding are tried again."""
     own = [row for row in rows if row.system == system and row.stamp == stamp != ""]
-    return {row.cell.identity for row in own if row.known or row.result is not Result.ERROR}
+    return {row.cell.identity for row in own if row.known or row.result not in RED}

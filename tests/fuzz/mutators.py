@@ -87,7 +87,16 @@ def mutate(seed: Files, random: Random) -> Files:
         elif random.random() < 0.3:
             files[name] = random.choice(BYTES)(data, random)
         else:
-            files[name] = _structured(name, data, random)
+            try:
+                files[name] = _structured(name, data, random)
+            except (
+                ValueError,
+                LookupError,
+                TypeError,
+                AttributeError,
+                RecursionError,
+            ):  # an earlier mutation broke it
+                files[name] = _flip(data, random)
     if random.random() < 0.85:
         _reseal(files, seed)
     return files

@@ -93,7 +93,7 @@ CASES = (
         "dense",
         "gradient model.layers.1.mlp.up_proj.weight",
         ("scaled:power_of_two",),
-        "gradient-power-of-two",
+        "gradient-of-one-tensor",  # the factor of one tensor is no loss scale
     ),
     Case(layers.gradients_of_norms, "mbs4", "dense", "gradient model.norm.weight", ("names:norms",), ""),
     Case(

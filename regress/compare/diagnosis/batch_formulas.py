@@ -51,7 +51,7 @@ def advantage_guesses(
     for title, values in (*told, *_of_other_groups(rewards, others, known or [0.0])):
         if title not in right and np.isfinite(values).all():
             tokens = np.where(mask, np.repeat(values[chosen], frame.lengths), np.nan)
-            yield Hypothesis("formula", tokens, {"what": f"rewards {title}"}, everywhere=True)
+            yield Hypothesis("formula", tokens, {"what": f"rewards {title}"})
     for name, dtype in ROUNDINGS.items():
         coarse = rewards.astype(dtype).astype(np.float64)
         for title, values in _advantages(coarse, groups, known or [0.0]):
@@ -158,7 +158,7 @@ def weight_guesses(
     for title, values in rows.items():
         chosen = np.where(mask, values, np.nan)
         if np.isfinite(chosen[mask]).all():
-            yield Hypothesis("formula", chosen, {"what": title}, everywhere=True)
+            yield Hypothesis("formula", chosen, {"what": title})
 
 
 def rounded_inputs(

@@ -86,7 +86,7 @@ class FailureContext:
         found["parts"] = tuple(blocks(over, first))
         found["offset"] = constant_offset(actual, golden, over, bound)
         found["rounded"] = rounded_to(actual, golden, over) if is_float(golden.dtype) else None
-        held, hits = self._held(actual, golden, over, bound)
+        held, hits = self._held(actual, golden, over, bound, _spread(compared, golden.ndim))
         found["held"] = held | self._summed(actual, golden, compared, bound)
         if self.traits is not None and golden.shape == self.leading and is_float(golden.dtype):
             found["held"] |= of_samples(actual, golden, compared, self.traits().sample)
@@ -103,24 +103,30 @@ class FailureContext:
         return affected_tokens(over, places, traits)
 
     def _held(
-        self, actual: Array, golden: Array, over: NDArray[np.bool_], bound: float
+        self,
+        actual: Array,
+        golden: Array,
+        over: NDArray[np.bool_],
+        bound: float,
+        compared: NDArray[np.bool_] | None,
     ) -> tuple[dict[str, Mapping[str, Any]], dict[str, int]]:
         """Return the hypotheses that explain the affected values, with their numbers, and on how many elements."""
         known: dict[str, Mapping[str, Any]] = {}
         hits: dict[str, int] = {}
         for guess in self.guesses():
-            if guess.id in known and not guess.everywhere:
+            if guess.id in known and guess.id != "formula":
                 continue
             if (local := self._local(guess, golden.shape)) is None:
                 continue
             found = fitted(local, actual, over)
-            if not explains(found, actual, golden, over, bound):
+            if not explains(found, actual, golden, over, bound, compared):
                 continue
             hits[found.id] = int((over & np.isfinite(found.values)).sum())
-            if found.id not in known:
+            if found.id == "formula":  # several that say the same of these values: any may be meant
+                titles = [*known.get("formula", {"titles": ()})["titles"], found.numbers["what"]]
+                known["formula"] = {"titles": titles}
+            else:
                 known[found.id] = dict(found.numbers)
-            elif found.id == "formula":  # that says the same of these values: either may be meant
-                known[found.id] = {"what": f"{known[found.id]['what']}, or {found.numbers['what']}"}
         if "formula" in known:  # which says the same without a number that was fitted
             known.pop("fitted", None)
         pool = None if self.pool is None or known else self.pool()
@@ -133,9 +139,8 @@ class FailureContext:
         self, actual: Array, golden: Array, compared: NDArray[np.bool_] | None, bound: float
     ) -> dict[str, Mapping[str, Any]]:
         """Return the first sum whose parts explain the tensor, by id, with the count of each that counts wrongly."""
-        where = np.ones(golden.shape, bool)
-        if compared is not None:
-            where &= compared.reshape(*compared.shape, *[1] * (golden.ndim - compared.ndim))
+        where, mask = np.ones(golden.shape, bool), _spread(compared, golden.ndim)
+        where = where if mask is None else where & mask
         for found in self.sums():
             local = self._own_terms(found, golden.shape)
             counts = None if local is None else local.counts(actual, golden, where, bound)
@@ -185,3 +190,8 @@ class FailureContext:
                 return None
             told.append(float(f"{t:.6g}"))
         return {"actual": told[0], "golden": told[1]} if told[0] != told[1] else None
+
+
+def _spread(compared: NDArray[np.bool_] | None, ndim: int) -> NDArray[np.bool_] | None:
+    """Return a mask of places as one of elements, able to be broadcast."""
+    return None if compared is None else compared.reshape(*compared.shape, *[1] * (ndim - compared.ndim))

@@ -112,7 +112,7 @@ class TokenGradients:
         if weights is not None:
             said = {"what": "the gradient of a loss with entropy_coef"}
             along = -weights * self.loss_mask
-            yield Hypothesis("fitted", np.zeros_like(weights), said, along, everywhere=True)
+            yield Hypothesis("fitted", np.zeros_like(weights), said, along)
 
     # by log-probs
 
@@ -170,7 +170,7 @@ class TokenGradients:
                 other = rest + weights * coefficient * slope * self.loss_mask
                 yield _gradient(f"of the estimator {estimator}", other)
         said = {"what": "the gradient of a loss with kl_coef"}
-        yield Hypothesis("fitted", rest, said, divergence / coefficient, everywhere=True)
+        yield Hypothesis("fitted", rest, said, divergence / coefficient)
 
     def _other_policy(self, policy: Floats) -> Iterator[tuple[str, Floats]]:
         """Yield titles and values of other gradients of the policy loss."""
@@ -293,4 +293,4 @@ def _one_hot(ids: NDArray[np.int64], shape: tuple[int, ...]) -> Floats:
 
 
 def _gradient(title: str, values: Floats) -> Hypothesis:
-    return Hypothesis("formula", values, {"what": f"the gradient {title}"}, everywhere=True)
+    return Hypothesis("formula", values, {"what": f"the gradient {title}"})

@@ -17,7 +17,8 @@ from regress.dump.arrays import Array
 
 AT_LEAST = 8
 """Fewest elements that determine the coefficients of a sum."""
-_PER_TERM = 4
+_SPARE = 4
+"""Fewest elements beyond the number of coefficients: each that fits leaves a thousandth of a chance to accident."""
 _CONDITION = 1e7
 """Largest condition number of the parts, each of norm 1: beyond it some are the same but for a factor."""
 _SAME = 1e-4
@@ -67,7 +68,7 @@ class Terms:
         known = where & np.isfinite(golden)
         for term in self.terms:
             known &= np.isfinite(term.values)
-        if int(known.sum()) < max(AT_LEAST, _PER_TERM * len(self.terms)) or not self.terms:
+        if int(known.sum()) < max(AT_LEAST, len(self.terms) + _SPARE) or not self.terms:
             return None
         found, right = actual[known].astype(np.float64), golden[known].astype(np.float64)
         parts = np.stack([term.values[known].astype(np.float64) for term in self.terms], axis=1)
@@ -83,8 +84,16 @@ class Terms:
                 continue
             told = {self.terms[i].name: self._count(i, float(c)) for i, c in zip(chosen, change, strict=True)}
             wrong = {name: count for name, count in told.items() if abs(count - 1.0) > _SAME}
-            return wrong if 0 < len(wrong) <= self.most else None
+            if not 0 < len(wrong) <= self.most or self._factor(parts, wrong):
+                return None
+            return wrong
         return None
+
+    def _factor(self, parts: Floats, wrong: Mapping[str, float]) -> bool:
+        """Return True if all parts count equally, which a factor says without them."""
+        there = [term.name for i, term in enumerate(self.terms) if parts[:, i].any() and term.count]
+        first = next(iter(wrong.values()))
+        return {*wrong} == {*there} and all(abs(c - first) <= _SAME * abs(first) for c in wrong.values())
 
     def _adds_up(self, parts: Floats, golden: Floats) -> bool:
         """Return True if the parts are those of the golden values."""

@@ -149,6 +149,8 @@ class UpdateHypotheses:
             yield Hypothesis("fitted", base, {"what": title}, along)
         yield Hypothesis("formula", decay * before, {"what": "the state after a gradient of zero"})
         yield Hypothesis("formula", entered * (1 - decay), {"what": "the state of a first update"})
+        again = decay * state + (1 - decay) * entered
+        yield Hypothesis("formula", again, {"what": "the state after this update made twice"})
         yield from self._coupled(parameter, kind, gradient * factor, decay * before, decay)
 
     def _coupled(

@@ -23,6 +23,7 @@ EXPLAINED = LEFT
 AT_LEAST = 8
 """Fewest elements of one tensor that prove a factor, offset or formula; less of each of several tensors will do."""
 _ALIKE = 1e-4
+_TOLD = 3  # formulas that are named
 _FEW = 8
 """Elements of a tensor below which it need not speak for a hypothesis that all others prove."""
 
@@ -60,6 +61,9 @@ def _held(found: Sequence[Affected]) -> Iterator[Pattern]:
             continue
         if not proven([item.hits.get(key, item.total.hits) for item in own]):
             continue
+        if key == "formula":
+            yield from _formulas([item.held[key]["titles"] for item in own])
+            continue
         numbers = own[0].held[key]
         if all(item.held[key] == numbers for item in own):
             yield Pattern(key, _words(key, numbers), numbers)
@@ -68,6 +72,14 @@ def _held(found: Sequence[Affected]) -> Iterator[Pattern]:
             listed = ", ".join(f"{value:g}" for value in values)
             words = f"equal to {numbers['what']} a number of its own ({listed})"
             yield Pattern("fitted_each", words, {"what": numbers["what"], "values": [*values]})
+
+
+def _formulas(titles: Sequence[Sequence[str]]) -> Iterator[Pattern]:
+    """Yield the formulas that explain every tensor; several of them may say the same of all values."""
+    common = [title for title in titles[0] if all(title in others for others in titles)]
+    if common:
+        what = ", or ".join(common[:_TOLD])
+        yield Pattern("formula", f"equal to {what}", {"what": what})
 
 
 def proven(hits: Sequence[int]) -> bool:
@@ -174,16 +186,23 @@ def _adds_up(same: Sequence[Verdict], failed: Sequence[Verdict]) -> Iterator[Pat
     several = [own for own in copies.values() if len(own) > 1]
     if not several or sum(own[0].count for own in several) < AT_LEAST or _factors(same) is not None:
         return
-    if all(_one(own) for own in several) and any(len(_different(own)) > 1 for own in several):
-        yield Pattern(
-            "parts", "parts on each rank, which add up to the golden ones", {"tensors": len(several)}
-        )
+    totals = [_total(own) for own in several]
+    ranks = len(several[0])
+    factor = next((k for k in (1.0, float(ranks), 1.0 / ranks) if all(_is(t, k) for t in totals)), None)
+    if factor is not None and any(len(_different(own)) > 1 for own in several):
+        times = "" if factor == 1.0 else f" times {factor:g}"
+        words = f"parts on each rank, which add up to the golden ones{times}"
+        yield Pattern("parts", words, {"tensors": len(several), "factor": factor})
 
 
-def _one(own: Sequence[Verdict]) -> bool:
-    """Return True if the different tensors among these have factors that add up to 1."""
+def _is(total: float | None, factor: float) -> bool:
+    return total is not None and math.isclose(total, factor, rel_tol=1e-6)
+
+
+def _total(own: Sequence[Verdict]) -> float | None:
+    """Return the sum of the factors of the different tensors among these."""
     alphas = [verdict.alpha for verdict in _different(own)]
-    return None not in alphas and math.isclose(math.fsum(a or 0.0 for a in alphas), 1.0, abs_tol=1e-6)
+    return None if None in alphas else math.fsum(a or 0.0 for a in alphas)
 
 
 def _different(own: Sequence[Verdict]) -> list[Verdict]:

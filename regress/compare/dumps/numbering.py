@@ -6,7 +6,7 @@ step of its optimizer counts as a step: several updates of a rollout batch are s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
@@ -18,6 +18,8 @@ from regress.compare.dumps.match import Tokens
 from regress.compare.dumps.sides import Side
 from regress.dump.coordinates import Coordinates
 from regress.dump.record import Record
+from regress.dump.sums import Span
+from regress.interop.readers import spans_of, verify_span
 
 _OF_STEPS = ("trajectory", "old_log_probs", "ref_log_probs")
 
@@ -44,6 +46,7 @@ class Numbered(Side):
         self._numbers = numbers
         self.folder, self.system, self.config = side.folder, side.system, side.config
         self.mesh = side.mesh
+        self.unsealed = getattr(side, "unsealed", False)
 
     @property
     def precision(self) -> str | None:
@@ -59,9 +62,13 @@ class Numbered(Side):
         """Return the rank whose tokens a rank repeats."""
         return self._side.root(rank)
 
-    def verify(self, name: str) -> None:
+    def spans(self, name: str, tensors: Collection[str] | None = None) -> Sequence[Span] | None:
+        """Return the parts of a record's file that are left to `verify`."""
+        return spans_of(self._side, name, tensors)
+
+    def verify(self, name: str, span: Span | None = None) -> None:
         """Raise `DumpError` if a record is not what was written."""
-        self._side.verify(name)
+        verify_span(self._side, name, span)
 
     @cached_property
     def entries(self) -> Mapping[str, tuple[str, Coordinates]]:

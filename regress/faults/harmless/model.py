@@ -101,13 +101,15 @@ def products_of_transposed_weights(run: Run) -> None:
 
 @fault(category="T", kind="harmless", cases=("dense", "gpt2"), precisions=EVERY)
 def embedding_as_product(run: Run) -> None:
-    """Token embeddings as a product with a one-hot matrix."""
+    """Token embeddings as a product with a one-hot matrix; the row of padding has no gradient, as in torch."""
     embedding: Any = run.trainer.policy.model.get_input_embeddings()
 
     def forward(ids: Tensor) -> Tensor:
-        return (
-            functional.one_hot(ids, embedding.weight.shape[0]).to(embedding.weight.dtype) @ embedding.weight
-        )
+        weight, padding = embedding.weight, embedding.padding_idx
+        if padding is not None:
+            row = torch.arange(len(weight))[:, None] == padding
+            weight = torch.where(row, weight.detach(), weight)
+        return functional.one_hot(ids, len(weight)).to(weight.dtype) @ weight
 
     embedding.forward = forward
 

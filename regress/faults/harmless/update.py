@@ -117,6 +117,7 @@ def adam_by_hand(patch: Patch) -> None:
                 mean = state["exp_avg"] / (1 - beta1**number)
                 root = (state["exp_avg_sq"] / (1 - beta2**number)).sqrt()
                 parameter -= rate * mean / (root + group["eps"])
+        vars(optimizer)["_opt_called"] = True  # or the schedule believes that the update was forgotten
 
     patch.setattr(optim, "update", other)
 

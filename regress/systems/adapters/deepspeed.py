@@ -16,7 +16,7 @@ from typing import Any
 
 from regress.systems.adapters.deepspeed_cells import CELLS
 from regress.systems.exported import ExportedCase, Sample
-from regress.systems.own_loop import group_advantages
+from regress.systems.own_loop import group_advantages, told_config
 from regress.systems.protocol import Cell, Engaged, Shim, System
 
 
@@ -145,7 +145,8 @@ class DeepSpeed(System):
             "cp": self.sequence,
             "tp": self.tensor,
         }
-        config = {"model": {"dtype": self.cell.precision}, "capture": {"system": self.name}}
+        clip = self.cell.layout.settings.get("clip", True)
+        config = told_config(self.case, self.name, self.cell.precision, clip=clip)
         origin = Provenance(config=config, mesh=mesh)
         options = dict.fromkeys(_TYPES, True)
         recorder = Recorder(

@@ -18,7 +18,7 @@ from typing import Any
 
 from regress.systems.adapters.megatron_cells import CELLS
 from regress.systems.exported import ExportedCase, Sample
-from regress.systems.own_loop import group_advantages, loss_mask, sampler_log_probs
+from regress.systems.own_loop import group_advantages, loss_mask, sampler_log_probs, told_config
 from regress.systems.protocol import Cell, Engaged, Shim, System
 
 
@@ -198,7 +198,7 @@ class Megatron(System):
             "world_size": self.cell.layout.ranks,
             **{key: self.settings[key] for key in ("pp", "dp", "tp")},
         }
-        config = {"model": {"dtype": "float32"}, "capture": {"system": self.name}}
+        config = told_config(self.case, self.name, clip=self.settings.get("clip", True))
         recorder = Recorder(
             str(self.folder),
             options=dict.fromkeys(_TYPES, True),

@@ -17,6 +17,7 @@ _FSDP: Mapping[str, Any] = {
         "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
     },
 }
+_HIDDEN = "TRL takes truncated completions out of the attention mask, too, so the model does not see them"
 _LOCAL = "bnpo divides by the tokens of the microbatch by its definition, and the truth has one microbatch"
 
 
@@ -37,8 +38,9 @@ class Setting:
 
     @property
     def special(self) -> bool:
-        """True if it needs a layout of its own, or several updates."""
-        return self.sampled or "num_iterations" in self.arguments
+        """True if it needs a layout or a case of its own, or several updates."""
+        names = ("num_iterations", "router_aux_loss_coef", "mask_truncated_completions")
+        return self.sampled or any(name in self.arguments for name in names)
 
 
 def _loss(
@@ -100,6 +102,7 @@ def _sampled(mode: str, level: str = "trl:dapo") -> Setting:
     )
 
 
+_TRUNCATED = "trl:dapo without truncated"
 MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 _WIDE: Mapping[str, Any] = {"algorithm.clip_low": 0.1, "algorithm.clip_high": 0.28}
 SETTINGS: Mapping[str, Setting] = {
@@ -124,7 +127,7 @@ SETTINGS: Mapping[str, Setting] = {
     "trl:grpo top-entropy=0.4": _loss(
         "trl:grpo", "grpo", top_entropy_quantile=0.4, truth={"algorithm.top_entropy_quantile": 0.4}
     ),
-    "trl:dapo without truncated": _loss(
+    _TRUNCATED: _loss(
         "trl:dapo",
         "dapo",
         mask_truncated_completions=True,
@@ -200,7 +203,8 @@ SAMPLED_ACCUMULATION = _layout("sampled-accumulation", per_device=3)
 SAMPLED_DDP = _layout("sampled-ddp2", 2, expected=_DDP)
 
 FIRST = (
-    *(Cell(PADDED, name) for name in SETTINGS if not SETTINGS[name].special and "router" not in name),
+    *(Cell(PADDED, name) for name in SETTINGS if not SETTINGS[name].special),
+    Cell(PADDED, _TRUNCATED, declared=(Declared("coverage", _HIDDEN, amount=0.0),)),
     Cell(PADDED, "trl:dapo", "tied", updates=2),
     Cell(PADDED, "trl:grpo without router loss", "moe"),
     Cell(PADDED, "trl:dapo", "tools"),
@@ -246,6 +250,11 @@ def _more() -> Iterator[Cell]:
     yield Cell(SAMPLED_DDP, "trl:dapo sequence_truncate")
     for layout in (ACCUMULATION, DDP, FSDP):
         yield Cell(layout, "trl:dapo", "tools")
+    for layout in (PADDED, ACCUMULATION, DDP, DDP_ACCUMULATION, FSDP):
+        yield Cell(layout, "trl:dapo", "lora")
+    yield Cell(PADDED, "trl:grpo beta=0.05", "lora")
+    yield Cell(PADDED, "trl:gspo twice", "lora", updates=2)
+    yield Cell(PADDED, "trl:rloo", "lora")
     yield Cell(ACCUMULATION, "trl:grpo", "tied")
     yield Cell(FSDP, "trl:grpo", "tied")
     yield Cell(DDP, "trl:grpo without router loss", "moe")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections import Counter
 from contextlib import suppress
@@ -19,37 +20,34 @@ from regress.faults.patch import Patch
 from regress.faults.registry import corpus, fault_named, faults_named, installed
 
 LOCAL = [fault for fault in corpus().values() if not fault.of_run and "ranks" not in fault.inject.__module__]
+"""Faults that break code without asking for their rank."""
 
 
-def attributes() -> dict[tuple[str, str], Any]:
-    """Everything that the modules and classes of the engine hold."""
-    found = {}
-    for name, module in sorted(sys.modules.items()):
-        if name.startswith(("regress.engine", "regress.grpo", "regress.parallel", "regress.layout")):
-            for key, value in vars(module).items():
-                found[name, key] = value
-                if isinstance(value, type) and value.__module__ == name:
-                    found |= {(f"{name}.{key}", own): held for own, held in vars(value).items()}
+def replaced(one: Fault, error: type[Exception] | None = None) -> list[tuple[Any, str, Any, Any]]:
+    """Owner and name of what a fault replaces, what is there before, and what is there inside."""
+    found: list[tuple[Any, str, Any, Any]] = []
+    right = Patch.setattr
+
+    def noted(self: Patch, owner: Any, name: str, value: Any) -> None:
+        before = inspect.getattr_static(owner, name)
+        right(self, owner, name, value)
+        found.append((owner, name, before, inspect.getattr_static(owner, name)))
+
+    with suppress(ZeroDivisionError), mock.patch.object(Patch, "setattr", noted), one.injected() as prepare:
+        assert prepare is None
+        if error is not None:
+            raise error
     return found
 
 
-def test_faults_change_the_engine_while_they_last() -> None:
+@pytest.mark.parametrize("error", [None, ZeroDivisionError])
+def test_faults_change_the_engine_while_they_last(error: type[Exception] | None) -> None:
     for one in LOCAL:
-        before = attributes()
-        with one.injected() as prepare:
-            assert prepare is None
-            inside = attributes()
-        changed = [key for key, value in inside.items() if before.get(key) is not value]
-        assert changed, f"{one.name} changes nothing that is looked at here"
-        after = attributes()
-        assert [key for key, value in after.items() if before.get(key) is not value] == [], one.name
-
-
-def test_it_is_over_after_an_error() -> None:
-    before = attributes()
-    with pytest.raises(ZeroDivisionError), LOCAL[0].injected():
-        raise ZeroDivisionError
-    assert all(before[key] is value for key, value in attributes().items())
+        found = replaced(one, error)
+        assert found, f"{one.name} changes nothing"
+        for owner, name, before, inside in found:
+            assert inside is not before, f"{one.name} leaves {name} as it is"
+            assert inspect.getattr_static(owner, name) is before, f"{one.name} leaves {name} broken"
 
 
 def test_faults_of_a_run_prepare_it() -> None:

@@ -35,12 +35,13 @@ NAMES = (
     *(
         "model.embed_tokens",
         "transformer.wpe",
-        "model.norm.weight/step",
+        *("model.norm.weight/step", "model.norm.weight/exp_avg"),
         "model.layers.1.mlp.experts.0.weight",
     ),
 )
 DETAILS = (
     *("", "forward_data of rank 0 was not recorded", "no rank holds model.layers.1"),
+    "golden float64 [3], and nothing of this name was recorded",
     *("sample g/0, position 0 was produced by no microbatch", "sample g/0, position 0 was produced twice"),
     *("x was recorded 2 times; only the first", "x was recorded, but is not part of the plan"),
     *("actual float64 [3], and no golden of this name", "x holds a tensor 'y' that belongs to no quantity"),
@@ -113,7 +114,7 @@ WORDS = (
     *("the gradient of the policy loss counts twice", "the gradient plus that of the last update"),
     *("the gradient of the last update", "the gradient plus its parameters times 0.1"),
     *("the gradient after it was clipped", "one scaled by 2"),
-    "the loss with kl_coef 0.02",
+    *("the loss with kl_coef 0.02", "the state of a first update", "the state after this update made twice"),
 )
 MESH = {"pp": 2, "dp": 2, "cp": 2, "tp": 2, "ep": 2}
 CONFIG = {"algorithm": {"importance_level": "sequence"}}
