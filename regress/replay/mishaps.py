@@ -40,8 +40,8 @@ def returned(trajectories: Sequence[Trajectory], mishaps: Collection[str]) -> li
         found = [replace(one, temperature=None) for one in found]
     if LONE in mishaps:
         last = found[-1].group_id
-        first = next(index for index, one in enumerate(found) if one.group_id == last)
-        found = found[: first + 1]
+        lone = next(index for index, one in enumerate(found) if one.group_id == last)
+        found = found[: lone + 1]
     return found
 
 
