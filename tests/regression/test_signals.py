@@ -166,15 +166,14 @@ def baseline_of_the_group(patch: Patch) -> None:
     patch.setitem(estimators.ESTIMATORS, "grpo_passk", estimators.grpo)
 
 
-def last_piece_left_out(patch: Patch) -> None:
-    """A softmax over whole pieces of the vocabulary alone, as long as there is one."""
-    right = logprobs.chunks
+def first_piece_alone(patch: Patch) -> None:
+    """A softmax over the first piece of the vocabulary."""
+    right = logprobs.online_softmax
 
-    def wrong(size: int, step: int) -> Any:
-        found = list(right(size, step))
-        return iter(found[:-1] if len(found) > 1 and found[-1].stop - found[-1].start < step else found)
+    def wrong(block: Tensor, temperature: float, chunk: int, *rest: Any) -> Any:
+        return right(block[:, :chunk], temperature, chunk, *rest)
 
-    patch.setattr(logprobs, "chunks", wrong)
+    patch.setattr(logprobs, "online_softmax", wrong)
 
 
 @dataclass(frozen=True)
@@ -214,7 +213,7 @@ SIGNALS = [
     Signal(no_token_drawn, "clip_cov", "policy_loss"),
     Signal(least_covariances, "kl_cov", "policy_loss"),
     Signal(longest_for_greatest_length, "kl_cov", "weights"),
-    Signal(last_piece_left_out, "dr_grpo", "log_probs", "vocab8"),
+    Signal(first_piece_alone, "dr_grpo", "log_probs", "vocab8"),
 ]
 """The first two by default, the others by ``--extended``."""
 
