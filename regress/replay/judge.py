@@ -50,7 +50,8 @@ def judge_replay(
     golden = truth or case.truth
     bound = tolerance or stored_tolerances(case, precision)
     text = token_text(case)
-    verdicts, seen = [], []
+    verdicts: list[Verdict] = []
+    seen: list[Truth] = []
     rollouts = RolloutJudge(case, dump, precision, plan, bound, golden)
     earlier = earlier_updates(case)
     for step in case.trajectories():
@@ -81,7 +82,7 @@ def judge_twin(
     case: GoldenCase, dump: DumpReader, twin: DumpReader, plan: Sequence[PlannedUpdate]
 ) -> list[Verdict]:
     """Return all verdicts of a byte-for-byte comparison with the replay of another variant."""
-    verdicts = []
+    verdicts: list[Verdict] = []
     bound = stored_tolerances(case, Precision.FLOAT32)
     rollouts = RolloutJudge(case, dump, Precision.BITWISE, plan, bound, case.truth)
     for step in case.trajectories():
