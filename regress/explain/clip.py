@@ -82,7 +82,9 @@ def _shown(bounds: tuple[float, float], side: str) -> str:
     low, high = bounds
     if side == "above":
         return f"above a bound in ({low:.6g}, {high:.6g}]" if np.isfinite(high) else f"not below {low:.6g}"
-    return f"below a bound in [{low:.6g}, {high:.6g})" if low > 0 else f"not above {high:.6g}"
+    if low > 0:
+        return f"below a bound in [{low:.6g}, {high:.6g})"
+    return f"not above {high:.6g}" if np.isfinite(high) else "below a bound that no token shows"
 
 
 def _counts(kept: Bools, gone: Bools, up: Bools, down: Bools) -> dict[str, Any]:
