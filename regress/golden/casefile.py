@@ -73,9 +73,11 @@ def _checked(values: Json, path: Path) -> CaseFile:
     rollouts = values.get("rollouts", _ROLLOUTS[0])
     if rollouts not in _ROLLOUTS:
         raise GoldenError(f"{path} has rollouts {rollouts!r}: write {' or '.join(_ROLLOUTS)}")
-    mappings = (_mapping(values, key, path) for key in ("config", "recipe"))
-    words = (_words(values, key, path) for key in ("precisions", "leaves_out"))
-    return CaseFile(found, _words(values, "claims", path), *mappings, str(rollouts), *words)
+    claims, precisions, leaves_out = (
+        _words(values, key, path) for key in ("claims", "precisions", "leaves_out")
+    )
+    config, recipe = (_mapping(values, key, path) for key in ("config", "recipe"))
+    return CaseFile(found, claims, config, recipe, str(rollouts), precisions, leaves_out)
 
 
 def _words(values: dict[str, Json], key: str, path: Path) -> list[str]:

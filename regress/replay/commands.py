@@ -94,7 +94,8 @@ def calibrate(
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
         task = bars.add_task(
-            f"calibrating {case}", total=replays_of(store.case(case), seeds) + (trials() if proof else 0)
+            f"calibrating {case}",
+            total=replays_of(store.case(case), seeds) + (trials(store.case(case)) if proof else 0),
         )
         found = measure(
             store, case, seeds=seeds, proof=proof, only=only or None, advance=lambda: bars.advance(task)

@@ -7,7 +7,7 @@ splits, packs, accumulates or reduces enters, which is what these gradients are 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from regress.compare.diagnosis.beside import Beside, OwnMicrobatch
+from regress.compare.dumps.golden import sampler_log_probs
 from regress.dump.arrays import Array
 from regress.dump.trajectory import Trajectory
 from regress.engine.adapters.parameters import trained_parameters
@@ -109,10 +110,10 @@ class OwnGradients:
 
 
 def _backward(
-    model: PreTrainedModel, tokens: Array, places: NDArray[np.int64], upstream: torch.Tensor
+    model: PreTrainedModel, tokens: Sequence[int], places: NDArray[np.int64], upstream: torch.Tensor
 ) -> None:
     """Send the derivative by the logits that predict the tokens at these places back through the model."""
-    ids = torch.tensor(np.asarray(tokens, np.int64))[None]
+    ids = torch.tensor([*tokens])[None]
     with arithmetic(torch.float64):
         out = model(input_ids=ids, position_ids=torch.arange(ids.shape[1])[None], use_cache=False).logits
         out[0, torch.from_numpy(places - 1)].backward(upstream.reshape(len(places), -1))
@@ -147,19 +148,11 @@ def beside_of(case: GoldenCase, update: PlannedUpdate, before: str | None, *, ow
     samples = case.trajectories()[update.step]
     return Beside(
         rewards={sample.key: float(sample.reward) for sample in samples},
-        sampler=_sampler(update, samples),
+        sampler=sampler_log_probs(update.frame, samples),
         gradients=OwnGradients(case, update, before) if own else None,
         microbatches=_microbatches(update),
         before={} if before is None else case.truth(before),
     )
-
-
-def _sampler(update: PlannedUpdate, samples: list[Trajectory]) -> Floats | None:
-    known = {sample.key: sample.log_probs for sample in samples}
-    parts = [known.get(key) for key in update.frame.samples]
-    if any(part is None for part in parts):
-        return None
-    return np.concatenate([np.asarray(part, np.float64) for part in parts])
 
 
 def _microbatches(update: PlannedUpdate) -> dict[str, OwnMicrobatch]:

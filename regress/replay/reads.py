@@ -297,6 +297,8 @@ def functions(root: Path = PACKAGE) -> tuple[Function, ...]:
         Function(name, _fields_of(source, owner, function, frozenset((id(function),))))
         for name, owner, function in source.functions
         if not _checks(function)
-        and not (owner in SECTIONS and function.name in source.classes[owner].properties)
+        and not (
+            owner is not None and owner in SECTIONS and function.name in source.classes[owner].properties
+        )
     )
     return tuple(function for function in found if function.fields)
