@@ -18,6 +18,7 @@ NAMES = (
     "compare",
     "dump_overhead",
     "guard",
+    "integrity",
     "packing",
     "pages",
     "ranks",

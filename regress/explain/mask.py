@@ -92,7 +92,7 @@ class Mask:
         count = len(update.frame.samples)
         size = np.zeros(count)
         np.maximum.at(size, update.sample, np.where(self.policy, np.abs(np.nan_to_num(self.g)), 0.0))
-        found = size < IDLE * size.max(initial=0.0)
+        found: Bools = size < IDLE * size.max(initial=0.0)
         if update.trajectories:
             rewards: dict[str, list[float]] = {}
             for trajectory in update.trajectories:

@@ -42,6 +42,8 @@ CATEGORIES: Mapping[str, str] = {
     "R": "backward passes",
     "S": "adapters",
     "T": "layers of the model",
+    "U": "reported metrics",
+    "V": "sampling",
 }
 """Letter -> category; those up to Q are of bugs of real systems that were collected."""
 COMMON: Mapping[str, str] = {

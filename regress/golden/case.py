@@ -78,6 +78,16 @@ class GoldenCase:
         return self._file.recipe
 
     @property
+    def precisions(self) -> list[str]:
+        """Precisions that the case is replayed in; none for all."""
+        return self._file.precisions
+
+    @property
+    def leaves_out(self) -> list[str]:
+        """Quantities that are not recorded."""
+        return self._file.leaves_out
+
+    @property
     def sampled(self) -> bool:
         """True if replays sample the rollouts, which must be the recorded ones."""
         return self._file.rollouts == "sampled"

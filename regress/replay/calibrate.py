@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable
-from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -32,7 +31,7 @@ from regress.engine.precision import DTYPES
 from regress.errors import ReplayError
 from regress.golden.case import GoldenCase
 from regress.replay.judge import judge_replay
-from regress.replay.matrix import Replay
+from regress.replay.matrix import Replay, keeps_microbatches
 from regress.replay.noise_floor import KAPPA, SEMANTICS, Floor, Response
 from regress.replay.run import Prepare, replay
 from regress.replay.truth import canonical
@@ -63,13 +62,26 @@ def calibrate(
         ReplayError: if even float64 cannot be judged at its bound.
     """
     return [
-        floor for precision in KAPPA for floor in _floors(case, precision, workspace, seeds, only, advance)
+        floor
+        for precision in precisions_of(case)
+        for floor in _floors(case, precision, workspace, seeds, only, advance)
     ]
 
 
-def replays_of(seeds: int) -> int:
-    """Return the number of replays that a calibration takes."""
-    return len(KAPPA) * len(LAYOUTS) * (1 + seeds)
+def precisions_of(case: GoldenCase) -> list[Precision]:
+    """Return the precisions that tolerances are measured in: those that a case is replayed in."""
+    return [precision for precision in KAPPA if not case.precisions or str(precision) in case.precisions]
+
+
+def layouts_of(case: GoldenCase, precision: Precision) -> list[Replay]:
+    """Return the layouts that a case is measured in: those of `LAYOUTS` that its values are true of."""
+    found = (Replay(case, variant, precision) for variant in LAYOUTS)
+    return [replay for replay in found if keeps_microbatches(replay)]
+
+
+def replays_of(case: GoldenCase, seeds: int) -> int:
+    """Return the number of replays that the calibration of a case takes."""
+    return len(precisions_of(case)) * len(layouts_of(case, Precision.FLOAT64)) * (1 + seeds)
 
 
 def _floors(
@@ -81,9 +93,12 @@ def _floors(
     advance: Callable[[], None],
 ) -> list[Floor]:
     measured: Responses = {}
-    unbounded = partial(_unbounded, only)
-    for variant in LAYOUTS:
-        layout = Replay(case, variant, precision)
+
+    def unbounded(quantity: str) -> Tolerance | None:
+        return None if quantity in case.leaves_out else _unbounded(only, quantity)
+
+    for layout in layouts_of(case, precision):
+        variant = layout.variant
         folder = workspace / f"{variant.name}{precision.suffix}"
         dump = replay(case, variant, precision, folder / "plain")
         advance()

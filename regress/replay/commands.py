@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from regress.replay.validation import Validation
 
 
+_LISTED = 40  # settings that are told after a recording
 _WIDTH = 160  # columns of a table where there is no terminal
 
 
@@ -92,7 +93,10 @@ def calibrate(
     store, console = open_store(golden_dir, writes=True), Console()
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
-        task = bars.add_task(f"calibrating {case}", total=replays_of(seeds) + (trials() if proof else 0))
+        task = bars.add_task(
+            f"calibrating {case}",
+            total=replays_of(store.case(case), seeds) + (trials(store.case(case)) if proof else 0),
+        )
         found = measure(
             store, case, seeds=seeds, proof=proof, only=only or None, advance=lambda: bars.advance(task)
         )
@@ -154,7 +158,7 @@ def study(
     opened = open_store(golden_dir).case(case)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
-        task = bars.add_task(f"drawing {case}", total=draws * replays_of_seed(faults))
+        task = bars.add_task(f"drawing {case}", total=draws * replays_of_seed(opened, faults))
         found = run(opened, draws, faults=faults, advance=lambda: bars.advance(task))
     wide = console if console.is_terminal else Console(width=max(console.width, _WIDTH))
     echo("largest multiple of the tolerance in healthy replays:")
@@ -201,8 +205,9 @@ def record(case: str, golden_dir: Path | None, inputs: bool, quantities: tuple[s
     regress golden record mine --quantity token_gradient       beside what is recorded
 
     Inputs (weights, optimizer state, rollouts) are made by its recipe if it has none; then the float64 values of
-    every quantity are computed, twice. A case in which some faults could not show is refused. Measure its
-    tolerances next: regress golden calibrate CASE.
+    every quantity are computed, twice. A case in which some faults could not show is refused. Settings that no case
+    or variant exercises, alone or in pairs that one function reads, are listed. Measure the tolerances of the case
+    next: regress golden calibrate CASE.
     """
     from regress.replay.recipe import has_inputs
     from regress.replay.record import add

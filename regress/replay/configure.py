@@ -75,8 +75,8 @@ def replay_config(
     layers: tuple[Mapping[str, Any], ...] = (
         case_config(case, steps, sampled=sampled),
         dump_everything(folder),
-        variant.overrides,
         precision.overrides,
+        variant.overrides,
         overrides or {},
     )
     return compose(case.config, {key: value for layer in layers for key, value in layer.items()}, folder)

@@ -89,14 +89,19 @@ def settings_of(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> froz
     """Return the settings of a configuration with the overrides of a variant."""
     found: set[Setting] = set()
     for name in CLASSES:
-        given = section(config, overrides, name)
-        preset = given.pop("preset", None)
-        values = {**(preset_values(preset) if preset else {}), **given}
+        values = section_values(config, overrides, name)
         for key, spec in _specs():
             own = key.removeprefix(f"{name}.")
             if key in universe() and own in values and values[own] != default_of(spec):
                 found |= _settings(key, values[own])
     return frozenset(found)
+
+
+def section_values(config: Mapping[str, Any], overrides: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return the values of a section that a configuration sets, by itself or by a preset."""
+    given = section(config, overrides, name)
+    preset = given.pop("preset", None)
+    return {**(preset_values(preset) if preset else {}), **given}
 
 
 def _settings(key: str, value: Any) -> set[Setting]:

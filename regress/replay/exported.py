@@ -159,7 +159,15 @@ class ExportedCase:
     def trajectories(self, step: int) -> list[Trajectory]:
         """Return the samples of the rollout batch of a step, in canonical order."""
         path = self.folder / "rollouts" / f"step_{step:06d}.jsonl"
-        return [sample.trajectory for sample in self._rollouts(path)]
+        try:
+            found = [sample.trajectory for sample in self._rollouts(path)]
+            for trajectory in found:
+                trajectory.validate()
+        except (ValueError, DumpError) as error:
+            raise GoldenError(
+                f"{path} cannot be read as rollouts ({error}); export the case again"
+            ) from error
+        return found
 
     def samples(self, updates: int) -> list[Sample]:
         """Return the samples of the first rollout batches, one after another.

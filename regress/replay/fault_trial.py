@@ -25,6 +25,7 @@ from regress.replay.layouts import LAYOUTS
 from regress.replay.matrix import Replay
 from regress.replay.parts import overrides_of
 from regress.replay.plan import PlannedUpdate
+from regress.replay.rollout_variants import ROLLOUTS
 from regress.replay.run import replay
 from regress.replay.run_context import run_context_of
 from regress.replay.variants import VARIANTS, Precision, Variant
@@ -87,7 +88,7 @@ def variant_named(name: str) -> Variant:
     Raises:
         ConfigError: for a name that does neither.
     """
-    known = VARIANTS.get(name) or LAYOUTS.get(name)
+    known = VARIANTS.get(name) or LAYOUTS.get(name) or ROLLOUTS.get(name)
     overrides = overrides_of(name)
     if known is not None:
         return known
@@ -178,7 +179,7 @@ def row_of(trial: Trial, found: Judged, seconds: float) -> FaultRow:
         caught=bool(found.problem or found.failed),
         first="" if first is None else f"{first.quantity} {tensor_of(first)}",
         place="" if first is None else str(first.place),
-        multiple=largest if drifts else None,
+        multiple=largest if drifts or not (found.problem or found.failed) else None,
         stage=stage_right(shown, found),
         tensor=tensor_right(shown, found),
         rules=tuple(one.rule for one in found.diagnoses),

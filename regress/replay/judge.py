@@ -50,7 +50,8 @@ def judge_replay(
     golden = truth or case.truth
     bound = tolerance or stored_tolerances(case, precision)
     text = token_text(case)
-    verdicts, seen = [], []
+    verdicts: list[Verdict] = []
+    seen: list[Truth] = []
     rollouts = RolloutJudge(case, dump, precision, plan, bound, golden)
     earlier = earlier_updates(case)
     for step in case.trajectories():
@@ -64,7 +65,7 @@ def judge_replay(
                 bound,
                 place=(update.step, update.update),
                 planned=update.records,
-                dtype=partial(expected_dtype, values, precision),
+                dtype=partial(expected_dtype, values, precision, computes=_computes(dump, precision)),
                 text=text,
                 config=dump.manifest.provenance.config,
                 beside=beside_of(case, update, earlier.get(update.where)),
@@ -81,7 +82,7 @@ def judge_twin(
     case: GoldenCase, dump: DumpReader, twin: DumpReader, plan: Sequence[PlannedUpdate]
 ) -> list[Verdict]:
     """Return all verdicts of a byte-for-byte comparison with the replay of another variant."""
-    verdicts = []
+    verdicts: list[Verdict] = []
     bound = stored_tolerances(case, Precision.FLOAT32)
     rollouts = RolloutJudge(case, dump, Precision.BITWISE, plan, bound, case.truth)
     for step in case.trajectories():
@@ -145,6 +146,8 @@ def stored_tolerances(
 
 def _measured(case: GoldenCase, precision: Precision, quantity: str) -> Tolerance | None:
     """Return the manifest's tolerance of a quantity; None for one that was added after the recording of the case."""
+    if quantity in case.leaves_out:
+        return None
     entry = case.tolerance(quantity, precision.measured_as)
     if entry is None and quantity in ADDED and not _recorded(case, quantity):
         return None
@@ -159,8 +162,21 @@ def _recorded(case: GoldenCase, quantity: str) -> bool:
     return any(quantity in case.quantities(where) for where in case.wheres())
 
 
-def expected_dtype(truth: Truth, precision: Precision, quantity: str, name: str) -> str | None:
-    """Return the element type of a recorded tensor: float64 in the golden values becomes the precision's type."""
+def _computes(dump: DumpReader, precision: Precision) -> str:
+    """Return the dtype of activations: that of the precision, or one that the variant names."""
+    parallel: Mapping[str, object] = dump.manifest.provenance.config.get("parallel") or {}
+    named = parallel.get("fsdp_param_dtype")
+    return str(named) if named and parallel.get("fsdp", 1) != 1 else precision.computes_in
+
+
+def expected_dtype(
+    truth: Truth, precision: Precision, quantity: str, name: str, *, computes: str | None = None
+) -> str | None:
+    """Return the element type of a recorded tensor: float64 in the golden values becomes the precision's type.
+
+    Args:
+        computes: dtype of activations, if it is not that of the precision.
+    """
     golden = truth.get(quantity, {}).get(name)
     if golden is None:
         return None
@@ -169,5 +185,5 @@ def expected_dtype(truth: Truth, precision: Precision, quantity: str, name: str)
     if quantity in WIDE:
         return "float64"
     if quantity in ("activations", "logit_gradient"):
-        return precision.computes_in
+        return computes or precision.computes_in
     return precision.dtype if quantity in NATIVE or precision is Precision.FLOAT64 else "float32"

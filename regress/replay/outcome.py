@@ -14,7 +14,7 @@ from regress.compare.diagnosis.layers import merged_layers, multiples_by_layer
 from regress.compare.diagnosis.run_context import RunContext
 from regress.compare.verdicts.verdict import Place, Verdict
 from regress.errors import ReplayError, reason
-from regress.inputs import parse_json
+from regress.inputs import DOCUMENT, parse_json, read_bytes
 from regress.report.call import Call
 from regress.schema import conform
 
@@ -176,11 +176,14 @@ class ReplayOutcome:
 def read_outcomes(root: Path, wheres: Iterable[str]) -> dict[str, ReplayOutcome]:
     """Return the outcomes of those replays that were judged below a folder."""
     paths = {where: root / where / FILE for where in wheres}
-    return {
-        where: ReplayOutcome.loads(path.read_text(encoding="utf-8", errors="replace"))
-        for where, path in paths.items()
-        if path.is_file()
-    }
+    return {where: ReplayOutcome.loads(_read(path)) for where, path in paths.items() if path.is_file()}
+
+
+def _read(path: Path) -> str:
+    try:
+        return read_bytes(path, DOCUMENT).decode("utf-8", "replace")
+    except OSError as error:
+        raise ReplayError(f"{path} cannot be read ({error.strerror}): replay again") from error
 
 
 def _outcome(row: _Row) -> Outcome:

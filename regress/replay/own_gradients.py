@@ -7,7 +7,7 @@ splits, packs, accumulates or reduces enters, which is what these gradients are 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -109,10 +109,10 @@ class OwnGradients:
 
 
 def _backward(
-    model: PreTrainedModel, tokens: Array, places: NDArray[np.int64], upstream: torch.Tensor
+    model: PreTrainedModel, tokens: Sequence[int], places: NDArray[np.int64], upstream: torch.Tensor
 ) -> None:
     """Send the derivative by the logits that predict the tokens at these places back through the model."""
-    ids = torch.tensor(np.asarray(tokens, np.int64))[None]
+    ids = torch.tensor([*tokens])[None]
     with arithmetic(torch.float64):
         out = model(input_ids=ids, position_ids=torch.arange(ids.shape[1])[None], use_cache=False).logits
         out[0, torch.from_numpy(places - 1)].backward(upstream.reshape(len(places), -1))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, Field, fields
+from dataclasses import Field, fields
 from functools import lru_cache
 from typing import Any
 
@@ -14,10 +14,14 @@ from regress.engine.config.rollout_rules import Rule
 from regress.engine.config.rules import RULES
 from regress.engine.config.schema import Config
 from regress.errors import ConfigError
-from regress.replay.coverage import CLASSES, OTHER, Setting, universe
+from regress.replay.coverage import CLASSES, OTHER, Setting, default_of, universe
 
-EXAMPLES: Mapping[str, Any] = {"algorithm.clip_high": 1.5}
-"""Values that stand beside more than half of the default would."""
+EXAMPLES: Mapping[str, Any] = {
+    "algorithm.clip_high": 1.5,
+    "batching.pad_to_length": 256,
+    "batching.max_tokens_per_microbatch": 512,
+}
+"""Values that stand beside more than half of the default, or a small number, would."""
 
 DEPTH = 3
 """Refusals that are followed one after the other."""
@@ -29,7 +33,7 @@ def example(setting: Setting, spec: Field[Any]) -> Any:
         return f"{setting.value if setting.value != OTHER else 'token_k2'}:1.5"
     if setting.value != OTHER:
         return setting.value
-    default = spec.default if spec.default_factory is MISSING else spec.default_factory()
+    default: Any = default_of(spec)
     if setting.key in EXAMPLES:
         return EXAMPLES[setting.key]
     if isinstance(default, bool):

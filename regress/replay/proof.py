@@ -10,7 +10,8 @@ from regress.compare.verdicts.tolerance import EXACT, Tolerance, Tolerances
 from regress.faults.fault import Fault
 from regress.faults.registry import corpus
 from regress.golden.case import GoldenCase
-from regress.replay.noise_floor import KAPPA, Floor
+from regress.replay.calibrate import precisions_of
+from regress.replay.noise_floor import Floor
 from regress.replay.validation_run import HELD_OUT, ValidationRun, run_validation
 from regress.replay.variants import Precision
 from regress.report.calibration import Row
@@ -63,9 +64,9 @@ def tried_faults() -> list[Fault]:
     return [fault for fault in corpus().values() if fault.calibration]
 
 
-def trials() -> int:
-    """Return the number of replays that a proof takes."""
-    return len(KAPPA) * (len(HELD_OUT) + len(tried_faults()))
+def trials(case: GoldenCase) -> int:
+    """Return the number of replays that a proof of a case takes."""
+    return len(precisions_of(case)) * (len(HELD_OUT) + len(tried_faults()))
 
 
 def prove(
@@ -73,7 +74,7 @@ def prove(
 ) -> Proof:
     """Replay the held-out variants and the corpus of faults, judged by the measured tolerances."""
     healthy, faulty = [], []
-    for precision in KAPPA:
+    for precision in precisions_of(case):
         bounds = bounds_of(floors, precision)
         for variant in HELD_OUT:
             healthy.append(run_validation(case, variant, precision, workspace / "healthy", bounds))

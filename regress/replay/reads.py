@@ -222,7 +222,7 @@ def _compared(node: ast.Attribute, comparison: ast.Compare) -> Told:
                 continue
             if not isinstance(part, ast.Constant):
                 return str
-            known.add(part.value)
+            known.add(str(part.value))
     return lambda value: value if value in known else None
 
 
@@ -284,6 +284,11 @@ def _checks(function: ast.FunctionDef) -> bool:
     return function.name.lstrip("_").startswith("check") and _written(function.returns) == "None"
 
 
+def _belongs_to_values(source: _Source, owner: str | None, function: ast.FunctionDef) -> bool:
+    """Return True for a property of the values themselves, which counts where it is read."""
+    return owner is not None and owner in SECTIONS and function.name in source.classes[owner].properties
+
+
 @lru_cache(maxsize=4)
 def functions(root: Path = PACKAGE) -> tuple[Function, ...]:
     """Return the functions of the computation that read fields, by the place of their definition."""
@@ -292,6 +297,8 @@ def functions(root: Path = PACKAGE) -> tuple[Function, ...]:
         Function(name, _fields_of(source, owner, function, frozenset((id(function),))))
         for name, owner, function in source.functions
         if not _checks(function)
-        and not (owner in SECTIONS and function.name in source.classes[owner].properties)
+        and not (
+            owner is not None and owner in SECTIONS and function.name in source.classes[owner].properties
+        )
     )
     return tuple(function for function in found if function.fields)

@@ -7,6 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from regress.compare.alignment.canonical import canonicalize
+from regress.compare.quantities import quantity_named
 from regress.dump.arrays import Array
 from regress.dump.difference import compare_bitwise
 from regress.dump.reader import DumpReader
@@ -75,11 +76,17 @@ def require_rollouts(case: GoldenCase, dump: DumpReader) -> None:
 
 
 def canonical(case: GoldenCase, dump: DumpReader, plan: Replay | None = None) -> Truth:
-    """Return the content of a dump, free of its layout."""
+    """Return the content of a dump, free of its layout, without what the case leaves out."""
     layout = plan or Replay(case, BASE, Precision.FLOAT64)
-    return {
+    for quantity in case.leaves_out:
+        quantity_named(quantity)
+    found = {
         update.where: canonicalize(records_of(dump, update), update.frame, update.records)
         for update in layout.plan
+    }
+    return {
+        where: {name: tensors for name, tensors in row.items() if name not in case.leaves_out}
+        for where, row in found.items()
     }
 
 
@@ -93,7 +100,8 @@ def require_case_signal(case: GoldenCase, truth: Truth) -> None:
         require_rollout_signal(case)
         return
     with TemporaryDirectory(prefix="regress-config-") as folder:
-        config = replay_config(case, BASE, Precision.FLOAT64, 1, Path(folder))
+        steps = len(case.trajectories())
+        config = replay_config(case, BASE, Precision.FLOAT64, steps, Path(folder))
     frames = {update.where: update.frame for update in Replay(case, BASE, Precision.FLOAT64).plan}
     require_signal(
         case.name,

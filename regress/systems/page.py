@@ -128,6 +128,8 @@ def _system(rows: Sequence[Row]) -> Iterator[str]:
 def _number(error: Error | None) -> str:
     if error is None or error.relative is None:
         return ""
+    if not error.failed and error.relative >= 1:
+        return "~0"  # the truth is zero but for rounding, and so is the value
     return f"{error.relative:.1e}" if error.relative else "0"
 
 

@@ -118,22 +118,22 @@ def golden_side(path: Path, whole: Path) -> None:
 
 
 def exported(path: Path, whole: Path) -> None:
-    from regress.oracle.exported import ExportedCase
+    from regress.replay.exported import ExportedCase
 
     case = ExportedCase(path)
     case.optimizer_state()
-    for update in case.updates:
-        case.rollouts(int(update["step"]))
+    _ = case.temperature, case.optimizer, case.optimizer_steps
+    for number, update in enumerate(case.updates):
+        case.trajectories(int(update["step"]))
+        case.learning_rate(number)
 
 
 def systems(path: Path, whole: Path) -> None:
-    from regress.systems.exported import ExportedCase
+    from regress.replay.exported import ExportedCase
 
     case = ExportedCase(path)
     case.samples(1)
     case.tokens_of_loss(0)
-    case.learning_rate(0)
-    _ = case.temperature, case.optimizer, case.optimizer_steps
 
 
 def doctor(path: Path, whole: Path) -> None:

@@ -17,8 +17,10 @@ from regress.engine.batch import TokenBatch
 from regress.engine.build import Run
 from regress.engine.policy import LocalPolicy
 from regress.engine.trainer import Trainer
-from regress.faults.gradient import before_backward, in_logits_gradient, in_policy_loss, valued
-from regress.faults.patch import Fault, Patch
+from regress.faults.fault import injected
+from regress.faults.gradient import before_backward, in_policy_loss, valued
+from regress.faults.logits import in_logits_gradient
+from regress.faults.patch import Patch
 from regress.faults.update import after_each_backward
 from regress.grpo import estimators, losses
 from regress.grpo.fields import ObjectiveFields
@@ -32,6 +34,7 @@ class Change:
 
     Attributes:
         fault: function of a patch, or of a run that was built.
+        steps: until it shows.
         rules: ids of rules, any of which is right as the first.
     """
 
@@ -39,7 +42,7 @@ class Change:
     case: str
     rules: tuple[str, ...]
     variant: str = "mbs4"
-    of_run: bool = False
+    steps: int = 1
 
     @property
     def name(self) -> str:
@@ -49,8 +52,7 @@ class Change:
     @property
     def injected(self) -> Any:
         """The context in which the engine is changed."""
-        fault = Fault(run=self.fault) if self.of_run else Fault(self.fault)
-        return fault.injected()
+        return injected(self.fault)
 
 
 def in_token_loss(patch: Patch, change: Callable[..., Any]) -> None:
@@ -496,7 +498,7 @@ def samples_rotated(patch: Patch) -> None:
 
 
 CHANGES = (
-    Change(kl_left_out, "dense", ("term-left-out",)),
+    Change(kl_left_out, "dense", ("term-not-computed", "term-left-out")),
     Change(kl_counted_thrice, "dense", ("coefficient",)),
     Change(entropy_left_out, "dr_grpo", ("term-left-out",)),
     Change(entropy_with_the_kl_coefficient, "dense", ("coefficients-exchanged",)),
@@ -532,12 +534,12 @@ CHANGES = (
     Change(token_mean_for_sample_mean, "dense", ("weights-denominator", "mean-of-means")),
     Change(weights_of_a_sum, "dense", ("weights-denominator",)),
     Change(first_token_unmasked, "dense", ("mask-shifted", "loss-mask", "last-token-masked")),
-    Change(attention_of_layer_0_sharper, "dense", ("module",), of_run=True),
-    Change(residual_of_layer_1_halved, "dense", ("module",), of_run=True),
-    Change(one_weight_changed, "dense", ("module",), of_run=True),
-    Change(mlp_gradient_detached, "dense", ("gradient-zero", "backward-of-a-module"), of_run=True),
-    Change(one_gradient_with_noise, "dense", ("gradient-of-one-tensor",), of_run=True),
-    Change(gradients_not_dropped, "dense", ("gradient-of-the-last-update",)),
+    Change(attention_of_layer_0_sharper, "dense", ("module",)),
+    Change(residual_of_layer_1_halved, "dense", ("module",)),
+    Change(one_weight_changed, "dense", ("module",)),
+    Change(mlp_gradient_detached, "dense", ("gradient-zero", "gradient-missing", "backward-of-a-module")),
+    Change(one_gradient_with_noise, "dense", ("gradient-of-one-tensor",)),
+    Change(gradients_not_dropped, "dense", ("gradient-of-the-last-update",), steps=2),
     Change(first_microbatch_dropped, "dense", ("accumulation",)),
     Change(mean_so_far, "dense", ("accumulation",)),
     Change(decay_in_the_gradient, "dense", ("weight-decay-in-the-gradient",)),
@@ -545,7 +547,7 @@ CHANGES = (
     Change(norm_of_squares, "dense", ("norm",)),
     Change(second_beta_off, "dense", ("betas",)),
     Change(first_beta_off, "dense", ("betas",)),
-    Change(moments_dropped, "dense", ("state-of-a-rank-unclipped", "moments-dropped")),
+    Change(moments_dropped, "dense", ("moments-dropped", "state-of-a-rank-unclipped")),
     Change(update_made_twice, "dense", ("step-counter", "update-sign")),
     Change(rate_doubled, "dense", ("learning-rate", "update-sign")),
     Change(parameters_in_float32, "dense", ("param-dtype",)),

@@ -21,6 +21,7 @@ from regress.compare.verdicts.verdict import Place, Status
 from regress.faults.fault import REFUSED, Fault, Shown
 from regress.faults.registry import corpus
 from regress.golden.store import GoldenStore
+from regress.replay.common_practice import measured, noticed
 from regress.replay.fault_trial import (
     Judged,
     Trial,
@@ -115,7 +116,8 @@ def require_place(trial: Trial, found: Judged) -> None:
     assert found.divergence is not None, "not caught"
     first, failed = found.divergence.first, found.with_the_first
     assert stage_right(shown, found), f"{first.quantity} {first.name} at {first.place}"
-    assert tensor_right(shown, found), sorted({tensor_of(verdict) for verdict in failed})
+    if trial.precision is not Precision.FLOAT32 or trial.fault.kind == "precision":
+        assert tensor_right(shown, found), sorted({tensor_of(verdict) for verdict in failed})
     assert shown.status in ("", first.status)
     assert shown.says in " ".join(verdict.detail for verdict in failed)
     if shown.place:
@@ -157,10 +159,12 @@ def test_a_fault_fails_first_where_it_is(trial: Trial, micros: Callable[[Judged]
     exact = trial.precision is Precision.FLOAT64
     if trial.shown.tokens and exact:
         require_tokens(trial, found, micros)
-    multiple = max(verdict.multiple for verdict in found.with_the_first)
+    multiple = max(verdict.multiple for verdict in (found.with_the_first if exact else found.failed))
     print(f"{trial.name}: {multiple:.2g} times the tolerance ({trial.fault.source})")
     least = MARGINS[trial.fault.kind] if exact else MARGINS["precision"]
     assert multiple >= least or math.isinf(multiple) or found.with_the_first[0].status is not Status.DRIFT
+    common = noticed(measured(found.replay.case, found.plan, found.verdicts))
+    assert [check for check in trial.fault.blind if common.get(check)] == []
     if found.diagnoses and not trial.fault.held_out:
         assert score(trial.fault, found) == "right", found.diagnoses[0]
 

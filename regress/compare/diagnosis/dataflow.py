@@ -115,8 +115,6 @@ def _within(verdict: Verdict) -> tuple[int, ...]:
         return depth(verdict.name)
     if verdict.quantity == "gradient":
         return tuple(-number for number in (*depth(verdict.name), 0)[:3])
-    if verdict.quantity == "optimizer":  # moments tell more than the number of updates
-        return (int(verdict.name.endswith("/step")),)
     return ()
 
 

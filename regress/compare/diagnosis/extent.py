@@ -109,9 +109,16 @@ def rounded_to(actual: Array, golden: Array, over: NDArray[np.bool_]) -> str | N
     if dtype_name(actual.dtype) not in ("float32", "float64") or int(over.sum()) < 8:
         return None
     values, before = actual[over].astype(np.float64), golden[over].astype(np.float64)
-    if not np.isfinite(values).all() or np.unique(values).size < 8:
+    if not np.isfinite(values).all():
         return None
+    few = np.unique(values).size < 8
     for name, dtype in ROUNDINGS.items():
+        if few:  # whose sizes and signs prove nothing: each must be the golden value, rounded
+            with np.errstate(over="ignore"):
+                same = np.array_equal(before.astype(dtype).astype(np.float64), values)
+            if same and name != dtype_name(actual.dtype) and np.unique(values).size > 1:
+                return name
+            continue
         with np.errstate(over="ignore"):
             fits = np.array_equal(values.astype(dtype).astype(np.float64), values)
             golden_fits = before.astype(dtype).astype(np.float64) == before

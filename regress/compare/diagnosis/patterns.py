@@ -37,7 +37,7 @@ def find_patterns(failed: Sequence[Verdict], judged: Sequence[Verdict], scene: R
     """
     if not failed:
         return []
-    same = [verdict for verdict in failed if verdict.name == failed[0].name]
+    same = _telling(failed)
     return [
         *_precisions(scene),
         *_places(failed, judged, scene),
@@ -47,6 +47,13 @@ def find_patterns(failed: Sequence[Verdict], judged: Sequence[Verdict], scene: R
         *value_patterns(same, failed, judged, scene),
         *_nonfinite(same),
     ]
+
+
+def _telling(failed: Sequence[Verdict]) -> list[Verdict]:
+    """Return the verdicts on the tensor that failed first; on the moment beside it, if that is a number of updates."""
+    name = failed[0].name
+    moment = f"{name.removesuffix('step')}exp_avg" if name.endswith("/step") else name
+    return [v for v in failed if v.name == moment] or [v for v in failed if v.name == name]
 
 
 def _precisions(scene: RunContext) -> Iterator[Pattern]:

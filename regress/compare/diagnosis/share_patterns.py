@@ -30,9 +30,11 @@ def share_patterns(same: Sequence[Verdict], scene: RunContext) -> Iterator[Patte
     holders: Mapping[str, Sequence[int]] = told[0][1]["holders"]
     found = [(verdict.place.rank or 0, _counts(numbers)) for verdict, numbers in told]
     own = [_own(rank, counts, ranks, holders) for rank, counts in found]
-    if all(own):
-        words = "a sum in which each rank has its own microbatches alone"
-        yield Pattern(f"{KEY}:own", words, {"ranks": len(own)})
+    if own and all(own) and len({tuple(numbers or ()) for numbers in own}) == 1:
+        alone = own[0] or []
+        every = len(alone) == len({micro for _, micro in found[0][1]})
+        which = "its own microbatches" if every else f"its own microbatch {', '.join(map(str, alone))}"
+        yield Pattern(f"{KEY}:own", f"a sum in which each rank has {which} alone", {"which": alone})
         return
     if any(not _alike(counts, found[0][1]) for _, counts in found):
         return
@@ -77,13 +79,20 @@ def _counts(numbers: Mapping[str, Any]) -> Counts:
 
 def _own(
     rank: int, counts: Counts, names: Mapping[tuple[int, ...], str], holders: Mapping[str, Sequence[int]]
-) -> bool:
-    """Return True if the microbatches of a rank count once on it, and those of others not at all."""
-    mine = {place: rank in holders[names[place]] for place in counts}
-    wrong = [
-        place for place, count in counts.items() if not math.isclose(count, float(mine[place]), abs_tol=_SAME)
-    ]
-    return not wrong and any(mine.values()) and not all(mine.values())
+) -> list[int] | None:
+    """Return the numbers of the microbatches of which a rank has its own alone, with any factor; None for other sums.
+
+    All other microbatches must count once.
+    """
+    alone: set[int] = set()
+    for place, count in counts.items():
+        if not math.isclose(count, 1.0, abs_tol=_SAME):
+            alone.add(place[1])
+    for place, count in counts.items():
+        if place[1] in alone and (rank in holders[names[place]]) != bool(count):
+            return None
+    several = all(len([p for p in counts if p[1] == micro]) > 1 for micro in alone)
+    return sorted(alone) if alone and several else None
 
 
 def _alike(counts: Counts, others: Counts) -> bool:

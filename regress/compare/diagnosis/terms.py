@@ -17,7 +17,8 @@ from regress.dump.arrays import Array
 
 AT_LEAST = 8
 """Fewest elements that determine the coefficients of a sum."""
-_PER_TERM = 4
+_SPARE = 4
+"""Fewest elements beyond the number of coefficients: each that fits leaves a thousandth of a chance to accident."""
 _CONDITION = 1e7
 """Largest condition number of the parts, each of norm 1: beyond it some are the same but for a factor."""
 _SAME = 1e-4
@@ -67,7 +68,7 @@ class Terms:
         known = where & np.isfinite(golden)
         for term in self.terms:
             known &= np.isfinite(term.values)
-        if int(known.sum()) < max(AT_LEAST, _PER_TERM * len(self.terms)) or not self.terms:
+        if int(known.sum()) < max(AT_LEAST, len(self.terms) + _SPARE) or not self.terms:
             return None
         found, right = actual[known].astype(np.float64), golden[known].astype(np.float64)
         parts = np.stack([term.values[known].astype(np.float64) for term in self.terms], axis=1)

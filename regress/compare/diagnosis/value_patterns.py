@@ -186,16 +186,23 @@ def _adds_up(same: Sequence[Verdict], failed: Sequence[Verdict]) -> Iterator[Pat
     several = [own for own in copies.values() if len(own) > 1]
     if not several or sum(own[0].count for own in several) < AT_LEAST or _factors(same) is not None:
         return
-    if all(_one(own) for own in several) and any(len(_different(own)) > 1 for own in several):
-        yield Pattern(
-            "parts", "parts on each rank, which add up to the golden ones", {"tensors": len(several)}
-        )
+    totals = [_total(own) for own in several]
+    ranks = len(several[0])
+    factor = next((k for k in (1.0, float(ranks), 1.0 / ranks) if all(_is(t, k) for t in totals)), None)
+    if factor is not None and any(len(_different(own)) > 1 for own in several):
+        times = "" if factor == 1.0 else f" times {factor:g}"
+        words = f"parts on each rank, which add up to the golden ones{times}"
+        yield Pattern("parts", words, {"tensors": len(several), "factor": factor})
 
 
-def _one(own: Sequence[Verdict]) -> bool:
-    """Return True if the different tensors among these have factors that add up to 1."""
+def _is(total: float | None, factor: float) -> bool:
+    return total is not None and math.isclose(total, factor, rel_tol=1e-6)
+
+
+def _total(own: Sequence[Verdict]) -> float | None:
+    """Return the sum of the factors of the different tensors among these."""
     alphas = [verdict.alpha for verdict in _different(own)]
-    return None not in alphas and math.isclose(math.fsum(a or 0.0 for a in alphas), 1.0, abs_tol=1e-6)
+    return None if None in alphas else math.fsum(a or 0.0 for a in alphas)
 
 
 def _different(own: Sequence[Verdict]) -> list[Verdict]:

@@ -166,14 +166,35 @@ class _Update:
         found = [record.meta for _, record in self._records("loss")]
         if not found or any(meta.get("aggregation") not in _MEANS for meta in found):
             return
+        total = self._total_weight(found)
         sums = [float(s) for meta in found if isinstance(s := meta.get("weight_sum"), int | float)]
-        if len(sums) == len(found) and any(meta.get("num_loss_tokens") for meta in found):
-            known.number(1.0, math.fsum(sums), 64 * len(sums) * spacing(np.dtype(np.float32)), "their sum")
+        if total is None or len(sums) != len(found) or not any(meta.get("num_loss_tokens") for meta in found):
+            return
+        known.number(total, math.fsum(sums), 64 * len(sums) * spacing(np.dtype(np.float32)), "their sum")
+
+    def _total_weight(self, found: Sequence[Mapping[str, Any]]) -> float | None:
+        """Return the sum of all weights: 1, less where samples without loss tokens count, None if it is not known."""
+        scope = found[0].get("denominator_scope")
+        if scope == "microbatch_sum":
+            return None
+        empty_rows = self._objective.get("count_empty_rows", True) is not False
+        if found[0].get("aggregation") == "seq-mean-token-mean" and empty_rows:
+            values = self._values("is_loss_debug", ["weights"])
+            offsets = self.frame.offsets
+            held = {int(n) for _, at, _ in values for n in np.searchsorted(offsets, at, side="right") - 1}
+            count = len(self.frame.samples)
+            return len(held) / count if scope != "microbatch" else 1.0 if len(held) == count else None
+        if scope == "microbatch" and not all(meta.get("num_loss_tokens") for meta in found):
+            return None
+        return 1.0
 
     def _advantages(self, known: Checked) -> None:
         size = (self.config.get("data") or {}).get("group_size")
         if self._objective.get("advantage") not in ("grpo", "rloo") or not isinstance(size, int) or size < 2:
             return
+        by_function = self._objective.get("reward_aggregation", "sum_then_normalize") != "sum_then_normalize"
+        if by_function or self._objective.get("normalize_advantages"):
+            return  # they are shifted by a mean over the batch
         values: dict[int, float] = {}
         eps = 0.0
         for _, canonical, (advantages,) in self._values("is_loss_debug", ["advantages"]):
@@ -249,7 +270,9 @@ class _Update:
             return
         for _, canonical, (new, old) in self._values("is_loss_debug", ["log_probs", "old_log_probs"]):
             wide = np.exp(new.astype(np.float64) - old.astype(np.float64))
-            known.elements(np.ones(wide.shape), wide, 0.0, self._token(canonical, "the ratio"))
+            # without the tokens that were rejected since, products have other sizes, which may round otherwise
+            bound = 0.0 if not self._objective.get("rejection") else 1024 * max(_eps(new), _eps(old))
+            known.elements(np.ones(wide.shape), wide, bound, self._token(canonical, "the ratio"))
 
     def _ratios(self, known: Checked) -> None:
         objective = self._objective

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from regress.compare.alignment.shard_overlap import assembled
 from regress.compare.metrics.ulps import spacing
 from regress.compare.updates.checked import Checked, Floats
 from regress.compare.updates.record_index import RecordIndex
-from regress.dump.arrays import Array
+from regress.dump.arrays import Array, is_float
 from regress.dump.record import Record
 from regress.errors import CompareError
 
@@ -106,11 +107,17 @@ def check_given_logits(
     chosen = logits[[row[int(tokens.canonical[i])] for i in here]].astype(np.float64) / temperature
     expected, size = expected_values(chosen, tokens.ids[here])
     for name, recorded in tokens.values.items():
+        if not is_float(recorded.dtype):
+            return
         actual = recorded[here].astype(np.float64)
         if name == "log_probs" and not _alike(expected[name], actual):
             return
         bound = _SLACK * max(spacing(recorded.dtype), spacing(np.dtype(np.float64))) * size
-        known.elements(expected[name], actual, bound, lambda i, name=name: f"{name} {words(here[i])}")
+        known.elements(expected[name], actual, bound, partial(_words, name, words, here))
+
+
+def _words(name: str, words: Callable[[int], str], here: Sequence[int], index: int) -> str:
+    return f"{name} {words(here[index])}"
 
 
 def expected_values(scaled: Floats, ids: Index) -> tuple[dict[str, Floats], Floats]:

@@ -180,7 +180,6 @@ def key_heads_tiled(patch: Patch) -> None:
     first="log_probs",
     ranks=(0,),
     rules=("labels-at-border",),
-    blind=("mean 1e-3",),
 )
 def labels_rolled_after_the_split(patch: Patch) -> None:
     """The last column of a rank predicts the first one of the same rank."""

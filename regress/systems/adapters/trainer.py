@@ -23,7 +23,7 @@ class Trainer(System):
 
     name = "trainer"
     version_of = "transformers"
-    requirements: tuple[str, ...] = ("transformers==5.23.0", "accelerate==1.15.0")
+    requirements: tuple[str, ...] = ("transformers==5.23.0", "accelerate==1.15.0", "peft==0.21.2")
     modules: tuple[str, ...] = (
         "transformers.trainer",
         "transformers.models.auto.modeling_auto",
@@ -47,7 +47,7 @@ class Trainer(System):
 
     def cells(self) -> Iterator[Cell]:
         """Yield the cells of the table."""
-        yield from (replace(cell, warm=True) for cell in CELLS)
+        yield from (replace(cell, warm=cell.case != "lora") for cell in CELLS)
 
     def objective(self, cell: Cell) -> Mapping[str, Any]:
         """Return the token mean over a window, and AdamW without decay."""
@@ -59,8 +59,6 @@ class Trainer(System):
 
     def prepare(self, case: ExportedCase, cell: Cell, folder: Path) -> None:
         """Load the model and build the trainer."""
-        import torch
-        from transformers import AutoModelForCausalLM
         from transformers import Trainer as HFTrainer
 
         self.cell, self.folder, self.case = cell, folder, case
@@ -76,7 +74,7 @@ class Trainer(System):
             fsdp_on_cpu()
         if "distributed" in settings:
             _meshes_on_cpu()
-        self.model = AutoModelForCausalLM.from_pretrained(case.model, dtype=torch.float32, **loading)
+        self.model = policy_of(case, **loading)
         self.trainer: Any = HFTrainer(
             model=self.model,
             args=arguments,
@@ -160,6 +158,20 @@ class Trainer(System):
         if facts["held"] > expected.get("held", 1.0) + 0.05:
             lacks.append(f"a rank holds {facts['held']} of the elements")
         return Engaged(facts, "; ".join(lacks))
+
+
+def policy_of(case: ExportedCase, **loading: Any) -> Any:
+    """Return the model of a case in float32; of a case with adapters the frozen model with those of peft."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    base = case.model / "base"
+    if not base.is_dir():
+        return AutoModelForCausalLM.from_pretrained(case.model, dtype=torch.float32, **loading)
+    from peft import PeftModel
+
+    frozen = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, **loading)
+    return PeftModel.from_pretrained(frozen, case.model, is_trainable=True)
 
 
 def _collator(name: str, case: ExportedCase) -> Any:

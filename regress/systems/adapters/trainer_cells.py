@@ -138,6 +138,8 @@ def _more() -> Iterator[Cell]:
         yield Cell(_layout("flattened", collator="flattened"), "sft", case)
     for case in ("moe", "tools"):
         yield Cell(FSDP_ACCELERATE, "sft", case)
+    for layout in (PADDED, ACCUMULATION, DDP, DDP_ACCUMULATION, FSDP_ACCELERATE):
+        yield Cell(layout, "sft", "lora")
     yield from _flattened()
     yield from _checkpointing()
     yield from _half()

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from regress.systems.adapters.trainer import Trainer, fsdp_on_cpu, warm
+from regress.systems.adapters.trainer import Trainer, fsdp_on_cpu, policy_of, warm
 from regress.systems.adapters.trl_cells import CELLS, SETTINGS, Setting
 from regress.systems.exported import ExportedCase, Sample
 from regress.systems.protocol import Cell, Shim
@@ -25,7 +25,7 @@ class TRL(Trainer):
 
     name = "trl"
     version_of = "trl"
-    requirements = ("trl==1.16.0", "transformers==5.23.0", "accelerate==1.15.0")
+    requirements = ("trl==1.16.0", "transformers==5.23.0", "accelerate==1.15.0", "peft==0.21.2")
     modules = ("trl", "trl.trainer.grpo_trainer", "trl.trainer.rloo_trainer", "regress.capture.recording")
     shims = (
         *(Shim(one.title, one.lines, one.reason, layouts=("fsdp2-*",)) for one in Trainer.shims[:1]),
@@ -39,7 +39,7 @@ class TRL(Trainer):
 
     def cells(self) -> Iterator[Cell]:
         """Yield the cells of the table."""
-        yield from (replace(cell, warm=True) for cell in CELLS)
+        yield from (replace(cell, warm=cell.case != "lora") for cell in CELLS)
 
     def objective(self, cell: Cell) -> Mapping[str, Any]:
         """Return the preset of the objective on rollouts of the weights that are trained, and AdamW without decay."""
@@ -52,10 +52,9 @@ class TRL(Trainer):
 
     def prepare(self, case: ExportedCase, cell: Cell, folder: Path) -> None:
         """Load the model and build the trainer."""
-        import torch
         import trl
         from datasets import Dataset
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers import AutoTokenizer
 
         self.cell, self.folder, self.case = cell, folder, case
         setting = SETTINGS[cell.objective]
@@ -64,7 +63,7 @@ class TRL(Trainer):
             fsdp_on_cpu()
         batches = -(-cell.updates // arguments.num_iterations)
         rollouts = Rollouts(case.steps[:batches], arguments.process_index, sampled=setting.sampled)
-        self.model = AutoModelForCausalLM.from_pretrained(case.model, dtype=torch.float32)
+        self.model = policy_of(case)
         own: dict[str, Any] = {"rollout_func": rollouts.generate} if setting.trainer == "GRPOTrainer" else {}
         self.trainer = getattr(trl, setting.trainer)(
             model=self.model,
@@ -81,10 +80,20 @@ class TRL(Trainer):
             self.trainer._last_loaded_step = self.trainer.state.global_step
         if cell.warm:
             self.trainer.add_callback(warm(self.model, case))
+        self._put_reference()
+
+    def _put_reference(self) -> None:
+        """Give the trainer the case's reference, where it would take a copy of the initial policy."""
+        import torch
+        from transformers import AutoModelForCausalLM
+
         reference = getattr(self.trainer, "ref_model", None)
-        if reference is not None and case.reference is not None:
-            loaded = AutoModelForCausalLM.from_pretrained(case.reference, dtype=torch.float32)
+        if reference is not None and self.case.reference is not None:
+            loaded = AutoModelForCausalLM.from_pretrained(self.case.reference, dtype=torch.float32)
             reference.load_state_dict(loaded.state_dict())
+        for name, p in self.trainer.model.named_parameters():
+            if ".lora_B.ref." in name:  # the reference of a case with adapters is the model without
+                p.data.zero_()
 
     def _grpo_arguments(self, config: Any, setting: Setting) -> Any:
         case, layout = self.case, self.cell.layout

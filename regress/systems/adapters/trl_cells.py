@@ -250,6 +250,11 @@ def _more() -> Iterator[Cell]:
     yield Cell(SAMPLED_DDP, "trl:dapo sequence_truncate")
     for layout in (ACCUMULATION, DDP, FSDP):
         yield Cell(layout, "trl:dapo", "tools")
+    for layout in (PADDED, ACCUMULATION, DDP, DDP_ACCUMULATION, FSDP):
+        yield Cell(layout, "trl:dapo", "lora")
+    yield Cell(PADDED, "trl:grpo beta=0.05", "lora")
+    yield Cell(PADDED, "trl:gspo twice", "lora", updates=2)
+    yield Cell(PADDED, "trl:rloo", "lora")
     yield Cell(ACCUMULATION, "trl:grpo", "tied")
     yield Cell(FSDP, "trl:grpo", "tied")
     yield Cell(DDP, "trl:grpo without router loss", "moe")

@@ -176,7 +176,7 @@ def test_a_perturbation_moves_every_weight_by_an_ulp(precision: Precision) -> No
 def test_a_calibration_measures_every_quantity_of_a_case(case: GoldenCase, tmp_path: Path) -> None:
     replays = []
     floors = calibrate(case, tmp_path, seeds=1, advance=lambda: replays.append(1))
-    assert len(replays) == replays_of(1) == 12
+    assert len(replays) == replays_of(case, 1) == 12
     recorded = {q for where in case.wheres() for q in case.quantities(where)}
     expected = {q.name for q in QUANTITIES if not q.exact} & recorded
     assert {(f.quantity, f.precision) for f in floors} == {(q, p) for q in expected for p in KAPPA}

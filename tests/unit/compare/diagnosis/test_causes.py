@@ -35,7 +35,7 @@ NAMES = (
     *(
         "model.embed_tokens",
         "transformer.wpe",
-        "model.norm.weight/step",
+        *("model.norm.weight/step", "model.norm.weight/exp_avg"),
         "model.layers.1.mlp.experts.0.weight",
     ),
 )
