@@ -76,7 +76,9 @@ def belongs(replay: Replay, extent: Extent) -> bool:
         raise ConfigError(
             f"case {replay.case.name}: its precisions name {unknown!r}, which is none; choose of {', '.join(Precision)}"
         )
-    if wanted and str(replay.precision) not in wanted:
+    if wanted and (
+        str(replay.precision) not in wanted or replay.variant.wire is not None
+    ):  # wires round to float32
         return False
     return extent is not Extent.FULL or keeps_microbatches(replay)
 

@@ -23,7 +23,7 @@ from regress.golden.pending import accept, pending_of
 from regress.golden.store import GoldenStore
 from regress.golden.tolerance import ToleranceEntry
 from regress.replay import calibrate as module
-from regress.replay.calibrate import calibrate, perturbation, replays_of
+from regress.replay.calibrate import calibrate, perturbation, precisions_of, replays_of
 from regress.replay.noise_floor import KAPPA, SEMANTICS, Floor, Response
 from regress.replay.record import Calibration, keep
 from regress.replay.variants import Precision
@@ -277,7 +277,7 @@ def test_stored_tolerances_follow_from_what_was_measured(name: str) -> None:
     recorded = {q for where in case.wheres() for q in case.quantities(where)}
     assert set(case.manifest.tolerances) == {q.name for q in QUANTITIES if not q.exact} & recorded
     for quantity, entries in case.manifest.tolerances.items():
-        assert set(entries) == set(KAPPA)
+        assert set(entries) == {*precisions_of(case)}
         for precision, entry in entries.items():
             if entry.relative:
                 shared = Response(entry.basis["perturbation"], entry.basis["dtype_error"])

@@ -174,6 +174,7 @@ def test_every_strategy_meets_every_kind_of_batch(dimension: str, batch: str) ->
 def test_a_reduced_matrix_leaves_out_combinations_alone() -> None:
     found = default_replays(Extent.REDUCED)
     names = Counter(replay.variant.name for replay in found)
-    assert names.keys() == {one.name for one in project_variants(ROOT).values() if not one.combines}
+    table = [one for one in project_variants(ROOT).values() if one.first_of(STORE.names()) is not None]
+    assert names.keys() == {one.name for one in table if not one.combines}
     assert names.keys() - {BASE.name} == {name for name, count in names.items() if count == 1} - {BASE.name}
     assert {replay.case.name for replay in found} == {*STORE.names()}
