@@ -52,7 +52,7 @@ COMMON: Mapping[str, str] = {
     "norm 3 %": "norm of the gradient within 3 %",
     "cosine 0.99": "cosine of every gradient at least 0.99",
     "L2 8.3 %": "relative L2 error of every gradient at most 8.3 %",
-    "allclose": "torch.allclose of log-probs with its defaults",
+    "allclose": "log-probs by torch.allclose with its defaults",
     "mean 1e-3": "mean log-prob within 1e-3",
 }
 """Checks of common practice, which are measured on the same replays."""
