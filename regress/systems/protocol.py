@@ -72,6 +72,7 @@ class Cell:
         warm: the adapter begins with the recorded state of the optimizer, else the optimizer starts without one.
         batches: sizes of the batches into which the first samples of the case are cut anew, an update each; for
             objectives that leave groups out of account. By default the batches are the recorded ones.
+        without: token ids; samples that hold one of them are left out before batches are cut.
     """
 
     layout: Layout
@@ -82,6 +83,7 @@ class Cell:
     precision: str = "float32"
     warm: bool = False
     batches: tuple[int, ...] = ()
+    without: tuple[int, ...] = ()
 
     @property
     def name(self) -> str:
@@ -102,7 +104,7 @@ class Cell:
     def from_json(cls, data: Mapping[str, Any]) -> Cell:
         """Rebuild a cell written by `to_json`."""
         declared = tuple(Declared(**one) for one in data["declared"])
-        plain = {**data, "batches": tuple(data.get("batches", ()))}
+        plain = {**data, **{key: tuple(data.get(key, ())) for key in ("batches", "without")}}
         return cls(**{**plain, "layout": Layout(**data["layout"]), "declared": declared})
 
 

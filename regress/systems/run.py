@@ -38,16 +38,16 @@ class Workspace:
     _exports: dict[str, Path] = field(default_factory=dict)
     _truths: dict[str, Path] = field(default_factory=dict)
 
-    def export(self, case: str, batches: Sequence[int] = ()) -> Path:
+    def export(self, case: str, batches: Sequence[int] = (), without: Sequence[int] = ()) -> Path:
         """Return the folder of an exported case, cut into other batches if asked for, written once."""
         from regress.replay.export import export_case
         from regress.systems.recut import recut
 
-        name = "-".join([case, *map(str, batches)])
+        name = "-".join([case, *map(str, batches), *(f"without{token}" for token in without)])
         if name not in self._exports:
             folder = self.folder / "exports" / name
             self._exports[name] = (
-                recut(self.export(case), batches, folder)
+                recut(self.export(case), batches, folder, without)
                 if batches
                 else export_case(self.store.case(case), folder)
             )
@@ -57,13 +57,17 @@ class Workspace:
         """Return the dump of the truth of a cell under an objective, computed once."""
         from regress.systems.truth import truth
 
-        facts = [cell.case, cell.batches, cell.updates, cell.warm, objective]
+        facts = [cell.case, cell.batches, cell.without, cell.updates, cell.warm, objective]
         key = json.dumps(facts, sort_keys=True, default=str)
         name = sha256(key.encode()).hexdigest()[:16]
         if name not in self._truths:
             folder = self.folder / "truths" / name
             self._truths[name] = truth(
-                self.export(cell.case, cell.batches), objective, cell.updates, folder, warm=cell.warm
+                self.export(cell.case, cell.batches, cell.without),
+                objective,
+                cell.updates,
+                folder,
+                warm=cell.warm,
             )
         return self._truths[name]
 
@@ -141,7 +145,7 @@ def run_cells(
     jobs, dumps = [], []
     for number, (cell, plant) in enumerate(tasks):
         dumps.append(folder / f"cell{number:03d}" / "dump")
-        export = str(workspace.export(cell.case, cell.batches))
+        export = str(workspace.export(cell.case, cell.batches, cell.without))
         job = Job(location, cell.to_json(), export, str(dumps[-1]), plant, tuple(paths))
         jobs.append((job, cell.layout.ranks))
     rows: list[Row] = []
@@ -189,7 +193,7 @@ def row_of(system: SystemUnderTest, cell: Cell, outcome: Outcome, dump: Path, wo
         found = judge(truth, dump, cell.declared, cell.precision)
     except RegressError as error:
         return Row(result=Result.ERROR, told=str(error), **common)
-    shown = explained(dump, ExportedCase(workspace.export(cell.case, cell.batches)), claimed)
+    shown = explained(dump, ExportedCase(workspace.export(cell.case, cell.batches, cell.without)), claimed)
     judged: dict[str, Any] = {
         "told": found.told,
         "first": found.first,

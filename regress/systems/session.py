@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,6 +12,7 @@ from regress.errors import SystemsError
 from regress.golden.location import open_store
 from regress.systems.environments import environment_of, shared_size
 from regress.systems.findings import marked
+from regress.systems.protocol import SystemUnderTest
 from regress.systems.registry import load, location_of, locations
 from regress.systems.row import RED, Row
 from regress.systems.run import Workspace, chosen, run_system
@@ -49,7 +50,7 @@ def run_systems(
             f"no cell of {', '.join(known)} matches {', '.join(patterns)}: see regress systems list NAME"
         )
 
-    rows = _kept(json_file, resume)
+    rows = _kept(json_file, resume, known)
 
     def tell(row: Row) -> None:
         rows[:] = together([*rows, row])
@@ -87,13 +88,16 @@ def run_systems(
     return exit_code(rows)
 
 
-def _kept(json_file: Path | None, resume: bool) -> list[Row]:
-    """Return the rows that a resumed run goes on from."""
+def _kept(json_file: Path | None, resume: bool, known: Mapping[str, SystemUnderTest]) -> list[Row]:
+    """Return the rows that a resumed run goes on from, without cells that the systems do not have any more."""
     if not resume:
         return []
     if json_file is None:
         raise SystemsError("--resume goes on from the rows of a file: name it with --json")
-    return [marked(row) for row in read_rows(json_file)] if json_file.exists() else []
+    cells = {(one.name, cell.name) for one in known.values() for cell in one.cells()}
+    names = {one.name for one in known.values()}
+    found = read_rows(json_file) if json_file.exists() else []
+    return [marked(r) for r in found if r.system not in names or (r.system, r.cell.name) in cells]
 
 
 def _done(rows: Sequence[Row], system: str, stamp: str) -> set[str]:

@@ -91,6 +91,29 @@ def _more() -> Iterator[Cell]:
     yield from _recomputed()
     yield from _reduced()
     yield from _combined()
+    yield from _experts()
+
+
+def _experts() -> Iterator[Cell]:
+    """Yield mixtures of experts, one after another on a rank, and shared by the data ranks."""
+    yield _mixture("single", rows=12)
+    yield _mixture("accumulation", "sft")
+    yield _mixture("gathered", dispatcher="allgather")
+    yield _mixture("pp2", pp=2)
+    yield _mixture("dp2", "sequence-mean", dp=2)
+    gathered: dict[str, Any] = {
+        "ep": 2,
+        "dispatcher": "allgather",
+    }  # the exchange of tokens needs splits from CUDA
+    yield _mixture("dp2-ep2-gathered", dp=2, **gathered)
+    yield _mixture("dp2-ep2-gathered", "sequence-mean", dp=2, **gathered)
+    yield _mixture("dp2-ep2-gathered-unclipped", "sft", dp=2, clip=False, **gathered)
+    yield _mixture("dp4-ep2-gathered", dp=4, **gathered)
+    yield _mixture("pp2-dp2-ep2-gathered", pp=2, dp=2, **gathered)
+
+
+def _mixture(name: str, objective: str = "grpo", rows: int = 2, **settings: Any) -> Cell:
+    return Cell(_layout(f"moe-{name}", rows=rows, **settings), objective, "moe", batches=(8,), without=(0,))
 
 
 def _recomputed() -> Iterator[Cell]:

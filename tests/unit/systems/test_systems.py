@@ -12,6 +12,7 @@ import pytest
 from regress.errors import GoldenError, SystemsError
 from regress.golden.store import GoldenStore
 from regress.systems import environments, session
+from regress.systems.adapters.trainer import Trainer
 from regress.systems.environments import environment_of, lacking
 from regress.systems.exported import ExportedCase
 from regress.systems.findings import FINDINGS, Finding, finding_named, gone, marked
@@ -179,6 +180,7 @@ def test_a_run_writes_rows_as_they_come_and_goes_on_from_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cells = [Cell(Layout(name), "sft") for name in ("one", "two", "three")]
+    monkeypatch.setattr(Trainer, "cells", lambda self: cells)
     told: list[list[str]] = []
 
     def run_system(name: str, workspace: Workspace, **given: Any) -> None:
@@ -211,6 +213,9 @@ def test_batches_are_cut_anew(tmp_path: Path) -> None:
     assert [len(step) for step in cut.steps] == [7, 3]
     assert cut.samples(2) == whole.samples(1)[:10]
     assert workspace.export("dense", (7, 3)) is workspace.export("dense", (7, 3))
+    token = whole.steps[0][0].completion[0]
+    apart = ExportedCase(workspace.export("dense", (2,), (token,)))
+    assert all(token not in sample.tokens for sample in apart.samples(1))
     with pytest.raises(SystemsError, match="samples, not 999: ask for smaller batches"):
         recut(workspace.export("dense"), (999,), tmp_path / "other")
     with pytest.raises(GoldenError, match="so a cell of 3 updates is not possible"):
