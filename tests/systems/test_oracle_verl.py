@@ -31,7 +31,10 @@ HEALTHY = (
     "fsdp2-micro3/verl:gspo/dense",
     "ulysses2-flash-micro3/verl:token-mean/dense",
 )
-BELOW_BFLOAT16: Mapping[str, str] = {}
+BELOW_BFLOAT16: Mapping[str, str] = {
+    "deviation_of_the_population": "in groups of three it makes gradients 1.22 times as large, and the tolerance that "
+    "is measured off policy allows more, because rounding takes tokens over the borders of the clip range",
+}
 """Fault that the measured tolerance of bfloat16 does not show, and why."""
 MIXED = {"mixed_precision": {"param_dtype": "bf16", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}}
 
