@@ -92,7 +92,7 @@ class Manifest:
 
 def _entry_json(entry: Entry) -> dict[str, Any]:
     told = {"type": entry.type, **vars(entry.where), **vars(entry.stamp)}
-    return told | {"crc32": entry.sums} if entry.sums else told
+    return told | {"xxh3": entry.sums} if entry.sums else told
 
 
 def write_manifest(folder: Location, manifest: Manifest) -> None:
@@ -122,7 +122,7 @@ class _File(TypedDict):
     micro: Count | None
     size: Count
     sha256: Hash
-    crc32: NotRequired[str]
+    xxh3: NotRequired[str]
 
 
 class _Document(TypedDict):
@@ -185,7 +185,7 @@ def _entry(name: str, row: _File, format: str, sums: bool) -> Entry:
     folder, _, file = name.rpartition("/")
     if folder not in FOLDERS or file != f"{where.stem}.{format}" or row["type"] not in _STAGES:
         raise ValueError(f"its file {name!r} does not fit the type and the place that stand beside it")
-    found = row.get("crc32", "") if sums else ""
+    found = row.get("xxh3", "") if sums else ""
     if found and not fits(found, row["size"]):
         raise ValueError(f"its file {name!r} has other checksums than {row['size']} bytes need")
     return Entry(row["type"], where, Stamp(row["size"], row["sha256"]), found)

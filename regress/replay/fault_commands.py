@@ -206,8 +206,8 @@ def curves(names: tuple[str, ...], steps: int, seeds: int, healthy: int, out: Pa
     told = [one for one in verdicts(found) if one.fault in chosen]
     for one in told:
         verb = "noticed" if one.noticed else "not noticed"
-        click.echo(f"{one.fault}: {verb}, ends at {one.end:.3f} (healthy {one.low:.3f} to {one.high:.3f})")
-    click.echo(f"{sum(one.noticed for one in told)} of {len(told)} faults noticed; written: {out}")
+        echo(f"{one.fault}: {verb}, ends at {one.end:.3f} (healthy {one.low:.3f} to {one.high:.3f})")
+    echo(f"{sum(one.noticed for one in told)} of {len(told)} faults noticed; written: {out}")
 
 
 @faults.command("matrix")

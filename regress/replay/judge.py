@@ -18,6 +18,7 @@ from regress.dump.arrays import Array, dtype_name
 from regress.dump.reader import DumpReader
 from regress.dump.record import Record
 from regress.golden.case import GoldenCase
+from regress.replay.metrics_file import judge_metrics_file
 from regress.replay.own_gradients import beside_of
 from regress.replay.plan import PlannedUpdate
 from regress.replay.rollouts import RolloutJudge
@@ -75,7 +76,7 @@ def judge_replay(
     if plan:  # as measured: a user who scales tolerances accepts that less can fail
         measured = stored_tolerances(case, precision)
         verdicts.append(judge_rolled(seen, measured, (plan[0].step, plan[0].update)))
-    return verdicts
+    return [*verdicts, *judge_metrics_file(dump, plan, partial(records_of, dump))]
 
 
 def judge_twin(
@@ -98,7 +99,7 @@ def judge_twin(
                 text=token_text(case),
             )
             verdicts += invariants_of(dump, update, records)
-    return verdicts
+    return [*verdicts, *judge_metrics_file(dump, plan, partial(records_of, dump))]
 
 
 def earlier_updates(case: GoldenCase) -> dict[str, str]:

@@ -13,7 +13,7 @@ REPEATED, EQUAL, LONE, UNTOLD = "repeated_prompt", "equal_rewards", "lone_sample
 MISHAPS: Mapping[str, str] = {
     REPEATED: "the second group of a step has the prompt of the first",
     EQUAL: "the samples of the first group have the same reward, whose mean is another number",
-    LONE: "the last group of a step has one sample",
+    LONE: "the first group of a step has only its longest sample",
     UNTOLD: "nobody says at which temperature the samples were drawn",
 }
 
@@ -39,9 +39,9 @@ def returned(trajectories: Sequence[Trajectory], mishaps: Collection[str]) -> li
     if UNTOLD in mishaps:
         found = [replace(one, temperature=None) for one in found]
     if LONE in mishaps:
-        last = found[-1].group_id
-        lone = next(index for index, one in enumerate(found) if one.group_id == last)
-        found = found[: lone + 1]
+        group = [one for one in found if one.group_id == found[0].group_id]
+        lone = max(group, key=lambda one: len(one.tokens))
+        found = [one for one in found if one.group_id != lone.group_id or one is lone]
     return found
 
 

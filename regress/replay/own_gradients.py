@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from regress.compare.diagnosis.beside import Beside, OwnMicrobatch
+from regress.compare.dumps.golden import sampler_log_probs
 from regress.dump.arrays import Array
 from regress.dump.trajectory import Trajectory
 from regress.engine.adapters.parameters import trained_parameters
@@ -147,19 +148,11 @@ def beside_of(case: GoldenCase, update: PlannedUpdate, before: str | None, *, ow
     samples = case.trajectories()[update.step]
     return Beside(
         rewards={sample.key: float(sample.reward) for sample in samples},
-        sampler=_sampler(update, samples),
+        sampler=sampler_log_probs(update.frame, samples),
         gradients=OwnGradients(case, update, before) if own else None,
         microbatches=_microbatches(update),
         before={} if before is None else case.truth(before),
     )
-
-
-def _sampler(update: PlannedUpdate, samples: list[Trajectory]) -> Floats | None:
-    known = {sample.key: sample.log_probs for sample in samples}
-    parts = [known.get(key) for key in update.frame.samples]
-    if any(part is None for part in parts):
-        return None
-    return np.concatenate([np.asarray(part, np.float64) for part in parts])
 
 
 def _microbatches(update: PlannedUpdate) -> dict[str, OwnMicrobatch]:

@@ -429,10 +429,10 @@ def _stamp(tree: Any, files: Files, seed: Files, folder: str) -> None:
             if path in changed and "sha256" in value and "size" in value:
                 data = changed[path]
                 value |= {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-                if "crc32" in value:
+                if "xxh3" in value:
                     sums = ChunkSums()
                     sums.add(memoryview(data))
-                    value["crc32"] = sums.text
+                    value["xxh3"] = sums.text
             waiting += [(str(name), item) for name, item in value.items()]
 
 

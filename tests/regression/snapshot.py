@@ -145,10 +145,13 @@ def compared(golden: str, actual: str) -> tuple[RunContext, list[Verdict]]:
 def main() -> None:
     """Judge all anew, or what is missing, and write the file."""
     some = re.compile(sys.argv[sys.argv.index("--only") + 1]) if "--only" in sys.argv[1:] else None
-    kept = some is not None or "--missing" in sys.argv[1:]
-    rows: dict[str, Any] = json.loads(FILE.read_text()) if kept else {}
-    for one in subjects():
-        if one.name in rows and (some is None or not some.search(one.name)):
+    known: dict[str, Any] = json.loads(FILE.read_text()) if FILE.is_file() else {}
+    wanted = subjects()
+    rows = {one.name: known[one.name] for one in wanted if one.name in known}
+    for one in wanted:
+        if one.name in rows and (some is not None and not some.search(one.name)):
+            continue
+        if one.name in rows and "--missing" in sys.argv[1:]:
             continue
         for steps in (1, None):  # what does not show in the first step may do so in a later one
             with tempfile.TemporaryDirectory() as folder:
@@ -157,8 +160,8 @@ def main() -> None:
             if one.fault is None or "first" in rows[one.name]:
                 break
         print(one.name, rows[one.name].get("first", "-"), rows[one.name].get("rules", ""), flush=True)
-    lines = ",\n".join(f" {json.dumps(name)}: {json.dumps(row)}" for name, row in rows.items())
-    FILE.write_text(f"{{\n{lines}\n}}\n")
+        lines = ",\n".join(f" {json.dumps(name)}: {json.dumps(row)}" for name, row in rows.items())
+        FILE.write_text(f"{{\n{lines}\n}}\n")
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ ALLOWED: dict[str, set[str]] = {
     "explain": {"dump", "layout", "grpo"},
     "engine": {"grpo", "tasks", "dump", "layout"},
     "parallel": {"engine", "grpo", "dump", "layout"},
-    "faults": {"engine", "parallel", "dump", "grpo", "layout"},
+    "faults": {"engine", "parallel", "dump", "grpo", "layout", "tasks"},
     "replay": {
         "faults",
         "service",

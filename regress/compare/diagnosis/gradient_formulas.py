@@ -213,14 +213,16 @@ class TokenGradients:
 
     def _of_samples(self, policy: Floats, own: Floats) -> Iterator[tuple[str, Floats]]:
         """Yield gradients of per-sample ratios that reach all tokens of a sample, or each one's own log-prob."""
-        mean = np.zeros_like(own)
+        mean, longer = np.zeros_like(own), np.zeros_like(own)
         live = np.where(policy != 0, own, 0.0)
         for start, stop in zip(self.offsets[:-1], self.offsets[1:], strict=True):
             chosen = self.loss_mask[start:stop]
             if chosen.any():
                 mean[start:stop][chosen] = live[start:stop][chosen].mean()
+                longer[start:stop] = policy[start:stop] * int(chosen.sum())
         yield "of each token's own log-prob, not of its sample's", live
         yield "of the mean over the sample, not of each token's own log-prob", mean
+        yield "of the sum over the sample by each token's own log-prob, not of its mean", longer
 
     # by logits
 

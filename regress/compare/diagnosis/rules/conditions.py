@@ -49,6 +49,15 @@ def _ratios_of_tokens(_: Divergence, scene: RunContext) -> bool:
     return scene.setting("algorithm", "importance_level") in (None, "token")
 
 
+def _replicas_hold(divergence: Divergence, _: RunContext) -> bool:
+    """Return True where the failing ranks are told apart by the samples that they hold, or embeddings alone are asked.
+
+    Behind the embeddings other ranks may hold other layers, tokens or shards, so that only data parallelism tells.
+    """
+    of_layers = divergence.first.quantity == "activations" and "embed" not in divergence.first.name
+    return not of_layers or divergence.pattern("mesh:dp") is not None
+
+
 def _tied(divergence: Divergence, _: RunContext) -> bool:
     """Return True for a model whose output projection has no weight of its own."""
     return divergence.pattern("tied") is not None
@@ -62,6 +71,7 @@ CONDITIONS: dict[str, Condition] = {
     "expert_parallel": _split("ep"),
     "samples_in_parts": _samples_in_parts,
     "ratios_of_tokens": _ratios_of_tokens,
+    "replicas_hold": _replicas_hold,
     "tied": _tied,
     "records_absent": lambda _, scene: bool(scene.absent),
     "no_record_absent": lambda _, scene: not scene.absent,
