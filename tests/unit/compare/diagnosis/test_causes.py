@@ -128,7 +128,7 @@ def examples(rule: Rule) -> Iterator[Divergence]:
     statuses = [*rule.status] or [Status.DRIFT, Status.COVERAGE]
     patterns = [Pattern(id.replace("*", "x"), id) for id in (*rule.patterns, *[*rule.any_of][:1])]
     words = [f"equal to {word}" for word in WORDS] if rule.what else [""]
-    held = (*dict.fromkeys((*rule.holds, *INPUTS[quantities[0]])), "gradient lm_head.weight")
+    held = (*dict.fromkeys((*rule.holds, *INPUTS.get(quantities[0], ()))), "gradient lm_head.weight")
     for name, detail, word, status in itertools.product(NAMES, DETAILS, words, statuses):
         first = Verdict(status, quantities[0], name, Place(1, None, 0, 0), detail, max_ulp=3.0)
         told = (*patterns, *([Pattern("formula", word)] if word else []))
